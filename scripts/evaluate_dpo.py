@@ -12,7 +12,6 @@ the share of pairs whose margin is not larger.
 """
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +33,6 @@ from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.placement import Placement
 
 DTYPE = "fp32"
 # Pairs that are evaluated a second time, each in a micro-batch by itself.
@@ -43,7 +41,7 @@ NUM_PROBES = 32
 
 def main(job: Job[Any]) -> None:
     """Compute the implicit rewards of both responses of each pair and write metrics.json."""
-    settings, placement = job.settings, fp32_placement(job.placement)
+    settings, placement = job.settings, job.placement
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
@@ -93,12 +91,6 @@ def main(job: Job[Any]) -> None:
     write_json(job.result / "metrics.json", metrics)
     summary = ("accuracy", "ties", "within_noise", "longer_wins_accuracy")
     print(", ".join(f"{name} {metrics[name]:.4f}" for name in summary))
-
-
-def fp32_placement(placement: Placement) -> Placement:
-    """Return a placement with an attention kernel that computes in fp32."""
-    uses_varlen = placement.attn_implementation == "varlen"
-    return replace(placement, attn_implementation="sdpa") if uses_varlen else placement
 
 
 if __name__ == "__main__":

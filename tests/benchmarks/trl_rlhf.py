@@ -26,8 +26,7 @@ os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
 import torch
-from data import peak_mb
-from train import BETAS, RATE, Clock, rss_mb
+from train import BETAS, RATE, Clock, peak_mb, rss_mb
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,

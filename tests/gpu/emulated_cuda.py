@@ -332,7 +332,6 @@ OF_CUDA = {
     **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), Idle),
     **dict.fromkeys(("max_memory_reserved", "memory_stats"), lambda *_: 1),
     "reset_peak_memory_stats": lambda *_: None,
-    "set_sync_debug_mode": lambda *_: None,
 }
 REPLACED = (
     *((torch.cuda, name, value) for name, value in OF_CUDA.items()),

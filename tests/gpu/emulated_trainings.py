@@ -39,6 +39,7 @@ def main(guard, folder, *names):
     # After the guard: these import torch.
     from gpu.emulated_cuda import emulation
     from gpu.workloads import tiny_job, train
+    from snakechat.modeling import acceleration
     from snakechat.modeling.fixed_decoding import FixedDecoder
     from snakechat.training.metric_logs import StepTimer
     from snakechat.workflow import deterministic
@@ -46,11 +47,12 @@ def main(guard, folder, *names):
     deterministic.request_deterministic_kernels()
     for name in names:
         case, changes = CASES[name]
-        # Without the prefetch: torch emulates in the thread that enters the context.
-        placement = {"gpus_per_node": 1, "prefetch": False, **changes}
+        placement = {"gpus_per_node": 1, **changes}
         with contextlib.ExitStack() as stack:
             counts, captured = stack.enter_context(emulation()), []
             for owner, attribute, value in (
+                # torch emulates in the thread that enters the context.
+                (acceleration, "prefetched", lambda items: items),
                 (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
                 (FixedDecoder, "_captured", captured_phase(counts, captured)),
             ):

@@ -11,7 +11,6 @@ result. The exit code is 1 if a section failed.
 """
 
 import argparse
-import collections
 import contextlib
 import importlib
 import importlib.util
@@ -24,7 +23,6 @@ import sys
 import tempfile
 import time
 import types
-import warnings
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +37,6 @@ if not importlib.util.find_spec("tensorboard"):
     sys.modules["torch.utils.tensorboard"] = silent
 
 SECTIONS = {}
-TOP_KERNELS = 25
 
 
 class Size(NamedTuple):
@@ -127,10 +124,8 @@ class Bench:
 
 @section(30)
 def versions(bench):
-    """Record the versions of libraries, and check that they are new enough."""
+    """Record the versions of libraries."""
     import torch
-
-    from snakechat.modeling.library_versions import check_libraries
 
     names = ("transformers", "peft", "pyarrow", "numpy", "triton", "deepspeed")
     found = {name: version(name) for name in ("torch", *names)}
@@ -143,7 +138,6 @@ def versions(bench):
         python=platform.python_version(),
         **found,
     )
-    check_libraries()
 
 
 @section(120)
@@ -160,32 +154,9 @@ def trainers(bench):
         bench.record(case=name, steps=found[1][-1]["step"], **largest_difference(*found))
 
 
-@section(60)
-def waits(bench):
-    """Count the places where the host waits for the GPU in steps of SFT."""
-    import torch
-
-    from gpu.workloads import train
-
-    def debug(step):
-        is_measured = bench.size.warm_up <= step < bench.size.warm_up + bench.size.steps
-        torch.cuda.set_sync_debug_mode("warn" if is_measured else "default")
-
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        # The timer waits for the GPU at the ends of steps, past this mode.
-        train(bench.sft_job(), bench.size.warm_up + bench.size.steps, debug)
-    places = collections.Counter(
-        f"{Path(each.filename).name}:{each.lineno}"
-        for each in caught
-        if "synchroniz" in str(each.message)
-    )
-    bench.record(steps=bench.size.steps, waits=places)
-
-
 @section(240)
 def sft(bench):
-    """Measure SFT of the large model: speed, memory beside the estimate, kernels."""
+    """Measure SFT of the large model: speed, and memory beside the estimate."""
     import torch
 
     from gpu.workloads import train
@@ -212,19 +183,6 @@ def sft(bench):
             peak_gib=gib(torch.cuda.max_memory_allocated()),
             estimated_gib=gib(estimated_peak(job)),
         )
-    activity = torch.profiler.ProfilerActivity
-    profile = torch.profiler.profile(
-        activities=[activity.CPU if bench.rehearses else activity.CUDA]
-    )
-
-    def trace(step):
-        if step == size.warm_up:
-            profile.start()
-        elif step == size.warm_up + 1:
-            profile.stop()
-
-    train(bench.sft_job(), size.warm_up + 1, trace)
-    bench.record(case="kernels of a step", milliseconds=top_kernels(profile))
 
 
 @section(180)
@@ -296,48 +254,6 @@ def ppo(bench):
     )
 
 
-@section(60)
-def parts(bench):
-    """Measure what a step does besides passes of the model, at the size of the large one."""
-    import torch
-
-    from gpu.workloads import make_model, now
-    from snakechat.modeling.logprobs import sum_of_logprobs
-    from snakechat.training.engine import ReplicatedEngine
-
-    model = make_model(bench.size.large, "cuda")
-    settings = types.SimpleNamespace(
-        **{"dtype": "bf16", "weight_decay": 0.0, "adam_betas": (0.9, 0.95), "warmup_steps": 0},
-        **{"lr_schedule": "constant", "min_lr_ratio": 0.0, "max_grad_norm": 1.0},
-        lora_learning_rate=None,
-    )
-    engine = ReplicatedEngine(model, settings, 1e-6, 100)
-    weight = model.get_output_embeddings().weight
-    hidden = torch.randn(
-        bench.size.micro_batch_tokens // 2,
-        weight.shape[1],
-        dtype=weight.dtype,
-        device="cuda",
-        requires_grad=True,
-    )
-    targets = torch.randint(0, len(weight), (len(hidden),)).to("cuda")
-
-    def accumulate():
-        engine.backward(sum(each.sum() for each in model.parameters()), last=True)
-
-    for name, function in (
-        ("gradient norm, Adam, weights", engine.step),
-        ("accumulation of gradients", accumulate),
-        ("cross-entropy", lambda: sum_of_logprobs(hidden, weight, None, targets).backward()),
-    ):
-        seconds = []
-        for _ in range(5):
-            started = now()
-            function()
-            seconds.append(now() - started)
-        bench.record(part=name, milliseconds=round(1000 * statistics.median(seconds[1:]), 3))
-
-
 # --- figures ----------------------------------------------------------------------------------
 
 
@@ -399,13 +315,6 @@ def estimated_peak(job):
     workload = job_workload(job.spec, job.placement, plan_of_inputs(job))
     _, memory = workload.memory(job.placement)
     return sum(memory.values())
-
-
-def top_kernels(profile):
-    """Return the milliseconds of the kernels that take the most time."""
-    times = {event.key: event.self_device_time_total / 1000 for event in profile.key_averages()}
-    largest = sorted(times.items(), key=lambda item: -item[1])[:TOP_KERNELS]
-    return {name: round(milliseconds, 2) for name, milliseconds in largest if milliseconds}
 
 
 # --- processes --------------------------------------------------------------------------------

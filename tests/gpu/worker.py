@@ -105,7 +105,7 @@ def run(stage, dtype, placement, device, interrupted):
             engine = make()
             engine.load_state_dict(state)
         losses.append(train_step(engine, examples, step, device))
-    with engine.gathered_weights():
+    with engine.sampling():
         model = engine.module.model
         [responses] = sample_responses(model, examples.prompts[:4], [0], 12, 0, 1024)
     return {"losses": losses, "responses": responses}

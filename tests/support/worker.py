@@ -125,9 +125,9 @@ def train_step(engine, step):
 
 
 def weights_of(engine):
-    with engine.gathered_weights():
-        weights = [weight.detach().flatten().clone() for weight in engine.module.parameters()]
-        return torch.cat(weights).float()
+    weights = list(engine.module.parameters())
+    with engine.gathered(weights):
+        return torch.cat([weight.detach().flatten().clone() for weight in weights]).float()
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -217,21 +217,6 @@ def train_and_average(placement):
         with ema.average_weights():
             run["averages"].append(weights_of(engine))
     return run
-
-
-def train_and_generate():
-    """Generate with gathered weights between steps, with another number of tokens on each rank."""
-    engine = engine_for(LanguageModel(), {"zero_stage": 3, "activation_checkpointing": True}, {})
-    responses = []
-    for step in range(3):
-        train_step(engine, step)
-        with engine.gathered_weights():
-            ids = rows_of(9)[:2, :3]
-            response = engine.module.causal.generate(
-                ids, max_new_tokens=3 + 4 * distributed.rank(), do_sample=False
-            )
-            responses.append(response[:, :6])
-    return {"responses": responses, "loss": train_step(engine, 3)}
 
 
 def train_and_sample(placement, lora=False):
@@ -374,7 +359,7 @@ def train_and_save(folder, placement, settings):
     write_weights(policy.model, exact, engine.gathered, engine.master)
     distributed.barrier()
     merge_adapters(policy.model, partial(engine.gathered, update=True))
-    with engine.gathered_weights():
+    with engine.gathered(list(policy.model.parameters())):
         weights = base_weights(policy.model).items()
         merged = {name: weight.detach().clone() for name, weight in weights}
     saved, in_fp32 = (load_file(path / "model.safetensors") for path in (folder, exact))
@@ -423,7 +408,7 @@ def choose(folder):
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
-    cases = {"collectives": collectives, "generate": train_and_generate, "score": score}
+    cases = {"collectives": collectives, "score": score}
     cases |= {"sample": lambda: sample(PROMPTS), "sample one": lambda: sample(PROMPTS[:1])}
     cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):

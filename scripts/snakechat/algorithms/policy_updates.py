@@ -17,7 +17,7 @@ from snakechat.algorithms.sanity_checks import check_first_update
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.batching import Examples, global_batches
 from snakechat.training.ema import Ema
-from snakechat.training.engine import Engine, step_engines
+from snakechat.training.engine import Engine
 from snakechat.workflow.distributed import all_reduce_sum
 
 # Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
@@ -95,7 +95,8 @@ class Updater:
             metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
         for name, engine in engines.items():
             metrics[f"{name}/learning_rate"] = engine.learning_rate
-        step_engines(*engines.values(), align_overflow=settings.align_overflow)
+        for engine in engines.values():
+            engine.step()
         if self.ema and "policy" in engines:
             self.ema.update()
         for name, engine in engines.items():

@@ -64,7 +64,6 @@ class RlhfSettings(TrainingSettings):
     critic_lora_rank: NonNegativeInt
     critic_lora_alpha: Positive
     critic_lora_learning_rate: Positive | None
-    align_overflow: bool
     ema_decay: DecayRate
 
     ppo_epochs: Count

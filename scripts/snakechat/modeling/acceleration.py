@@ -18,8 +18,8 @@ from snakechat.workflow.placement import Placement
 
 T = TypeVar("T")
 
-# Of packed sequences on a GPU, unless the placement has another one. Kernels, plans and compiled
-# code are chosen by shape: few shapes repeat. 128 is also the tile of GPUs' matrix products.
+# Of packed sequences on a GPU. Kernels, plans and compiled code are chosen by shape: few shapes
+# repeat. 128 is also the tile of GPUs' matrix products.
 GPU_PAD_TO_MULTIPLE_OF = 128
 # Tokens between two checks of whether responses have ended. On a GPU each check waits for all
 # kernels, and on a CPU it costs nothing.
@@ -40,8 +40,8 @@ class Acceleration:
         cuda_graphs: Capture the forward pass that samples a token, and replay it.
         generate_tokens: Limit of tokens in a batch of responses; None: as many as the memory of a
             GPU allows, and micro_batch_tokens on a CPU.
-        attn_implementation: Kernel of packed sequences: sdpa, varlen, flex, or auto, which is
-            varlen where the batch and the GPU support it (snakechat.modeling.attention).
+        attn_implementation: Kernel of packed sequences: sdpa, or auto, which is FlashAttention
+            where the batch and the GPU support it (snakechat.modeling.attention).
         compile: Compile the layers of models (snakechat.modeling.compilation).
     """
 
@@ -76,15 +76,14 @@ def using(choices: Acceleration) -> Iterator[None]:
 def choose(placement: Placement, device: torch.device) -> Acceleration:
     """Return the choices of a placement for a device; those that it lacks follow the device."""
     on_gpu = device.type == "cuda"
-    multiple = GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1
     return Acceleration(
-        pad_to_multiple_of=placement.pad_to_multiple_of or multiple,
-        prefetch=on_gpu if placement.prefetch is None else placement.prefetch,
+        pad_to_multiple_of=GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1,
+        prefetch=on_gpu,
         stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
         # Only a GPU can capture a graph.
         cuda_graphs=on_gpu and placement.cuda_graphs is not False,
         generate_tokens=placement.generate_tokens,
-        # A CPU has no fused kernels of the others.
+        # A CPU has no FlashAttention.
         attn_implementation=placement.attn_implementation if on_gpu else "sdpa",
         compile=bool(placement.compile),
     )

@@ -18,8 +18,6 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from snakechat.workflow.errors import InputError
-
 # Versions of a layer for different kinds of shapes, layers and models. torch runs the layers
 # without compilation beyond this number.
 MAX_VERSIONS = 64
@@ -35,11 +33,7 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
 
     Args:
         backend: Of torch.compile.
-
-    Raises:
-        InputError: There is no compiler.
     """
-    check_compiler("compile: true")
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             cast(Any, layer).forward = compiled_without_cache(layer.forward, backend)
@@ -74,24 +68,9 @@ def compile_up_to(max_versions: int, function: Callable[..., Any], **options: An
 
 
 def can_compile() -> bool:
-    """Return whether layers can be compiled for a GPU on this machine."""
-    try:
-        check_compiler("compile")
-    except InputError:
-        return False
-    return importlib.util.find_spec("triton") is not None
-
-
-def check_compiler(setting: str) -> None:
-    """Raise InputError if a setting needs a compiler, and that or Python's headers are missing."""
-    if not any(map(shutil.which, (*COMPILERS, os.environ.get("CC", "")))):
-        raise InputError(
-            f"placement: {setting} needs a C compiler, and {', '.join(COMPILERS)} are not in PATH:"
-            " install one, or remove the setting"
-        )
-    header = Path(sysconfig.get_path("include"), "Python.h")
-    if not header.exists():
-        raise InputError(
-            f"placement: {setting} needs the headers of Python, and there is no {header}: install"
-            " them (python3-dev on Debian), or remove the setting"
-        )
+    """Return whether layers can be compiled for a GPU: with a C compiler and Python's headers."""
+    return (
+        any(map(shutil.which, (*COMPILERS, os.environ.get("CC", ""))))
+        and Path(sysconfig.get_path("include"), "Python.h").exists()
+        and importlib.util.find_spec("triton") is not None
+    )

@@ -1,7 +1,7 @@
 """Copy models as safetensors without loading their weights.
 
-A copy of a model of any size needs little memory. Files whose weights all belong to the model are
-copied as they are; others are written one weight at a time, which is mapped from the source.
+Files whose weights all belong to the model are copied as they are. Others are written from weights
+that are mapped from the source, so that a copy of a model of any size needs little memory.
 """
 
 import json
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -34,7 +35,7 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.modeling.deferred_weights import names_in_model
-from snakechat.modeling.weight_writing import file_order, write_file, write_index
+from snakechat.modeling.weight_writing import write_file, write_index
 from snakechat.workflow.errors import InputError
 
 # A file of all weights, or the index of several files, in the order in which transformers prefers
@@ -110,19 +111,16 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 def _stored_tensors(path: Path) -> Tensors:
-    """Return the tensors of a file: those of safetensors on the meta device, others mapped.
+    """Return the tensors of a file, which is mapped into memory.
 
-    A mapped tensor takes at least a page of the file, which may be large. Only files in the format
-    of torch before 1.6 are read whole: they cannot be mapped.
+    Only files in the format of torch before 1.6 are read whole: they cannot be mapped.
 
     Raises:
         InputError: the file is damaged, or has pickled objects other than tensors.
     """
     try:
         if path.suffix == ".safetensors":
-            with safe_open(path, "pt") as file:
-                names = file.keys()
-                return {name: file.get_tensor(name).to("meta") for name in names}
+            return load_file(path)
         state = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
@@ -179,7 +177,7 @@ def _copy_weights(model: PreTrainedModel, files: Mapping[Path, Tensors], folder:
         if path.suffix == ".safetensors" and len(tensors) == len(files[path]):
             shutil.copyfile(path, folder / target)
         else:
-            _write_weights(path, tensors, folder / target)
+            write_file(folder / target, {name: w.contiguous() for name, w in tensors.items()})
         places |= dict.fromkeys(tensors, target)
     if len(kept) > 1:
         weights = _merged(kept.values())
@@ -192,26 +190,6 @@ def _merged(files: Iterable[Tensors]) -> Tensors:
     return {name: tensor for tensors in files for name, tensor in tensors.items()}
 
 
-def _write_weights(source: Path, tensors: Tensors, path: Path) -> None:
-    """Write tensors of a file as a safetensors file, one after the other."""
-    order = file_order(tensors)
-    with write_file(path, {name: tensors[name] for name in order}) as write:
-        for name in order:
-            write(_mapped_again(source, name, tensors[name]))
-
-
-def _mapped_again(path: Path, name: str, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a file in a mapping of its own.
-
-    Pages that were read stay in memory as long as the file is mapped: those of this mapping leave
-    it with the tensor.
-    """
-    if path.suffix == ".safetensors":
-        with safe_open(path, "pt") as file:
-            return file.get_tensor(name)
-    return _stored_tensors(path)[name] if zipfile.is_zipfile(path) else tensor
-
-
 def _unneeded(files: Mapping[Path, Tensors], model: PreTrainedModel) -> set[str]:
     """Return the names of tensors that the model does not have, or has under another name too.
 
@@ -220,11 +198,6 @@ def _unneeded(files: Mapping[Path, Tensors], model: PreTrainedModel) -> set[str]
     tensors, all tensors are kept.
     """
     tensors = _merged(files.values())
-    paths = {name: path for path, of_file in files.items() for name in of_file}
-
-    def value(name: str) -> torch.Tensor:
-        return _mapped_again(paths[name], name, tensors[name])
-
     renamed = names_in_model(model, tensors)
     if renamed is None:
         return set()
@@ -234,6 +207,6 @@ def _unneeded(files: Mapping[Path, Tensors], model: PreTrainedModel) -> set[str]
         for tied, source in model.all_tied_weights_keys.items()
         if tied in names
         and source in names
-        and torch.equal(value(names[tied]), value(names[source]))
+        and torch.equal(tensors[names[tied]], tensors[names[source]])
     }
     return tensors.keys() - renamed.keys() | repeated

@@ -15,19 +15,13 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.attention import (
-    choose_kernel,
-    packed_block_mask,
-    varlen_arguments,
-    window_block_mask,
-)
+from snakechat.modeling.attention import head_size, supports_varlen, varlen_arguments
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.divergences import TopLogprobs, sum_of_divergences, top_logprobs
 from snakechat.modeling.logprobs import candidate_logprobs, sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.modeling.packing import (
-    Mask,
     ModelInputs,
     TokenBatch,
     packed_attention_mask,
@@ -143,19 +137,18 @@ def attention_arguments(model: PreTrainedModel, inputs: ModelInputs) -> dict[str
     """Return the arguments of a forward pass that define its attention mask."""
     segments = inputs.segments
     if segments is not None:
-        kernel = choose_kernel(model, segments)
-        if kernel == "varlen":
+        if segments.boundaries is not None and supports_varlen(
+            model.device, model.dtype, head_size(model.config)
+        ):
             return varlen_arguments(segments)
-        mask = (
-            packed_block_mask(segments)
-            if kernel == "flex"
-            else packed_attention_mask(segments.row_ids, segments.segment_ids)
-        )
+        mask = packed_attention_mask(segments.row_ids, segments.segment_ids)
         inputs = inputs._replace(attention_mask=mask)
     return {"attention_mask": layer_masks(model.config, inputs)}
 
 
-def layer_masks(config: PreTrainedConfig, inputs: ModelInputs) -> Mask | dict[str, Mask] | None:
+def layer_masks(
+    config: PreTrainedConfig, inputs: ModelInputs
+) -> torch.Tensor | dict[str, torch.Tensor] | None:
     """Return the attention mask as a model takes it: one by layer type if its layers differ.
 
     A mask that is given to a model replaces that of its sliding window, so this applies the window.
@@ -165,11 +158,7 @@ def layer_masks(config: PreTrainedConfig, inputs: ModelInputs) -> Mask | dict[st
     # Some families have a window of 0 for none.
     if mask is None or positions is None or not window:
         return mask
-    local: Mask
-    if isinstance(mask, torch.Tensor):
-        local = sliding_window_mask(mask, positions, window)
-    else:
-        local = window_block_mask(mask, positions, window)
+    local = sliding_window_mask(mask, positions, window)
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         return {"full_attention": mask, "sliding_attention": local}
     return local

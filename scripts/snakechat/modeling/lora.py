@@ -19,14 +19,12 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from snakechat.modeling.models import describe
-from snakechat.modeling.partitions import Gather, Master, no_gather, whole_shape
+from snakechat.modeling.partitions import Gather, Master, no_gather
 from snakechat.workflow.distributed import rank
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import InputError
 
 # The start of the names of a transformer block's weights.
 BLOCK = re.compile(r".*?\.\d+\.")
-# Of the weights of the blocks. Norms, biases and convolutions are less than 5 % of them.
-MIN_SHARE = 0.9
 
 
 def add_lora(
@@ -34,8 +32,8 @@ def add_lora(
 ) -> PreTrainedModel:
     """Add adapters to all linear layers of the transformer blocks, and return the model.
 
-    Only the adapters and a score head (if any) are trained. Prints a warning if the blocks have
-    much more than linear layers, such as the experts of a mixture.
+    Only the adapters and a score head (if any) are trained. The experts of a mixture are no linear
+    layers, and have none.
 
     Args:
         train_base: "embeddings_and_norms" also trains all weights without an adapter, and the
@@ -58,30 +56,12 @@ def add_lora(
     except ValueError as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{describe(model)}: {reason}: set lora_rank: 0") from None
-    share = adapted_share(model)
-    if share < MIN_SHARE:
-        warn(
-            f"{describe(model)}: adapters are in linear layers with {share:.0%} of the weights of"
-            " the transformer blocks; others, such as experts, stay as they are: set lora_rank: 0"
-            " to train all weights"
-        )
     if train_base == "embeddings_and_norms":
         for name, weight in model.named_parameters():
             weight.requires_grad_(not name.endswith(".base_layer.weight"))
     if hasattr(model, "score"):
         model.score.requires_grad_()
     return model
-
-
-def adapted_share(model: nn.Module) -> float:
-    """Return the share of the weights of transformer blocks that are in layers with adapters."""
-    layers = adapted_layers(model)
-    sizes = {
-        name: whole_shape(weight).numel()
-        for name, weight in base_weights(model).items()
-        if BLOCK.match(name)
-    }
-    return sum(size for name, size in sizes.items() if name in layers) / sum(sizes.values())
 
 
 @contextlib.contextmanager

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch.nn.attention.flex_attention import BlockMask
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
@@ -23,7 +22,6 @@ from snakechat.modeling.acceleration import copy_to_device, round_up
 Ids = Sequence[int] | np.ndarray
 # A row's prompt, and its responses.
 Row = tuple[Ids, list[Ids]]
-Mask = torch.Tensor | BlockMask
 
 # Rows considered for one micro-batch: enough to fill it, few enough to search.
 MAX_CANDIDATES = 1024
@@ -35,7 +33,7 @@ TOKEN_COST = 4096
 
 
 class Segments(NamedTuple):
-    """What attention masks of packed sequences are made of, for kernels without a dense mask.
+    """What attention masks of packed sequences are made of, for a kernel without a dense mask.
 
     row_ids, segment_ids: [B, T], see packed_attention_mask. boundaries: int32 [N + 1], where rows
     and padding begin and end in the flattened [B * T] positions; None if responses share prompts.
@@ -53,13 +51,13 @@ class ModelInputs(NamedTuple):
 
     input_ids: [B, T]. attention_mask: ones [B, T]. With packing position_ids: [B, T], and
     attention_mask: bool [B, 1, T, T], True where a token (third dimension) attends to another
-    (fourth), or the same for flex_attention. If the placement allows other kernels than SDPA,
-    segments take its place until the model is known (snakechat.modeling.attention).
+    (fourth). If the placement allows other kernels than SDPA, segments take its place until the
+    model is known (snakechat.modeling.attention).
     """
 
     input_ids: torch.Tensor
     position_ids: torch.Tensor | None = None
-    attention_mask: Mask | None = None
+    attention_mask: torch.Tensor | None = None
     segments: Segments | None = None
 
 

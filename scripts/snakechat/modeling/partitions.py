@@ -19,20 +19,13 @@ Gather = Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]]
 # weight.
 Master = Callable[[torch.Tensor], torch.Tensor]
 
-# The attribute of a partitioned weight with the shape of the whole.
-_SHAPE = "whole_shape"
-
 
 def no_gather(weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
     """Return a context that does nothing, for weights that every process has."""
     return contextlib.nullcontext()
 
 
-def mark_partitioned(weight: torch.Tensor, shape: torch.Size) -> None:
-    """Record the shape of a weight that is to be partitioned."""
-    setattr(weight, _SHAPE, shape)
-
-
 def whole_shape(weight: torch.Tensor) -> torch.Size:
     """Return the shape of a weight, partitioned or not."""
-    return getattr(weight, _SHAPE, weight.shape)
+    # DeepSpeed's attribute of a partitioned one.
+    return getattr(weight, "ds_shape", weight.shape)

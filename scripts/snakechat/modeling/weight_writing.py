@@ -1,18 +1,18 @@
-"""Write the weights of a model as safetensors, one weight at a time.
+"""Write the weights of a model as safetensors, one file at a time.
 
-The files are those that transformers' save_pretrained writes, byte for byte, which would need all
-weights of a file in memory.
+The files are those that transformers' save_pretrained writes, which would need all weights in
+memory.
 """
 
-import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
@@ -21,19 +21,8 @@ from snakechat.modeling.lora import adapted_layers, adapter_weights, base_weight
 from snakechat.modeling.partitions import Gather, Master, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
 
-# The size of a file, as in transformers' save_pretrained.
-MAX_FILE_SIZE: int | str = "50GB"
-# The dtypes of safetensors in the order in which a file has them.
-DTYPE_NAMES = {
-    torch.int64: "I64",
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.int32: "I32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+# The first process has the weights of a file of this size in memory.
+MAX_FILE_SIZE: int | str = "5GB"
 
 
 class SavedWeight(NamedTuple):
@@ -93,8 +82,8 @@ def write_weights(
 ) -> None:
     """Write the weights of the equivalent model without adapters; only the first process writes.
 
-    Memory holds one merged weight at a time, unless transformers computes the weights in the files
-    from several ones of the model; then it holds all of them.
+    It has the weights of one file at a time, and the others one weight. If transformers computes
+    the weights in the files from several ones of the model, all processes have all of them.
 
     Args:
         master: Returns the fp32 values of weights, which are then written.
@@ -112,13 +101,16 @@ def write_weights(
         in_files, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
     )
     for file, names in split.filename_to_tensors.items():
-        order = file_order({name: in_files[name] for name in names})
-        with write_file(folder / file, {name: in_files[name] for name in order}) as write:
-            for name in order:
-                saved = sources[id(in_files[name])]
-                with gather(saved.sources):
-                    if rank() == 0 or master:
-                        write(saved.value(master))
+        values = {}
+        for name in names:
+            saved = sources[id(in_files[name])]
+            with gather(saved.sources):
+                if rank() == 0 or master:
+                    value = saved.value(master)
+                if rank() == 0:
+                    values[name] = value.cpu().contiguous()
+        if rank() == 0:
+            write_file(folder / file, values)
     if split.is_sharded and rank() == 0:
         write_index(folder, in_files, split.tensor_to_filename, split.metadata)
 
@@ -167,49 +159,8 @@ def write_index(
     (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text)
 
 
-def file_order(weights: Mapping[str, torch.Tensor]) -> list[str]:
-    """Return the names of weights in the order in which a file has them."""
-    dtypes = list(DTYPE_NAMES)
-    return sorted(weights, key=lambda name: (dtypes.index(weights[name].dtype), name))
-
-
-@contextlib.contextmanager
-def write_file(
-    path: Path, shapes: dict[str, torch.Tensor]
-) -> Iterator[Callable[[torch.Tensor], None]]:
-    """Yield a function that appends the next weight to a file; it does nothing on other ranks.
-
-    The format: the length of the header in 8 bytes, the header in JSON, the weights.
-
-    Args:
-        shapes: tensors with the shapes and dtypes, in the order in which the weights are written.
-    """
-    if rank() > 0:
-        yield lambda value: None
-        return
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        start, end = end, end + shape.numel() * shape.element_size()
-        header[name] = {
-            "dtype": DTYPE_NAMES[shape.dtype],
-            "shape": list(shape.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)
-    # The weights of the model may be mapped from the file that this one replaces.
+def write_file(path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file; weights may be mapped from the file that it replaces."""
     unfinished = path.with_name(f"{path.name}.unfinished")
-    with open(unfinished, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-
-        def write(value: torch.Tensor) -> None:
-            file.write(_tensor_bytes(value))
-
-        yield write
+    save_file(weights, unfinished, metadata={"format": "pt"})
     unfinished.rename(path)
-
-
-def _tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """Return the bytes of a tensor as safetensors stores them, on a little-endian machine."""
-    return tensor.contiguous().cpu().view(torch.uint8).numpy().data

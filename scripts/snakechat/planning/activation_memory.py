@@ -26,7 +26,7 @@ from transformers import (
 
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.attention import head_size, kernel_problem
+from snakechat.modeling.attention import head_size, supports_varlen
 from snakechat.modeling.fixed_decoding import takes_dense_mask
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.key_value_cache import cache_elements, make_cache
@@ -236,9 +236,7 @@ def fake_model(
                     # Engines take each gradient as it is computed; estimates count them separately.
                     weight.register_post_accumulate_grad_hook(drop_gradient)
             batch = fake_batch(module, shape)
-            # flex_attention keeps the same tensors, and its fake ones are those of a CPU.
-            choices = Acceleration(attn_implementation="varlen")
-            with acceleration.using(choices), MemoryTracker(module) as tracker:
+            with acceleration.using(Acceleration()), MemoryTracker(module) as tracker:
                 yield module, batch, tracker
     finally:
         logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS = chunks
@@ -276,8 +274,8 @@ def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     if module.supports_packing:
         inputs = inputs._replace(position_ids=ids(sequences, length))
         model = module.model
-        if shape.dense_mask or kernel_problem(
-            "varlen", torch.device("cpu"), model.dtype, head_size(model.config)
+        if shape.dense_mask or not supports_varlen(
+            torch.device("cpu"), model.dtype, head_size(model.config)
         ):
             mask = torch.ones(sequences, 1, length, length, dtype=torch.bool)
             inputs = inputs._replace(attention_mask=mask)

@@ -108,10 +108,9 @@ class JobSizes:
 
     def has_dense_mask(self) -> bool:
         """Return whether packed sequences have a dense mask on a GPU (modeling/attention.py)."""
-        choice = self.placement.attn_implementation or "auto"
         one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
         uses_varlen = one_response and self.settings.get("dtype") != "fp32"
-        return choice == "sdpa" or (choice in ("auto", "varlen") and not uses_varlen)
+        return self.placement.attn_implementation == "sdpa" or not uses_varlen
 
     def generation_batch(
         self, model: ModelSpec, prompts: TokenCounts, response_length: int, num_responses: float

@@ -7,6 +7,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
+from snakechat.modeling.deferred_weights import weight_files
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.partitions import Master
 from snakechat.modeling.weight_writing import saved_weights, weights_in_files
@@ -67,7 +68,7 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
         None if the folders have no trained weight with the same name and shape.
     """
     in_files, sources = weights_in_files(model, saved_weights(model))
-    before, after = _files_of_weights(base), _files_of_weights(saved)
+    before, after = weight_files(base), weight_files(saved)
     changed = total = 0
     for name, shape in in_files.items():
         source = sources.get(id(shape))
@@ -78,15 +79,6 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
             changed += int((old.to(DTYPES[dtype]).to(new.dtype) != new).sum())
             total += new.numel()
     return changed / total if total else None
-
-
-def _files_of_weights(folder: Path) -> dict[str, Path]:
-    """Return the safetensors file of each weight of a model."""
-    found: dict[str, Path] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            found |= dict.fromkeys(file.keys(), path)
-    return found
 
 
 def _read(path: Path, name: str) -> Any:

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import release_stored_weight, stored_weight
-from snakechat.modeling.partitions import mark_partitioned, whole_shape
+from snakechat.modeling.partitions import whole_shape
 from snakechat.training.engine import Engine, FrozenModel, parameter_groups
 from snakechat.training.zero_stages import samples_whole, zero_buffers
 from snakechat.workflow.distributed import all_reduce_max, rank, world_size
@@ -85,7 +85,7 @@ def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict
 
 
 def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
-    """Record the shapes of a module's weights, and read this process's partition of deferred ones.
+    """Read this process's partition of the deferred weights of a module.
 
     DeepSpeed partitions the others when it initializes the module. It would also partition these,
     from a whole model in each process.
@@ -95,7 +95,6 @@ def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
     init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=dict(config))
     for weight in module.parameters():
         shape = weight.shape
-        mark_partitioned(weight, shape)
         stored = stored_weight(weight)
         if stored is None:
             weight.data = weight.data.to(device)
@@ -234,11 +233,6 @@ class DeepSpeedEngine(Engine):
                 "zero_force_ds_cpu_optimizer": False,
             },
         )
-        # Whether the gradients of the coming step overflow; None: not determined yet.
-        self._overflow: bool | None = None
-        if self.fp16:
-            self._detect_overflow = self.engine.optimizer.has_overflow
-            self.engine.optimizer.has_overflow = lambda *_, **__: self.overflows()
         if stage == 3:
             register_external_parameters(module)
 
@@ -256,22 +250,8 @@ class DeepSpeedEngine(Engine):
     def step(self) -> None:
         skipped_steps = self.skipped_steps
         self.engine.step()
-        self._overflow = None
         was_skipped = self.skipped_steps > skipped_steps
         self.grad_norm = None if was_skipped else float(self.engine.get_global_grad_norm())
-
-    def overflows(self) -> bool:
-        if self.fp16 and self._overflow is None:
-            self._overflow = self._detect_overflow()
-        return bool(self._overflow)
-
-    def skip(self) -> None:
-        """Skip the coming step as if its gradients overflowed, but keep the loss scale."""
-        scaler = self.engine.optimizer.loss_scaler
-        scale = {name: getattr(scaler, name) for name in LOSS_SCALER_STATE}
-        self._overflow = True
-        self.step()
-        vars(scaler).update(scale)
 
     @property
     def metrics(self) -> dict[str, float | None]:
@@ -329,17 +309,9 @@ class DeepSpeedEngine(Engine):
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        if self.stage < 3:
-            with super().sampling():
+        with super().sampling():
+            if self.stage < 3:
                 yield
-            return
-        # With activation checkpointing, a module in training mode generates without a KV cache.
-        self.module.eval()
-        with sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model)):
-            yield
-        self.module.train()
-
-    def _gather(self) -> AbstractContextManager[Any]:
-        if self.stage == 3:
-            return deepspeed.zero.unwrap_model_for_generation(self.engine)
-        return contextlib.nullcontext()
+                return
+            with sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model)):
+                yield

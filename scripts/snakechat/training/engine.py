@@ -68,20 +68,6 @@ def make_engine(
     return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
 
 
-def step_engines(*engines: "Engine", align_overflow: bool = False) -> None:
-    """Update the weights of several engines.
-
-    align_overflow: skip the step of all engines if the fp16 gradients of one overflow.
-    """
-    # Not short-circuited: overflows() communicates between processes.
-    overflows = [align_overflow and engine.overflows() for engine in engines]
-    for engine, overflow in zip(engines, overflows, strict=True):
-        if any(overflows) and not overflow:
-            engine.skip()
-        else:
-            engine.step()
-
-
 def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> "FrozenModel[M]":
     """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
 
@@ -209,14 +195,6 @@ class Engine(ABC):
         """Update the weights, unless fp16 gradients overflowed."""
 
     @abstractmethod
-    def skip(self) -> None:
-        """Discard the gradients of the coming step."""
-
-    @abstractmethod
-    def overflows(self) -> bool:
-        """Return whether the fp16 gradients of the coming step overflow in any process."""
-
-    @abstractmethod
     def update_weights(self) -> None:
         """Copy the master weights into the module."""
 
@@ -239,10 +217,6 @@ class Engine(ABC):
         All processes call it together. A weight that is not trained must be gathered.
         """
 
-    @abstractmethod
-    def _gather(self) -> AbstractContextManager[Any]:
-        """Return a context in which every process has all weights."""
-
     @property
     def learning_rate(self) -> float:
         """Learning rate of the coming step."""
@@ -254,23 +228,16 @@ class Engine(ABC):
         return {"grad_norm": self.grad_norm}
 
     @contextlib.contextmanager
-    def gathered_weights(self) -> Iterator[None]:
-        """Gather all weights in each process within the context."""
-        # With activation checkpointing, a module in training mode generates without a KV cache.
-        self.module.eval()
-        with self._gather():
-            yield
-        self.module.train()
-
-    @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
         """Context in which this process may call the model any number of times.
 
         All processes enter the context, and leave it together. Inside, nothing but calls of the
         model communicates.
         """
-        with self.gathered_weights():
-            yield
+        # With activation checkpointing, a module in training mode generates without a KV cache.
+        self.module.eval()
+        yield
+        self.module.train()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps change: weights and moments of this process, and learning rates."""
@@ -374,13 +341,6 @@ class ReplicatedEngine(Engine):
         self.gradients.zero_()
         self.update_weights()
 
-    def skip(self) -> None:
-        self.gradients.zero_()
-
-    def overflows(self) -> bool:
-        # fp16 trains at stages 2 and 3 only.
-        return False
-
     def update_weights(self) -> None:
         for weights, master in zip(self.weights, self.master_weights, strict=True):
             if weights.data_ptr() != master.data_ptr():
@@ -393,9 +353,6 @@ class ReplicatedEngine(Engine):
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
         return self.masters.get(id(weight), weight.detach()).float()
-
-    def _gather(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:

@@ -1,12 +1,10 @@
 """Metrics and responses of a run: JSON lines, TensorBoard, lines about the progress."""
 
 import contextlib
-import itertools
 import json
 import math
 import shutil
 import statistics
-import textwrap
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +30,7 @@ EVALUATED = "eval_"
 
 
 class MetricsLogger:
-    """Writes metrics.jsonl and responses.jsonl into the result, and both to TensorBoard.
+    """Writes metrics.jsonl and responses.jsonl into the result, and metrics to TensorBoard.
 
     The lines contain no times, so that two builds give the same bytes. A resumed run appends to the
     existing lines. Only the first process writes.
@@ -47,11 +45,6 @@ class MetricsLogger:
         shutil.rmtree(tensorboard, ignore_errors=True)
         self.tensorboard = self.resources.enter_context(SummaryWriter(tensorboard))
         self.responses = job.result / "responses.jsonl"
-        if self.responses.exists():
-            with self.responses.open() as file:
-                lines = [json.loads(line) for line in file]
-            for logged_step, group in itertools.groupby(lines, lambda line: line["step"]):
-                self._add_responses(logged_step, group)
         self.file.seek(0)
         step = 0
         for line in self.file:
@@ -107,13 +100,12 @@ class MetricsLogger:
     def log_responses(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append responses of a step to responses.jsonl.
 
-        lines: With keys `prompt` and `response`, `score` if something scores, and any others.
+        lines: With any keys.
         """
         if rank() > 0:
             return
         with self.responses.open("a") as file:
             file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)
-        self._add_responses(step, lines)
 
     def log_times(
         self, step: int, seconds: Mapping[str, float], tokens: int, **counts: int
@@ -150,15 +142,6 @@ class MetricsLogger:
     def _add_scalars(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
             self.tensorboard.add_scalar(name, value, step)
-
-    def _add_responses(self, step: int, lines: Iterable[Mapping[str, Any]]) -> None:
-        # As code: TensorBoard renders Markdown.
-        texts = [
-            f"{line['prompt']}{line['response']}"
-            + (f"\n[score {line['score']:.4g}]" if "score" in line else "")
-            for line in lines
-        ]
-        self.tensorboard.add_text("responses", textwrap.indent("\n\n".join(texts), "    "), step)
 
 
 class StepTimer:

@@ -19,7 +19,7 @@ from snakechat.workflow.value_types import (
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
 # As transformers' argument of this name.
-AttnImplementation = Literal["auto", "sdpa", "varlen", "flex"]
+AttnImplementation = Literal["auto", "sdpa"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,6 @@ class Placement:
     mem_mb: Count
     runtime: Count
     generate_tokens: Count | None = None
-    pad_to_multiple_of: Count | None = None
-    prefetch: bool | None = None
     cuda_graphs: bool | None = None
     attn_implementation: AttnImplementation = "auto"
     compile: bool | None = None

@@ -40,18 +40,6 @@ def examples():
     return Examples(prompts, [[13, 14, 15], [22], [34]], [[16], [23, 24], [35, 36]])
 
 
-def test_select_returns_rows_in_the_given_order():
-    examples = Examples([[1], [2, 2], [3, 3, 3]], [[4], [5], [6, 6]], [[7, 7], [8], []])
-    selected = examples.select(np.array([2, 0]))
-    assert (selected.prompts, selected.responses) == (
-        [[3, 3, 3], [1]],
-        ([[6, 6], [4]], [[], [7, 7]]),
-    )
-    assert selected.prompt_lengths.tolist() == [3, 1]
-    assert selected.response_lengths.tolist() == [[2, 1], [0, 2]]
-    assert len(examples) == 3
-
-
 def test_only_trained_tokens_of_a_response_are_targets():
     examples = Examples([[1], [2, 2]], [[4, 5, 6], [7, 8]], trained=[[1, 0, 1], [0, 1]])
     assert examples.num_tokens(with_prompts=False).tolist() == [2, 1]
@@ -86,18 +74,6 @@ def test_prompts_that_are_all_the_same_have_no_mismatched_responses(rows):
 # Micro-batches.
 
 
-@pytest.mark.parametrize("with_prompts", [False, True])
-@pytest.mark.parametrize("packing", [True, False])
-def test_micro_batches_have_the_number_of_target_tokens_of_num_tokens(
-    packing, with_prompts, examples
-):
-    examples = Examples(examples.prompts, examples.responses[0])
-    for micro_batch in examples.micro_batches(np.arange(3), 6, packing, CPU, with_prompts):
-        assert micro_batch.batch.inputs.input_ids.numel() <= 6
-        expected = examples.num_tokens(with_prompts)[micro_batch.rows]
-        assert micro_batch.batch.target_lengths.tolist() == expected.tolist()
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing):
     random = np.random.default_rng(1)
@@ -109,37 +85,6 @@ def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing):
     assert max(sizes) <= 54
     # The longest pair has 24 tokens, or 2 x 16: most of them leave space for another one.
     assert np.mean(sizes[:-1]) > 35
-
-
-def test_rows_of_a_micro_batch_are_in_the_order_of_its_sequences(examples):
-    for packing in (True, False):
-        [micro_batch] = examples.micro_batches(np.array([2, 0, 1]), 99, packing, CPU)
-        ids = micro_batch.batch.inputs.input_ids.flatten()
-        last_tokens = ids[micro_batch.batch.last_index].view(2, -1).tolist()
-        expected = [
-            [responses[row][-1] for row in micro_batch.rows] for responses in examples.responses
-        ]
-        assert last_tokens == expected
-        assert sorted(micro_batch.rows) == [0, 1, 2]
-
-
-@pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_all_ranks_have_the_same_number_of_micro_batches(
-    world_size, packing, examples, monkeypatch
-):
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    counted, numbers = [], set()
-    for rank in range(world_size):
-        monkeypatch.setenv("RANK", str(rank))
-        # Two rows in a micro-batch at most.
-        micro_batches = list(examples.micro_batches(np.arange(3), 12, packing, CPU))
-        is_last = [micro_batch.is_last for micro_batch in micro_batches]
-        assert is_last == [False] * (len(micro_batches) - 1) + [True]
-        counted += [row for each in micro_batches if each.counted for row in each.rows]
-        numbers.add(len(micro_batches))
-    assert sorted(counted) == [0, 1, 2]
-    assert len(numbers) == 1
 
 
 # Buckets.
@@ -280,23 +225,17 @@ def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
 @pytest.mark.parametrize(
     ("device", "placement", "expected"),
     [
-        ("cpu", {"cuda_graphs": True, "prefetch": None}, Acceleration()),
+        ("cpu", {"cuda_graphs": True}, Acceleration()),
         ("cpu", {"compile": True}, Acceleration(compile=True)),
         (
             "cuda",
-            {"pad_to_multiple_of": None, "prefetch": None},
+            {},
             Acceleration(128, True, 8, cuda_graphs=True, attn_implementation="auto"),
         ),
         (
             "cuda",
-            {
-                "pad_to_multiple_of": 1,
-                "prefetch": False,
-                "cuda_graphs": False,
-                "generate_tokens": 9,
-                "attn_implementation": "flex",
-            },
-            Acceleration(1, False, 8, False, 9, "flex"),
+            {"cuda_graphs": False, "generate_tokens": 9, "attn_implementation": "sdpa"},
+            Acceleration(128, True, 8, False, 9, "sdpa"),
         ),
     ],
 )

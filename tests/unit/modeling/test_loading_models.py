@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
 )
 
 from init_model import train_tokenizer
@@ -22,7 +21,6 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.workflow.errors import InputError
-from support.models import files, weights_equal
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 
@@ -56,14 +54,6 @@ def test_a_classifier_with_more_than_one_label_is_no_reward_model(
         load_scorer(scorer_folder, "fp32", tokenizer)
     with pytest.raises(InputError, match=f"the model {message}"):
         copy_model(scorer_folder, tmp_path / "copy")
-
-
-def test_a_saved_scorer_is_loaded_with_the_same_weights(scorer_folder, tokenizer):
-    assert "model.safetensors" in files(scorer_folder)
-    assert not [name for name in files(scorer_folder) if name.endswith((".bin", ".pt"))]
-    loaded = AutoModelForSequenceClassification.from_pretrained(scorer_folder)
-    assert loaded.config.num_labels == 1
-    assert weights_equal(load_scorer(scorer_folder, "fp32", tokenizer), loaded)
 
 
 def change_config(folder, **changes):

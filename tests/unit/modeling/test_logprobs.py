@@ -37,20 +37,6 @@ def rows(monkeypatch):
     return sizes
 
 
-@pytest.fixture
-def gradients(monkeypatch):
-    """The Gradients objects that were created."""
-    created = []
-
-    class Recorded(logprobs.Gradients):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            created.append(self)
-
-    monkeypatch.setattr(logprobs, "Gradients", Recorded)
-    return created
-
-
 def layer(number=TOKENS, dtype=torch.float32, with_bias=True):
     """Hidden states, weight and bias of an output layer, and tokens."""
     random = torch.Generator().manual_seed(1)
@@ -201,19 +187,3 @@ def test_the_sum_computes_logits_once(rows, monkeypatch):
     hidden, weight, bias, tokens = layer()
     sum_of_logprobs(hidden, weight, bias, tokens).backward()
     assert rows == [3, 3, 1]
-
-
-@pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
-@pytest.mark.parametrize("frozen", range(3))
-def test_a_frozen_input_has_no_gradient_and_others_are_unchanged(frozen, by, gradients):
-    *inputs, tokens = layer()
-    expected = list(gradients_of(by(*inputs, tokens).sum(), *inputs))
-    gradients.clear()
-    inputs[frozen].requires_grad_(False)
-    by(*inputs, tokens).sum().backward()
-    [created] = gradients
-    computed = [created.of_hidden, created.of_weight, created.of_bias]
-    assert [gradient is None for gradient in computed] == [number == frozen for number in range(3)]
-    for number, each in enumerate(inputs):
-        if number != frozen:
-            torch.testing.assert_close(each.grad, expected[number], rtol=1e-5, atol=1e-6)

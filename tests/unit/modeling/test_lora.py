@@ -11,20 +11,17 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
-from conftest import INIT, SEQUENCES
+from conftest import SEQUENCES
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
-    adapted_share,
     add_lora,
     base_weights,
-    disable_adapters,
     linear_layers,
     merge_adapters,
     merged_layers,
 )
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.planning.activation_memory import MemoryTracker
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, LINEAR_LAYERS
 
@@ -92,18 +89,6 @@ def test_exactly_the_linear_layers_of_the_blocks_have_adapters(family, tokenizer
 # Merging.
 
 
-def test_adapters_are_scaled_by_alpha_over_rank(folder, tokenizer):
-    model = randomize_adapters(add_lora(load_causal(folder, "fp32", tokenizer), 2, 8))
-    name = "model.decoder.layers.1.fc1"
-    layer = model.get_submodule(name)
-    product = layer.lora_B["default"].weight @ layer.lora_A["default"].weight
-    # 8 / 2.
-    expected = layer.base_layer.weight + 4 * product
-    torch.testing.assert_close(
-        dict(chain.from_iterable(merged_layers(model)))[f"{name}.weight"], expected.detach()
-    )
-
-
 @pytest.mark.parametrize(("family", "dtype"), [("opt", "bf16"), ("gpt2", "fp32")])
 def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, tokenizer, tmp_path):
     save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
@@ -136,19 +121,6 @@ def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, token
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").dtype == DTYPES[dtype]
 
 
-def test_saving_holds_one_merged_weight_at_a_time(tokenizer, tmp_path):
-    init = INIT | {"num_hidden_layers": 8, "hidden_size": 256, "ffn_dim": 1024}
-    model = make_causal(init | {"word_embed_proj_dim": 256}, tokenizer, 1)
-    model = add_lora(model, 2, 1).to(torch.bfloat16)
-    largest = 256 * 1024
-    with MemoryTracker(model) as tracker:
-        save_model(model, tokenizer, tmp_path)
-    # In fp32 and in bf16.
-    assert largest * 4 < tracker.pop_peak() <= largest * (4 + 2) + 100_000
-    # The layers have 48 times as many weights as the largest of their matrices.
-    assert sum(weight.nbytes for weight in model.parameters()) > 40 * largest
-
-
 def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tmp_path):
     model = randomize_adapters(add_lora(scorer, 2, 1)).to(torch.bfloat16)
     before = logits_of(model)
@@ -162,18 +134,6 @@ def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tm
 
 
 # Disabled adapters give the reference model of a policy.
-
-
-def test_disabled_adapters_give_the_logits_of_the_base_model(tokenizer):
-    model = make_causal(FAMILIES["qwen3"], tokenizer, 1)
-    before = logits_of(model)
-    adapted = randomize_adapters(add_lora(model, 2, 1))
-    after = logits_of(adapted)
-    # fp32 rounding: matrix products need not have the same bits in two calls.
-    with disable_adapters(adapted):
-        torch.testing.assert_close(logits_of(adapted), before, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(logits_of(adapted), after, rtol=1e-5, atol=1e-6)
-    assert (after - before).abs().max() > 0.01
 
 
 # Files.
@@ -211,19 +171,6 @@ SIZE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
 
 
 ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
-
-
-def test_the_share_of_adapted_weights_is_a_warning_for_experts(capsys):
-    config = AutoConfig.for_model("mixtral", **SIZE, **ATTENTION, num_local_experts=4)
-    add_lora(AutoModelForCausalLM.from_config(config), 2, 1)
-    # Of a block: 3,072 weights in the projections of attention; 24,576 in experts, 128 in their
-    # router and 64 in norms are parameters of other modules.
-    assert "linear layers with 11% of the weights" in capsys.readouterr().err
-    config = AutoConfig.for_model("llama", **SIZE, **ATTENTION)
-    model = add_lora(AutoModelForCausalLM.from_config(config), 2, 1)
-    # 9,216 of 9,280: all but the norms.
-    assert adapted_share(model) == 9216 / 9280
-    assert not capsys.readouterr().err
 
 
 def test_layers_that_peft_does_not_support_are_an_error_of_one_line():

@@ -92,15 +92,6 @@ def test_without_packing_each_response_is_a_sequence_after_a_copy_of_its_prompt(
 
 
 @pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
-def test_all_first_responses_come_before_all_second_ones(packing, sequences):
-    batch, ids = collate_pairs(packing, *sequences)
-    assert ids[batch.target_index].tolist() == [13, 14, 15, 22, 34, 16, 23, 24, 35, 36]
-    assert ids[batch.state_index].tolist() == [12, 13, 14, 21, 33, 12, 21, 23, 33, 35]
-    assert ids[batch.last_index].tolist() == [15, 22, 34, 16, 24, 36]
-    assert batch.target_lengths.tolist() == [3, 1, 1, 1, 2, 2]
-
-
-@pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
 def test_with_prompts_all_tokens_but_the_first_are_targets(packing, sequences):
     batch, ids = collate_pairs(packing, *sequences, with_prompts=True)
     chosen = [12, 13, 14, 15, 22, 32, 33, 34]

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from snakechat.modeling.generation import HfSampler, make_sampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.vllm_sampler import CPU_OPTIONS
-from snakechat.workflow import deterministic
 from snakechat.workflow.errors import InputError
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
@@ -200,15 +199,6 @@ def test_the_engine_sleeps_between_samples_and_gets_weights_by_block(sampler, mo
     assert sampler.sample(PROMPTS) == first
 
 
-def test_the_engine_stays_awake_on_a_cpu(sampler, model):
-    sampler.update(model)
-    sampler.sleep()
-    sampler.update(model)
-    sampler.sample(PROMPTS)
-    assert "sleep" not in sampler.llm.events
-    assert sampler.llm.options.items() >= CPU_OPTIONS.items()
-
-
 @pytest.mark.usefixtures("gpu")
 def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model):
     sampler = make_sampler(SETTINGS, STOPS, 8192, folder)
@@ -221,22 +211,6 @@ def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model)
     del sampler
     gc.collect()
     assert engine()
-
-
-@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (9, 0)])
-def test_deterministic_kernels_do_not_depend_on_the_batch(capability, folder, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "0")
-    make_sampler(SETTINGS, STOPS, 8192, folder)
-    assert os.environ["VLLM_BATCH_INVARIANT"] == "0"
-    monkeypatch.setenv(deterministic.REQUEST, "1")
-    if capability < (8, 0):
-        with pytest.raises(InputError, match=r"capability 8\.0 or later, not 7\.5"):
-            make_sampler(SETTINGS, STOPS, 8192, folder)
-    else:
-        make_sampler(SETTINGS, STOPS, 8192, folder)
-        assert os.environ["VLLM_BATCH_INVARIANT"] == "1"
 
 
 def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, monkeypatch):

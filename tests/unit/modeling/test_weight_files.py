@@ -1,4 +1,4 @@
-"""Weights that are read from files in parts, and written one at a time."""
+"""Weights that are read from files in parts, and written file by file."""
 
 import pytest
 import torch

@@ -134,17 +134,17 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
 @pytest.mark.parametrize(
     ("choice", "rule", "num_generations", "gpus", "dense"),
     [
-        (None, "train_sft", None, 1, False),
+        ("auto", "train_sft", None, 1, False),
+        ("sdpa", "train_sft", None, 1, True),
         ("auto", "train_dpo", None, 1, True),
-        ("varlen", "train_dpo", None, 1, True),
-        ("varlen", "train_rlhf", 1, 1, False),
+        ("auto", "train_rlhf", 1, 1, False),
         ("auto", "train_sft", None, 0, True),
     ],
 )
 def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generations, gpus, dense):
     settings = {} if num_generations is None else {"num_generations": num_generations}
     placement = placement_of({"micro_batch_tokens": 64, "gpus_per_node": gpus})
-    placement = replace(placement, attn_implementation=choice or "auto")
+    placement = replace(placement, attn_implementation=choice)
     job = JobSizes({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
     assert job.micro_batch(32, 16).dense_mask == dense
 

@@ -1,6 +1,5 @@
 """Evaluations of a run: when they are due, and how the best model is kept and restored."""
 
-import json
 import math
 from types import SimpleNamespace
 
@@ -115,18 +114,6 @@ def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
     best.state_dict()
     evaluate(best, 50, 0.5)
     assert copies(job) == {"best-40": "step 40", "best-50": "step 50"}
-
-
-def test_state_is_restored(best, job):
-    for step, loss in enumerate([3.0, 2.0, 2.5], start=1):
-        evaluate(best, step, loss)
-    again = evaluations_of(job)
-    again.load_state_dict(json.loads(json.dumps(best.state_dict(), allow_nan=False)))
-    assert (again.best_step, again.best_value, again.since_best) == (
-        best.best_step,
-        best.best_value,
-        best.since_best,
-    )
 
 
 def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job, tmp_path):

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from snakechat.training.engine import FrozenModel
-from support.engines import network, rows
 
 
 class RecordingLayer(nn.Linear):
@@ -37,15 +36,3 @@ def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
             assert moved is module
             assert module.devices[-1] == "cuda:1"
     assert module.devices == devices
-
-
-@pytest.mark.parametrize("offload", [False, True])
-def test_a_frozen_module_computes_no_gradients(offload):
-    module, inputs = network(), rows(4)[0]
-    before = module(inputs).detach()
-    with FrozenModel(module, torch.device("cpu"), offload).on_device() as frozen:
-        assert not frozen.training
-        outputs = frozen(inputs)
-    assert not outputs.requires_grad
-    assert torch.equal(outputs, before)
-    assert not any(weight.requires_grad for weight in module.parameters())

@@ -45,11 +45,3 @@ def test_a_resumed_run_keeps_the_models_of_earlier_steps(tmp_path):
     again.run(range(4, 7))
     assert again.copies() == {f"step-{step}": f"step {step}" for step in (2, 4, 6)}
     assert not (again.result / "step-6/other").exists()
-
-
-def test_only_the_first_process_moves_and_copies(tmp_path, monkeypatch):
-    monkeypatch.setattr("snakechat.training.kept_models.rank", lambda: 1)
-    training = Training(tmp_path, 2)
-    training.run([1, 2])
-    assert [path.name for path in (tmp_path / "states").iterdir()] == [".kept"]
-    assert training.copies() == {}

@@ -61,7 +61,7 @@ def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(make_job, ca
 LINES = [{"prompt": "\n\nHuman: *Hi*", "response": " <b>Yes</b>", "score": 0.123456, "kl": 1.0}]
 
 
-def test_responses_are_logged_as_json_lines_and_to_tensorboard(make_job):
+def test_responses_are_logged_as_json_lines(make_job):
     job = make_job()
     with MetricsLogger(job, 2) as logger:
         logger.log_responses(1, LINES)
@@ -70,13 +70,6 @@ def test_responses_are_logged_as_json_lines_and_to_tensorboard(make_job):
         logger.log_responses(2, LINES)
     lines = (job.result / "responses.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in lines] == [{"step": n, **LINES[0]} for n in (1, 2)]
-    events = EventAccumulator(str(job.log_folder / "tensorboard"))
-    events.Reload()
-    logged = events.Tensors("responses/text_summary")
-    assert [event.step for event in logged] == [1, 2]
-    text = logged[1].tensor_proto.string_val[0].decode()
-    # Indented, which is code in Markdown.
-    assert text == "\n\n    Human: *Hi* <b>Yes</b>\n    [score 0.1235]"
 
 
 def scalars(job, name):
@@ -148,11 +141,3 @@ def test_times_are_written_to_the_log_folder_and_not_into_the_result(make_job):
     assert scalars(job, "times/train") == [(1, 2.0), (2, 2.0)]
     assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
     assert "times" not in (job.result / "metrics.jsonl").read_text()
-
-
-def log_times(job, *steps):
-    with MetricsLogger(job, 4) as logger:
-        for step in steps:
-            logger.log(step, [], loss=1.0)
-            logger.log_times(step, {"all": 1.0}, 1)
-    return [line["step"] for line in times_of(job)]
