@@ -44,7 +44,7 @@ from snakechat.reporting.setting_differences import (
     comparable_settings,
     setting_differences,
 )
-from snakechat.reporting.translations import Translate, translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.run_record import read_run_record
@@ -65,7 +65,7 @@ RESULTS: dict[str, list[str]] = {
 
 def main(job: Job[Any]) -> None:
     """Write the page, comparison.csv and comparison.json."""
-    translate = translator(job.settings.language)
+    set_language(job.settings.language)
     stage, _, name = job.spec["name"].partition("/")
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
     write_data(job.result, groups, RESULTS[stage])
@@ -73,9 +73,9 @@ def main(job: Job[Any]) -> None:
         eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
         title=name,
         sections=[
-            result_section(groups, RESULTS[stage], translate),
-            curve_section(groups, CURVES[stage], translate),
-            setting_section(groups, translate),
+            result_section(groups, RESULTS[stage]),
+            curve_section(groups, CURVES[stage]),
+            setting_section(groups),
         ],
         notes=[
             translate(
@@ -163,23 +163,21 @@ def differences_between(groups: Sequence[Group]) -> dict[str, list[Any]]:
     return setting_differences([group.runs[0].settings for group in groups])
 
 
-def result_section(
-    groups: Sequence[Group], metrics: Sequence[str], translate: Translate
-) -> Section:
+def result_section(groups: Sequence[Group], metrics: Sequence[str]) -> Section:
     """Return the section of results: a figure of each metric, differences, and all numbers."""
     columns = {group.name: group.result for group in groups}
     first, *others = groups
     differences: dict[str, Callable[[str], Figure | None]] = {
         group.name: partial(group.difference, first) for group in others
     }
-    tables = [metric_table(translate("Results"), columns, metrics, translate)]
+    tables = [metric_table(translate("Results"), columns, metrics)]
     caption = translate("Differences from {name}", name=first.name)
-    difference_table = metric_table(caption, differences, metrics, translate, differences=True)
+    difference_table = metric_table(caption, differences, metrics, differences=True)
     if difference_table.rows:
         tables.insert(0, difference_table)
     return Section(
         translate("Results"),
-        panels=metric_panels(columns, filter(is_of_trained_model, metrics), translate),
+        panels=metric_panels(columns, filter(is_of_trained_model, metrics)),
         caption=translate("Bars are 95 % intervals; points without a bar have none."),
         tables=tables,
     )
@@ -190,9 +188,7 @@ def is_of_trained_model(path: str) -> bool:
     return path.partition(".")[0] not in ("before", *INITIAL_MODELS)
 
 
-def curve_section(
-    groups: Sequence[Group], curves: Mapping[str, str], translate: Translate
-) -> Section:
+def curve_section(groups: Sequence[Group], curves: Mapping[str, str]) -> Section:
     """Return the section of curves by step, with the range over the seeds of each group."""
     panels = []
     for key, label in curves.items():
@@ -207,7 +203,7 @@ def curve_section(
     return Section(translate("Curves"), panels, caption)
 
 
-def setting_section(groups: Sequence[Group], translate: Translate) -> Section:
+def setting_section(groups: Sequence[Group]) -> Section:
     """Return the section of the settings that differ, the seeds and the time of a training."""
     rows = [[setting, *as_texts(values)] for setting, values in differences_between(groups).items()]
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]

@@ -13,6 +13,7 @@ from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Card, Page
 from snakechat.reporting.page_rendering import write_headline, write_page
 from snakechat.reporting.report_sections import Report
+from snakechat.reporting.translations import translate
 from snakechat.workflow.job import Job, run
 
 # The chapters in the order of their numbers. Only reports of RLHF have the last one.
@@ -29,7 +30,6 @@ CHAPTERS = {
 def main(job: Job[Any]) -> None:
     """Write the chapters, the tables and the headline."""
     report = Report(job)
-    translate = report.translate
     total = Card(translate("time of all jobs"), total_cost(report.runs))
     more: dict[str, dict[str, Any]] = {
         "results": {

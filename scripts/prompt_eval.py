@@ -23,7 +23,7 @@ from snakechat.modeling.models import max_positions
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
@@ -163,7 +163,8 @@ def write_responses(
     responses: dict[str, dict[str, list[Response]]],
 ) -> None:
     """Write the page: a table for each prompt, with a row for each model."""
-    settings, translate = job.settings, translator(job.settings.language)
+    settings = job.settings
+    set_language(settings.language)
     head = [translate("model"), *map(translate, DECODERS)]
     tables: dict[str, list[Table]] = {}
     for row, (set_name, prompt) in enumerate(prompts):

@@ -23,7 +23,7 @@ from snakechat.reporting.metric_tables import figure_cell
 from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.reporting.page_parts import Card, Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
@@ -122,7 +122,7 @@ def write_scores(
     job: Job[Any], metrics: dict[str, float], by_set: dict[str, list[dict[str, Any]]]
 ) -> None:
     """Write the page: a table for each set, with a row for each pair."""
-    translate = translator(job.settings.language)
+    set_language(job.settings.language)
     head = ["", *map(translate, HEAD)]
     sections = [
         Section(name, tables=[Table("", head, list(pair_rows(rows)), has_texts=True)])
@@ -132,7 +132,7 @@ def write_scores(
         eyebrow=translate("Scores of good and bad responses"),
         title=f"reward/{job.spec['name']}",
         cards=[
-            Card(label_of(key, translate), cell.value, cell.interval)
+            Card(label_of(key), cell.value, cell.interval)
             for key in ("accuracy", "ties")
             if (figure := read_figure(metrics, key)) and (cell := figure_cell(key, figure))
         ],

@@ -8,6 +8,7 @@ from typing import Any
 from snakechat.reporting.page_parts import Page
 from snakechat.reporting.page_rendering import write_page, write_record
 from snakechat.reporting.report_sections import Report
+from snakechat.reporting.translations import translate
 from snakechat.workflow.job import Job, run
 
 
@@ -15,11 +16,11 @@ def main(job: Job[Any]) -> None:
     """Write the page in both forms."""
     report = Report(job)
     training = [
-        section._replace(title=report.translate("Training: {model}", model=section.title))
+        section._replace(title=translate("Training: {model}", model=section.title))
         for section in report.training()
     ]
     page = Page(
-        eyebrow=report.translate("Training record"),
+        eyebrow=translate("Training record"),
         title=job.spec["name"],
         cards=report.headline(),
         remarks=report.remarks(),

@@ -19,8 +19,8 @@ from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from snakechat.reporting import translations
 from snakechat.reporting.page_rendering import CONTROL_SYMBOLS
-from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.run_options import RunOptions
@@ -167,12 +167,17 @@ def test_markup_in_responses_is_text_and_nothing_is_loaded(job, monkeypatch):
     assert "default-src 'none'" in page and "@media print" in page
 
 
-def test_a_page_in_chinese(job):
+def test_a_page_in_chinese(job, monkeypatch):
     job.settings.language = "zh"
+    # The language of the program, which other tests read in English.
+    monkeypatch.setattr(translations, "_texts", {})
     _, page = evaluated(job)
-    assert '<html lang="zh">' in page and translator("zh")("Responses side by side") in page
+    assert (
+        '<html lang="zh">' in page
+        and translations.translations("zh")["Responses side by side"] in page
+    )
     for name in (*prompt_eval.DECODERS, "model"):
-        assert translator("zh")(name) in Cells(page).texts["th"]
+        assert translations.translations("zh")[name] in Cells(page).texts["th"]
     assert "每个回复最多 12 个 token" in page
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from snakechat.reporting.formatting import format_memory, format_number
 from snakechat.reporting.labels import PERPLEXITIES
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import translations
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 PAGES = [f"output/record/{stage}/tiny.html" for stage in STAGES]
@@ -124,7 +124,7 @@ def test_a_record_in_chinese(recorded, tmp_path):
     ours, theirs = (rows_in(page.read_text()) for page in (chinese, english))
     assert ours["回复的困惑度"] == theirs["perplexity of responses"]
     text = chinese.read_text()
-    assert '<html lang="zh">' in text and translator("zh")("loss (nats per token)") in text
+    assert '<html lang="zh">' in text and translations("zh")["loss (nats per token)"] in text
     # Back to English, without a job: the pages change with the results.
     copy.options = recorded.options
     assert copy.planned(*PAGES) == set()

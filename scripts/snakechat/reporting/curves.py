@@ -6,7 +6,7 @@ from typing import Any
 from snakechat.reporting.labels import is_fraction
 from snakechat.reporting.page_parts import Section
 from snakechat.reporting.plots import draw_lines
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 
 def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, ...]]:
@@ -18,7 +18,6 @@ def curve_section(
     title: str,
     steps: Sequence[Mapping[str, Any]],
     curves: Mapping[str, str],
-    translate: Translate,
 ) -> Section:
     """Return a section with a figure of each metric that the steps have.
 

@@ -6,7 +6,7 @@ Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (
 import math
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 
 def N_(message: str) -> str:
@@ -115,7 +115,7 @@ def model_label(model: str) -> str:
     return MODELS.get(model, model)
 
 
-def label_of(path: str, translate: Translate) -> str:
+def label_of(path: str) -> str:
     """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
     keys = path.split(".")
     if keys[0] == "wins":

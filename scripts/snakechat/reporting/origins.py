@@ -4,7 +4,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 
 def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
@@ -16,7 +16,6 @@ def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
 def describe_origin(
     entry: Mapping[str, Any],
     license: str | None = None,
-    translate: Translate = str.format,
 ) -> str:
     """Describe the external source of a job in the lineage, or the parameters that generated it.
 

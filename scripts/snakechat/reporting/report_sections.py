@@ -17,7 +17,7 @@ from snakechat.reporting.remarks import remarks_on
 from snakechat.reporting.response_examples import response_sections
 from snakechat.reporting.result_sections import headline, result_section
 from snakechat.reporting.training_tables import training_tables
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.workflow.job import Job
 from snakechat.workflow.lineage import lineage_columns
 
@@ -38,7 +38,8 @@ class Report:
     """
 
     def __init__(self, job: Job[Any]) -> None:
-        self.job, self.translate = job, translator(job.settings.language)
+        self.job = job
+        set_language(job.settings.language)
         self.stage, _, self.name = job.spec["name"].partition("/")
         # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
         self.stages = [stage for stage in STAGES if f"train_{stage}" in job.inputs]
@@ -59,14 +60,14 @@ class Report:
 
     def headline(self) -> list[Card]:
         """Return the main results of the recipe."""
-        return headline(self.stage, self.metrics[self.stage], self.translate)
+        return headline(self.stage, self.metrics[self.stage])
 
     def remarks(self) -> list[str]:
         """Return remarks on the results."""
         return [
-            f"{self.translate(STAGES[stage])}: {remark}"
+            f"{translate(STAGES[stage])}: {remark}"
             for stage, metrics in self.metrics.items()
-            for remark in remarks_on(stage, metrics, self.translate)
+            for remark in remarks_on(stage, metrics)
         ]
 
     def results(self) -> list[Section]:
@@ -74,24 +75,24 @@ class Report:
         order = sorted(self.stages, key=lambda stage: stage != self.stage)
         settings = self.job.lineage[f"output/{self.stage}/{self.name}"]["settings"]
         return [
-            *(result_section(stage, self.metrics[stage], self.translate) for stage in order),
-            Section(self.translate("Settings"), tables=[value_table("", settings)]),
+            *(result_section(stage, self.metrics[stage]) for stage in order),
+            Section(translate("Settings"), tables=[value_table("", settings)]),
         ]
 
     def data(self) -> list[Section]:
         """Return the statistics of the data."""
         phases = {stage: self.statistics[f"tokens.{stage}"] for stage in self.stages}
         return [
-            phase_section(phases, self.translate),
-            *prompt_section(self.statistics, self.translate),
+            phase_section(phases),
+            *prompt_section(self.statistics),
         ]
 
     def training(self) -> list[Section]:
         """Return the curves of each training, its held-out metrics and its epochs."""
         return [
-            curve_section(
-                self.translate(STAGES[stage]), steps, CURVES[stage], self.translate
-            )._replace(tables=self.training_tables(stage))
+            curve_section(translate(STAGES[stage]), steps, CURVES[stage])._replace(
+                tables=self.training_tables(stage)
+            )
             for stage, steps in self.steps.items()
         ]
 
@@ -99,20 +100,18 @@ class Report:
         """Return the tables of the training of a stage."""
         settings = self.job.lineage[str(self.job.inputs[f"train_{stage}"])]["settings"]
         num_rows = self.statistics[f"tokens.{stage}"]["train"]["rows"]
-        return training_tables(
-            stage, settings, self.metrics[stage], self.steps[stage], num_rows, self.translate
-        )
+        return training_tables(stage, settings, self.metrics[stage], self.steps[stage], num_rows)
 
     def lineage(self) -> list[Section]:
         """Return the table of the jobs that the report was made from, each below its inputs."""
-        translate, lineage = self.translate, self.job.lineage
+        lineage = self.job.lineage
         licenses = source_licenses(lineage, self.job.options.licenses)
         rows = [
             [
                 path.removeprefix("output/"),
                 lineage[path]["rule"],
                 ", ".join(each.removeprefix("output/") for each in lineage[path]["inputs"]),
-                describe_origin(lineage[path], licenses.get(path), translate),
+                describe_origin(lineage[path], licenses.get(path)),
                 lineage[path]["spec"][:16],
                 accepted_changes(lineage[path]),
             ]
@@ -129,22 +128,20 @@ class Report:
 
     def costs(self) -> list[Section]:
         """Return times and memory of all jobs, and the throughput of the trainings."""
-        sections = [job_section(self.runs, self.translate)]
+        sections = [job_section(self.runs)]
         for stage, steps in self.steps.items():
             path = str(self.job.inputs[f"train_{stage}"])
             train = self.statistics[f"tokens.{stage}"]["train"]
             if run := self.runs[path]:
                 settings = self.job.lineage[path]["settings"]
-                sections.append(
-                    run_section(stage, path, settings, run, steps, train, self.translate)
-                )
+                sections.append(run_section(stage, path, settings, run, steps, train))
         return sections
 
     def responses(self) -> list[Section]:
         """Return responses of all models side by side."""
         lines = read_json_lines(self.job.inputs["evaluate_rlhf"] / "responses.jsonl")
         count = self.metrics["rlhf"]["num_generations"]
-        return response_sections(lines, count, self.translate)
+        return response_sections(lines, count)
 
 
 def accepted_changes(job: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from snakechat.reporting.labels import CURVES, MOMENTS, PAIRS, TOKEN_LOSSES
 from snakechat.reporting.metric_tables import figure_cell
 from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Table
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 Steps = Sequence[Mapping[str, Any]]
 # Metrics of pairs that are known before training.
@@ -22,7 +22,6 @@ def training_tables(
     metrics: Mapping[str, Any],
     steps: Steps,
     num_rows: int,
-    translate: Translate,
 ) -> list[Table]:
     """Return the tables of a training.
 

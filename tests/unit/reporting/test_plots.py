@@ -36,7 +36,7 @@ def test_many_points_are_averaged():
 
 def test_curves_have_held_out_rows():
     steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
-    section = curve_section("SFT", steps, {"loss": "loss", "other": "other"}, str.format)
+    section = curve_section("SFT", steps, {"loss": "loss", "other": "other"})
     [panel] = section.panels
     assert panel.title == "loss"
     assert {"training", "held-out rows", "step"} <= texts_of(panel)

@@ -6,9 +6,7 @@ import pytest
 
 from snakechat.reporting.page_parts import Cell
 from snakechat.reporting.training_tables import held_out_changes, mean_of, training_tables
-from snakechat.reporting.translations import translator
 
-ENGLISH = translator("en")
 SFT = {
     "before": {"response_perplexity": math.e**2, "perplexity": math.e},
     "after": {"response_perplexity": math.e, "perplexity": 1.0},
@@ -24,7 +22,7 @@ STEPS = [
 
 def tables(stage, metrics, steps):
     settings = {"global_batch_size": 2, "rollout_batch_size": 2}
-    return training_tables(stage, settings, metrics, steps, 3, ENGLISH)
+    return training_tables(stage, settings, metrics, steps, 3)
 
 
 def test_sft_has_losses_before_and_after_and_the_loss_of_each_epoch():

@@ -7,19 +7,19 @@ import jinja2
 import pytest
 
 from conftest import ROOT
-from snakechat.reporting.translations import TABLES, translations, translator
+from snakechat.reporting import translations as pages
+from snakechat.reporting.translations import TABLES, translate, translations
 from snakechat.workflow.code_digests import code_digests
 
 
-def test_a_text_is_translated_and_its_placeholders_replaced():
-    chinese, english = translator("zh"), translator("en")
-    assert (english("accuracy"), chinese("accuracy")) == ("accuracy", "准确率")
-    assert english("Report of {recipe}", recipe="a") == "Report of a"
-    assert chinese("Report of {recipe}", recipe="a") == "a 的报告"
-
-
-def test_a_text_without_a_translation_appears_in_english():
-    assert translator("zh")("a text of {recipe}", recipe="mine") == "a text of mine"
+def test_texts_are_in_the_language_of_the_program(monkeypatch):
+    monkeypatch.setattr(pages, "_texts", {})
+    pages.set_language("zh")
+    assert translate("accuracy") == "准确率"
+    assert translate("Report of {recipe}", recipe="a") == "a 的报告"
+    assert translate("a text of {recipe}", recipe="mine") == "a text of mine"
+    pages.set_language("en")
+    assert translate("Report of {recipe}", recipe="a") == "Report of a"
 
 
 def texts_of_pages():
