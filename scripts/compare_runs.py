@@ -8,7 +8,7 @@ comparison.csv and comparison.json have the same numbers.
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from snakechat.reporting.comparison import (
     group_by_settings,
     long_rows,
 )
+from snakechat.reporting.curves import curve_panels
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.labels import (
-    CURVES,
     MODELS,
     MOMENTS,
     PAIRS,
@@ -32,13 +32,11 @@ from snakechat.reporting.labels import (
     RESPONSES,
     STAGES,
     WIN_CRITERIA,
-    is_fraction,
 )
 from snakechat.reporting.metric_tables import metric_panels, metric_table
-from snakechat.reporting.metric_values import Figure
+from snakechat.reporting.metric_values import Figure, with_metrics_before
 from snakechat.reporting.page_parts import Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.plots import draw_lines
 from snakechat.reporting.setting_differences import (
     as_texts,
     comparable_settings,
@@ -74,7 +72,7 @@ def main(job: Job[Any]) -> None:
         title=name,
         sections=[
             result_section(groups, RESULTS[stage]),
-            curve_section(groups, CURVES[stage]),
+            curve_section(groups, stage),
             setting_section(groups),
         ],
         notes=[
@@ -117,20 +115,6 @@ def read_run(job: Job[Any], name: str) -> Run:
         metrics=with_metrics_before(json.loads(metrics), lines),
         seconds=record["seconds"] if record else None,
     )
-
-
-def with_metrics_before(
-    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return metrics.json with the evaluation before a training on pairs, if it had one."""
-    if "accuracy" not in metrics or not steps or steps[0]["step"] > 0:
-        return metrics
-    before = {
-        key.removeprefix("eval_"): value
-        for key, value in steps[0].items()
-        if key.startswith("eval_")
-    }
-    return {**metrics, "before": before}
 
 
 def write_data(folder: Path, groups: Sequence[Group], metrics: Sequence[str]) -> None:
@@ -188,18 +172,13 @@ def is_of_trained_model(path: str) -> bool:
     return path.partition(".")[0] not in ("before", *INITIAL_MODELS)
 
 
-def curve_section(groups: Sequence[Group], curves: Mapping[str, str]) -> Section:
+def curve_section(groups: Sequence[Group], stage: str) -> Section:
     """Return the section of curves by step, with the range over the seeds of each group."""
-    panels = []
-    for key, label in curves.items():
-        points = {group.name: group.points(key) for group in groups}
-        lines = {name: of_group for name, of_group in points.items() if of_group}
-        if lines:
-            panels.append(draw_lines(translate(label), lines, translate("step"), is_fraction(key)))
     caption = translate(
         "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
         " Of a single seed, the thin line shows the values and the thick line their moving mean."
     )
+    panels = curve_panels(stage, {group.name: group.points for group in groups})
     return Section(translate("Curves"), panels, caption)
 
 

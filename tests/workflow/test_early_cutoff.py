@@ -33,7 +33,7 @@ def main(job):
     (job.result / "content.txt").write_text(CONTENT)
     (job.result / "metrics.json").write_text("{}")
     (job.result / "metrics.jsonl").write_text('{"step": 1}')
-    for page in ("record.html", "zero.md", "comparison.html", "responses.html", "scores.html"):
+    for page in ("zero.md", "comparison.html", "responses.html", "scores.html"):
         (job.result / page).touch()
 
 
@@ -44,7 +44,7 @@ REFACTORED = STUB.replace('"first"', '"fir" + "st"')
 CHANGED = STUB.replace('"first"', '"second"')
 
 # Rules whose programs show what their inputs were made from.
-PAGES = {"draw_report", "write_record", "compare_runs"}
+PAGES = {"draw_report", "compare_runs"}
 # The programs of the tiny recipes that other jobs read, with their rules.
 PROGRAMS = {}
 for name, readers in READERS.items():

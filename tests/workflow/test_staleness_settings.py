@@ -229,7 +229,7 @@ SETTINGS = {
     ),
     "language": Row(
         setting("language", "zh"),
-        {"draw_report", "write_record", "compare_runs", *PROMPT_PAGES},
+        {"draw_report", "compare_runs", *PROMPT_PAGES},
     ),
     "datasets.generations": Row(
         setting("datasets.picked.generations", "other"), stale("tokenize_generations")

@@ -49,7 +49,7 @@ def job_section(runs: Runs) -> Section:
     rows = [[path.removeprefix("output/"), *run_cells(run)] for path, run in runs.items()]
     note = translate("The time of a resumed training starts where it was resumed.")
     return Section(
-        translate("Jobs"), tables=[Table("", [translate(label) for label in HEAD], rows, note)]
+        translate("Costs"), tables=[Table("", [translate(label) for label in HEAD], rows, note)]
     )
 
 
@@ -102,7 +102,7 @@ def run_section(
         if key in steps[-1]:
             measured["skipped_steps"] = steps[-1][key]
     if "seconds_per_step" in run:
-        measured |= throughput(stage, settings, run, steps, train)._asdict()
+        measured |= throughput(stage, settings, run, steps, train)
     shown = {
         key: format_number(value) if isinstance(value, float) else value
         for key, value in measured.items()

@@ -44,16 +44,12 @@ def phase_section(phases: Mapping[str, Statistics]) -> Section:
     return Section(translate("Rows of each phase"), tables=tables)
 
 
-def prompt_section(statistics: Mapping[str, Statistics]) -> list[Section]:
+def prompt_section(statistics: Mapping[str, Statistics]) -> Section:
     """Return the section of repeated and shared prompts, and of which response is longer.
-
-    A training record has no such section: it is not made from datasets.
 
     statistics: stats.json of the datasets, by input name (records.DATASET, rows.DATASET).
     """
     datasets = [name.partition(".")[2] for name in statistics if name.startswith("records.")]
-    if not datasets:
-        return []
     rows = [
         [
             f"{dataset}: {phase}",
@@ -90,4 +86,4 @@ def prompt_section(statistics: Mapping[str, Statistics]) -> list[Section]:
         translate("chosen response is the longer one"),
     ]
     datasets_table = Table(translate("datasets"), head, rows)
-    return [Section(translate("Prompts of each dataset"), tables=[datasets_table, phases])]
+    return Section(translate("Prompts of each dataset"), tables=[datasets_table, phases])

@@ -51,10 +51,6 @@ CURVES = {
 
 # Evaluations of held-out rows.
 MOMENTS = {"before": N_("before training"), "after": N_("after training")}
-TOKEN_LOSSES = {
-    "response_perplexity": N_("loss of responses (nats per token)"),
-    "perplexity": N_("loss of prompts and responses (nats per token)"),
-}
 PERPLEXITIES = {
     "response_perplexity": N_("perplexity of responses"),
     "perplexity": N_("perplexity of prompts and responses"),

@@ -29,9 +29,9 @@ def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> 
         found.setdefault(line["model"], []).append(line)
     responses = {model: of_model[::num_generations] for model, of_model in found.items()}
     rows = {
-        translate("The first held-out prompts"): range(len(responses["rlhf"]))[:FIRST],
+        translate("Responses to the first held-out prompts"): range(len(responses["rlhf"]))[:FIRST],
         translate(
-            "Prompts where the score decreased most from {initial} to RLHF",
+            "Responses whose score decreased most from {initial} to RLHF",
             initial=model_label(initial_model(responses)),
         ): largest_decreases(responses),
     }
@@ -54,7 +54,7 @@ def prompt_table(responses: Responses, row: int) -> Table:
         for key in keys
     ]
     rows = [[*model, *cells] for model, *cells in zip(models, *scores, strict=True)]
-    head = [translate("model"), translate("response"), *(label_of(key) for key in keys)]
+    head = [translate("model"), translate("first response"), *(label_of(key) for key in keys)]
     return Table(responses["rlhf"][row]["prompt"].strip(), head, rows, has_texts=True)
 
 

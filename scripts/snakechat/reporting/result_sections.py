@@ -76,7 +76,7 @@ def headline(stage: str, metrics: Metrics) -> list[Card]:
 
 def result_section(stage: str, metrics: Metrics) -> Section:
     """Return the section of the results of a stage, from its metrics.json."""
-    title = translate(STAGES[stage])
+    title = translate("Results: {model}", model=translate(STAGES[stage]))
     if stage == "rlhf":
         return rlhf_section(title, metrics)
     by_dataset = metrics.get("by_dataset", {})
@@ -88,7 +88,8 @@ def result_section(stage: str, metrics: Metrics) -> Section:
             for when, moment in moments.items()
         }
         return Section(title, tables=[metric_table("", columns, PERPLEXITIES)])
-    datasets = {translate("all pairs"): metrics, **by_dataset}
+    before = {translate("before training"): metrics["before"]} if "before" in metrics else {}
+    datasets = before | {translate("all pairs"): metrics, **by_dataset}
     columns = {name: partial(read_figure, of) for name, of in datasets.items()}
     return Section(title, tables=[metric_table("", columns, PAIRS)])
 

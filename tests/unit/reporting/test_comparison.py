@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from compare_runs import RESULTS, result_section, setting_section, with_metrics_before
+from compare_runs import RESULTS, result_section, setting_section
 from snakechat.reporting.comparison import (
     Group,
     Run,
@@ -125,21 +125,6 @@ def test_results_before_training_stand_beside_those_after_it():
     ]
     run = a_run("a", 1, metrics={**METRICS, "base": {"score": 0.5}})
     assert run.result("base.score") is None and run.result("sft.score").value == 1
-
-
-def test_the_evaluation_of_a_reward_model_before_training_is_a_result():
-    steps = [{"step": 0, "eval_accuracy": 0.5, "eval_loss": 0.7}, {"step": 1, "loss": 0.6}]
-    metrics = with_metrics_before({"accuracy": 0.75, "pairs": 100, "loss": 0.5}, steps)
-    group = Group("a", [a_run("a", 1, steps, metrics)])
-    rows = texts_of(result_section([group], RESULTS["reward"]).tables[0].rows)
-    assert rows == [
-        ["accuracy before training", "50.0 %"],
-        ["accuracy", "75.0 % [65.7 %, 82.5 %]"],
-        ["loss (nats per pair) before training", "0.700"],
-        ["loss (nats per pair)", "0.500"],
-    ]
-    for untouched in (({"accuracy": 0.75}, steps[1:]), ({"rlhf": {}}, steps)):
-        assert with_metrics_before(*untouched) == untouched[0]
 
 
 def test_the_data_have_a_row_of_each_mean_and_of_each_seed():

@@ -7,8 +7,9 @@ import pytest
 from snakechat.planning import flops
 from snakechat.reporting.costs import job_section, read_runs, run_cells, run_section, total_cost
 from snakechat.reporting.data_tables import prompt_section
+from snakechat.reporting.metric_values import with_metrics_before
+from snakechat.reporting.origins import accepted_changes
 from snakechat.reporting.remarks import pair_remarks, rlhf_remarks
-from snakechat.reporting.report_sections import accepted_changes
 from snakechat.reporting.response_examples import response_sections
 from snakechat.reporting.result_sections import headline, result_section
 from snakechat.reporting.throughput import throughput
@@ -142,11 +143,15 @@ def test_win_rates_of_each_pair_of_models():
 
 
 def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
-    [table] = result_section("reward", REWARD).tables
-    assert table.head == ["", "all pairs", "a"]
+    steps = [{"step": 0, "eval_accuracy": 0.5}, {"step": 1, "loss": 0.6}]
+    [table] = result_section("reward", with_metrics_before(REWARD, steps)).tables
+    assert table.head == ["", "before training", "all pairs", "a"]
+    accuracies = ["50.0 %", "96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %] best"]
     rows = rows_of(table)
-    assert rows["accuracy"] == ["96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %] best"]
-    assert rows["expected calibration error"] == ["25.0 %", ""]
+    assert rows["accuracy"] == accuracies
+    assert rows["expected calibration error"] == ["", "25.0 %", ""]
+    for untouched in ((REWARD, steps[1:]), (METRICS, steps)):
+        assert with_metrics_before(*untouched) == untouched[0]
 
 
 # --- remarks --------------------------------------------------------------------------------
@@ -204,8 +209,7 @@ def test_repeated_and_shared_prompts_are_counted():
             "sft.eval": {"rows": 50},
         },
     }
-    [section] = prompt_section(statistics)
-    datasets, phases = section.tables
+    datasets, phases = prompt_section(statistics).tables
     assert rows_of(datasets)["toy"][1:] == ["82.0 %", ""]
     assert [row[::2] for row in phases.rows] == [
         ["toy: sft.train", "rlhf.train 1,000"],
@@ -309,18 +313,18 @@ def test_flops_per_token():
 def test_throughput_of_a_run():
     # 16 rows a second of 5 tokens.
     found = throughput("sft", SETTINGS, RUN, [], TRAIN)
-    assert found == (16, 80, 80 * 1080, 80 * 1080 / (2 * 756e12))
+    assert list(found.values()) == [16, 80, 80 * 1080, 80 * 1080 / (2 * 756e12)]
     # The peak rate is one of 16 bits, and of a known GPU.
     for settings, run in ((SETTINGS | {"dtype": "fp32"}, RUN), (SETTINGS, RUN | {"gpu": "x"})):
-        assert throughput("sft", settings, run, [], TRAIN).utilization is None
+        assert throughput("sft", settings, run, [], TRAIN)["utilization"] is None
 
 
 def test_responses_of_a_pair_do_not_attend_to_each_other():
     train = {"rows": 100, "tokens": TRAIN["tokens"] | {"rejected": {"sum": 600}}}
     found = throughput("dpo", SETTINGS, RUN, [], train)
     # A prompt of 3 tokens and a response of 4, on average.
-    assert found.tokens_per_second == 16 * 11
-    assert found.flops_per_second == 16 * 11 * flops.training_flops(MODEL, 7)
+    assert found["tokens_per_second"] == 16 * 11
+    assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
 
 
 def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
@@ -329,8 +333,8 @@ def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
     train = {"rows": 100, "tokens": {"prompt": {"sum": 300}}}
     steps = [{"response/length": 4.0}, {"response/length": 6.0}]
     found = throughput("rlhf", settings, run, steps, train)
-    assert (found.rows_per_second, found.tokens_per_second) == (8, 8 * 13)
-    assert found.flops_per_second == 8 * 13 * flops.rlhf_flops({"actor": MODEL}, 8, 1)
+    assert (found["rows_per_second"], found["tokens_per_second"]) == (8, 8 * 13)
+    assert found["flops_per_second"] == 8 * 13 * flops.rlhf_flops({"actor": MODEL}, 8, 1)
 
 
 def test_the_run_of_a_training_has_its_measurements_and_its_throughput():
