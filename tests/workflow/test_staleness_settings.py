@@ -272,7 +272,7 @@ SETTINGS = {
     "models.prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
     **{
         f"prompt_eval.{key}": Row(setting(f"prompt_eval.{key}", value), {"prompt_eval"})
-        for key, value in {"max_response_length": 9, "temperature": 0.5, "num_beams": 3}.items()
+        for key, value in {"max_response_length": 9, "temperature": 0.5}.items()
     },
     "zero.steps": Row(setting("zero.steps", 3), stale("compare_zero")),
 }

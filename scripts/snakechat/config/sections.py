@@ -303,7 +303,6 @@ class PromptEval(TypedDict):
 
     max_response_length: Count
     temperature: Positive
-    num_beams: Annotated[int, Keyword("minimum", 2)]
 
 
 class ZeroComparison(TypedDict):
