@@ -3,7 +3,7 @@
 A recipe is NAME, or NAME@KEY for a version in the store.
 
 Recipes that differ only in their seed are one column: mean and interval over the seeds.
-comparison.csv and comparison.json have the same numbers.
+comparison.csv has the same numbers.
 """
 
 import csv
@@ -18,7 +18,6 @@ from snakechat.reporting.comparison import (
     COLUMNS,
     Group,
     Run,
-    difference_rows,
     group_by_settings,
     long_rows,
 )
@@ -62,11 +61,14 @@ RESULTS: dict[str, list[str]] = {
 
 
 def main(job: Job[Any]) -> None:
-    """Write the page, comparison.csv and comparison.json."""
+    """Write the page and comparison.csv."""
     set_language(job.settings.language)
     stage, _, name = job.spec["name"].partition("/")
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
-    write_data(job.result, groups, RESULTS[stage])
+    with (job.result / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(long_rows(groups, RESULTS[stage]))
     page = Page(
         eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
         title=name,
@@ -82,10 +84,7 @@ def main(job: Job[Any]) -> None:
                 " single seed has the interval of its evaluation. A single seed does not"
                 " distinguish a better recipe from a lucky one."
             ),
-            translate(
-                "comparison.csv and comparison.json in {folder} have the same numbers.",
-                folder=job.spec["path"],
-            ),
+            translate("comparison.csv in {folder} has the same numbers.", folder=job.spec["path"]),
         ],
     )
     write_page(job.result / "comparison.html", job.settings.language, page)
@@ -115,36 +114,6 @@ def read_run(job: Job[Any], name: str) -> Run:
         metrics=with_metrics_before(json.loads(metrics), lines),
         seconds=record["seconds"] if record else None,
     )
-
-
-def write_data(folder: Path, groups: Sequence[Group], metrics: Sequence[str]) -> None:
-    """Write comparison.csv and comparison.json: all numbers, by untranslated names."""
-    rows = long_rows(groups, metrics)
-    with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    differences = differences_between(groups)
-    data = {
-        "groups": [
-            {
-                "group": group.name,
-                "recipes": [run.name for run in group.runs],
-                "seeds": [run.seed for run in group.runs],
-                "settings": {key: values[number] for key, values in differences.items()},
-            }
-            for number, group in enumerate(groups)
-        ],
-        "results": rows,
-        "differences": difference_rows(groups, metrics),
-    }
-    text = json.dumps(data, indent=2, ensure_ascii=False)
-    (folder / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
-
-
-def differences_between(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the values of each setting that differs between groups."""
-    return setting_differences([group.runs[0].settings for group in groups])
 
 
 def result_section(groups: Sequence[Group], metrics: Sequence[str]) -> Section:
@@ -184,7 +153,8 @@ def curve_section(groups: Sequence[Group], stage: str) -> Section:
 
 def setting_section(groups: Sequence[Group]) -> Section:
     """Return the section of the settings that differ, the seeds and the time of a training."""
-    rows = [[setting, *as_texts(values)] for setting, values in differences_between(groups).items()]
+    differences = setting_differences([group.runs[0].settings for group in groups])
+    rows = [[setting, *as_texts(values)] for setting, values in differences.items()]
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
     times = [[run.seconds for run in group.runs if run.seconds is not None] for group in groups]
     rows += [

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_equally
 from snakechat.data.encoder import Encoder
@@ -19,7 +19,7 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.model_check import prompt_examples
-from snakechat.modeling.models import max_positions
+from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
@@ -76,9 +76,11 @@ def generate(
     with loaded_policy(
         folder, settings.dtype, tokenizer, job.placement, examples, samples=True
     ) as policy:
-        max_length = limit_response_length(
-            policy.module.model, folder, ids, settings.max_response_length
-        )
+        # The longest prompt limits all responses.
+        longest, max_length = max(map(len, ids)), settings.max_response_length
+        check_sequence_length(policy.module.model, longest + 1)
+        if positions := max_positions(policy.module.model):
+            max_length = min(max_length, positions - longest)
         for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
             torch.manual_seed(settings.seed)
             (generated[decoder],) = sample_equally(
@@ -88,26 +90,6 @@ def generate(
         decoder: [decode(response, tokenizer, ends) for response in responses]
         for decoder, responses in generated.items()
     }
-
-
-def limit_response_length(
-    model: PreTrainedModel, folder: Path, prompts: list[list[int]], max_response_length: int
-) -> int:
-    """Return the response length that the longest prompt leaves, the same for all prompts.
-
-    Raises:
-        InputError: The longest prompt takes all positions of the model.
-    """
-    positions = max_positions(model)
-    longest = max(map(len, prompts))
-    if positions is None:
-        return max_response_length
-    if positions <= longest:
-        raise InputError(
-            f"{folder} has {positions} positions, and the longest prompt has {longest} tokens:"
-            " shorten it"
-        )
-    return min(max_response_length, positions - longest)
 
 
 def decode(ids: list[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> Response:

@@ -189,7 +189,7 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
     responses, _ = evaluated(job)
     assert any(not line["ended"] for line in responses.values())
     job = prompt_job(tmp_path / "long", job.inputs, {"long": ["hat " * 100]})
-    with pytest.raises(InputError, match="has 64 positions, and the longest prompt has 4"):
+    with pytest.raises(InputError, match="exceed the model's 64 positions"):
         prompt_eval.main(job)
 
 

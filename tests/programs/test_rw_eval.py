@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
 def test_ties_are_counted_and_not_correct(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     rows, metrics, page = scored(job)
-    assert [row["winner"] for row in rows] == ["chosen", "tie", "rejected", "chosen"]
+    assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
     assert metrics == {
         "pairs": 4,
         "accuracy": 0.5,
@@ -110,5 +110,5 @@ def test_a_page_in_chinese(job, monkeypatch):
 def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):
     pair = {"prompt": "A hat?", "chosen": "hat " * 100, "rejected": "No."}
     long = prompt_job(tmp_path / "long", job.inputs, {"mine": [pair]}, "prompts/pairs")
-    with pytest.raises(InputError, match="has 64 positions, and the longest prompt and"):
+    with pytest.raises(InputError, match="exceed the model's 64 positions"):
         rw_eval.main(long)

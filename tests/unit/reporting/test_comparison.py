@@ -8,7 +8,6 @@ from compare_runs import RESULTS, result_section, setting_section
 from snakechat.reporting.comparison import (
     Group,
     Run,
-    difference_rows,
     group_by_settings,
     long_rows,
 )
@@ -129,11 +128,10 @@ def test_results_before_training_stand_beside_those_after_it():
 
 def test_the_data_have_a_row_of_each_mean_and_of_each_seed():
     several = Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)])
-    mean, first, second = long_rows([several], ["rlhf.score", "rlhf.judge_score"])
-    assert (mean["group"], mean["seed"], mean["metric"], mean["n"]) == ("b", None, "rlhf.score", 2)
-    assert (mean["value"], mean["low"]) == (3, pytest.approx(3 - 12.706, abs=1e-3))
-    assert first == {**mean, "seed": 1, "value": 2, "low": 1.5, "high": 2.5, "n": 1}
-    assert (second["seed"], second["value"], second["n"]) == (2, 4, 1)
+    mean, *seeds = long_rows([several], ["rlhf.score", "rlhf.judge_score"])
+    low, high = pytest.approx(3 - 12.706, abs=1e-3), pytest.approx(3 + 12.706, abs=1e-3)
+    assert mean == ("b", None, "rlhf.score", 3, low, high, 2)
+    assert seeds == [("b", 1, "rlhf.score", 2, 1.5, 2.5, 1), ("b", 2, "rlhf.score", 4, 1.5, 2.5, 1)]
 
 
 def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
@@ -142,11 +140,9 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     # Both standard errors are 1 / sqrt(3), that of the difference is sqrt(2/3), with t of four
     # degrees of freedom 2.776.
     half = 2.7764 * math.sqrt(2 / 3)
-    far, near = difference_rows(groups, ["loss"])
-    assert far["group"] == "b" and near["group"] == "c"
-    assert (far["value"], far["n"], far["excludes_zero"]) == (10, 3, True)
-    assert [far["low"], far["high"]] == pytest.approx([10 - half, 10 + half], abs=1e-3)
-    assert (near["value"], near["excludes_zero"]) == (1, False)
+    far = groups[1].difference(groups[0], "loss")
+    assert (far.value, far.n) == (10, 3)
+    assert far.interval == pytest.approx([10 - half, 10 + half], abs=1e-3)
     table, _ = result_section(groups, ["loss"]).tables
     assert texts_of(table.rows) == [
         [
@@ -160,11 +156,9 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
 
 def test_single_seeds_have_no_differences():
     groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
-    assert difference_rows(groups, ["accuracy"]) == []
     assert len(result_section(groups, ["accuracy"]).tables) == 1
 
 
 def test_equal_values_of_both_have_a_difference_without_an_interval():
-    groups = [seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])]
-    [row] = difference_rows(groups, ["ties"])
-    assert (row["value"], row["low"], row["excludes_zero"]) == (0.5, None, False)
+    same, other = seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])
+    assert other.difference(same, "ties") == (0.5, None, 2)
