@@ -6,10 +6,9 @@
 #   output/models/MODEL      base models        output/rlhf/RECIPE     chat model, by RL
 #   output/reference/...     DPO's reference    output/eval/...        metrics of each model
 #   output/generations/...   responses          output/scores/...      scores of responses
-#   output/report/...        figures, tables    output/record/...      training records
-#   output/zero/...          ZeRO stages        output/compare/...     recipes, compared
+#   output/report/...        pages, records     output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
-#   output/gate/...          gates, passed
+#   output/zero/...          ZeRO stages        output/gate/...        gates, passed
 #
 # Each path is a link to a folder in output/store, whose manifest.json lists what it was made from
 # and its files.
@@ -65,7 +64,6 @@ include: f"{BUILD['sources']}/rules/rlhf.smk"
 include: f"{BUILD['sources']}/rules/generations.smk"
 include: f"{BUILD['sources']}/rules/report.smk"
 include: f"{BUILD['sources']}/rules/evaluation.smk"
-include: f"{BUILD['sources']}/rules/record.smk"
 include: f"{BUILD['sources']}/rules/zero.smk"
 include: f"{BUILD['sources']}/rules/compare.smk"
 

@@ -6,10 +6,9 @@ writes no result.
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from snakechat.config.hints import available
 from snakechat.reporting.metric_values import read_figure
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -51,24 +50,12 @@ def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
     metric, _, bound = path.rpartition(".")
     figure = read_figure(metrics, metric if bound in BOUNDS else path)
     if figure is None:
-        raise InputError(
-            f"{place}: the evaluation has no metric {path} {available(path, [*paths_of(metrics)])}"
-        )
+        raise InputError(f"{place}: metrics.json of the evaluation has no metric {path}")
     if bound not in BOUNDS:
         return figure.value
     if figure.interval is None:
         raise InputError(f"{place}: {metric} has no 95 % interval: name {metric} instead of {path}")
     return figure.interval[BOUNDS.index(bound)]
-
-
-def paths_of(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the paths of all metrics."""
-    for key, value in metrics.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, int | float) or (isinstance(value, dict) and "interval_95" in value):
-            yield path
-        elif isinstance(value, dict) and path != "intervals_95":
-            yield from paths_of(value, f"{path}.")
 
 
 if __name__ == "__main__":

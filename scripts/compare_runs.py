@@ -3,12 +3,12 @@
 A recipe is NAME, or NAME@KEY for a version in the store.
 
 Recipes that differ only in their seed are one column: mean and interval over the seeds.
-comparison.csv and comparison.json have the same numbers.
+comparison.csv has the same numbers.
 """
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,12 @@ from snakechat.reporting.comparison import (
     COLUMNS,
     Group,
     Run,
-    difference_rows,
     group_by_settings,
     long_rows,
 )
+from snakechat.reporting.curves import curve_panels
 from snakechat.reporting.formatting import format_duration
 from snakechat.reporting.labels import (
-    CURVES,
     MODELS,
     MOMENTS,
     PAIRS,
@@ -32,19 +31,17 @@ from snakechat.reporting.labels import (
     RESPONSES,
     STAGES,
     WIN_CRITERIA,
-    is_fraction,
 )
 from snakechat.reporting.metric_tables import metric_panels, metric_table
-from snakechat.reporting.metric_values import Figure
+from snakechat.reporting.metric_values import Figure, with_metrics_before
 from snakechat.reporting.page_parts import Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.plots import draw_lines
 from snakechat.reporting.setting_differences import (
     as_texts,
     comparable_settings,
     setting_differences,
 )
-from snakechat.reporting.translations import Translate, translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.run_record import read_run_record
@@ -64,18 +61,21 @@ RESULTS: dict[str, list[str]] = {
 
 
 def main(job: Job[Any]) -> None:
-    """Write the page, comparison.csv and comparison.json."""
-    translate = translator(job.settings.language)
+    """Write the page and comparison.csv."""
+    set_language(job.settings.language)
     stage, _, name = job.spec["name"].partition("/")
     groups = group_by_settings([read_run(job, recipe) for recipe in job.settings.recipes])
-    write_data(job.result, groups, RESULTS[stage])
+    with (job.result / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(long_rows(groups, RESULTS[stage]))
     page = Page(
         eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
         title=name,
         sections=[
-            result_section(groups, RESULTS[stage], translate),
-            curve_section(groups, CURVES[stage], translate),
-            setting_section(groups, translate),
+            result_section(groups, RESULTS[stage]),
+            curve_section(groups, stage),
+            setting_section(groups),
         ],
         notes=[
             translate(
@@ -84,10 +84,7 @@ def main(job: Job[Any]) -> None:
                 " single seed has the interval of its evaluation. A single seed does not"
                 " distinguish a better recipe from a lucky one."
             ),
-            translate(
-                "comparison.csv and comparison.json in {folder} have the same numbers.",
-                folder=job.spec["path"],
-            ),
+            translate("comparison.csv in {folder} has the same numbers.", folder=job.spec["path"]),
         ],
     )
     write_page(job.result / "comparison.html", job.settings.language, page)
@@ -119,67 +116,21 @@ def read_run(job: Job[Any], name: str) -> Run:
     )
 
 
-def with_metrics_before(
-    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return metrics.json with the evaluation before a training on pairs, if it had one."""
-    if "accuracy" not in metrics or not steps or steps[0]["step"] > 0:
-        return metrics
-    before = {
-        key.removeprefix("eval_"): value
-        for key, value in steps[0].items()
-        if key.startswith("eval_")
-    }
-    return {**metrics, "before": before}
-
-
-def write_data(folder: Path, groups: Sequence[Group], metrics: Sequence[str]) -> None:
-    """Write comparison.csv and comparison.json: all numbers, by untranslated names."""
-    rows = long_rows(groups, metrics)
-    with (folder / "comparison.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    differences = differences_between(groups)
-    data = {
-        "groups": [
-            {
-                "group": group.name,
-                "recipes": [run.name for run in group.runs],
-                "seeds": [run.seed for run in group.runs],
-                "settings": {key: values[number] for key, values in differences.items()},
-            }
-            for number, group in enumerate(groups)
-        ],
-        "results": rows,
-        "differences": difference_rows(groups, metrics),
-    }
-    text = json.dumps(data, indent=2, ensure_ascii=False)
-    (folder / "comparison.json").write_text(f"{text}\n", encoding="utf-8")
-
-
-def differences_between(groups: Sequence[Group]) -> dict[str, list[Any]]:
-    """Return the values of each setting that differs between groups."""
-    return setting_differences([group.runs[0].settings for group in groups])
-
-
-def result_section(
-    groups: Sequence[Group], metrics: Sequence[str], translate: Translate
-) -> Section:
+def result_section(groups: Sequence[Group], metrics: Sequence[str]) -> Section:
     """Return the section of results: a figure of each metric, differences, and all numbers."""
     columns = {group.name: group.result for group in groups}
     first, *others = groups
     differences: dict[str, Callable[[str], Figure | None]] = {
         group.name: partial(group.difference, first) for group in others
     }
-    tables = [metric_table(translate("Results"), columns, metrics, translate)]
+    tables = [metric_table(translate("Results"), columns, metrics)]
     caption = translate("Differences from {name}", name=first.name)
-    difference_table = metric_table(caption, differences, metrics, translate, differences=True)
+    difference_table = metric_table(caption, differences, metrics, differences=True)
     if difference_table.rows:
         tables.insert(0, difference_table)
     return Section(
         translate("Results"),
-        panels=metric_panels(columns, filter(is_of_trained_model, metrics), translate),
+        panels=metric_panels(columns, filter(is_of_trained_model, metrics)),
         caption=translate("Bars are 95 % intervals; points without a bar have none."),
         tables=tables,
     )
@@ -190,26 +141,20 @@ def is_of_trained_model(path: str) -> bool:
     return path.partition(".")[0] not in ("before", *INITIAL_MODELS)
 
 
-def curve_section(
-    groups: Sequence[Group], curves: Mapping[str, str], translate: Translate
-) -> Section:
+def curve_section(groups: Sequence[Group], stage: str) -> Section:
     """Return the section of curves by step, with the range over the seeds of each group."""
-    panels = []
-    for key, label in curves.items():
-        points = {group.name: group.points(key) for group in groups}
-        lines = {name: of_group for name, of_group in points.items() if of_group}
-        if lines:
-            panels.append(draw_lines(translate(label), lines, translate("step"), is_fraction(key)))
     caption = translate(
         "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
         " Of a single seed, the thin line shows the values and the thick line their moving mean."
     )
+    panels = curve_panels(stage, {group.name: group.points for group in groups})
     return Section(translate("Curves"), panels, caption)
 
 
-def setting_section(groups: Sequence[Group], translate: Translate) -> Section:
+def setting_section(groups: Sequence[Group]) -> Section:
     """Return the section of the settings that differ, the seeds and the time of a training."""
-    rows = [[setting, *as_texts(values)] for setting, values in differences_between(groups).items()]
+    differences = setting_differences([group.runs[0].settings for group in groups])
+    rows = [[setting, *as_texts(values)] for setting, values in differences.items()]
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
     times = [[run.seconds for run in group.runs if run.seconds is not None] for group in groups]
     rows += [

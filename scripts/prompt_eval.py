@@ -1,6 +1,6 @@
 """Generate responses of all models of a recipe to the same prompts and show them side by side.
 
-Each model responds to each prompt three times: with greedy decoding, sampling and beam search.
+Each model responds to each prompt twice: with greedy decoding and with sampling.
 responses.jsonl contains the responses, responses.html is the page.
 """
 
@@ -10,26 +10,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from snakechat.algorithms.rollouts import gather_responses, rows_of_rank, sample_equally
+from snakechat.algorithms.rollouts import sample_equally
 from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.model_check import prompt_examples
-from snakechat.modeling.models import max_positions
+from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
-DECODERS = (N_("greedy"), N_("sampled"), N_("beam search"))
+DECODERS = (N_("greedy"), N_("sampled"))
 
 # A response as text, and whether it ended: {"text", "ended"}.
 Response = dict[str, Any]
@@ -63,7 +63,7 @@ def generate(
     Raises:
         InputError: A prompt contains a special token, or leaves no positions for a response.
     """
-    settings, max_tokens = job.settings, job.placement.micro_batch_tokens
+    settings = job.settings
     tokenizer = load_tokenizer(folder)
     encoder = Encoder(tokenizer, settings.template)
     for _, prompt in prompts:
@@ -71,84 +71,25 @@ def generate(
             raise InputError(f"prompt {prompt[:60]!r} contains a special token: remove it")
     ids = encoder.prompts([[("user", prompt)] for _, prompt in prompts])
     ends = stop_ids(tokenizer, folder)
-    generated: dict[str, list[list[int]]] = {}
     examples = prompt_examples(ids, settings.max_response_length, 1)
+    generated = {}
     with loaded_policy(
         folder, settings.dtype, tokenizer, job.placement, examples, samples=True
     ) as policy:
-        max_length = limit_response_length(
-            policy.module.model, folder, ids, settings.max_response_length
-        )
+        # The longest prompt limits all responses.
+        longest, max_length = max(map(len, ids)), settings.max_response_length
+        check_sequence_length(policy.module.model, longest + 1)
+        if positions := max_positions(policy.module.model):
+            max_length = min(max_length, positions - longest)
         for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
             torch.manual_seed(settings.seed)
             (generated[decoder],) = sample_equally(
-                policy, ids, ends, max_length, temperature, max_tokens
+                policy, ids, ends, max_length, temperature, job.placement.micro_batch_tokens
             )
-        with policy.sampling():
-            own_rows = rows_of_rank(len(ids))
-            own_prompts = [ids[row] for row in own_rows]
-            found = search_beams(
-                policy.module.model, own_prompts, ends, max_length, settings.num_beams
-            )
-        shape = 1, len(ids), max_length
-        (generated["beam search"],) = gather_responses([found], own_rows, shape)
     return {
-        decoder: [decode(response, tokenizer, ends) for response in generated[decoder]]
-        for decoder in DECODERS
+        decoder: [decode(response, tokenizer, ends) for response in responses]
+        for decoder, responses in generated.items()
     }
-
-
-def limit_response_length(
-    model: PreTrainedModel, folder: Path, prompts: list[list[int]], max_response_length: int
-) -> int:
-    """Return the response length that the longest prompt leaves, the same for all prompts.
-
-    Raises:
-        InputError: The longest prompt takes all positions of the model.
-    """
-    positions = max_positions(model)
-    longest = max(map(len, prompts))
-    if positions is None:
-        return max_response_length
-    if positions <= longest:
-        raise InputError(
-            f"{folder} has {positions} positions, and the longest prompt has {longest} tokens:"
-            " shorten it"
-        )
-    return min(max_response_length, positions - longest)
-
-
-@torch.no_grad()
-def search_beams(
-    model: PreTrainedModel,
-    prompts: list[list[int]],
-    ends: Sequence[int],
-    max_response_length: int,
-    num_beams: int,
-) -> list[list[int]]:
-    """Return the response to each prompt with the highest mean log-probability per token.
-
-    Prompts and responses are token ids; a response includes the stop id that ended it.
-
-    Args:
-        ends: The stop ids.
-    """
-    # generate() would merge the defaults of the model's own generation config.
-    model.generation_config = GenerationConfig(
-        do_sample=False,
-        num_beams=num_beams,
-        max_new_tokens=max_response_length,
-        eos_token_id=list(ends),
-        pad_token_id=ends[0],
-    )
-    responses = []
-    for prompt in prompts:
-        input_ids = torch.tensor([prompt], device=model.device)
-        sequences = model.generate(  # type: ignore[operator]  # typed as an attribute of Module
-            input_ids, attention_mask=torch.ones_like(input_ids)
-        )
-        responses.append(sequences[0, len(prompt) :].tolist())
-    return responses
 
 
 def decode(ids: list[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> Response:
@@ -163,7 +104,8 @@ def write_responses(
     responses: dict[str, dict[str, list[Response]]],
 ) -> None:
     """Write the page: a table for each prompt, with a row for each model."""
-    settings, translate = job.settings, translator(job.settings.language)
+    settings = job.settings
+    set_language(settings.language)
     head = [translate("model"), *map(translate, DECODERS)]
     tables: dict[str, list[Table]] = {}
     for row, (set_name, prompt) in enumerate(prompts):
@@ -173,9 +115,8 @@ def write_responses(
         ]
         tables.setdefault(set_name, []).append(Table(prompt, head, rows, has_texts=True))
     note = translate(
-        "Sampling: temperature {temperature}, seed {seed}. Beam search: {num_beams} beams. A"
-        " response has at most {max_response_length} tokens; […] marks responses that were"
-        " truncated there.",
+        "Sampling: temperature {temperature}, seed {seed}. A response has at most"
+        " {max_response_length} tokens; […] marks responses that were truncated there.",
         **vars(settings),
     )
     page = Page(

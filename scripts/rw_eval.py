@@ -9,21 +9,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
-from snakechat.modeling.models import max_positions
+from snakechat.modeling.models import check_sequence_length
 from snakechat.reporting.labels import N_, label_of
 from snakechat.reporting.metric_tables import figure_cell
 from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.reporting.page_parts import Card, Page, Section, Table
 from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import set_language, translate
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
@@ -45,13 +43,22 @@ def main(job: Job[Any]) -> None:
     start_evaluation(job.placement, DTYPE)
     examples = encode(pairs, Encoder(tokenizer, settings.template))
     with loaded_scorer(folder, DTYPE, tokenizer, job.placement, examples) as model:
-        check_length(examples, model.module.model, folder)
+        longest = int((examples.prompt_lengths + examples.response_lengths).max())
+        check_sequence_length(model.module.model, longest)
         scores = response_scores(model.module, examples, job.placement.micro_batch_tokens)
     if rank() > 0:
         return
     rows = [
-        {"set": set_name, **pair, **compare_scores(*map(float, pair_scores))}
-        for (set_name, pair), pair_scores in zip(pairs, scores.T, strict=True)
+        {
+            "set": set_name,
+            **pair,
+            "chosen_score": chosen_score,
+            "rejected_score": rejected_score,
+            "margin": chosen_score - rejected_score,
+        }
+        for (set_name, pair), (chosen_score, rejected_score) in zip(
+            pairs, scores.T.tolist(), strict=True
+        )
     ]
     with open(job.result / "scores.jsonl", "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
@@ -84,37 +91,14 @@ def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Exa
     return Examples(prompts, *responses)
 
 
-def check_length(examples: Examples, model: PreTrainedModel, folder: Path) -> None:
-    """Check that the model has positions for all pairs.
-
-    Raises:
-        InputError: A prompt and its response are longer.
-    """
-    positions = max_positions(model)
-    longest = int((examples.prompt_lengths + examples.response_lengths).max())
-    if positions is not None and longest > positions:
-        raise InputError(
-            f"{folder} has {positions} positions, and the longest prompt and response have"
-            f" {longest} tokens: shorten them"
-        )
-
-
-def compare_scores(chosen_score: float, rejected_score: float) -> dict[str, Any]:
-    """Return the scores of a pair, their margin and which response wins."""
-    margin = chosen_score - rejected_score
-    winner = "tie" if margin == 0 else "chosen" if margin > 0 else "rejected"
-    scores = {"chosen_score": chosen_score, "rejected_score": rejected_score}
-    return {**scores, "margin": margin, "winner": winner}
-
-
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return accuracy (a tie does not count as correct), ties and mean margin of scored pairs."""
-    winners = [row["winner"] for row in rows]
+    margins = [row["margin"] for row in rows]
     return {
-        "pairs": len(rows),
-        "accuracy": winners.count("chosen") / len(rows),
-        "ties": winners.count("tie") / len(rows),
-        "margin": sum(row["margin"] for row in rows) / len(rows),
+        "pairs": len(margins),
+        "accuracy": sum(margin > 0 for margin in margins) / len(margins),
+        "ties": margins.count(0) / len(margins),
+        "margin": sum(margins) / len(margins),
     }
 
 
@@ -122,7 +106,7 @@ def write_scores(
     job: Job[Any], metrics: dict[str, float], by_set: dict[str, list[dict[str, Any]]]
 ) -> None:
     """Write the page: a table for each set, with a row for each pair."""
-    translate = translator(job.settings.language)
+    set_language(job.settings.language)
     head = ["", *map(translate, HEAD)]
     sections = [
         Section(name, tables=[Table("", head, list(pair_rows(rows)), has_texts=True)])
@@ -132,7 +116,7 @@ def write_scores(
         eyebrow=translate("Scores of good and bad responses"),
         title=f"reward/{job.spec['name']}",
         cards=[
-            Card(label_of(key, translate), cell.value, cell.interval)
+            Card(label_of(key), cell.value, cell.interval)
             for key in ("accuracy", "ties")
             if (figure := read_figure(metrics, key)) and (cell := figure_cell(key, figure))
         ],

@@ -26,9 +26,8 @@ from snakechat.workflow.tool_errors import one_line_errors
 
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {
-    "write_record": "*",
     "compare_zero": "zero.md",
-    "draw_report": "costs*",
+    "draw_report": "*",
     "compare_runs": "*.html",
 }
 

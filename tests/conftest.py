@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.placement import SERIAL
-from support.browser import browser, find_browser
 from support.program_forks import ProgramForks, imported_with
 from support.snakemake_fork import run_snakemake
 
@@ -318,15 +317,6 @@ def quick(build_once):
     """The quick build. Tests that change it restore it."""
     options = ("--configfile", str(ROOT / "tests/configs/quick.yaml"))
     return build_once("quick", options, "output/rlhf/tiny", "output/dpo/tiny")
-
-
-@pytest.fixture
-def chromium(tmp_path):
-    """A browser."""
-    if not find_browser():
-        pytest.skip("needs Chromium (apt-get install chromium)")
-    with browser(tmp_path / "profile") as opened:
-        yield opened
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def jobs(job, tokenizer, tmp_path):
     models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
     scorer = {"model": inputs["reward"], "tokens": inputs["tokens"]}
     chat = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": "en"}
-    chat |= {"max_response_length": 12, "temperature": 1.0, "num_beams": 3}
+    chat |= {"max_response_length": 12, "temperature": 1.0}
     functions = {"length_bounds": {"weight": 1, "arguments": {"min_characters": 12}}}
     pages = dict.fromkeys(("prompts", "prompts/pairs"))
     for folder in pages:

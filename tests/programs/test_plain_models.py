@@ -133,5 +133,5 @@ def test_the_evaluation_compares_with_the_base_model(built):
     for model in ("base", "rlhf"):
         judged = metrics[model]["judge_score"]
         assert judged == pytest.approx(2 * metrics[model]["score"], rel=1e-4)
-    page = (output / "report/rlhf/plain/results.html").read_text()
+    page = (output / "report/rlhf/plain/report.html").read_text()
     assert "models/actor" in page and "models/scorer" in page and "RLHF \N{MINUS SIGN} base" in page

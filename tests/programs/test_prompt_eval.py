@@ -19,8 +19,8 @@ from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from snakechat.reporting import translations
 from snakechat.reporting.page_rendering import CONTROL_SYMBOLS
-from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.run_options import RunOptions
@@ -50,7 +50,7 @@ def prompt_job(folder, inputs, sets, kind="prompts", language="en"):
     result.mkdir()
     files = {f"{kind}/{name}.yaml": file_digest(folder / kind / f"{name}.yaml") for name in sets}
     return SimpleNamespace(
-        settings=SimpleNamespace(**settings, num_beams=3),
+        settings=SimpleNamespace(**settings),
         placement=PLACEMENT,
         options=RunOptions(source=str(folder)),
         spec={"name": "rlhf/tiny", "files": files},
@@ -93,7 +93,7 @@ class Cells(HTMLParser):
 
 def test_each_model_responds_to_each_prompt_with_each_decoder(job):
     responses, page = evaluated(job)
-    models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled", "beam search"]
+    models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled"]
     assert list(responses) == [
         (m, d, prompt) for prompt in PROMPTS for m in models for d in decoders
     ]
@@ -133,26 +133,6 @@ def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenize
     assert changed == {"sampled"}
 
 
-def test_beam_search_finds_likelier_responses_than_greedy_decoding(tokenizer, tmp_path):
-    save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, 5), tokenizer, tmp_path / "model")
-    model = load_causal(tmp_path / "model", "fp32", tokenizer)
-    prompts = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
-    stops = [tokenizer.eos_token_id]
-    [greedy] = sample_responses(model, prompts, stops, 6, 0, 300)
-    found = prompt_eval.search_beams(model, prompts, stops, 6, 5)
-    assert found != greedy
-
-    def mean_logprob(prompt, response):
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
-        logprobs = logits.log_softmax(dim=1)
-        return float(logprobs[range(len(response)), response].mean())
-
-    for prompt, ours, theirs in zip(prompts, found, greedy, strict=True):
-        assert len(ours) <= 6
-        assert mean_logprob(prompt, ours) >= mean_logprob(prompt, theirs)
-
-
 def test_markup_in_responses_is_text_and_nothing_is_loaded(job, monkeypatch):
     attack = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
     monkeypatch.setattr(prompt_eval, "decode", lambda *_: {"text": attack, "ended": True})
@@ -167,12 +147,17 @@ def test_markup_in_responses_is_text_and_nothing_is_loaded(job, monkeypatch):
     assert "default-src 'none'" in page and "@media print" in page
 
 
-def test_a_page_in_chinese(job):
+def test_a_page_in_chinese(job, monkeypatch):
     job.settings.language = "zh"
+    # The language of the program, which other tests read in English.
+    monkeypatch.setattr(translations, "_texts", {})
     _, page = evaluated(job)
-    assert '<html lang="zh">' in page and translator("zh")("Responses side by side") in page
+    assert (
+        '<html lang="zh">' in page
+        and translations.translations("zh")["Responses side by side"] in page
+    )
     for name in (*prompt_eval.DECODERS, "model"):
-        assert translator("zh")(name) in Cells(page).texts["th"]
+        assert translations.translations("zh")[name] in Cells(page).texts["th"]
     assert "每个回复最多 12 个 token" in page
 
 
@@ -204,7 +189,7 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
     responses, _ = evaluated(job)
     assert any(not line["ended"] for line in responses.values())
     job = prompt_job(tmp_path / "long", job.inputs, {"long": ["hat " * 100]})
-    with pytest.raises(InputError, match="has 64 positions, and the longest prompt has 4"):
+    with pytest.raises(InputError, match="exceed the model's 64 positions"):
         prompt_eval.main(job)
 
 

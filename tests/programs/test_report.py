@@ -1,5 +1,6 @@
-"""The report of a build: chapters and pages, rejection of stale results, display in a browser."""
+"""Reports: the page and the record of a build, rejection of stale results, display in a browser."""
 
+import html
 import json
 import re
 import shutil
@@ -7,112 +8,125 @@ import shutil
 import pytest
 
 from conftest import Workflow
-from snakechat.reporting.formatting import format_metric, format_number
+from snakechat.reporting.formatting import format_memory, format_metric, format_number
+from snakechat.reporting.labels import PERPLEXITIES
+from support.browser import find_browser, shown_in_browser
 
-# --- a build --------------------------------------------------------------------------------
+REPORT = "output/report/rlhf/tiny/report.html"
+RECIPES = ("rlhf/tiny", "dpo/tiny")
 
-CHAPTERS = {
-    "1 Results": {"results.html", "metrics.csv"},
-    "2 Data": {"data.html", "data.csv"},
-    "3 Training": {"training.html"},
-    "4 Lineage": {"lineage.html"},
-    "5 Costs": {"costs.html"},
-    "6 Responses": {"responses.html"},
-}
-PAGES = {name for names in CHAPTERS.values() for name in names if name.endswith(".html")}
+needs_browser = pytest.mark.skipif(
+    not find_browser(), reason="needs Chromium (apt-get install chromium)"
+)
 
 
 @pytest.fixture(scope="module")
 def report(quick):
-    """The report of the quick build as one page."""
+    """The report of Snakemake."""
     path = quick.folder / "report.html"
-    process = quick.snakemake("--report", path.name, "output/rlhf/tiny")
+    process = quick.snakemake("--report", path.name, *(f"output/{recipe}" for recipe in RECIPES))
     assert process.returncode == 0, process.stdout
     assert "are stale" not in process.stdout
     return path
 
 
 def read_variable(page, name):
-    """A JavaScript variable of the report, which it gets as JSON."""
+    """A JavaScript variable of Snakemake's report, which it gets as JSON."""
     found = re.search(rf"^ *var {name} = ([{{\"].*);$", page.read_text(), re.MULTILINE)
     return json.loads(found[1])
 
 
-def test_every_file_has_a_chapter_and_a_caption(quick, report):
+def rows_in(page):
+    """The cells of each row of a page, by its header."""
+    found = {}
+    for label, cells in re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', page, re.DOTALL):
+        texts = [re.sub("<.*?>", "", cell) for cell in re.findall("<td.*?>(.*?)</td>", cells)]
+        found.setdefault(label, texts)
+    return found
+
+
+def test_snakemakes_report_has_a_page_and_a_caption_for_each_recipe(quick, report):
     categories, results = (read_variable(report, name) for name in ("categories", "results"))
-    found = {
-        chapter: {path.rpartition("/")[2] for path in recipes["rlhf/tiny"]}
-        for chapter, recipes in categories.items()
+    files = {
+        recipe: {path.rpartition("/")[2] for path in paths}
+        for recipe, paths in categories["Recipes"].items()
     }
-    assert found == CHAPTERS
-    files = {path.name for path in (quick.folder / "output/report/rlhf/tiny").glob("*.*")}
-    assert files - {
-        "manifest.json",
-        "run.json",
-        ".snakemake_timestamp",
-        "costs_and_headline.html",
-    } == set().union(*found.values())
+    assert files == {recipe: {"report.html", "metrics.csv"} for recipe in RECIPES}
     for path, result in results.items():
         assert len(re.sub("<.*?>", "", result["caption"]).strip()) > 20, path
         assert result["data_uri"].startswith("data:"), path
-
-
-def test_the_start_page_shows_the_headline_and_lists_the_chapters(quick, report):
+    # The start page has the main result, with n and the cost.
     text = read_variable(report, "workflow_desc")
-    places = [text.index(f"<strong>{chapter}</strong>: ") for chapter in CHAPTERS]
-    assert places == sorted(places)
-    # The main result comes first, with n and the cost.
     metrics = json.loads((quick.folder / "output/eval/rlhf/tiny/metrics.json").read_text())
     won = format_metric("ties", metrics["wins"]["rlhf"]["sft"]["score"]["mean"])
-    assert text.index("<strong>rlhf/tiny</strong>") < text.index(f"<dd>{won}</dd>") < places[0]
+    assert text.index("<strong>rlhf/tiny</strong>") < text.index(f"<dd>{won}</dd>")
     assert "<dt>held-out prompts</dt><dd>20</dd>" in text and "<dt>time of all jobs</dt>" in text
     assert "Seed of the\nconfig: 1234." in text
 
 
-def test_the_results_page_has_the_metrics_of_the_evaluations(quick):
+def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quick):
     folder = quick.folder / "output"
-    page = (folder / "report/rlhf/tiny/results.html").read_text()
-    sft = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
+    page = (quick.folder / REPORT).read_text()
+    rows = rows_in(page)
+    metrics = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
+    for key, label in PERPLEXITIES.items():
+        for when, cell in zip(("before", "after"), rows[label], strict=True):
+            assert cell.startswith(format_number(metrics[when][key]))
+            low, high = metrics["intervals_95"][when][key]
+            assert f"[{format_number(low)}, {format_number(high)}]" in cell
     reward = json.loads((folder / "eval/reward/tiny/metrics.json").read_text())
-    assert f'<span class="value">{format_number(sft["after"]["response_perplexity"])}' in page
-    assert f'<span class="value">{format_metric("ties", reward["accuracy"])}</span>' in page
+    before, after = rows["accuracy"]
+    assert before.endswith("%") and after.startswith(format_metric("ties", reward["accuracy"]))
     for cell in ("ppo", "1234"):
         assert f"<td>{cell}</td>" in page
-    assert "win rate of RLHF against SFT, by score" in page
-    lineage = (folder / "report/rlhf/tiny/lineage.html").read_text()
-    assert "generated (shop, seed 1234)" in lineage
+    run = json.loads((folder / "sft/tiny/run.json").read_text())
+    assert rows["steps"] == ["8"] and run["steps"] == 8
+    assert rows["seconds_per_step"] == [format_number(run["seconds_per_step"])]
+    assert rows["sft/tiny"][2] == format_memory(run["peak_memory_mb"])
+    assert rows["sft.train"][0] == "120"
+    # 141,184 parameters of the tiny model, and adapters of rank 4.
+    adapters = run["models"]["model"]["trained"]
+    sizes = {"hidden_size": 64, "layers": 2, "trained": adapters, "weights": 141184 + adapters}
+    assert json.loads(html.unescape(rows["models"][0])) == {"model": sizes}
+    assert rows["command"][0].startswith("snakemake --cores 1 output/sft/tiny")
+    assert not rows.keys() & {"licenses", "options"}
+    manifest = json.loads((folder / "report/rlhf/tiny.manifest.json").read_text())
+    assert {path.removeprefix("output/") for path in manifest["lineage"]} <= rows.keys()
+    assert "<td>unknown</td>" not in page and "generated (shop, seed 1234)" in page
+    titles = re.findall("<figcaption>(.*?)</figcaption>", page)
+    assert {"value loss", "explained variance of the returns"} <= set(titles)
 
 
-def test_chapters_number_through(quick):
-    for place, chapter in enumerate(CHAPTERS, 1):
-        [name] = {name for name in CHAPTERS[chapter] if name in PAGES}
-        page = (quick.folder / "output/report/rlhf/tiny" / name).read_text()
-        number, title = chapter.split()
-        assert f'<h1><span class="number">{number}</span>{title}</h1>' in page
-        sections = re.findall(r'<h2><span class="number">([\d.]+)</span>', page)
-        assert sections == [f"{place}.{section}" for section in range(1, len(sections) + 1)]
+def test_the_record_has_the_same_tables_in_markdown(quick):
+    folder = quick.folder / "output/report/rlhf/tiny"
+    page, record = ((folder / name).read_text() for name in ("report.html", "record.md"))
+    accuracy = rows_in(page)["accuracy of choosing the longer response"][-1]
+    assert f"| accuracy of choosing the longer response |  | {accuracy} |\n" in record
+    figures = re.findall(r"!\[.*?\]\((.*?)\)", record)
+    assert len(figures) == page.count("<figure>") and all(
+        (folder / name).exists() for name in figures
+    )
 
 
-def test_a_stage_alone_has_a_report(quick):
-    folder = quick.folder / "output/report/dpo/tiny"
-    assert {path.name for path in folder.glob("*.html")} == PAGES - {"responses.html"} | {
-        "costs_and_headline.html"
-    }
-    page = (folder / "results.html").read_text()
-    accuracy = json.loads((quick.folder / "output/eval/dpo/tiny/metrics.json").read_text())
-    assert f"<dd>{format_metric('ties', accuracy['accuracy'])}</dd>" in page
-    process = quick.snakemake("--report", "dpo.html", "output/dpo/tiny")
-    assert process.returncode == 0, process.stdout
-    found = read_variable(quick.folder / "dpo.html", "categories")
-    assert sorted(found) == [chapter for chapter in CHAPTERS if chapter != "6 Responses"]
-
-
-def test_the_costs_page_has_all_jobs(quick):
-    page = (quick.folder / "output/report/rlhf/tiny/costs.html").read_text()
-    manifest = json.loads((quick.folder / "output/report/rlhf/tiny.manifest.json").read_text())
-    for path in manifest["lineage"]:
-        assert f'<th scope="row">{path.removeprefix("output/")}</th>' in page
-    assert "<td>unknown</td>" not in page and "tokens_per_second" in page
+def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
+    copy = quick.copy(tmp_path / "copy")
+    # A host whose name would break tables and pages.
+    path = copy.folder / "output/dpo/tiny/run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "a|<script>"}))
+    copy.options = (*copy.options, "--config", "language=zh")
+    target = "output/report/dpo/tiny"
+    assert copy.planned(target) == {"draw_report", "report"}
+    copy.build(target)
+    english, chinese = (
+        (tree.folder / target / "report.html").read_text() for tree in (quick, copy)
+    )
+    assert rows_in(chinese)["准确率"] == rows_in(english)["accuracy"]
+    assert '<html lang="zh">' in chinese and "最大舍入误差" in chinese
+    assert rows_in(chinese)["host"] == ["a|&lt;script&gt;"] and "|<script" not in chinese
+    # Back to English, without a job.
+    copy.options = quick.options
+    copy.build(target)
+    assert (copy.folder / target / "report.html").read_text() == english
 
 
 def rejection(workflow, *options):
@@ -149,56 +163,27 @@ def test_a_report_of_missing_results_is_rejected(quick, tmp_path):
     assert rejection(copy) == f"error: output/rlhf/tiny is incomplete{WAY}"
 
 
-# --- in a browser ---------------------------------------------------------------------------
+@needs_browser
+def test_a_browser_shows_the_whole_report_without_a_network(report, tmp_path):
+    text = report.read_text()
+    assert not re.search(r'(?:src|href)="(?:https?:)?//', text)
+    [path] = [
+        path for path in read_variable(report, "results") if path.endswith("rlhf/tiny/report.html")
+    ]
+    click = f"new ToggleViewManager(app).handleSelectedResult({json.dumps(path)})"
+    shown, errors = shown_in_browser(text, f"setTimeout(() => {click}, 1000)", tmp_path)
+    assert '<iframe src="data:text/html' in shown and "snakechat" in shown
+    assert errors == []
 
 
-def test_the_browser_records_requests_and_errors(chromium, tmp_path):
-    path = tmp_path / "page.html"
-    path.write_text(
-        '<img src="http://localhost:9/a.png"><iframe src="data:text/html,<script>throw 1</script>'
-        '<img src=http://localhost:9/b.png>"></iframe><script>console.error("no")</script>'
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1500])
+def test_a_page_fits_into_the_window(quick, width, tmp_path):
+    frame = f'<iframe src="{(quick.folder / REPORT).resolve().as_uri()}" width="{width}"></iframe>'
+    script = (
+        "const page = document.querySelector('iframe').contentDocument.documentElement;"
+        "document.title = `${page.scrollWidth <= page.clientWidth} ${page.clientWidth > 300}`"
     )
-    chromium.open(path)
-    assert {url[-5:] for url in chromium.requests} == {"a.png", "b.png"}
-    assert "['no']" in chromium.errors
-    assert any("Uncaught" in error or error == "1" for error in chromium.errors)
-
-
-def test_a_browser_shows_the_whole_report_without_a_network(chromium, report):
-    chromium.open(report)
-    chromium.wait_for("document.querySelector('.vega-embed svg, .vega-embed canvas') !== null")
-    results = read_variable(report, "results")
-    shown = set()
-    for path, result in results.items():
-        if result["mime_type"] == "text/csv":
-            continue
-        chromium.run(f"new ToggleViewManager(app).handleSelectedResult({json.dumps(path)})")
-        chromium.wait_for(
-            f"document.querySelector('iframe')?.src === results[{json.dumps(path)}].data_uri"
-        )
-        shown.add(path.rpartition("/")[2])
-    assert shown == PAGES
-    assert chromium.requests == []
-    assert chromium.errors == []
-
-
-@pytest.mark.parametrize("width", [390, 1500])
-def test_the_first_page_of_a_report_starts_within_reach(chromium, report, width):
-    chromium.resize(width)
-    chromium.open(report)
-    chromium.wait_for("document.querySelector('.snakechat .cards') !== null")
-    assert chromium.run("document.querySelector('#snakechat h1').getBoundingClientRect().top") >= 0
-
-
-@pytest.mark.parametrize("width", [390, 1500])
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_pages_fit_into_the_window_and_follow_the_theme(chromium, quick, width, theme):
-    chromium.resize(width)
-    chromium.prefer(theme)
-    for name in sorted(PAGES):
-        chromium.open(quick.folder / "output/report/rlhf/tiny" / name)
-        assert chromium.run("document.documentElement.scrollWidth <= window.innerWidth"), name
-        background = chromium.run("getComputedStyle(document.body).backgroundColor")
-        assert background == {"light": "rgb(255, 255, 255)", "dark": "rgb(13, 17, 23)"}[theme]
-    assert chromium.requests == []
-    assert chromium.errors == []
+    shown, errors = shown_in_browser(f"<!doctype html><title></title>{frame}", script, tmp_path)
+    assert "<title>true true</title>" in shown
+    assert errors == []

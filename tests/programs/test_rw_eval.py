@@ -14,7 +14,7 @@ from conftest import INIT
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.reporting.translations import translator
+from snakechat.reporting import translations
 from snakechat.workflow.errors import InputError
 
 TOY = [
@@ -72,7 +72,7 @@ def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
 def test_ties_are_counted_and_not_correct(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     rows, metrics, page = scored(job)
-    assert [row["winner"] for row in rows] == ["chosen", "tie", "rejected", "chosen"]
+    assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
     assert metrics == {
         "pairs": 4,
         "accuracy": 0.5,
@@ -98,14 +98,17 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
 def test_a_page_in_chinese(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     job.settings.language = "zh"
+    # The language of the program, which other tests read in English.
+    monkeypatch.setattr(translations, "_texts", {})
     _, _, page = scored(job)
-    assert translator("zh")("Scores of good and bad responses") in page
+    texts = translations.translations("zh")
+    assert texts["Scores of good and bad responses"] in page
     assert "<h1>reward/tiny</h1>" in page
-    assert translator("zh")("good response (chosen)") in Cells(page).texts["th"]
+    assert texts["good response (chosen)"] in Cells(page).texts["th"]
 
 
 def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):
     pair = {"prompt": "A hat?", "chosen": "hat " * 100, "rejected": "No."}
     long = prompt_job(tmp_path / "long", job.inputs, {"mine": [pair]}, "prompts/pairs")
-    with pytest.raises(InputError, match="has 64 positions, and the longest prompt and"):
+    with pytest.raises(InputError, match="exceed the model's 64 positions"):
         rw_eval.main(long)

@@ -60,11 +60,9 @@ READERS = {
         "train_rlhf",
         "draw_report",
         "compare_zero",
-        "write_record",
     },
     "train_sft": {
         "evaluate_sft",
-        "write_record",
         "train_reward",
         "compute_reference",
         "train_dpo",
@@ -76,7 +74,7 @@ READERS = {
         "draw_report",
         "prompt_eval",
     },
-    "evaluate_sft": {"draw_report", "write_record"},
+    "evaluate_sft": {"draw_report"},
     "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
     "train_reward": {
         "evaluate_reward",
@@ -106,7 +104,6 @@ READERS = {
     "prompt_eval": set(),
     "rw_eval": set(),
     # Of SFT.
-    "write_record": set(),
     "compare_zero": set(),
     # Of DPO.
     "compare_runs": set(),
@@ -137,7 +134,6 @@ COMPARED = "output/compare/dpo/tiny-vs-other.html"
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
-    "output/record/sft/tiny.html",
     ZERO,
     COMPARED,
     "output/prompt_eval/rlhf/tiny.html",

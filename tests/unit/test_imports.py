@@ -101,7 +101,6 @@ def test_planning_loads_no_heavy_library():
         "import_dataset",
         "split_dataset",
         "draw_report",
-        "write_record",
         "check_gate",
     ],
 )

@@ -139,7 +139,7 @@ def test_two_builds_have_the_same_manifests(quick, tmp_path):
         first, second = (json.loads(file.read_text()) for file in (path, twin))
         for manifest in (first, second):
             # These show times.
-            with_times = ("costs.html", "costs_and_headline.html")
+            with_times = ("report.html", "record.md", "headline.html")
             timed = [name for name in manifest["files"] if name in with_times]
             assert bool(timed) == (path.parent.parent.name == "report")
             for name in timed:

@@ -91,7 +91,7 @@ def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
     assert (model / "evaluation/metrics.json").samefile(
         build.folder / "output/eval/sft/tiny/metrics.json"
     )
-    assert (model / "report/results.html").exists() and (model / "README.md").exists()
+    assert (model / "report/report.html").exists() and (model / "README.md").exists()
     assert build.planned("output/sft/tiny") == set()
     assert build.run("python", "scripts/verify.py").returncode == 0
     # As people copy it.

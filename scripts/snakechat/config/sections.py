@@ -333,7 +333,6 @@ class PromptEval(TypedDict):
 
     max_response_length: Count
     temperature: Positive
-    num_beams: Annotated[int, Keyword("ge", 2)]
 
 
 class ZeroComparison(TypedDict):

@@ -1,4 +1,4 @@
-"""Describes the jobs that write pages: reports, records, prompts with responses, comparisons.
+"""Describes the jobs that write pages: reports, prompts with responses, comparisons.
 
 A function has the name of the rule whose jobs it describes.
 """
@@ -43,17 +43,6 @@ def _reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
     trained = [model.name for model in rewards if model.section == "reward"]
     recipes = config.recipes_behind(*config.actor(name))
     return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
-
-
-def write_record(config: Config, stage: str, name: str) -> Description:
-    return Description(
-        settings={"language": config.values["language"]},
-        inputs={
-            f"tokens.{stage}": (f"tokenize_{stage}", name),
-            f"train_{stage}": (f"train_{stage}", name),
-            f"evaluate_{stage}": (f"evaluate_{stage}", name),
-        },
-    )
 
 
 def prompt_eval(config: Config, stage: str, name: str) -> Description:

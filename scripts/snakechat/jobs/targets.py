@@ -7,7 +7,7 @@ from snakechat.config.recipes import STAGES, Config
 from snakechat.jobs.descriptions import Job
 
 # Folder and suffix of the pages that users ask for, by recipe.
-PAGES = {"record": "html", "zero": "md", "prompt_eval": "html", "rw_eval": "html"}
+PAGES = {"zero": "md", "prompt_eval": "html", "rw_eval": "html"}
 FIRST_TARGET = "output/rlhf/tiny"
 
 

@@ -158,32 +158,24 @@ def score_responses(job: JobSizes) -> Workload | None:
 
 def prompt_eval(job: JobSizes) -> Workload:
     """Return the workload of responses to prompt sets, of one model after the other."""
-    settings, response_length = job.settings, job.settings["max_response_length"]
+    response_length = job.settings["max_response_length"]
     prompts = read_prompts(*job.prompt_files())
     tokens = text_counts([[prompt] for _, prompt in prompts])
     models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
     num_prompts = len(prompts)
     shape = job.generation_batch(models[0], tokens, response_length, num_prompts)
-    # Beam search responds to one prompt at a time.
-    beams = shape._replace(sequences=settings["num_beams"])
-    generations = []
-    for model in models:
-        # Greedy decoding and sampling.
-        generations.append(job.generation(model, 2 * num_prompts, shape))
-        # transformers samples beams, without graphs.
-        generations.append(Generation(model, settings["num_beams"] * num_prompts, beams, False))
     flops = sum(
         compute_time.inference_flops(model, tokens.prompt, tokens.prompt) for model in models
     )
-    largest = max(shape, beams)
     return Workload(
         trained=[],
         frozen=models,
         one_at_a_time=True,
-        largest=largest,
-        flops=3 * num_prompts * flops,
-        generation=largest,
-        generations=tuple(generations),
+        largest=shape,
+        # Greedy decoding and sampling.
+        flops=2 * num_prompts * flops,
+        generation=shape,
+        generations=tuple(job.generation(model, 2 * num_prompts, shape) for model in models),
         notes=tuple(tokens.notes),
     )
 

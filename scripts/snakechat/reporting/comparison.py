@@ -2,14 +2,13 @@
 
 import json
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.reporting.curves import points_of
 from snakechat.reporting.intervals import difference_interval, mean_interval
 from snakechat.reporting.labels import bounds_of
-from snakechat.reporting.metric_tables import excludes_zero
 from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.workflow.stored_versions import is_version
 
@@ -117,36 +116,16 @@ def group_by_settings(runs: Sequence[Run]) -> list[Group]:
     return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
 
 
-def long_rows(groups: Sequence[Group], metrics: Collection[str]) -> list[dict[str, Any]]:
-    """Return rows of COLUMNS: of each group and metric the mean, then the value of each seed.
+def long_rows(groups: Sequence[Group], metrics: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of COLUMNS: of each metric and group the mean, then the value of each seed.
 
     A mean has no seed. n is 1 for the value of a seed, which has the interval of its evaluation.
     """
-    rows = []
-    for group in groups:
-        for metric in metrics:
+    for metric in metrics:
+        for group in groups:
             results: list[tuple[int | None, Figure | None]] = [(None, group.result(metric))]
             results += [(run.seed, run.result(metric)) for run in group.runs]
             for seed, result in results:
                 if result is not None:
-                    row = (group.name, seed, metric, *as_row(result))
-                    rows.append(dict(zip(COLUMNS, row, strict=True)))
-    return rows
-
-
-def difference_rows(groups: Sequence[Group], metrics: Collection[str]) -> list[dict[str, Any]]:
-    """Return the differences of the other groups from the first one, by group and metric."""
-    first, *others = groups
-    keys = ("group", "metric", "value", "low", "high", "n", "excludes_zero")
-    return [
-        dict(zip(keys, (group.name, metric, *as_row(found), excludes_zero(found)), strict=True))
-        for group in others
-        for metric in metrics
-        if (found := group.difference(first, metric))
-    ]
-
-
-def as_row(figure: Figure) -> tuple[float, float | None, float | None, int]:
-    """Return value, low, high and n of a figure."""
-    low, high = figure.interval or (None, None)
-    return figure.value, low, high, figure.n
+                    low, high = result.interval or (None, None)
+                    yield group.name, seed, metric, result.value, low, high, result.n

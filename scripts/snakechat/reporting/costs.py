@@ -9,7 +9,7 @@ from snakechat.reporting.labels import N_, STAGES
 from snakechat.reporting.origins import rebuild_command
 from snakechat.reporting.page_parts import Section, Table, value_table
 from snakechat.reporting.throughput import throughput
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 from snakechat.workflow.lineage import lineage_columns
 from snakechat.workflow.run_record import read_run_record
 
@@ -44,18 +44,16 @@ def total_cost(runs: Runs) -> str:
     return format_duration(sum(run["seconds"] for run in runs.values() if run))
 
 
-def job_section(runs: Runs, translate: Translate) -> Section:
+def job_section(runs: Runs) -> Section:
     """Return the section of the time and the memory of the jobs."""
-    rows = [
-        [path.removeprefix("output/"), *run_cells(run, translate)] for path, run in runs.items()
-    ]
+    rows = [[path.removeprefix("output/"), *run_cells(run)] for path, run in runs.items()]
     note = translate("The time of a resumed training starts where it was resumed.")
     return Section(
-        translate("Jobs"), tables=[Table("", [translate(label) for label in HEAD], rows, note)]
+        translate("Costs"), tables=[Table("", [translate(label) for label in HEAD], rows, note)]
     )
 
 
-def run_cells(run: dict[str, Any] | None, translate: Translate) -> list[Any]:
+def run_cells(run: dict[str, Any] | None) -> list[Any]:
     """Return the cells of HEAD after the first one."""
     if run is None:
         return [translate("unknown"), *[None] * 3]
@@ -80,7 +78,6 @@ def run_section(
     run: Mapping[str, Any],
     steps: Sequence[Mapping[str, Any]],
     train: Mapping[str, Any],
-    translate: Translate,
 ) -> Section:
     """Return the section of the run of a training, by the keys of run.json.
 
@@ -105,7 +102,7 @@ def run_section(
         if key in steps[-1]:
             measured["skipped_steps"] = steps[-1][key]
     if "seconds_per_step" in run:
-        measured |= throughput(stage, settings, run, steps, train)._asdict()
+        measured |= throughput(stage, settings, run, steps, train)
     shown = {
         key: format_number(value) if isinstance(value, float) else value
         for key, value in measured.items()

@@ -7,13 +7,13 @@ from snakechat.reporting.formatting import format_number
 from snakechat.reporting.metric_tables import figure_cell
 from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Section, Table
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 Statistics = Mapping[str, Any]
 QUANTILES = ("p1", "p10", "p50", "p90", "p99")
 
 
-def phase_section(phases: Mapping[str, Statistics], translate: Translate) -> Section:
+def phase_section(phases: Mapping[str, Statistics]) -> Section:
     """Return the section of the rows of each phase and of their lengths.
 
     phases: stats.json of tokens, by stage.
@@ -44,16 +44,12 @@ def phase_section(phases: Mapping[str, Statistics], translate: Translate) -> Sec
     return Section(translate("Rows of each phase"), tables=tables)
 
 
-def prompt_section(statistics: Mapping[str, Statistics], translate: Translate) -> list[Section]:
+def prompt_section(statistics: Mapping[str, Statistics]) -> Section:
     """Return the section of repeated and shared prompts, and of which response is longer.
-
-    A training record has no such section: it is not made from datasets.
 
     statistics: stats.json of the datasets, by input name (records.DATASET, rows.DATASET).
     """
     datasets = [name.partition(".")[2] for name in statistics if name.startswith("records.")]
-    if not datasets:
-        return []
     rows = [
         [
             f"{dataset}: {phase}",
@@ -90,4 +86,4 @@ def prompt_section(statistics: Mapping[str, Statistics], translate: Translate) -
         translate("chosen response is the longer one"),
     ]
     datasets_table = Table(translate("datasets"), head, rows)
-    return [Section(translate("Prompts of each dataset"), tables=[datasets_table, phases])]
+    return Section(translate("Prompts of each dataset"), tables=[datasets_table, phases])

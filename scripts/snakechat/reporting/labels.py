@@ -6,7 +6,7 @@ Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (
 import math
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 
 def N_(message: str) -> str:
@@ -51,10 +51,6 @@ CURVES = {
 
 # Evaluations of held-out rows.
 MOMENTS = {"before": N_("before training"), "after": N_("after training")}
-TOKEN_LOSSES = {
-    "response_perplexity": N_("loss of responses (nats per token)"),
-    "perplexity": N_("loss of prompts and responses (nats per token)"),
-}
 PERPLEXITIES = {
     "response_perplexity": N_("perplexity of responses"),
     "perplexity": N_("perplexity of prompts and responses"),
@@ -115,7 +111,7 @@ def model_label(model: str) -> str:
     return MODELS.get(model, model)
 
 
-def label_of(path: str, translate: Translate) -> str:
+def label_of(path: str) -> str:
     """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
     keys = path.split(".")
     if keys[0] == "wins":

@@ -7,7 +7,7 @@ from snakechat.reporting.labels import better_sign, is_fraction, label_of
 from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Cell, Table
 from snakechat.reporting.plots import Panel, draw_estimates
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 # By the names of columns, functions that return the figure at a path, or None if there is none.
 Columns = Mapping[str, Callable[[str], Figure | None]]
@@ -17,7 +17,6 @@ def metric_table(
     caption: str,
     columns: Columns,
     paths: Iterable[str],
-    translate: Translate,
     differences: bool = False,
 ) -> Table:
     """Return a table with a row for each metric that a column has.
@@ -29,7 +28,7 @@ def metric_table(
     for path in paths:
         figures = [figure_at(path) for figure_at in columns.values()]
         if any(figures):
-            rows.append([label_of(path, translate), *figure_cells(path, figures, differences)])
+            rows.append([label_of(path), *figure_cells(path, figures, differences)])
     note = (
         translate(
             "Brackets contain 95 % intervals; pp: percentage points. ▲ and ▼ mark intervals that"
@@ -41,13 +40,13 @@ def metric_table(
     return Table(caption, ["", *columns], rows, note)
 
 
-def metric_panels(columns: Columns, paths: Iterable[str], translate: Translate) -> list[Panel]:
+def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:
     """Return a figure of each metric that a column has."""
     panels = []
     for path in paths:
         figures = {name: figure_at(path) for name, figure_at in columns.items()}
         if any(figures.values()):
-            panels.append(draw_estimates(label_of(path, translate), figures, is_fraction(path)))
+            panels.append(draw_estimates(label_of(path), figures, is_fraction(path)))
     return panels
 
 

@@ -34,6 +34,23 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
     return Figure(value, _find(metrics.get("intervals_95", {}), path))
 
 
+def with_metrics_before(
+    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return metrics.json with the evaluation before a training on pairs, if it had one.
+
+    steps: The lines of metrics.jsonl.
+    """
+    if "accuracy" not in metrics or not steps or steps[0]["step"] > 0:
+        return metrics
+    before = {
+        key.removeprefix("eval_"): value
+        for key, value in steps[0].items()
+        if key.startswith("eval_")
+    }
+    return {**metrics, "before": before}
+
+
 def _find(values: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path in nested mappings; None if there is none."""
     if path in values:

@@ -71,7 +71,6 @@ class Page(NamedTuple):
 
     Attributes:
         eyebrow: The kind of page, above the title.
-        chapter: Its number, and the first part of the numbers of its sections.
         remarks: Sentences above the sections.
         notes: Small print below them.
     """
@@ -79,8 +78,6 @@ class Page(NamedTuple):
     eyebrow: str
     title: str
     sections: Sequence[Section]
-    subtitle: str = ""
-    chapter: int | None = None
     cards: Sequence[Card] = ()
     remarks: Sequence[str] = ()
     notes: Sequence[str] = ()

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 from snakechat.reporting.formatting import format_cell
 from snakechat.reporting.page_parts import Card, Page
 from snakechat.reporting.plots import Panel
-from snakechat.reporting.translations import translator
+from snakechat.reporting.translations import translate
 from snakechat.workflow.printable import CONTROL_CODES
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -31,7 +31,7 @@ for code in b"\t\n":
 
 def write_page(path: Path, language: str, page: Page) -> None:
     """Write an HTML page."""
-    values = {"language": language, "_": translator(language), **page._asdict()}
+    values = {"language": language, "_": translate, **page._asdict()}
     path.write_text(HTML.get_template("page.html").render(values), encoding="utf-8")
 
 

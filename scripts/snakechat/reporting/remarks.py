@@ -7,7 +7,7 @@ from snakechat.evaluation.comparisons import initial_model
 from snakechat.reporting.formatting import format_metric, format_number
 from snakechat.reporting.labels import label_of, model_label
 from snakechat.reporting.metric_values import read_figure
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 Metrics = Mapping[str, Any]
 
@@ -17,15 +17,15 @@ GUESSING = 0.5
 NEAR = 0.02
 
 
-def remarks_on(stage: str, metrics: Metrics, translate: Translate) -> Iterator[str]:
+def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:
     """Yield remarks on the evaluation of a recipe."""
     if stage == "rlhf":
-        yield from rlhf_remarks(metrics, translate)
+        yield from rlhf_remarks(metrics)
     elif stage != "sft":
-        yield from pair_remarks(metrics, translate)
+        yield from pair_remarks(metrics)
 
 
-def rlhf_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
+def rlhf_remarks(metrics: Metrics) -> Iterator[str]:
     """Yield remarks on the evaluation of an RLHF recipe."""
     initial = initial_model(metrics)
     if direction(metrics, "base_score_difference") > 0:
@@ -44,7 +44,7 @@ def rlhf_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
                 "The score rises from {initial} to RLHF, but another metric falls ({metric}): the"
                 " policy exploits errors of the reward model.",
                 initial=model_label(initial),
-                metric=label_of(key, translate),
+                metric=label_of(key),
             )
     counts = [count["normalized"] for count in metrics.get("contamination", {}).values()]
     if any(counts):
@@ -56,7 +56,7 @@ def rlhf_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
         )
 
 
-def pair_remarks(metrics: Metrics, translate: Translate) -> Iterator[str]:
+def pair_remarks(metrics: Metrics) -> Iterator[str]:
     """Yield remarks on the evaluation of a reward model or a DPO model on held-out pairs."""
     datasets = {translate("all pairs"): metrics, **metrics.get("by_dataset", {})}
     for dataset, of in datasets.items():

@@ -8,7 +8,7 @@ from snakechat.reporting.labels import label_of, model_label
 from snakechat.reporting.metric_tables import figure_cells
 from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.page_parts import Section, Table
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 # Prompts on the page: the first ones, and those where the score decreased most.
 FIRST, DECREASED = 10, 3
@@ -17,9 +17,7 @@ FIRST, DECREASED = 10, 3
 Responses = Mapping[str, Sequence[dict[str, Any]]]
 
 
-def response_sections(
-    lines: Sequence[dict[str, Any]], num_generations: int, translate: Translate
-) -> list[Section]:
+def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> list[Section]:
     """Return sections with the first response of each model to some prompts.
 
     Args:
@@ -31,20 +29,20 @@ def response_sections(
         found.setdefault(line["model"], []).append(line)
     responses = {model: of_model[::num_generations] for model, of_model in found.items()}
     rows = {
-        translate("The first held-out prompts"): range(len(responses["rlhf"]))[:FIRST],
+        translate("Responses to the first held-out prompts"): range(len(responses["rlhf"]))[:FIRST],
         translate(
-            "Prompts where the score decreased most from {initial} to RLHF",
+            "Responses whose score decreased most from {initial} to RLHF",
             initial=model_label(initial_model(responses)),
         ): largest_decreases(responses),
     }
     return [
-        Section(title, tables=[prompt_table(responses, row, translate) for row in of_title])
+        Section(title, tables=[prompt_table(responses, row) for row in of_title])
         for title, of_title in rows.items()
         if of_title
     ]
 
 
-def prompt_table(responses: Responses, row: int, translate: Translate) -> Table:
+def prompt_table(responses: Responses, row: int) -> Table:
     """Return the table of the responses to a prompt, with the best one of each score marked."""
     keys = [key for key in ("score", "judge_score") if key in responses["rlhf"][row]]
     models = [
@@ -56,7 +54,7 @@ def prompt_table(responses: Responses, row: int, translate: Translate) -> Table:
         for key in keys
     ]
     rows = [[*model, *cells] for model, *cells in zip(models, *scores, strict=True)]
-    head = [translate("model"), translate("response"), *(label_of(key, translate) for key in keys)]
+    head = [translate("model"), translate("first response"), *(label_of(key) for key in keys)]
     return Table(responses["rlhf"][row]["prompt"].strip(), head, rows, has_texts=True)
 
 

@@ -20,7 +20,7 @@ from snakechat.reporting.labels import (
 from snakechat.reporting.metric_tables import figure_cell, metric_panels, metric_table
 from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.reporting.page_parts import Card, Section, Table
-from snakechat.reporting.translations import Translate
+from snakechat.reporting.translations import translate
 
 Metrics = dict[str, Any]
 _PAIR_HEADLINE = ("accuracy", "longer_wins_accuracy", "calibration_error", "loss")
@@ -52,7 +52,7 @@ PLOTTED = (
 )
 
 
-def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
+def headline(stage: str, metrics: Metrics) -> list[Card]:
     """Return the main results of a recipe with their intervals, and n."""
     cards = []
     initial = initial_model(metrics) if stage == "rlhf" else ""
@@ -61,7 +61,7 @@ def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
         metric = path.removesuffix("_difference")
         is_difference = metric != path
         if (figure := read_figure(metrics, path)) is not None:
-            label = label_of(metric, translate)
+            label = label_of(metric)
             if is_difference:
                 label = translate(
                     "change from {initial} to RLHF: {metric}",
@@ -74,11 +74,11 @@ def headline(stage: str, metrics: Metrics, translate: Translate) -> list[Card]:
     return [*cards, Card(translate(COUNTS[count]), format_number(metrics[count]))]
 
 
-def result_section(stage: str, metrics: Metrics, translate: Translate) -> Section:
+def result_section(stage: str, metrics: Metrics) -> Section:
     """Return the section of the results of a stage, from its metrics.json."""
-    title = translate(STAGES[stage])
+    title = translate("Results: {model}", model=translate(STAGES[stage]))
     if stage == "rlhf":
-        return rlhf_section(title, metrics, translate)
+        return rlhf_section(title, metrics)
     by_dataset = metrics.get("by_dataset", {})
     if stage == "sft":
         moments = {moment: translate(label) for moment, label in MOMENTS.items()}
@@ -87,10 +87,11 @@ def result_section(stage: str, metrics: Metrics, translate: Translate) -> Sectio
             for name, of in {"": metrics, **by_dataset}.items()
             for when, moment in moments.items()
         }
-        return Section(title, tables=[metric_table("", columns, PERPLEXITIES, translate)])
-    datasets = {translate("all pairs"): metrics, **by_dataset}
+        return Section(title, tables=[metric_table("", columns, PERPLEXITIES)])
+    before = {translate("before training"): metrics["before"]} if "before" in metrics else {}
+    datasets = before | {translate("all pairs"): metrics, **by_dataset}
     columns = {name: partial(read_figure, of) for name, of in datasets.items()}
-    return Section(title, tables=[metric_table("", columns, PAIRS, translate)])
+    return Section(title, tables=[metric_table("", columns, PAIRS)])
 
 
 def figure_at(metrics: Metrics, prefix: str, key: str) -> Figure | None:
@@ -98,7 +99,7 @@ def figure_at(metrics: Metrics, prefix: str, key: str) -> Figure | None:
     return read_figure(metrics, f"{prefix}.{key}")
 
 
-def rlhf_section(title: str, metrics: Metrics, translate: Translate) -> Section:
+def rlhf_section(title: str, metrics: Metrics) -> Section:
     """Return the section of the responses of all models to held-out prompts."""
     initial = initial_model(metrics)
     evaluated = metrics["intervals_95"]
@@ -120,12 +121,12 @@ def rlhf_section(title: str, metrics: Metrics, translate: Translate) -> Section:
     )
     return Section(
         title,
-        panels=metric_panels(columns, PLOTTED, translate),
+        panels=metric_panels(columns, PLOTTED),
         caption=translate("Bars are 95 % intervals over prompts (percentile bootstrap)."),
         tables=[
-            metric_table(name, differences, RESPONSES, translate, differences=True),
-            metric_table(responses, columns, RESPONSES, translate),
-            win_table(models, metrics, translate),
+            metric_table(name, differences, RESPONSES, differences=True),
+            metric_table(responses, columns, RESPONSES),
+            win_table(models, metrics),
         ],
     )
 
@@ -135,7 +136,7 @@ def difference_at(metrics: Metrics, prefix: str, key: str) -> Figure | None:
     return read_figure(metrics, f"{prefix}{key}_difference")
 
 
-def win_table(models: list[str], metrics: Metrics, translate: Translate) -> Table:
+def win_table(models: list[str], metrics: Metrics) -> Table:
     """Return the table of win rates, and of win rates by which response is the longer one."""
     paths = [
         f"wins.{model}.{other}.{key}"
@@ -148,6 +149,6 @@ def win_table(models: list[str], metrics: Metrics, translate: Translate) -> Tabl
         if won := read_figure(metrics, path):
             shares = [read_figure(metrics, f"{path}.{key}") for key in LENGTHS]
             cells = [share and figure_cell("wins.", share) for share in (won, *shares)]
-            rows.append([label_of(path, translate), *cells])
+            rows.append([label_of(path), *cells])
     head = ["", translate("win rate (a tie is half a win)"), *map(translate, LENGTHS.values())]
     return Table(translate("Win rates and response lengths"), head, rows)

@@ -4,21 +4,9 @@ Of a step of median length, without saving, loading and evaluation.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from snakechat.planning.flops import peak_flops, rlhf_flops, training_flops
-
-
-class Throughput(NamedTuple):
-    """Throughput of all processes together. Rows are pairs in DPO and prompts in RLHF.
-
-    utilization: The share of the GPUs' peak rate (MFU), None if it is unknown.
-    """
-
-    rows_per_second: float
-    tokens_per_second: float
-    flops_per_second: float
-    utilization: float | None
 
 
 def throughput(
@@ -27,8 +15,11 @@ def throughput(
     run: Mapping[str, Any],
     steps: Sequence[Mapping[str, Any]],
     train: Mapping[str, Any],
-) -> Throughput:
-    """Return the throughput of a training.
+) -> dict[str, float | None]:
+    """Return the throughput of all processes of a training together, by the names on pages.
+
+    Rows are pairs in DPO and prompts in RLHF. `utilization` is the share of the GPUs' peak rate
+    (MFU), None if it is unknown.
 
     Args:
         stage: sft, reward, dpo or rlhf.
@@ -59,4 +50,9 @@ def throughput(
     placement = run["placement"]
     peak = peak_flops(run.get("gpu", "")) if settings["dtype"] != "fp32" else None
     gpus = placement["nodes"] * placement["gpus_per_node"]
-    return Throughput(rows, rows * tokens, flops, flops / (gpus * peak) if peak else None)
+    return {
+        "rows_per_second": rows,
+        "tokens_per_second": rows * tokens,
+        "flops_per_second": flops,
+        "utilization": flops / (gpus * peak) if peak else None,
+    }

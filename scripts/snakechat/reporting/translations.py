@@ -4,8 +4,6 @@ locale/LANGUAGE.yaml has the translation of each English text. A text without on
 English; a test finds all texts and names those that are missing or unused.
 """
 
-from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import yaml
@@ -14,25 +12,28 @@ LOCALE = Path(__file__).with_name("locale")
 # Literal paths, by which code digests find the tables that a program reads.
 TABLES = {"zh": "zh.yaml"}
 
-# Translates a text, then replaces its {placeholders} by the keyword arguments.
-Translate = Callable[..., str]
+# The translations into the language of the program, by English text.
+_texts: dict[str, str] = {}
 
 
-def translator(language: str) -> Translate:
-    """Return a function that translates English texts into a language (en or zh).
+def set_language(language: str) -> None:
+    """Have translate() return texts in a language (en or zh) from now on."""
+    _texts.clear()
+    _texts.update(translations(language) if language in TABLES else {})
 
-    Its argument must be a literal outside of f-strings, so that the test finds it.
+
+def translate(text: str, /, **values: object) -> str:
+    """Return a text in the language of the program.
+
+    Args:
+        text: The English text: a literal outside of f-strings, so that the test finds it, or a text
+            that N_() marks.
+        values: What replaces its {placeholders}.
     """
-    texts = translations(language) if language in TABLES else {}
-
-    def translate(text: str, /, **values: object) -> str:
-        translated = texts.get(text, text)
-        return translated.format(**values) if values else translated
-
-    return translate
+    translated = _texts.get(text, text)
+    return translated.format(**values) if values else translated
 
 
-@cache
 def translations(language: str) -> dict[str, str]:
     """Return the translations into a language, by English text."""
     texts: dict[str, str] = yaml.safe_load((LOCALE / TABLES[language]).read_text("utf-8"))

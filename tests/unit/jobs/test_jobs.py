@@ -494,7 +494,11 @@ def test_a_fresh_tree_builds_the_tiny_recipe(load):
 
 def test_results_that_exist_are_the_default_targets(load, tmp_path):
     results = ("sft/tiny", "sft/350m", "reward/tiny", "dpo/tiny", "rlhf/tiny", "sft/removed")
-    pages = ("record/sft/tiny.html", "compare/rlhf/tiny-kl.html", "compare/rlhf/gone-vs-tiny.html")
+    pages = (
+        "prompt_eval/sft/tiny.html",
+        "compare/rlhf/tiny-kl.html",
+        "compare/rlhf/gone-vs-tiny.html",
+    )
     for path in (*(f"{result}.manifest.json" for result in results), *pages):
         file = tmp_path / "output" / path
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -504,6 +508,6 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
         "output/sft/350m",
         "output/dpo/tiny",
         "output/rlhf/tiny",
-        "output/record/sft/tiny.html",
+        "output/prompt_eval/sft/tiny.html",
         "output/compare/rlhf/tiny-kl.html",
     ]

@@ -53,18 +53,15 @@ def prompt_sets(folder, name, entries):
 
 def test_responses_to_prompt_sets(tmp_path):
     prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300, "b" * 30])
-    settings = {"prompt_sets": ["mine"], "max_response_length": 100, "num_beams": 4}
+    settings = {"prompt_sets": ["mine"], "max_response_length": 100}
     job = estimate("prompt_eval", settings, ("base", "sft"), ["prompts/mine.yaml"], folder=tmp_path)
     workload = job.workload
     assert job.warnings == []
-    # 300 bytes are 100 tokens. One model is in memory at a time; beam search has the largest batch.
-    assert (workload.generation.length, workload.generation.sequences) == (200, 4)
+    # 300 bytes are 100 tokens. One model is in memory at a time.
+    assert (workload.generation.length, workload.generation.sequences) == (200, 2)
     assert job.memory["weights"] == weight_bytes(workload.frozen[0])
-    two, beams = workload.generation._replace(sequences=2), workload.generation
-    model = workload.frozen[0]
-    # Greedy and sampled responses in a batch each, then a prompt after the other without a graph.
-    seconds = 2 * generation_seconds(model, 2, two, H100, 1)
-    seconds += generation_seconds(model, 8, beams, H100, 1, is_captured=False)
+    # Greedy and sampled responses in a batch each.
+    seconds = 2 * generation_seconds(workload.frozen[0], 2, workload.generation, H100, 1)
     compute = workload.flops / H100.flops / 0.4
     assert job.seconds == pytest.approx(2 * seconds + compute)
 

@@ -4,11 +4,10 @@ import math
 
 import pytest
 
-from compare_runs import RESULTS, result_section, setting_section, with_metrics_before
+from compare_runs import RESULTS, result_section, setting_section
 from snakechat.reporting.comparison import (
     Group,
     Run,
-    difference_rows,
     group_by_settings,
     long_rows,
 )
@@ -68,7 +67,7 @@ def test_only_settings_that_differ_have_a_row():
         Group("a", [a_run("a", 1, kl=1, same=[1]), a_run("a2", 2, kl=1, same=[1])]),
         Group("b", [a_run("b", 1, kl=2, same=[1])._replace(seconds=61.0)]),
     ]
-    [table] = setting_section(groups, str.format).tables
+    [table] = setting_section(groups).tables
     assert table.rows == [
         ["kl", "1", "2"],
         ["seed", "1, 2", "1"],
@@ -92,7 +91,7 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
         Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)]),
         Group("c", [a_run("c", 1, metrics={"rlhf": {"length": 3.0}, "sft": {}})]),
     ]
-    section = result_section(groups, PATHS, str.format)
+    section = result_section(groups, PATHS)
     [table] = section.tables
     assert table.head == ["", "a", "b", "c"] and len(section.panels) == 4
     # 2 and 4: mean 3, standard deviation 1.414, divided by the root of 2, times 12.706.
@@ -111,14 +110,14 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
 
 def test_results_before_training_stand_beside_those_after_it():
     groups = [Group("a", [a_run("a", 1, metrics=METRICS)])]
-    section = result_section(groups, RESULTS["rlhf"], str.format)
+    section = result_section(groups, RESULTS["rlhf"])
     rows = texts_of(section.tables[0].rows)
     assert rows[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
     # Figures are of the trained model alone.
     assert len(section.panels) == 4
     perplexities = {"before": {"response_perplexity": 8.4}, "after": {"response_perplexity": 5.9}}
     groups = [Group("a", [a_run("a", 1, metrics=perplexities)])]
-    rows = texts_of(result_section(groups, RESULTS["sft"], str.format).tables[0].rows)
+    rows = texts_of(result_section(groups, RESULTS["sft"]).tables[0].rows)
     assert rows == [
         ["perplexity of responses before training", "8.40"],
         ["perplexity of responses", "5.90"],
@@ -127,28 +126,12 @@ def test_results_before_training_stand_beside_those_after_it():
     assert run.result("base.score") is None and run.result("sft.score").value == 1
 
 
-def test_the_evaluation_of_a_reward_model_before_training_is_a_result():
-    steps = [{"step": 0, "eval_accuracy": 0.5, "eval_loss": 0.7}, {"step": 1, "loss": 0.6}]
-    metrics = with_metrics_before({"accuracy": 0.75, "pairs": 100, "loss": 0.5}, steps)
-    group = Group("a", [a_run("a", 1, steps, metrics)])
-    rows = texts_of(result_section([group], RESULTS["reward"], str.format).tables[0].rows)
-    assert rows == [
-        ["accuracy before training", "50.0 %"],
-        ["accuracy", "75.0 % [65.7 %, 82.5 %]"],
-        ["loss (nats per pair) before training", "0.700"],
-        ["loss (nats per pair)", "0.500"],
-    ]
-    for untouched in (({"accuracy": 0.75}, steps[1:]), ({"rlhf": {}}, steps)):
-        assert with_metrics_before(*untouched) == untouched[0]
-
-
 def test_the_data_have_a_row_of_each_mean_and_of_each_seed():
     several = Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)])
-    mean, first, second = long_rows([several], ["rlhf.score", "rlhf.judge_score"])
-    assert (mean["group"], mean["seed"], mean["metric"], mean["n"]) == ("b", None, "rlhf.score", 2)
-    assert (mean["value"], mean["low"]) == (3, pytest.approx(3 - 12.706, abs=1e-3))
-    assert first == {**mean, "seed": 1, "value": 2, "low": 1.5, "high": 2.5, "n": 1}
-    assert (second["seed"], second["value"], second["n"]) == (2, 4, 1)
+    mean, *seeds = long_rows([several], ["rlhf.score", "rlhf.judge_score"])
+    low, high = pytest.approx(3 - 12.706, abs=1e-3), pytest.approx(3 + 12.706, abs=1e-3)
+    assert mean == ("b", None, "rlhf.score", 3, low, high, 2)
+    assert seeds == [("b", 1, "rlhf.score", 2, 1.5, 2.5, 1), ("b", 2, "rlhf.score", 4, 1.5, 2.5, 1)]
 
 
 def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
@@ -157,12 +140,10 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     # Both standard errors are 1 / sqrt(3), that of the difference is sqrt(2/3), with t of four
     # degrees of freedom 2.776.
     half = 2.7764 * math.sqrt(2 / 3)
-    far, near = difference_rows(groups, ["loss"])
-    assert far["group"] == "b" and near["group"] == "c"
-    assert (far["value"], far["n"], far["excludes_zero"]) == (10, 3, True)
-    assert [far["low"], far["high"]] == pytest.approx([10 - half, 10 + half], abs=1e-3)
-    assert (near["value"], near["excludes_zero"]) == (1, False)
-    table, _ = result_section(groups, ["loss"], str.format).tables
+    far = groups[1].difference(groups[0], "loss")
+    assert (far.value, far.n) == (10, 3)
+    assert far.interval == pytest.approx([10 - half, 10 + half], abs=1e-3)
+    table, _ = result_section(groups, ["loss"]).tables
     assert texts_of(table.rows) == [
         [
             "loss (nats per pair)",
@@ -175,11 +156,9 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
 
 def test_single_seeds_have_no_differences():
     groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
-    assert difference_rows(groups, ["accuracy"]) == []
-    assert len(result_section(groups, ["accuracy"], str.format).tables) == 1
+    assert len(result_section(groups, ["accuracy"]).tables) == 1
 
 
 def test_equal_values_of_both_have_a_difference_without_an_interval():
-    groups = [seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])]
-    [row] = difference_rows(groups, ["ties"])
-    assert (row["value"], row["low"], row["excludes_zero"]) == (0.5, None, False)
+    same, other = seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])
+    assert other.difference(same, "ties") == (0.5, None, 2)

@@ -3,7 +3,6 @@
 import pytest
 
 from snakechat.reporting.origins import describe_origin
-from snakechat.reporting.translations import translator
 from snakechat.workflow.digests import digest
 
 ORIGINS = {
@@ -29,10 +28,3 @@ ORIGINS = {
 def test_the_origin_of_a_job(origin):
     entry = {"facts": {}, "files": {"number": 0, "digest": digest({})}, **ORIGINS[origin]}
     assert describe_origin(entry, entry["facts"].get("licence")) == origin
-
-
-def test_the_origin_in_chinese():
-    local = {"settings": {}, "facts": {}, "files": {"number": 3, "digest": "0123456789abcdef" * 4}}
-    text = describe_origin(local, "mit", translator("zh"))
-    assert "3" in text and "0123456789abcdef" in text and "mit" in text
-    assert not {"files", "digest", "licence"} & set(text.split())

@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from snakechat.reporting.curves import curve_section
+from snakechat.reporting.curves import training_section
 from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.plots import COLOURS, averaged, draw_estimates, draw_lines, moving_mean
 
@@ -36,9 +36,8 @@ def test_many_points_are_averaged():
 
 def test_curves_have_held_out_rows():
     steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
-    section = curve_section("SFT", steps, {"loss": "loss", "other": "other"}, str.format)
-    [panel] = section.panels
-    assert panel.title == "loss"
+    [panel] = training_section("sft", steps).panels
+    assert panel.title == "loss (nats per token)"
     assert {"training", "held-out rows", "step"} <= texts_of(panel)
 
 

@@ -7,15 +7,13 @@ import pytest
 from snakechat.planning import flops
 from snakechat.reporting.costs import job_section, read_runs, run_cells, run_section, total_cost
 from snakechat.reporting.data_tables import prompt_section
+from snakechat.reporting.metric_values import with_metrics_before
+from snakechat.reporting.origins import accepted_changes
 from snakechat.reporting.remarks import pair_remarks, rlhf_remarks
-from snakechat.reporting.report_sections import accepted_changes
 from snakechat.reporting.response_examples import response_sections
 from snakechat.reporting.result_sections import headline, result_section
 from snakechat.reporting.throughput import throughput
-from snakechat.reporting.translations import translator
 from support.specs import EMPTY_RUN
-
-english = translator("en")
 
 
 def text_of(cell):
@@ -78,7 +76,7 @@ REWARD = {
 
 
 def test_the_headline_has_results_intervals_and_n():
-    cards = [tuple(map(text_of, card)) for card in headline("rlhf", METRICS, english)]
+    cards = [tuple(map(text_of, card)) for card in headline("rlhf", METRICS)]
     assert cards == [
         ("win rate of RLHF against SFT, by the judge", "50.0 %", "[37.5 %, 62.5 %]"),
         ("win rate of RLHF against SFT, by score", "75.0 %", "[62.5 %, 87.5 %]"),
@@ -86,7 +84,7 @@ def test_the_headline_has_results_intervals_and_n():
         ("KL to the SFT model (nats per response)", "0.250", "[-0.250, 0.750]"),
         ("held-out prompts", "1,000", ""),
     ]
-    card, *_ = headline("reward", REWARD, english)
+    card, *_ = headline("reward", REWARD)
     assert (text_of(card.value), text_of(card.note)) == ("96.8 %", "[94.5 %, 98.1 %]")
 
 
@@ -97,10 +95,10 @@ def test_perplexities_of_each_dataset_are_before_and_after_training():
         "after": {"response_perplexity": 1.29},
         "intervals_95": {"after": {"response_perplexity": [1.25, 1.33]}},
     }
-    first, count = headline("sft", sft, english)
+    first, count = headline("sft", sft)
     assert first == ("perplexity of responses", "1.29", "[1.25, 1.33]")
     assert count == ("held-out rows", "200", "")
-    [table] = result_section("sft", sft | {"by_dataset": {"a": sft}}, english).tables
+    [table] = result_section("sft", sft | {"by_dataset": {"a": sft}}).tables
     assert table.head[1:] == [
         *("before training", "after training"),
         *("a before training", "a after training"),
@@ -109,7 +107,7 @@ def test_perplexities_of_each_dataset_are_before_and_after_training():
 
 
 def test_models_come_in_the_order_of_training_and_the_best_is_marked():
-    _, table, _ = result_section("rlhf", METRICS, english).tables
+    _, table, _ = result_section("rlhf", METRICS).tables
     assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
     rows = rows_of(table)
     assert rows["score"][2:] == ["3.00 [2.50, 3.50] best", "2.00 [1.50, 2.50]"]
@@ -121,7 +119,7 @@ def test_models_come_in_the_order_of_training_and_the_best_is_marked():
 def test_differences_that_exclude_zero_are_better_or_worse():
     metrics = METRICS | {"dpo/tiny_score_difference": {"mean": -1.0, "interval_95": [-2, -0.5]}}
     metrics |= {"base_score_difference": {"mean": -1.0, "interval_95": [-2, 0.5]}}
-    table, _, _ = result_section("rlhf", metrics, english).tables
+    table, _, _ = result_section("rlhf", metrics).tables
     assert list(map(text_of, table.head)) == ["", "base - SFT", "RLHF - SFT", "dpo/tiny - SFT"]
     assert rows_of(table)["score"] == [
         "-1.00 [-2, +0.500]",
@@ -131,7 +129,7 @@ def test_differences_that_exclude_zero_are_better_or_worse():
 
 
 def test_win_rates_of_each_pair_of_models():
-    _, _, table = result_section("rlhf", METRICS, english).tables
+    _, _, table = result_section("rlhf", METRICS).tables
     assert [row[0] for row in table.rows] == [
         "win rate of SFT against base, by score",
         "win rate of RLHF against SFT, by score",
@@ -145,19 +143,23 @@ def test_win_rates_of_each_pair_of_models():
 
 
 def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
-    [table] = result_section("reward", REWARD, english).tables
-    assert table.head == ["", "all pairs", "a"]
+    steps = [{"step": 0, "eval_accuracy": 0.5}, {"step": 1, "loss": 0.6}]
+    [table] = result_section("reward", with_metrics_before(REWARD, steps)).tables
+    assert table.head == ["", "before training", "all pairs", "a"]
+    accuracies = ["50.0 %", "96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %] best"]
     rows = rows_of(table)
-    assert rows["accuracy"] == ["96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %] best"]
-    assert rows["expected calibration error"] == ["25.0 %", ""]
+    assert rows["accuracy"] == accuracies
+    assert rows["expected calibration error"] == ["", "25.0 %", ""]
+    for untouched in ((REWARD, steps[1:]), (METRICS, steps)):
+        assert with_metrics_before(*untouched) == untouched[0]
 
 
 # --- remarks --------------------------------------------------------------------------------
 
 
 def test_unsurprising_results_have_no_remarks():
-    assert list(rlhf_remarks(METRICS, english)) == []
-    assert list(pair_remarks(REWARD, english)) == []
+    assert list(rlhf_remarks(METRICS)) == []
+    assert list(pair_remarks(REWARD)) == []
 
 
 @pytest.mark.parametrize(
@@ -178,7 +180,7 @@ def test_unsurprising_results_have_no_remarks():
     ],
 )
 def test_results_that_call_for_caution_have_a_remark(changes, text):
-    [remark] = rlhf_remarks(METRICS | changes, english)
+    [remark] = rlhf_remarks(METRICS | changes)
     assert text in remark
 
 
@@ -192,7 +194,7 @@ def test_results_that_call_for_caution_have_a_remark(changes, text):
     ],
 )
 def test_pairs_that_guessing_or_length_ranks_as_well_have_a_remark(changes, text):
-    [remark] = pair_remarks(REWARD | changes, english)
+    [remark] = pair_remarks(REWARD | changes)
     assert remark.startswith(text)
 
 
@@ -207,8 +209,7 @@ def test_repeated_and_shared_prompts_are_counted():
             "sft.eval": {"rows": 50},
         },
     }
-    [section] = prompt_section(statistics, english)
-    datasets, phases = section.tables
+    datasets, phases = prompt_section(statistics).tables
     assert rows_of(datasets)["toy"][1:] == ["82.0 %", ""]
     assert [row[::2] for row in phases.rows] == [
         ["toy: sft.train", "rlhf.train 1,000"],
@@ -232,7 +233,7 @@ def sections_of(responses, num_generations=1):
         for model, of_model in responses.items()
         for prompt, response, score in of_model
     ]
-    return response_sections(lines, num_generations, english)
+    return response_sections(lines, num_generations)
 
 
 def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
@@ -275,10 +276,10 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
     cells = ["2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None]
-    assert run_cells(runs["data"], english) == cells
-    assert run_cells(None, english)[0] == "unknown"
+    assert run_cells(runs["data"]) == cells
+    assert run_cells(None)[0] == "unknown"
     assert total_cost(runs) == "0:01:01"
-    [table] = job_section(runs, english).tables
+    [table] = job_section(runs).tables
     assert [row[0] for row in table.rows] == ["data", "rlhf", "sft"]
 
 
@@ -312,18 +313,18 @@ def test_flops_per_token():
 def test_throughput_of_a_run():
     # 16 rows a second of 5 tokens.
     found = throughput("sft", SETTINGS, RUN, [], TRAIN)
-    assert found == (16, 80, 80 * 1080, 80 * 1080 / (2 * 756e12))
+    assert list(found.values()) == [16, 80, 80 * 1080, 80 * 1080 / (2 * 756e12)]
     # The peak rate is one of 16 bits, and of a known GPU.
     for settings, run in ((SETTINGS | {"dtype": "fp32"}, RUN), (SETTINGS, RUN | {"gpu": "x"})):
-        assert throughput("sft", settings, run, [], TRAIN).utilization is None
+        assert throughput("sft", settings, run, [], TRAIN)["utilization"] is None
 
 
 def test_responses_of_a_pair_do_not_attend_to_each_other():
     train = {"rows": 100, "tokens": TRAIN["tokens"] | {"rejected": {"sum": 600}}}
     found = throughput("dpo", SETTINGS, RUN, [], train)
     # A prompt of 3 tokens and a response of 4, on average.
-    assert found.tokens_per_second == 16 * 11
-    assert found.flops_per_second == 16 * 11 * flops.training_flops(MODEL, 7)
+    assert found["tokens_per_second"] == 16 * 11
+    assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
 
 
 def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
@@ -332,8 +333,8 @@ def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
     train = {"rows": 100, "tokens": {"prompt": {"sum": 300}}}
     steps = [{"response/length": 4.0}, {"response/length": 6.0}]
     found = throughput("rlhf", settings, run, steps, train)
-    assert (found.rows_per_second, found.tokens_per_second) == (8, 8 * 13)
-    assert found.flops_per_second == 8 * 13 * flops.rlhf_flops({"actor": MODEL}, 8, 1)
+    assert (found["rows_per_second"], found["tokens_per_second"]) == (8, 8 * 13)
+    assert found["flops_per_second"] == 8 * 13 * flops.rlhf_flops({"actor": MODEL}, 8, 1)
 
 
 def test_the_run_of_a_training_has_its_measurements_and_its_throughput():
@@ -343,7 +344,7 @@ def test_the_run_of_a_training_has_its_measurements_and_its_throughput():
         "options": {"snakemake": ["--config", "seed=1 2"]},
     }
     steps = [{"step": 1}, {"step": 2, "skipped_steps": 1}]
-    [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN, english).tables
+    [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN).tables
     rows = {label: value for label, value in table.rows}
     assert (rows["saving_seconds"], rows["tokens_per_second"]) == ("1.25", "80.0")
     assert rows["command"] == "snakemake --cores 1 output/sft/a --config 'seed=1 2'"
@@ -355,5 +356,5 @@ def test_the_run_of_a_training_has_its_measurements_and_its_throughput():
     assert rows["skipped_steps"] == "1"
     assert not {"spec", "placement", "versions", "options", "licenses"} & rows.keys()
     del run["seconds_per_step"]
-    [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN, english).tables
+    [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN).tables
     assert "tokens_per_second" not in dict(table.rows)

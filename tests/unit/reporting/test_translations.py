@@ -7,19 +7,19 @@ import jinja2
 import pytest
 
 from conftest import ROOT
-from snakechat.reporting.translations import TABLES, translations, translator
+from snakechat.reporting import translations as pages
+from snakechat.reporting.translations import TABLES, translate, translations
 from snakechat.workflow.code_digests import code_digests
 
 
-def test_a_text_is_translated_and_its_placeholders_replaced():
-    chinese, english = translator("zh"), translator("en")
-    assert (english("accuracy"), chinese("accuracy")) == ("accuracy", "准确率")
-    assert english("Report of {recipe}", recipe="a") == "Report of a"
-    assert chinese("Report of {recipe}", recipe="a") == "a 的报告"
-
-
-def test_a_text_without_a_translation_appears_in_english():
-    assert translator("zh")("a text of {recipe}", recipe="mine") == "a text of mine"
+def test_texts_are_in_the_language_of_the_program(monkeypatch):
+    monkeypatch.setattr(pages, "_texts", {})
+    pages.set_language("zh")
+    assert translate("accuracy") == "准确率"
+    assert translate("{metric} of {model}", metric="a", model="b") == "b 的a"
+    assert translate("a text of {recipe}", recipe="mine") == "a text of mine"
+    pages.set_language("en")
+    assert translate("accuracy") == "accuracy"
 
 
 def texts_of_pages():
@@ -49,7 +49,7 @@ def test_tables_have_the_texts_of_the_pages_and_their_placeholders(language):
 TEMPLATES = ("page.html", "parts.html", "style.css")
 
 
-@pytest.mark.parametrize("program", ["write_record", "compare_runs", "prompt_eval", "rw_eval"])
+@pytest.mark.parametrize("program", ["draw_report", "compare_runs", "prompt_eval", "rw_eval"])
 def test_pages_depend_on_their_templates(program):
     digests = code_digests(ROOT / f"scripts/{program}.py")
     found = {name for name in digests if not name.endswith(".py")}

@@ -104,7 +104,7 @@ def test_a_copied_result_has_the_lineage_back_to_its_sources(quick, tmp_path):
 
 @pytest.mark.slow
 def test_the_report_lists_the_lineage(quick):
-    page = (quick.folder / "output/report/rlhf/tiny/lineage.html").read_text()
+    page = (quick.folder / "output/report/rlhf/tiny/report.html").read_text()
     manifest = json.loads((quick.folder / "output/report/rlhf/tiny.manifest.json").read_text())
     assert len(manifest["lineage"]) == 12
     for path, entry in manifest["lineage"].items():
