@@ -477,7 +477,7 @@ STUB = '''"""Write a constant."""
 from snakechat.workflow.job import run
 
 CONTENT = "first"
-PAGES = ("record.html", "zero.md", "comparison.html", "responses.html", "scores.html")
+PAGES = ("zero.md", "comparison.html", "responses.html", "scores.html")
 
 
 def main(job):
