@@ -82,6 +82,8 @@ def check_model(
             check.compare_packed()
             if samples:
                 check.compare_cached()
+            if any(weight.requires_grad for weight in module.parameters()):
+                check.compare_in_training()
         # In fp32, a kernel of 16 bits has not run yet.
         if module.supports_packing and acceleration.current().attn_implementation == "auto":
             _ModelCheck(module, rows, device).compare_kernel()
@@ -225,6 +227,20 @@ class _ModelCheck:
             difference,
             "outputs with a key-value cache",
             "responses cannot be sampled from it: use another model",
+        )
+
+    def compare_in_training(self) -> None:
+        """Compare passes in training mode with those in evaluation mode."""
+        rows = self.rows[1:]
+        with self.describes_errors("the forward pass in training mode"):
+            expected = self.outputs(rows, packing=False)
+            self.module.train()
+            difference = largest_difference(self.outputs(rows, packing=False), expected)
+            self.module.eval()
+        self.require_equal(
+            difference,
+            "outputs in training mode",
+            "set the noise that config.json adds in training to 0, or use another model",
         )
 
     def outputs(self, rows: list[Row], packing: bool) -> list[torch.Tensor]:

@@ -19,7 +19,6 @@ def dataset(**settings):
 
 
 def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
-    pattern = {"path": "x", "format": "plain", "exclude": [{"pattern": "(", "because": "x"}]}
     for values, message in (
         (tiny("rlhf", reward=3), "rlhf.recipes.tiny.reward: Input should be a valid string or "),
         (
@@ -32,7 +31,7 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
         (dataset(path="x", fromat="plain"), "datasets.mine.fromat: unknown key (did you mean form"),
         (dataset(path="x"), "datasets.mine.format: this key is required"),
         (dataset(format="plain"), "datasets.mine: expected path or hub"),
-        (dataset(**pattern), "datasets.mine.exclude.0.pattern: not a regular exp"),
+        (dataset(path="x", format="plain", remove="("), "datasets.mine.remove: not a regular exp"),
         (dataset(path="x", format="plain", eval="*.csv"), "datasets.mine: eval needs"),
         (dataset(generate="shop", rows=1), "datasets.mine.eval_rows: this key is required"),
         ({"models": {"mine": {"init": {}}}}, "models.mine.init.model_type: this key is required"),

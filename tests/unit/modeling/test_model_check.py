@@ -122,10 +122,16 @@ def test_packing_is_measured_whatever_hides_its_effect(dtype):
     assert not policy.supports_packing
 
 
-def test_the_state_of_random_numbers_stays():
+def test_noise_in_training_is_refused_and_random_numbers_stay():
+    keys = {**SIZE, "num_local_experts": 4, "router_jitter_noise": 0.1}
+    policy = make_policy("mixtral", keys)
     state = torch.get_rng_state()
-    check_model(make_policy("llama", SIZE), EXAMPLES, samples=True)
+    with pytest.raises(InputError, match="outputs in training mode differ"):
+        check_model(policy, EXAMPLES)
     assert torch.equal(torch.get_rng_state(), state)
+    # Models that are not trained stay in evaluation mode.
+    policy.eval().requires_grad_(False)
+    check_model(policy, EXAMPLES)
 
 
 def test_scorers_are_compared_with_the_scores_of_transformers():
