@@ -1,13 +1,11 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
 from collections.abc import Iterator
-from keyword import iskeyword
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.dpo import LOSSES_WITH, has_reference_point
 from snakechat.config.errors import ConfigError
-from snakechat.config.llm_judges import judge_problem
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import Reference, parse_reference, weighted_references
 from snakechat.config.reward_function_settings import (
@@ -68,13 +66,14 @@ def check_placements(config: Config) -> None:
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
     check_cycles(config)
-    _check_llm_judges(config)
     _check_urls(config)
+    judge = config.values["evaluation"]["llm_judge"]
+    if judge is not None:
+        config.entry("llm_judges", judge, "evaluation.llm_judge")
     for name, dataset in config.values["datasets"].items():
         if "generations" in dataset:
             used_by = f"datasets.{name}.generations"
             config.entry("generations.recipes", dataset["generations"], used_by)
-            _check_selection(dataset, name)
         if "label" in dataset:
             _check_labels(config, name)
         try:
@@ -84,12 +83,6 @@ def check_references(config: Config) -> None:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
         _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
-        template = model.get("template", config.values["template"])
-        if "template_arguments" in model and template == "dialogue":
-            raise ConfigError(
-                f"config: models.{name}.template_arguments has no effect with template: dialogue:"
-                " set template: chat"
-            )
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:
             config.entry("datasets", train_on, f"models.{name}.tokenizer")
@@ -98,44 +91,27 @@ def check_references(config: Config) -> None:
                     f"config: models.{name}.tokenizer.train_on names {train_on}, whose responses a"
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
-    for stage in STAGES:
+    for stage in RECIPE_SECTIONS:
         for name in config.values[stage]["recipes"]:
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
-            _check_evaluations(config, stage, name)
-            _check_gate(config, stage, name)
+            if stage in STAGES:
+                _check_evaluations(config, stage, name)
+            if stage in ("rlhf", "generations"):
+                _check_reward_models(config, stage, name, "reward")
+                _check_scores(config, stage, name)
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
-                _check_scores(config, stage, name)
                 _check_rlhf_algorithm(config, name)
                 _check_teacher(config, name)
-            else:
-                if stage == "dpo":
-                    _check_preference_loss(config, name)
-                if stage == "sft" and (teacher := config.teacher("sft", name)) is not None:
-                    _check_tokens_of_teacher(config, teacher, Reference("sft", name))
-                rule, model = config.base_model(stage, name)
-                if rule == "fetch_model":
-                    _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
-    for name in config.values["generations"]["recipes"]:
-        for dataset, _ in config.blend("generations", name):
-            _check_dataset(config, dataset, "generations", name)
-        rule, model = config.base_model("generations", name)
-        if rule == "fetch_model":
-            _check_is_no_classifier(config, model, f"generations.recipes.{name}.model")
-        _check_reward_models(config, "generations", name, "reward")
-        _check_scores(config, "generations", name)
-
-
-def _check_llm_judges(config: Config) -> None:
-    """Check the LLM judges, and the name of the one that evaluations ask."""
-    for name, judge in config.values["llm_judges"].items():
-        problem = judge_problem(judge)
-        if problem:
-            raise ConfigError(f"config: llm_judges.{name}.{problem}")
-    judge = config.values["evaluation"]["llm_judge"]
-    if judge is not None:
-        config.entry("llm_judges", judge, "evaluation.llm_judge")
+                continue
+            if stage == "dpo":
+                _check_preference_loss(config, name)
+            if stage == "sft" and (teacher := config.teacher("sft", name)) is not None:
+                _check_tokens_of_teacher(config, teacher, Reference("sft", name))
+            rule, model = config.base_model(stage, name)
+            if rule == "fetch_model":
+                _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -143,23 +119,18 @@ def _check_labels(config: Config, name: str) -> None:
     dataset, place = config.values["datasets"][name], f"datasets.{name}"
     config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
     labelled = config.entry("datasets", dataset["label"], f"{place}.label")
-    if "label" in labelled:
-        raise ConfigError(
-            f"config: {place}.label names {dataset['label']}, which is labelled itself: name"
-            f" {labelled['label']}"
-        )
     if not _has_pairs(labelled):
         raise ConfigError(
-            f"config: {place}.label names {dataset['label']}, which has no pairs of responses: name"
-            " a dataset with rejected responses"
+            f"config: {place}.label names {dataset['label']}, which has no pairs of responses of"
+            " its own: name a dataset with rejected responses"
         )
 
 
 def _has_pairs(dataset: dict[str, Any]) -> bool:
-    """Return whether the rows of a dataset that is not labelled have rejected responses."""
-    if "generations" in dataset:
-        return bool(dataset["select"] == "best_and_worst")
-    return "generate" in dataset or has_pairs(dataset["format"], dataset.get("columns"))
+    """Return whether the rows of a dataset have rejected responses, which nothing labels."""
+    if "format" in dataset:
+        return has_pairs(dataset["format"], dataset.get("columns"))
+    return "generate" in dataset or dataset.get("select") == "best_and_worst"
 
 
 def check_cycles(config: Config) -> None:
@@ -213,15 +184,6 @@ def _check_urls(config: Config) -> None:
                 raise ConfigError(f"config: {section}.{name}.path: {problem}")
 
 
-def _check_selection(dataset: dict[str, Any], name: str) -> None:
-    """Check that a dataset of responses has no setting without an effect."""
-    if dataset["select"] == "best" and dataset.get("min_margin"):
-        raise ConfigError(
-            f"config: datasets.{name}.min_margin has no effect on select: best: set min_score, or"
-            " select: best_and_worst"
-        )
-
-
 def _check_kept_columns(config: Config, dataset: str) -> None:
     """Check that reward functions can receive the columns of `keep` by keyword."""
     try:
@@ -229,13 +191,10 @@ def _check_kept_columns(config: Config, dataset: str) -> None:
     except ValueError as error:
         raise ConfigError(f"config: datasets.{dataset}.keep: {error}") from None
     for name in names:
-        problem = None
-        if not name.isidentifier() or iskeyword(name):
-            problem = f"{name!r} is not a valid name of a parameter in Python"
-        elif name in (*POSITIONAL, MESSAGES):
-            problem = f"{name} is what reward functions receive anyway"
-        if problem:
-            raise ConfigError(f"config: datasets.{dataset}.keep: {problem}")
+        if name in (*POSITIONAL, MESSAGES):
+            raise ConfigError(
+                f"config: datasets.{dataset}.keep: {name} is what reward functions receive anyway"
+            )
 
 
 def _check_evaluations(config: Config, stage: str, name: str) -> None:
@@ -253,13 +212,6 @@ def _check_evaluations(config: Config, stage: str, name: str) -> None:
                 " steps, whose scale changes with standardize_scores: running: set it to first or"
                 " none"
             )
-
-
-def _check_gate(config: Config, stage: str, name: str) -> None:
-    """Check that some value is within the bounds of a gate."""
-    gate = config.recipe(stage, name)["gate"] or {}
-    if gate.get("min", float("-inf")) > gate.get("max", float("inf")):
-        raise ConfigError(f"config: {stage}.recipes.{name}.gate: min is more than max: swap them")
 
 
 def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
@@ -306,8 +258,7 @@ def _check_rlhf_models(config: Config, name: str) -> None:
     actor = config.actor(name)
     if actor.section == "models":
         _check_is_no_classifier(config, actor.name, f"rlhf.recipes.{name}.actor")
-    for key in ("reward", "judge"):
-        _check_reward_models(config, "rlhf", name, key)
+    _check_reward_models(config, "rlhf", name, "judge")
     for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
         config.entry(f"{stage}.recipes", other, f"rlhf.recipes.{name}.compare_with")
@@ -330,9 +281,6 @@ def _check_reward_models(config: Config, stage: str, name: str, key: str) -> Non
     for text, model in config.reward_models(name, key, stage).items():
         if model.section == "models":
             _check_is_classifier(config, model.name, f"{place} names {text}")
-    weights = weighted_references(config.recipe(stage, name)[key])
-    if weights and not any(weights.values()):
-        raise ConfigError(f"{place}: all weights are 0, expected another one: set one")
 
 
 def _check_is_classifier(config: Config, name: str, use: str) -> None:
@@ -430,10 +378,7 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
 
 
 def _check_teacher(config: Config, name: str) -> None:
-    """Check that `distill`, and nothing else, has a teacher, and that it reads the actor's tokens.
-
-    `rlhf.defaults` and presets may have settings that `distill` ignores.
-    """
+    """Check that `distill` alone has a teacher, and that it reads the tokens of the actor."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
     teacher, algorithm = config.teacher("rlhf", name), settings["algorithm"]
     if algorithm != "distill":
@@ -448,13 +393,6 @@ def _check_teacher(config: Config, name: str) -> None:
             f"{place}.teacher: found null, expected the model that algorithm: distill learns from:"
             " name a recipe (sft/NAME, dpo/NAME, rlhf/NAME) or models/NAME"
         )
-    own = config.values["rlhf"]["recipes"][name]
-    for key in ("kl_in", "kl_estimator", "kl_target"):
-        if own.get(key) is not None:
-            raise ConfigError(
-                f"{place}.{key}: {own[key]} has no effect on algorithm: distill, whose reward is"
-                f" the KL to the teacher: set {key}: null"
-            )
     _check_tokens_of_teacher(config, teacher, Reference("rlhf", name))
 
 

@@ -139,24 +139,9 @@ MISTAKES = {
         tiny("rlhf", algorithm="distill", teacher="reward/tiny"),
         "rlhf.recipes.tiny.teacher",
     ),
-    "KL penalty of distillation": (
-        tiny("rlhf", algorithm="distill", teacher="dpo/tiny", kl_in="loss"),
-        "rlhf.recipes.tiny.kl_in",
-    ),
     "groups of distillation": (
         tiny("rlhf", algorithm="distill", teacher="dpo/tiny", drop_uniform_groups=True),
         "rlhf.recipes.tiny.drop_uniform_groups",
-    ),
-    "template arguments without a chat template": (
-        {
-            "models": {
-                "opt-125m": {
-                    "template": "dialogue",
-                    "template_arguments": {"enable_thinking": True},
-                }
-            }
-        },
-        "models.opt-125m.template_arguments",
     ),
     "template argument that every rendering sets": (
         {"models": {"opt-125m": {"template_arguments": {"tools": "none"}}}},
