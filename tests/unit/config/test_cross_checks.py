@@ -232,7 +232,7 @@ def test_a_parameter_with_a_default_is_an_argument_of_a_reward_function(root):
 
 # Changes with a plain name, the key, the name, and what the error suggests.
 PLAIN_NAMES = [
-    (tiny("rlhf", actor="japanese"), "rlhf.recipes.tiny.actor", "japanese", "sft/japanese"),
+    (tiny("rlhf", actor="chinese"), "rlhf.recipes.tiny.actor", "chinese", "sft/chinese"),
     (
         tiny("rlhf", actor="tiny"),
         "rlhf.recipes.tiny.actor",
