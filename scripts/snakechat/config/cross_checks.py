@@ -104,14 +104,14 @@ def check_references(config: Config) -> None:
                 _check_rlhf_models(config, name)
                 _check_rlhf_algorithm(config, name)
                 _check_teacher(config, name)
-                continue
             if stage == "dpo":
                 _check_preference_loss(config, name)
             if stage == "sft" and (teacher := config.teacher("sft", name)) is not None:
                 _check_tokens_of_teacher(config, teacher, Reference("sft", name))
-            rule, model = config.base_model(stage, name)
-            if rule == "fetch_model":
-                _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
+            origin = config.origin(stage, name)
+            if origin.section == "models":
+                key = "actor" if stage == "rlhf" else "model"
+                _check_is_no_classifier(config, origin.name, f"{stage}.recipes.{name}.{key}")
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -255,9 +255,6 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
 def _check_rlhf_models(config: Config, name: str) -> None:
     """Check the models of a recipe: their kind, and the tokenizer where it must be the actor's."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    actor = config.actor(name)
-    if actor.section == "models":
-        _check_is_no_classifier(config, actor.name, f"rlhf.recipes.{name}.actor")
     _check_reward_models(config, "rlhf", name, "judge")
     for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
