@@ -1,6 +1,7 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from snakechat.data.formats import columns_of, has_pairs, has_responses, is_unpa
 from snakechat.data.model_files import (
     language_model_problem,
     read_model_config,
-    read_vocabulary,
     reward_model_problem,
 )
 from snakechat.data.remote_files import is_remote, url_problem
@@ -65,7 +65,7 @@ def check_placements(config: Config) -> None:
 
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
-    check_cycles(config)
+    _check_cycles(config)
     _check_urls(config)
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
@@ -103,15 +103,14 @@ def check_references(config: Config) -> None:
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
                 _check_rlhf_algorithm(config, name)
-                _check_teacher(config, name)
             if stage == "dpo":
                 _check_preference_loss(config, name)
-            if stage == "sft" and (teacher := config.teacher("sft", name)) is not None:
-                _check_tokens_of_teacher(config, teacher, Reference("sft", name))
-            origin = config.origin(stage, name)
-            if origin.section == "models":
-                key = "actor" if stage == "rlhf" else "model"
-                _check_is_no_classifier(config, origin.name, f"{stage}.recipes.{name}.{key}")
+            models = {"actor" if stage == "rlhf" else "model": config.origin(stage, name)}
+            if stage in ("sft", "rlhf") and (teacher := config.teacher(stage, name)):
+                models["teacher"] = teacher
+            for key, model in models.items():
+                if model.section == "models":
+                    _check_is_no_classifier(config, model.name, f"{stage}.recipes.{name}.{key}")
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -133,25 +132,22 @@ def _has_pairs(dataset: dict[str, Any]) -> bool:
     return "generate" in dataset or dataset.get("select") == "best_and_worst"
 
 
-def check_cycles(config: Config) -> None:
+def _check_cycles(config: Config) -> None:
     """Check that no recipe depends on itself, by its models or by generated datasets."""
-    done: set[Reference] = set()
-
-    def visit(recipe: Reference, path: tuple[Reference, ...]) -> None:
-        if recipe in path:
-            cycle = [*path[path.index(recipe) :], recipe]
-            raise ConfigError(
-                f"config: {recipe.section}.recipes.{recipe.name} depends on itself: "
-                + " -> ".join(f"{section}/{name}" for section, name in cycle)
-            )
-        if recipe not in done:
-            for other in _recipes_of(config, recipe):
-                visit(other, (*path, recipe))
-            done.add(recipe)
-
-    for section in RECIPE_SECTIONS:
-        for name in config.values[section]["recipes"]:
-            visit(Reference(section, name), ())
+    recipes = [
+        Reference(section, name)
+        for section in RECIPE_SECTIONS
+        for name in config.values[section]["recipes"]
+    ]
+    try:
+        TopologicalSorter({recipe: _recipes_of(config, recipe) for recipe in recipes}).prepare()
+    except CycleError as error:
+        # In the list, each one depends on the one before it.
+        cycle = error.args[1][::-1]
+        raise ConfigError(
+            f"config: {cycle[0].section}.recipes.{cycle[0].name} depends on itself: "
+            + " -> ".join("/".join(recipe) for recipe in cycle)
+        ) from None
 
 
 def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
@@ -355,6 +351,11 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
             f" max_response_length ({settings['max_response_length']})"
         )
     algorithm, generations = settings["algorithm"], settings["num_generations"]
+    if (algorithm == "distill") != (settings["teacher"] is not None):
+        raise ConfigError(
+            f"{place}.teacher: {settings['teacher']} does not fit algorithm: {algorithm}: distill"
+            " needs a teacher, and no other algorithm has one"
+        )
     if algorithm not in COMPARING and settings["drop_uniform_groups"]:
         raise ConfigError(
             f"{place}.drop_uniform_groups: {algorithm} does not compare responses to the same"
@@ -372,46 +373,3 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
             f" ({generations}): set a multiple of it, because all responses to a prompt are in the"
             " same batch"
         )
-
-
-def _check_teacher(config: Config, name: str) -> None:
-    """Check that `distill` alone has a teacher, and that it reads the tokens of the actor."""
-    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    teacher, algorithm = config.teacher("rlhf", name), settings["algorithm"]
-    if algorithm != "distill":
-        if teacher is not None:
-            raise ConfigError(
-                f"{place}.teacher: {settings['teacher']} has no effect on algorithm: {algorithm},"
-                " only on distill: set teacher: null or algorithm: distill"
-            )
-        return
-    if teacher is None:
-        raise ConfigError(
-            f"{place}.teacher: found null, expected the model that algorithm: distill learns from:"
-            " name a recipe (sft/NAME, dpo/NAME, rlhf/NAME) or models/NAME"
-        )
-    _check_tokens_of_teacher(config, teacher, Reference("rlhf", name))
-
-
-def _check_tokens_of_teacher(config: Config, teacher: Reference, student: Reference) -> None:
-    """Check that a teacher reads the tokens of a recipe, as far as local files show."""
-    place = f"{student.section}.recipes.{student.name}.teacher"
-    if teacher.section == "models":
-        _check_is_no_classifier(config, teacher.name, place)
-    models = [config.tokenizer_model(*of)[1] for of in (teacher, student)]
-    first, second = (_local_vocabulary(config, model) for model in models)
-    if first is not None and second is not None and first != second:
-        raise ConfigError(
-            f"config: {place}: {'/'.join(teacher)} has the vocabulary of models.{models[0]}, which"
-            f" differs from that of the student, models.{models[1]}: use a teacher with the"
-            " tokenizer of the student"
-        )
-
-
-def _local_vocabulary(config: Config, name: str) -> dict[str, int] | None:
-    """Return the vocabulary of a model in a local folder; None if it is elsewhere or unreadable."""
-    model = config.values["models"][name]
-    source = config.source_of("models", name)
-    if "path" in model.get("tokenizer", {}):
-        source = config.local_path(model["tokenizer"]["path"])
-    return read_vocabulary(source) if isinstance(source, Path) else None

@@ -84,19 +84,15 @@ class Config:
             name: Name of the entry.
             used_by: The key that names the entry, for the error.
         """
-        entries = self._entries(section)
+        entries = self.values
+        for key in section.split("."):
+            entries = entries[key]
         if name not in entries:
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
                 f" {available(name, entries)}{new_entry(section)}"
             )
         return entries[name]
-
-    def _entries(self, section: str) -> dict[str, Any]:
-        entries = self.values
-        for key in section.split("."):
-            entries = entries[key]
-        return entries
 
     def recipe(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe.
@@ -212,9 +208,9 @@ class Config:
         recipe: str | None = settings.get("generations")
         return recipe
 
-    def pretrained_model(self, name: str, used_by: str) -> Job:
+    def pretrained_model(self, name: str) -> Job:
         """Return the job that fetches or initializes a model of `models`."""
-        origin = self.entry("models", name, used_by)
+        origin = self.entry("models", name, "the target")
         return ("init_model" if "init" in origin else "fetch_model"), name
 
     def teacher(self, stage: str, name: str) -> Reference | None:
@@ -246,30 +242,21 @@ class Config:
         return judge_settings(self.values[JUDGES], names)
 
     def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
-        """Return the recipe or model that a key of a recipe names as SECTION/NAME.
-
-        A plain NAME is an error, because it meant another section in each key before.
-        """
+        """Return the recipe or model that a key of a recipe names as SECTION/NAME."""
         section, slash, name = text.partition("/")
-        paths = {key: key if key in ("models", JUDGES) else f"{key}.recipes" for key in sections}
-        forms = " or ".join(f"{key}/NAME" for key in sections)
-        if not slash:
-            found = [f"{key}/{text}" for key, path in paths.items() if text in self._entries(path)]
-            raise ConfigError(
-                f"config: {used_by} names {text!r} without a section: write"
-                f" {' or '.join(found) or forms}"
-            )
-        if section not in paths:
+        if section not in sections:
+            forms = " or ".join(f"{key}/NAME" for key in sections)
             # Names on the Hub have a slash, too.
-            hint = "" if section in self.values else new_entry("models")
+            hint = new_entry("models") if slash and section not in self.values else ""
             raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
-        self.entry(paths[section], name, used_by)
+        path = section if section in ("models", JUDGES) else f"{section}.recipes"
+        self.entry(path, name, used_by)
         return Reference(section, name)
 
     def model_job(self, model: Reference) -> Job:
         """Return the job that makes the model of a recipe, or a model of `models`."""
         if model.section == "models":
-            return self.pretrained_model(model.name, "the target")
+            return self.pretrained_model(model.name)
         return f"train_{model.section}", model.name
 
     def recipe_chain(self, stage: str, name: str) -> list[Reference]:
@@ -288,7 +275,7 @@ class Config:
         """
         while stage != "models":
             stage, name = self.origin(stage, name)
-        return self.pretrained_model(name, "the target")
+        return self.pretrained_model(name)
 
     def template(self, stage: str, name: str) -> str:
         """Return the prompt template of the base model of a recipe: auto, dialogue or chat."""
