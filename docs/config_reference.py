@@ -11,7 +11,6 @@ keys without a translation, for which the Chinese page has the English text.
 import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,21 +166,8 @@ class Page:
         return next(described, key)
 
     def default(self, key: str) -> str:
-        """Return the value of a key in config.yaml, or those of all deployments."""
+        """Return the value of a key in config.yaml, if it has one."""
         section, _, name = key.partition(".")
-        if section == "deployments":
-            name = name.partition(".")[2]
-            values = self.config[section].items()
-            given = {entry: as_code(keys[name]) for entry, keys in values if name in keys}
-            if not given:
-                return NO_DEFAULT
-            common, count = Counter(given.values()).most_common(1)[0]
-            if count == len(given):
-                return common
-            named = [f"{entry} {value}" for entry, value in given.items() if value != common]
-            if count == 1:
-                return ", ".join(f"{entry} {value}" for entry, value in given.items())
-            return ", ".join([*named, f"{self.labels['others']} {common}"])
         if section in SETTINGS:
             return as_code(self.config[section]["defaults"].get(name, self.config.get(name)))
         value = self.config

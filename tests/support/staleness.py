@@ -21,7 +21,6 @@ import yaml
 
 from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, update
-from snakechat.config.schema import config_type, json_schema
 from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
 from snakechat.workflow.code_digests import Modules, read_source
@@ -170,7 +169,6 @@ def few_rows(table, number):
 
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-SCHEMA = json_schema(config_type())
 QUICK = yaml.safe_load((ROOT / "tests/configs/quick.yaml").read_text())
 
 

@@ -76,17 +76,16 @@ def test_a_failed_build_ends_with_the_error_of_its_job(sources):
     assert process.stdout.count("--placement") == 1
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_example_with_own_data_plans_on_a_cpu(page, without_gpu):
-    command = write_example(page, without_gpu.folder)
+def test_the_example_with_own_data_plans_on_a_cpu(without_gpu):
+    command = write_example(without_gpu.folder)
     process = without_gpu.snakemake(*command, "-n")
     assert process.returncode == 0, process.stdout
     assert "needs a GPU" not in process.stdout
 
 
-def write_example(page, folder):
+def write_example(folder):
     """Write the config and data of the example with own data; return its options of Snakemake."""
-    section = re.split("\n## ", (ROOT / page).read_text())
+    section = re.split("\n## ", (ROOT / "README.md").read_text())
     (text,) = [part for part in section if "mydata" in part]
     (folder / "mine.yaml").write_text(re.search("```yaml\n(.*?)```", text, re.DOTALL)[1])
     (folder / "mydata").mkdir()

@@ -1,13 +1,12 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
 from collections.abc import Iterator
-from keyword import iskeyword
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.dpo import LOSSES_WITH, has_reference_point
 from snakechat.config.errors import ConfigError
-from snakechat.config.llm_judges import judge_problem
 from snakechat.config.recipes import STAGES, Config, kl_settings
 from snakechat.config.references import Reference, parse_reference, weighted_references
 from snakechat.config.reward_function_settings import (
@@ -20,7 +19,6 @@ from snakechat.data.formats import columns_of, has_pairs, has_responses, is_unpa
 from snakechat.data.model_files import (
     language_model_problem,
     read_model_config,
-    read_vocabulary,
     reward_model_problem,
 )
 from snakechat.data.remote_files import is_remote, url_problem
@@ -67,14 +65,15 @@ def check_placements(config: Config) -> None:
 
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
-    check_cycles(config)
-    _check_llm_judges(config)
+    _check_cycles(config)
     _check_urls(config)
+    judge = config.values["evaluation"]["llm_judge"]
+    if judge is not None:
+        config.entry("llm_judges", judge, "evaluation.llm_judge")
     for name, dataset in config.values["datasets"].items():
         if "generations" in dataset:
             used_by = f"datasets.{name}.generations"
             config.entry("generations.recipes", dataset["generations"], used_by)
-            _check_selection(dataset, name)
         if "label" in dataset:
             _check_labels(config, name)
         try:
@@ -84,12 +83,6 @@ def check_references(config: Config) -> None:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
         _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
-        template = model.get("template", config.values["template"])
-        if "template_arguments" in model and template == "dialogue":
-            raise ConfigError(
-                f"config: models.{name}.template_arguments has no effect with template: dialogue:"
-                " set template: chat"
-            )
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:
             config.entry("datasets", train_on, f"models.{name}.tokenizer")
@@ -98,44 +91,26 @@ def check_references(config: Config) -> None:
                     f"config: models.{name}.tokenizer.train_on names {train_on}, whose responses a"
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
-    for stage in STAGES:
+    for stage in RECIPE_SECTIONS:
         for name in config.values[stage]["recipes"]:
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
-            _check_evaluations(config, stage, name)
-            _check_gate(config, stage, name)
+            if stage in STAGES:
+                _check_evaluations(config, stage, name)
+            if stage in ("rlhf", "generations"):
+                _check_reward_models(config, stage, name, "reward")
+                _check_scores(config, stage, name)
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
-                _check_scores(config, stage, name)
                 _check_rlhf_algorithm(config, name)
-                _check_teacher(config, name)
-            else:
-                if stage == "dpo":
-                    _check_preference_loss(config, name)
-                if stage == "sft" and (teacher := config.teacher("sft", name)) is not None:
-                    _check_tokens_of_teacher(config, teacher, Reference("sft", name))
-                rule, model = config.base_model(stage, name)
-                if rule == "fetch_model":
-                    _check_is_no_classifier(config, model, f"{stage}.recipes.{name}.model")
-    for name in config.values["generations"]["recipes"]:
-        for dataset, _ in config.blend("generations", name):
-            _check_dataset(config, dataset, "generations", name)
-        rule, model = config.base_model("generations", name)
-        if rule == "fetch_model":
-            _check_is_no_classifier(config, model, f"generations.recipes.{name}.model")
-        _check_reward_models(config, "generations", name, "reward")
-        _check_scores(config, "generations", name)
-
-
-def _check_llm_judges(config: Config) -> None:
-    """Check the LLM judges, and the name of the one that evaluations ask."""
-    for name, judge in config.values["llm_judges"].items():
-        problem = judge_problem(judge)
-        if problem:
-            raise ConfigError(f"config: llm_judges.{name}.{problem}")
-    judge = config.values["evaluation"]["llm_judge"]
-    if judge is not None:
-        config.entry("llm_judges", judge, "evaluation.llm_judge")
+            if stage == "dpo":
+                _check_preference_loss(config, name)
+            models = {"actor" if stage == "rlhf" else "model": config.origin(stage, name)}
+            if stage in ("sft", "rlhf") and (teacher := config.teacher(stage, name)):
+                models["teacher"] = teacher
+            for key, model in models.items():
+                if model.section == "models":
+                    _check_is_no_classifier(config, model.name, f"{stage}.recipes.{name}.{key}")
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -143,44 +118,36 @@ def _check_labels(config: Config, name: str) -> None:
     dataset, place = config.values["datasets"][name], f"datasets.{name}"
     config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
     labelled = config.entry("datasets", dataset["label"], f"{place}.label")
-    if "label" in labelled:
-        raise ConfigError(
-            f"config: {place}.label names {dataset['label']}, which is labelled itself: name"
-            f" {labelled['label']}"
-        )
     if not _has_pairs(labelled):
         raise ConfigError(
-            f"config: {place}.label names {dataset['label']}, which has no pairs of responses: name"
-            " a dataset with rejected responses"
+            f"config: {place}.label names {dataset['label']}, which has no pairs of responses of"
+            " its own: name a dataset with rejected responses"
         )
 
 
 def _has_pairs(dataset: dict[str, Any]) -> bool:
-    """Return whether the rows of a dataset that is not labelled have rejected responses."""
-    if "generations" in dataset:
-        return bool(dataset["select"] == "best_and_worst")
-    return "generate" in dataset or has_pairs(dataset["format"], dataset.get("columns"))
+    """Return whether the rows of a dataset have rejected responses, which nothing labels."""
+    if "format" in dataset:
+        return has_pairs(dataset["format"], dataset.get("columns"))
+    return "generate" in dataset or dataset.get("select") == "best_and_worst"
 
 
-def check_cycles(config: Config) -> None:
+def _check_cycles(config: Config) -> None:
     """Check that no recipe depends on itself, by its models or by generated datasets."""
-    done: set[Reference] = set()
-
-    def visit(recipe: Reference, path: tuple[Reference, ...]) -> None:
-        if recipe in path:
-            cycle = [*path[path.index(recipe) :], recipe]
-            raise ConfigError(
-                f"config: {recipe.section}.recipes.{recipe.name} depends on itself: "
-                + " -> ".join(f"{section}/{name}" for section, name in cycle)
-            )
-        if recipe not in done:
-            for other in _recipes_of(config, recipe):
-                visit(other, (*path, recipe))
-            done.add(recipe)
-
-    for section in RECIPE_SECTIONS:
-        for name in config.values[section]["recipes"]:
-            visit(Reference(section, name), ())
+    recipes = [
+        Reference(section, name)
+        for section in RECIPE_SECTIONS
+        for name in config.values[section]["recipes"]
+    ]
+    try:
+        TopologicalSorter({recipe: _recipes_of(config, recipe) for recipe in recipes}).prepare()
+    except CycleError as error:
+        # In the list, each one depends on the one before it.
+        cycle = error.args[1][::-1]
+        raise ConfigError(
+            f"config: {cycle[0].section}.recipes.{cycle[0].name} depends on itself: "
+            + " -> ".join("/".join(recipe) for recipe in cycle)
+        ) from None
 
 
 def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
@@ -213,15 +180,6 @@ def _check_urls(config: Config) -> None:
                 raise ConfigError(f"config: {section}.{name}.path: {problem}")
 
 
-def _check_selection(dataset: dict[str, Any], name: str) -> None:
-    """Check that a dataset of responses has no setting without an effect."""
-    if dataset["select"] == "best" and dataset.get("min_margin"):
-        raise ConfigError(
-            f"config: datasets.{name}.min_margin has no effect on select: best: set min_score, or"
-            " select: best_and_worst"
-        )
-
-
 def _check_kept_columns(config: Config, dataset: str) -> None:
     """Check that reward functions can receive the columns of `keep` by keyword."""
     try:
@@ -229,13 +187,10 @@ def _check_kept_columns(config: Config, dataset: str) -> None:
     except ValueError as error:
         raise ConfigError(f"config: datasets.{dataset}.keep: {error}") from None
     for name in names:
-        problem = None
-        if not name.isidentifier() or iskeyword(name):
-            problem = f"{name!r} is not a valid name of a parameter in Python"
-        elif name in (*POSITIONAL, MESSAGES):
-            problem = f"{name} is what reward functions receive anyway"
-        if problem:
-            raise ConfigError(f"config: datasets.{dataset}.keep: {problem}")
+        if name in (*POSITIONAL, MESSAGES):
+            raise ConfigError(
+                f"config: datasets.{dataset}.keep: {name} is what reward functions receive anyway"
+            )
 
 
 def _check_evaluations(config: Config, stage: str, name: str) -> None:
@@ -253,13 +208,6 @@ def _check_evaluations(config: Config, stage: str, name: str) -> None:
                 " steps, whose scale changes with standardize_scores: running: set it to first or"
                 " none"
             )
-
-
-def _check_gate(config: Config, stage: str, name: str) -> None:
-    """Check that some value is within the bounds of a gate."""
-    gate = config.recipe(stage, name)["gate"] or {}
-    if gate.get("min", float("-inf")) > gate.get("max", float("inf")):
-        raise ConfigError(f"config: {stage}.recipes.{name}.gate: min is more than max: swap them")
 
 
 def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
@@ -303,11 +251,7 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
 def _check_rlhf_models(config: Config, name: str) -> None:
     """Check the models of a recipe: their kind, and the tokenizer where it must be the actor's."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    actor = config.actor(name)
-    if actor.section == "models":
-        _check_is_no_classifier(config, actor.name, f"rlhf.recipes.{name}.actor")
-    for key in ("reward", "judge"):
-        _check_reward_models(config, "rlhf", name, key)
+    _check_reward_models(config, "rlhf", name, "judge")
     for model in settings["compare_with"]:
         stage, _, other = model.partition("/")
         config.entry(f"{stage}.recipes", other, f"rlhf.recipes.{name}.compare_with")
@@ -330,9 +274,6 @@ def _check_reward_models(config: Config, stage: str, name: str, key: str) -> Non
     for text, model in config.reward_models(name, key, stage).items():
         if model.section == "models":
             _check_is_classifier(config, model.name, f"{place} names {text}")
-    weights = weighted_references(config.recipe(stage, name)[key])
-    if weights and not any(weights.values()):
-        raise ConfigError(f"{place}: all weights are 0, expected another one: set one")
 
 
 def _check_is_classifier(config: Config, name: str, use: str) -> None:
@@ -410,6 +351,11 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
             f" max_response_length ({settings['max_response_length']})"
         )
     algorithm, generations = settings["algorithm"], settings["num_generations"]
+    if (algorithm == "distill") != (settings["teacher"] is not None):
+        raise ConfigError(
+            f"{place}.teacher: {settings['teacher']} does not fit algorithm: {algorithm}: distill"
+            " needs a teacher, and no other algorithm has one"
+        )
     if algorithm not in COMPARING and settings["drop_uniform_groups"]:
         raise ConfigError(
             f"{place}.drop_uniform_groups: {algorithm} does not compare responses to the same"
@@ -427,56 +373,3 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
             f" ({generations}): set a multiple of it, because all responses to a prompt are in the"
             " same batch"
         )
-
-
-def _check_teacher(config: Config, name: str) -> None:
-    """Check that `distill`, and nothing else, has a teacher, and that it reads the actor's tokens.
-
-    `rlhf.defaults` and presets may have settings that `distill` ignores.
-    """
-    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    teacher, algorithm = config.teacher("rlhf", name), settings["algorithm"]
-    if algorithm != "distill":
-        if teacher is not None:
-            raise ConfigError(
-                f"{place}.teacher: {settings['teacher']} has no effect on algorithm: {algorithm},"
-                " only on distill: set teacher: null or algorithm: distill"
-            )
-        return
-    if teacher is None:
-        raise ConfigError(
-            f"{place}.teacher: found null, expected the model that algorithm: distill learns from:"
-            " name a recipe (sft/NAME, dpo/NAME, rlhf/NAME) or models/NAME"
-        )
-    own = config.values["rlhf"]["recipes"][name]
-    for key in ("kl_in", "kl_estimator", "kl_target"):
-        if own.get(key) is not None:
-            raise ConfigError(
-                f"{place}.{key}: {own[key]} has no effect on algorithm: distill, whose reward is"
-                f" the KL to the teacher: set {key}: null"
-            )
-    _check_tokens_of_teacher(config, teacher, Reference("rlhf", name))
-
-
-def _check_tokens_of_teacher(config: Config, teacher: Reference, student: Reference) -> None:
-    """Check that a teacher reads the tokens of a recipe, as far as local files show."""
-    place = f"{student.section}.recipes.{student.name}.teacher"
-    if teacher.section == "models":
-        _check_is_no_classifier(config, teacher.name, place)
-    models = [config.tokenizer_model(*of)[1] for of in (teacher, student)]
-    first, second = (_local_vocabulary(config, model) for model in models)
-    if first is not None and second is not None and first != second:
-        raise ConfigError(
-            f"config: {place}: {'/'.join(teacher)} has the vocabulary of models.{models[0]}, which"
-            f" differs from that of the student, models.{models[1]}: use a teacher with the"
-            " tokenizer of the student"
-        )
-
-
-def _local_vocabulary(config: Config, name: str) -> dict[str, int] | None:
-    """Return the vocabulary of a model in a local folder; None if it is elsewhere or unreadable."""
-    model = config.values["models"][name]
-    source = config.source_of("models", name)
-    if "path" in model.get("tokenizer", {}):
-        source = config.local_path(model["tokenizer"]["path"])
-    return read_vocabulary(source) if isinstance(source, Path) else None

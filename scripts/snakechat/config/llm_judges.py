@@ -29,8 +29,6 @@ ACCESS = {
     "concurrency": 8,
     "prices": None,
 }
-# Fields of a request that `parameters` cannot set.
-RESERVED = ("model", "messages", "stream", "n")
 
 # Judges by name.
 Judges = Mapping[str, Mapping[str, Any]]
@@ -88,14 +86,3 @@ def api_key(name: str, key_env: str | None) -> str | None:
             " the build"
         )
     return key
-
-
-def judge_problem(judge: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with a judge as far as a schema cannot state it; None if valid."""
-    low, high = judge.get("scale", SETTINGS["scale"])
-    if low >= high:
-        return f"scale: [{low:g}, {high:g}], expected the lowest rating before the highest one"
-    for key in judge.get("parameters", {}):
-        if key in RESERVED:
-            return f"parameters: {key} cannot be set: the pipeline sets it"
-    return None

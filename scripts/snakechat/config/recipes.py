@@ -25,11 +25,12 @@ from snakechat.workflow.store_space import parse_size
 from snakechat.workflow.stored_versions import Version, find_version, is_version
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
-# Sections whose models the `model` of a recipe may name, as SECTION/NAME.
-MODEL_SECTIONS = {
+# Sections that a recipe may start from, as SECTION/NAME.
+ORIGINS = {
     "sft": ("models",),
     "reward": ("sft", "models"),
     "dpo": ("sft", "dpo", "models"),
+    "rlhf": ("sft", "dpo", "models"),
     "generations": ("sft", "dpo", "rlhf", "models"),
 }
 # As common.Name; a recipe of a sweep is named after its values.
@@ -39,12 +40,6 @@ COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
 
 # A rule and the name of one of its results: ("train_sft", "tiny").
 Job = tuple[str, str]
-
-
-def trained_section(rule: str) -> str | None:
-    """Return the stage whose recipes a rule trains; None for a rule that makes a base model."""
-    verb, _, stage = rule.partition("_")
-    return stage if verb == "train" else None
 
 
 def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
@@ -89,19 +84,15 @@ class Config:
             name: Name of the entry.
             used_by: The key that names the entry, for the error.
         """
-        entries = self._entries(section)
+        entries = self.values
+        for key in section.split("."):
+            entries = entries[key]
         if name not in entries:
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
                 f" {available(name, entries)}{new_entry(section)}"
             )
         return entries[name]
-
-    def _entries(self, section: str) -> dict[str, Any]:
-        entries = self.values
-        for key in section.split("."):
-            entries = entries[key]
-        return entries
 
     def recipe(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe.
@@ -129,8 +120,13 @@ class Config:
         placement: dict[str, Any] = {}
         for layer, keys in layers.items():
             settings |= keys
-            used_by = f"{stage}.{layer}.placement"
-            placement = self._placed(placement, keys.get("placement", {}), used_by)
+            changes = keys.get("placement", {})
+            # The name of a deployment, or keys that change one.
+            changes = {"deployment": changes} if isinstance(changes, str) else dict(changes)
+            if deployment := changes.pop("deployment", None):
+                used_by = f"{stage}.{layer}.placement"
+                placement = self.entry("deployments", deployment, used_by)
+            placement = {**placement, **changes}
         if self.values["deployment"] is not None:
             placement = self.entry("deployments", self.values["deployment"], "deployment")
         if settings.get("algorithm") == "distill" and "reward" not in preset | own:
@@ -138,16 +134,6 @@ class Config:
             settings["reward"] = None
         settings.pop("preset", None)
         return {**settings, "placement": placement}
-
-    def _placed(
-        self, placement: dict[str, Any], changes: str | dict[str, Any], used_by: str
-    ) -> dict[str, Any]:
-        """Return a placement with changes: the name of a deployment, or keys and such a name."""
-        keys = {"deployment": changes} if isinstance(changes, str) else dict(changes)
-        deployment = keys.pop("deployment", None)
-        if deployment is not None:
-            placement = self.entry("deployments", deployment, used_by)
-        return {**placement, **keys}
 
     def program_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe as its program receives them.
@@ -192,21 +178,24 @@ class Config:
             )
         return blend
 
-    def base_model(self, stage: str, name: str) -> Job:
-        """Return the job that makes the initial model of a recipe (not of stage rlhf).
+    def origin(self, stage: str, name: str) -> Reference:
+        """Return the initial model of a recipe; of a recipe of generations, its generator."""
+        key = "actor" if stage == "rlhf" else "model"
+        text = self.recipe(stage, name)[key]
+        if key == "model":
+            text = "/".join(parse_reference(text))
+        return self._reference(text, ORIGINS[stage], f"{stage}.recipes.{name}.{key}")
 
-        For a recipe of generations, it is the model that generates.
-        """
-        text = "/".join(parse_reference(self.recipe(stage, name)["model"]))
-        sections, used_by = MODEL_SECTIONS[stage], f"{stage}.recipes.{name}.model"
-        return self.model_job(self._reference(text, sections, used_by))
+    def base_model(self, stage: str, name: str) -> Job:
+        """Return the job that makes the initial model of a recipe."""
+        return self.model_job(self.origin(stage, name))
 
     def records_job(self, dataset: str) -> Job:
         """Return the job that makes the records of a dataset."""
         settings = self.values["datasets"][dataset]
-        makers = {"generations": "select_responses", "label": "label_pairs"}
-        rules = [rule for key, rule in makers.items() if key in settings]
-        return (rules[0] if rules else "import_dataset"), dataset
+        if "generations" in settings:
+            return "select_responses", dataset
+        return ("label_pairs" if "label" in settings else "import_dataset"), dataset
 
     def labelled_dataset(self, dataset: str) -> str:
         """Return the dataset whose pairs a dataset labels; itself if it labels none."""
@@ -219,16 +208,10 @@ class Config:
         recipe: str | None = settings.get("generations")
         return recipe
 
-    def pretrained_model(self, name: str, used_by: str) -> Job:
+    def pretrained_model(self, name: str) -> Job:
         """Return the job that fetches or initializes a model of `models`."""
-        origin = self.entry("models", name, used_by)
+        origin = self.entry("models", name, "the target")
         return ("init_model" if "init" in origin else "fetch_model"), name
-
-    def actor(self, name: str) -> Reference:
-        """Return what the actor of an rlhf recipe starts from."""
-        text = self.recipe("rlhf", name)["actor"]
-        sections = ("sft", "dpo", "models")
-        return self._reference(text, sections, f"rlhf.recipes.{name}.actor")
 
     def teacher(self, stage: str, name: str) -> Reference | None:
         """Return the teacher of a recipe of sft or rlhf, if it has one."""
@@ -259,30 +242,21 @@ class Config:
         return judge_settings(self.values[JUDGES], names)
 
     def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
-        """Return the recipe or model that a key of a recipe names as SECTION/NAME.
-
-        A plain NAME is an error, because it meant another section in each key before.
-        """
+        """Return the recipe or model that a key of a recipe names as SECTION/NAME."""
         section, slash, name = text.partition("/")
-        paths = {key: key if key in ("models", JUDGES) else f"{key}.recipes" for key in sections}
-        forms = " or ".join(f"{key}/NAME" for key in sections)
-        if not slash:
-            found = [f"{key}/{text}" for key, path in paths.items() if text in self._entries(path)]
-            raise ConfigError(
-                f"config: {used_by} names {text!r} without a section: write"
-                f" {' or '.join(found) or forms}"
-            )
-        if section not in paths:
+        if section not in sections:
+            forms = " or ".join(f"{key}/NAME" for key in sections)
             # Names on the Hub have a slash, too.
-            hint = "" if section in self.values else new_entry("models")
+            hint = new_entry("models") if slash and section not in self.values else ""
             raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
-        self.entry(paths[section], name, used_by)
+        path = section if section in ("models", JUDGES) else f"{section}.recipes"
+        self.entry(path, name, used_by)
         return Reference(section, name)
 
     def model_job(self, model: Reference) -> Job:
         """Return the job that makes the model of a recipe, or a model of `models`."""
         if model.section == "models":
-            return self.pretrained_model(model.name, "the target")
+            return self.pretrained_model(model.name)
         return f"train_{model.section}", model.name
 
     def recipe_chain(self, stage: str, name: str) -> list[Reference]:
@@ -292,29 +266,16 @@ class Config:
         """
         if stage == "models":
             return []
-        if stage == "rlhf":
-            return [*self.recipe_chain(*self.actor(name)), Reference(stage, name)]
-        rule, origin = self.base_model(stage, name)
-        section = trained_section(rule)
-        before = self.recipe_chain(section, origin) if section else []
-        return [*before, Reference(stage, name)]
-
-    def recipes_behind(self, stage: str, name: str) -> dict[str, str]:
-        """Return the recipes that trained a model, by stage; of several of dpo, the last one."""
-        return {section: recipe for section, recipe in self.recipe_chain(stage, name)}
+        return [*self.recipe_chain(*self.origin(stage, name)), Reference(stage, name)]
 
     def tokenizer_model(self, stage: str, name: str) -> Job:
         """Return the job that makes the base model whose tokenizer a recipe uses.
 
         stage: "models" for a model of `models` itself.
         """
-        if stage == "rlhf":
-            return self.tokenizer_model(*self.actor(name))
-        if stage == "models":
-            return self.pretrained_model(name, "the target")
-        rule, model = self.base_model(stage, name)
-        section = trained_section(rule)
-        return self.tokenizer_model(section, model) if section else (rule, model)
+        while stage != "models":
+            stage, name = self.origin(stage, name)
+        return self.pretrained_model(name)
 
     def template(self, stage: str, name: str) -> str:
         """Return the prompt template of the base model of a recipe: auto, dialogue or chat."""

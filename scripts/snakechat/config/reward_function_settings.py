@@ -68,9 +68,6 @@ def reward_function_problem(
             f"rewards/{name}.py requires {missing[0]}: name this column in `keep` of the recipe's"
             " datasets, or set it in `arguments`"
         )
-    both = [argument for argument in arguments if argument in columns]
-    if both:
-        return f"argument {both[0]} of {name} is also a column of `keep`: remove one of them"
     return None
 
 
@@ -82,10 +79,7 @@ def _program_problem(sources: Path, name: str) -> str | None:
         return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
     try:
         reward_function_files(sources / "scripts", [name])
-    except SyntaxError as error:
-        place = f"line {error.lineno}: " if error.lineno else ""
-        return f"rewards/{name}.py is not valid Python ({place}{error.msg})"
-    except ValueError as error:
+    except (SyntaxError, ValueError) as error:
         return f"rewards/{name}.py is not valid Python ({error})"
     except FileNotFoundError as error:
         return f"rewards/{name}.py imports a module that does not exist ({error.filename})"

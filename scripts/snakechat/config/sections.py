@@ -101,13 +101,6 @@ class PhaseWeights(TypedDict):
     rlhf: NonNegative
 
 
-def _check_weights(weights: dict[str, float]) -> dict[str, float]:
-    if not any(weights.values()):
-        raise ValueError("all weights are 0")
-    return weights
-
-
-SplitWeights = Annotated[PhaseWeights, AfterValidator(_check_weights)]
 # The phases that share the rows equally.
 PhaseList = Annotated[list[Literal["sft", "reward", "rlhf"]], Keyword("min_length", 1)]
 
@@ -115,7 +108,7 @@ PhaseList = Annotated[list[Literal["sft", "reward", "rlhf"]], Keyword("min_lengt
 class Split(TypedDict):
     """Split of the rows of a dataset among the phases."""
 
-    weights: SplitWeights
+    weights: PhaseWeights
     by: Literal["row", "prompt"]
 
 
@@ -149,7 +142,7 @@ class SourceDataset(TypedDict):
     eval: NotRequired[Glob]
     follow_links: NotRequired[bool]
     on_bad_row: NotRequired[BadRowPolicy]
-    split: NotRequired[SplitWeights | PhaseList]
+    split: NotRequired[PhaseWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -161,7 +154,7 @@ class GeneratedDataset(TypedDict):
     rows: Count
     eval_rows: Count
     seed: NotRequired[Seed]
-    split: NotRequired[SplitWeights | PhaseList]
+    split: NotRequired[PhaseWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -173,7 +166,7 @@ class SelectedDataset(TypedDict):
     select: Literal["best", "best_and_worst"]
     min_score: NotRequired[float]
     min_margin: NotRequired[NonNegative]
-    split: NotRequired[SplitWeights | PhaseList]
+    split: NotRequired[PhaseWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -183,7 +176,7 @@ class LabelledDataset(TypedDict):
 
     label: str
     llm_judge: str
-    split: NotRequired[SplitWeights | PhaseList]
+    split: NotRequired[PhaseWeights | PhaseList]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 

@@ -96,20 +96,6 @@ def read_model_config(folder: Path) -> dict[str, Any] | None:
     return keys if isinstance(keys, dict) else None
 
 
-def read_vocabulary(folder: Path) -> dict[str, int] | None:
-    """Return the ids of the tokens in tokenizer.json of a folder, or None if it cannot be read."""
-    try:
-        content = json.loads((folder / "tokenizer.json").read_text())
-        vocabulary = content["model"]["vocab"]
-        if isinstance(vocabulary, list):
-            # Unigram: pairs of a token and its score, in the order of the ids.
-            vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
-        added = {token["content"]: token["id"] for token in content["added_tokens"]}
-        return {**vocabulary, **added}
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return None
-
-
 def is_classifier(config: Mapping[str, Any]) -> bool:
     """Return whether config.json names the architecture of a sequence classifier."""
     architectures = config.get("architectures") or ()

@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.errors import ConfigError
-from snakechat.config.recipes import Config, trained_section
+from snakechat.config.recipes import Config
 from snakechat.config.references import Reference, input_names, ordered_references
 from snakechat.jobs.descriptions import Description, Job, Jobs
 
@@ -160,12 +160,13 @@ def evaluate_dpo(config: Config, name: str) -> Description:
 
 
 def train_rlhf(config: Config, name: str) -> Description:
-    actor, ptx = config.actor(name), config.recipe("rlhf", name)["ptx"]
+    actor, ptx = config.origin("rlhf", name), config.recipe("rlhf", name)["ptx"]
     inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
     teacher = config.teacher("rlhf", name)
     if teacher is not None:
         inputs["teacher"] = config.model_job(teacher)
-    for stage, recipe in config.recipes_behind(*actor).items():
+    # Of several recipes of dpo, the last one.
+    for stage, recipe in dict(config.recipe_chain(*actor)).items():
         inputs[f"tokens.{stage}"] = (f"tokenize_{stage}", recipe)
     rewards = _reward_models(config, "rlhf", name, "reward")
     inputs |= rewards
@@ -230,18 +231,13 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
 
 def models_of(config: Config, stage: str, name: str) -> Jobs:
     """Return the jobs of a recipe's model and of the models it is compared with, by label."""
-    if stage == "rlhf":
-        section, actor = config.actor(name)
-        if section == "models":
-            jobs = {"base": config.pretrained_model(actor, "the target")}
-        else:
-            jobs = models_of(config, section, actor)
-        for model in config.recipe("rlhf", name)["compare_with"]:
-            jobs[f"compare_with.{model}"] = _training(*model.split("/"))
+    origin = config.origin(stage, name)
+    if origin.section == "models":
+        jobs = {"base": config.model_job(origin)}
     else:
-        rule, origin = config.base_model(stage, name)
-        trained = trained_section(rule)
-        jobs = models_of(config, trained, origin) if trained else {"base": (rule, origin)}
+        jobs = models_of(config, *origin)
+    for model in config.recipe(stage, name).get("compare_with", ()):
+        jobs[f"compare_with.{model}"] = _training(*model.split("/"))
     return {**jobs, stage: _training(stage, name)}
 
 

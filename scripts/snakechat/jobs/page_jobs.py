@@ -41,7 +41,7 @@ def _reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
         return {stage: name}
     rewards = config.reward_models(name, "reward").values()
     trained = [model.name for model in rewards if model.section == "reward"]
-    recipes = config.recipes_behind(*config.actor(name))
+    recipes = dict(config.recipe_chain(*config.origin("rlhf", name)))
     return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
 
 

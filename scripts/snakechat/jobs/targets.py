@@ -28,10 +28,10 @@ def default_targets(config: Config) -> list[str]:
         for name in config.values[stage]["recipes"]
         if any(os.path.lexists(f"output/{stage}/{name}{end}") for end in ("", ".manifest.json"))
     ]
-    upstream = set()
+    upstream: set[tuple[str, str]] = set()
     for stage, name in built:
         if stage == "rlhf":
-            upstream |= set(config.recipes_behind(*config.actor(name)).items())
+            upstream |= {*config.recipe_chain(*config.origin("rlhf", name))}
             teacher = config.teacher("rlhf", name)
             upstream |= {teacher} if teacher else set()
             upstream |= {

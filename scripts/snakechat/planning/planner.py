@@ -121,7 +121,7 @@ def is_job(config: Config, rule: str, name: str) -> bool:
     if RULES[rule].folder == "data":
         return last not in config.values["datasets"] or config.records_job(last)[0] == rule
     if RULES[rule].folder == "models":
-        return config.pretrained_model(last, "the target")[0] == rule
+        return config.pretrained_model(last)[0] == rule
     pattern = COMPARISON_NAME if rule == "compare_runs" else RECIPE_NAME
     return all(stage in STAGES for stage in stages) and pattern.fullmatch(last) is not None
 

@@ -85,7 +85,7 @@ def test_sweep_over_models():
     config = load(sweep(over={"actor": ["sft/tiny", "models/tiny"]}))
     names = ["mine-actor-sft-tiny", "mine-actor-models-tiny"]
     assert list(config.sweep_recipes("mine")) == names
-    assert config.actor(names[1]) == ("models", "tiny")
+    assert config.origin("rlhf", names[1]) == ("models", "tiny")
 
 
 @pytest.mark.parametrize(
