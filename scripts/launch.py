@@ -72,11 +72,11 @@ def main() -> None:
     if options.starts_processes:
         nodes, gpus = 1, 0
     node_options = options_of_this_node(nodes)
-    # Several nodes that were started separately decide together, in the program.
-    decides_alone = nodes == 1 or node_options is None
-    if "--spec" in command and decides_alone:
+    # Nodes that an operator of Kubernetes started have to decide the same.
+    node = node_number() if nodes > 1 and node_options else None
+    if "--spec" in command:
         spec = command[command.index("--spec") + 1]
-        if reuse_result(spec, options, os.environ.get("SNAKECHAT_LOG")):
+        if reuse_result(spec, options, os.environ.get("SNAKECHAT_LOG"), node):
             return
     if nodes > 1 and node_options is None:
         become_slurm_step(nodes, gpus, threads)
@@ -128,12 +128,18 @@ def options_of_this_node(nodes: int) -> list[str] | None:
             f"error: the placement has {nodes} nodes and PET_NNODES is {started}: set both to the"
             " same number"
         )
-    number = first_variable("PET_NODE_RANK", "RANK", "SLURM_NODEID")
+    number = node_number()
     address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR")
     port = first_variable("PET_MASTER_PORT", "MASTER_PORT")
     if None in (number, address, port):
         return None
     return [f"--node-rank={number}", f"--master-addr={address}", f"--master-port={port}"]
+
+
+def node_number() -> int | None:
+    """Return the number of this node among those that a cluster started, or None."""
+    number = first_variable("PET_NODE_RANK", "RANK", "SLURM_NODEID")
+    return None if number is None else int(number)
 
 
 def first_variable(*names: str) -> str | None:

@@ -143,17 +143,6 @@ def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow, tmp_path
     assert manifests_made[0].read_bytes() == manifests_made[1].read_bytes()
 
 
-def test_a_job_without_gpus_requests_none(imported):
-    resources = container_of(imported)["resources"]
-    assert resources["limits"] == {
-        "cpu": "1000m",
-        "memory": "8000M",
-        "ephemeral-storage": "20000M",
-    }
-    assert resources["requests"] == {**resources["limits"], "cpu": "950m"}
-    assert "tolerations" not in imported["spec"]["template"]["spec"]
-
-
 def test_a_job_with_gpus_limits_them_and_is_retried_with_more_memory(prepared, cluster):
     before = set(cluster.jobs)
     cluster.run = False
@@ -225,15 +214,12 @@ def test_manifests_are_valid():
     assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image)
 
 
-def test_the_pod_of_the_driver_is_restricted():
-    driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
-    check_restricted(driver)
-
-
-def test_only_the_driver_gets_a_token():
+def test_the_pod_of_the_driver_is_restricted_and_it_alone_gets_a_token():
     account, *_, deployment = manifests(PROFILE / "driver.yaml")
+    driver = deployment["spec"]["template"]["spec"]
+    check_restricted(driver)
     assert account["automountServiceAccountToken"] is False
-    assert deployment["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    assert driver["automountServiceAccountToken"] is True
 
 
 def test_profile_volume_and_driver_name_the_same_claim_path_and_image():

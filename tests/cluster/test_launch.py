@@ -3,97 +3,32 @@
 import json
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 
 import pytest
-import yaml
 
 from conftest import ROOT
 from launch import samples_by_vllm
 
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
-DEPLOYMENTS = CONFIG["deployments"]
 
-# --- placements -----------------------------------------------------------------------------
-
-RECIPES = {
-    name: {"model": "tiny", "datasets": ["toy"], "placement": placement}
-    for name, placement in {"named": "single_node", "complete": DEPLOYMENTS["multi_node"]}.items()
-}
-
-
-def planned(workflow, config, *targets):
-    """Return the placement and the resources of the jobs of a dry run, by rule and recipe."""
-    (workflow.folder / "mine.json").write_text(json.dumps(config))
+def test_a_job_requests_the_resources_of_its_placement(sources):
     # For a rule with a message, Snakemake prints nothing else.
-    for rules in workflow.folder.glob("rules/*.smk"):
+    for rules in sources.folder.glob("rules/*.smk"):
         rules.write_text(re.sub(r"    message:\n.*\n", "", rules.read_text()))
-    options = ["--configfile", "mine.json"]
-    process = workflow.snakemake(*targets, "-n", "-p", "--cores", "64", *options)
+    targets = ("output/rlhf/6.7b", "output/sft/66b", "output/sft/tiny")
+    process = sources.snakemake(*targets, "-n", "-p", "--cores", "64")
     assert process.returncode == 0, process.stdout[-3000:]
-    jobs = {}
+    requested = {}
     for block in process.stdout.split("\n\n"):
-        command = re.search(r"Shell command: (.*--placement.*)", block)
-        if command:
-            words = shlex.split(command[1].partition(" 2>&1")[0])
-            rule = re.search(r"^rule (\w+):", block, re.MULTILINE)[1]
-            job = f"{rule} {re.search('name=(.*)', block)[1]}"
+        if "\nrule train_sft:" in f"\n{block}":
             pairs = re.search("resources: (.*)", block)[1].split(", ")
             resources = dict(pair.split("=") for pair in pairs)
             resources["threads"] = re.search(r"threads: (\d+)|$", block)[1] or "1"
-            placement = json.loads(words[words.index("--placement") + 1])
-            jobs[job] = placement, resources
-    return jobs
-
-
-def test_the_top_level_deployment_replaces_all_placements(sources):
-    config = {"deployment": "mine", "sft": {"recipes": RECIPES}}
-    config["deployments"] = {"mine": {**DEPLOYMENTS["cpu"], "threads": 5}}
-    targets = [f"output/sft/{name}" for name in RECIPES]
-    jobs = planned(sources, config, *targets, "output/rlhf/13b")
-    for name in ("train_sft named", "train_sft complete", "train_rlhf 13b", "train_reward 350m"):
-        assert jobs[name][0] == {**DEPLOYMENTS["cpu"], "threads": 5}, name
-
-
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        (
-            {"sft": {"recipes": {"tiny": {"placement": "laptop"}}}},
-            "sft.recipes.tiny.placement names 'laptop', which is not under deployments (available:"
-            " cpu, multi_node, single_gpu, single_node)",
-        ),
-        (
-            {"deployments": {"mine": {"nodes": 1}}},
-            "deployments.mine.gpus_per_node: this key is required",
-        ),
-        # Each setting is valid without the other.
-        (
-            {"sft": {"recipes": {"mine": {"placement": {"offload": "parameters"}}}}},
-            "sft.recipes.mine.placement.zero_stage: auto cannot be combined with offload:"
-            " parameters",
-        ),
-    ],
-)
-def test_an_invalid_placement_is_an_error_of_one_line(config, line, sources):
-    (sources.folder / "mine.json").write_text(json.dumps(config))
-    process = sources.snakemake("-n", "output/sft/tiny", "--configfile", "mine.json")
-    assert process.returncode == 1
-    last = process.stdout.strip().splitlines()[-1]
-    assert last.startswith(f"error: config: {line}"), process.stdout
-
-
-# --- resources ------------------------------------------------------------------------------
-
-
-def test_a_job_requests_the_resources_of_its_placement(sources):
-    jobs = planned(sources, {}, "output/rlhf/6.7b", "output/sft/66b", "output/sft/tiny")
-    requested = {name: resources for name, (_, resources) in jobs.items()}
-    node, nodes, cpu = (requested[f"train_sft {name}"] for name in ("6.7b", "66b", "tiny"))
+            requested[re.search("name=(.*)", block)[1]] = resources
+    node, nodes, cpu = (requested[name] for name in ("6.7b", "66b", "tiny"))
     assert (node["nodes"], node["gpu"], node["threads"]) == ("1", "8", "64")
     assert (node["mem_mb"], node["runtime"]) == ("512000", "1440")
     # Per node; from `gpu`, the plugin would request the total of all nodes.
@@ -101,29 +36,6 @@ def test_a_job_requests_the_resources_of_its_placement(sources):
     assert (nodes["mpi"], nodes["tasks_per_gpu"]) == ("srun", "0")
     assert "gpu" not in nodes and not {"mpi", "gres", "tasks"} & node.keys()
     assert cpu["nodes"] == "1" and "gpu" not in cpu
-
-
-def test_a_job_of_one_process_requests_one_gpu(sources):
-    node = {"deployment": "single_node", "zero_stage": 2, "offload": "none"}
-    config = {"sft": {"recipes": {"6.7b": {"placement": node}}}}
-    jobs = planned(sources, config, "output/sft/6.7b", "output/sft/tiny")
-    placement, requested = jobs["evaluate_sft 6.7b"]
-    assert (placement["nodes"], placement["gpus_per_node"], placement["threads"]) == (1, 1, 8)
-    assert (requested["nodes"], requested["gpu"], requested["threads"]) == ("1", "1", "8")
-    assert jobs["evaluate_sft tiny"][0] == DEPLOYMENTS["cpu"]
-
-
-def test_evaluations_of_partitioned_models_request_the_gpus_of_the_training(sources):
-    jobs = planned(sources, {}, "output/sft/66b")
-    _, requested = jobs["evaluate_sft 66b"]
-    assert (requested["nodes"], requested["gres"]) == ("8", "gpu:8")
-
-
-def test_memory_and_time_grow_with_each_attempt(sources):
-    for attempt, (memory, minutes) in {1: (4000, 60), 2: (6000, 90)}.items():
-        sources.options = ("--attempt", str(attempt))
-        _, requested = planned(sources, {}, "output/sft/tiny")["train_sft tiny"]
-        assert (requested["mem_mb"], requested["runtime"]) == (str(memory), str(minutes))
 
 
 # --- the launcher ---------------------------------------------------------------------------
@@ -288,8 +200,7 @@ def test_several_nodes_need_a_cluster(start):
     )
 
 
-@pytest.mark.parametrize("gpus", [0, 4])
-def test_on_slurm_the_nodes_are_a_step_of_the_job(gpus, start, tmp_path):
+def test_on_slurm_the_nodes_are_a_step_of_the_job(start, tmp_path):
     srun = tmp_path / "srun"
     srun.write_text('#!/bin/sh\necho "$@"; echo $PET_MASTER_ADDR $PET_MASTER_PORT\n')
     srun.chmod(0o755)
@@ -297,14 +208,14 @@ def test_on_slurm_the_nodes_are_a_step_of_the_job(gpus, start, tmp_path):
     with socket.socket() as other:
         # Another program uses the first port that the launcher tries for this job.
         other.bind(("", 21234))
-        process = start(nodes=2, gpus=gpus, threads=6, PATH=path, SLURM_JOB_ID="51234")
+        process = start(nodes=2, gpus=4, threads=6, PATH=path, SLURM_JOB_ID="51234")
         stdout, _ = process.communicate(timeout=60)
     step, address = stdout.splitlines()
     assert address == f"{socket.gethostname()} 21235"
     words = step.split()
     options = {word for word in words if word.startswith("--") and word != "--placement"}
     expected = {"--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=6"}
-    expected |= {"--kill-on-bad-exit=1"} | ({f"--gres=gpu:{gpus}"} if gpus else set())
+    expected |= {"--kill-on-bad-exit=1", "--gres=gpu:4"}
     assert options == expected
     assert f"{sys.executable} {ROOT / 'scripts/launch.py'} {tmp_path / 'program.py'}" in step
 

@@ -9,7 +9,6 @@
  *                EIO     this change alone fails
  *                clock   the clock shows FAULT_SECONDS more from this change on
  *   FAULT_AT     the number of the change, from 1; without it, the fault does not happen
- *   FAULT_AFTER  changes count from the first one on whose path has this text
  *   FAULT_LOG    a file that gets a line for each change that counts
  */
 
@@ -31,7 +30,7 @@
 #include <time.h>
 #include <unistd.h>
 
-static atomic_int changes, counting;
+static atomic_int changes;
 
 static void note(const char *call, const char *path) {
     const char *log = getenv("FAULT_LOG");
@@ -47,12 +46,9 @@ static void note(const char *call, const char *path) {
 /* Count a change; return the errno with which it fails, or 0. */
 static int fault(const char *call, const char *path, int needs_space) {
     const char *folder = getenv("FAULT_FOLDER"), *kind = getenv("FAULT");
-    const char *at = getenv("FAULT_AT"), *after = getenv("FAULT_AFTER");
+    const char *at = getenv("FAULT_AT");
     if (!folder || strncmp(path, folder, strlen(folder)))
         return 0;
-    if (!counting && after && !strstr(path, after))
-        return 0;
-    counting = 1;
     int number = ++changes;
     note(call, path);
     if (!kind || !at || number < atoi(at))

@@ -48,14 +48,13 @@ def compile_faults(folder):
     return library
 
 
-def fault(folder, kind=None, at=None, after=None, log=None, seconds=None):
+def fault(folder, kind=None, at=None, log=None, seconds=None):
     """Return the variables of a fault; see faults.c.
 
     Args:
         folder: Folder whose changes count.
         kind: kill, ENOSPC, EIO or clock.
         at: Number of the change.
-        after: Text in the path of the first change that counts.
         log: File that gets a line per change.
         seconds: What the clock shows more, for kind clock.
     """
@@ -63,7 +62,6 @@ def fault(folder, kind=None, at=None, after=None, log=None, seconds=None):
         "FAULT_FOLDER": f"{Path(folder).resolve()}/",
         "FAULT": kind,
         "FAULT_AT": at,
-        "FAULT_AFTER": after,
         "FAULT_LOG": log,
         "FAULT_SECONDS": seconds,
     }

@@ -56,19 +56,17 @@ class ProgramForks:
 
     Args:
         environment: Its variables.
-        preload: A library that is loaded before all others (LD_PRELOAD), with its forks too.
 
     Attributes:
         environment: Variables with which programs use the server.
     """
 
-    def __init__(self, environment, preload=None):
+    def __init__(self, environment):
         self.environment = {}
         # A process that forks must not have used a GPU.
         if Path("/dev/nvidiactl").exists():
             return
         self.folder = tempfile.mkdtemp(prefix="forks-")
-        loaded = {"LD_PRELOAD": str(preload)} if preload else {}
         address = f"{self.folder}/socket"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(address)
@@ -78,7 +76,7 @@ class ProgramForks:
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
                 start_new_session=True,
-                env={**environment, "PYTHONUTF8": "1", **loaded},
+                env={**environment, "PYTHONUTF8": "1"},
             )
         self.environment["PROGRAM_FORKS"] = address
 
@@ -152,7 +150,7 @@ def serve(listener, variables):
     while True:
         for key, _ in events.select():
             # A report may have closed what a later event is about.
-            if key.fileobj in events.get_map() and (request := key.data()):
+            if events.get_map().get(key.fd) is key and (request := key.data()):
                 return request
 
 

@@ -74,28 +74,8 @@ def delete(stubs, path):
     link.with_name(f"{link.name}.manifest.json").unlink()
 
 
-def test_a_deleted_intermediate_that_nobody_needs_is_not_built_again(stubs):
-    for path in ("tokens/sft/tiny", "data/toy"):
-        delete(stubs, path)
-    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == set()
-
-
 def test_a_deleted_intermediate_whose_program_changed_is_built_and_compared(stubs):
     delete(stubs, "tokens/sft/tiny")
     (stubs.folder / "scripts/tokenize_phase.py").write_text(REFACTORED)
     assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == {"tokenize_sft"}
     assert stubs.planned("output/sft/tiny.manifest.json") == set()
-
-
-def test_an_input_that_was_built_alone_with_the_same_content_submits_no_job(stubs):
-    """Planning decides it."""
-    (stubs.folder / "scripts/train_sft.py").write_text(REFACTORED)
-    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == {"train_sft"}
-    assert "train_rlhf" not in stubs.planned("output/rlhf/tiny.manifest.json")
-
-
-def test_an_input_that_was_built_alone_with_other_content_makes_its_readers_stale(stubs):
-    (stubs.folder / "scripts/train_sft.py").write_text(CHANGED)
-    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == {"train_sft"}
-    assert "train_rlhf" in stubs.planned("output/rlhf/tiny.manifest.json")
-    assert rules_that_ran(stubs, "output/rlhf/tiny.manifest.json") == {"train_reward", "train_rlhf"}

@@ -31,7 +31,8 @@ JOBS = {
     "train_rlhf": "rlhf/tiny",
 }
 
-# Killed by chance in each run of the tests. test_faults.py kills all programs at chosen places.
+# Killed by chance in each run of the tests. All programs publish by the same code, which
+# tests/unit/workflow/test_publishing.py kills at each change of a file.
 KINDS = ("train_rlhf",)
 
 # The progress of a job, by the last of these files below output/ that its run has written.
@@ -305,7 +306,7 @@ def test_a_training_that_receives_a_signal_saves_and_resumes(tree, built):
     assert json.loads((result.folder / "run.json").read_text())["resumed_after_step"] == step
 
 
-def test_a_second_build_waits_and_dry_runs_do_not_disturb_a_build(tree, built):
+def test_a_second_build_stops_and_dry_runs_do_not_disturb_a_build(tree, built):
     results = [Result(tree, job) for job in ("tokenize_sft", "train_sft")]
     for result in results:
         result.delete()
@@ -315,60 +316,14 @@ def test_a_second_build_waits_and_dry_runs_do_not_disturb_a_build(tree, built):
         # Suspended, so that it does not end before the second one has tried.
         first.send(signal.SIGSTOP)
         with started(tree, target, "second.log") as second:
-            name = f"process {first.process.pid} on "
-            second.wait_until(lambda: f"waiting for {name}" in second.log.read_text())
-            first.send(signal.SIGCONT)
-            while first.runs():
-                tree.planned(target)
-                tree.planned(target, "--config", "seed=7")
-            assert second.end()[0] == 0, second.log.read_text()[-5000:]
+            assert second.end()[0] == 1
+        name = f"process {first.process.pid} on "
+        assert f"error: {name}" in second.log.read_text()
+        first.send(signal.SIGCONT)
+        while first.runs():
+            tree.planned(target)
+            tree.planned(target, "--config", "seed=7")
         status, output = first.end()
     assert status == 0, output[-5000:]
-    # Each job ran once.
-    assert second.log.read_text().count("is kept: it was made from the same spec and inputs") == 2
     for result in results:
         result.check_all(Result(built[0], result.job))
-
-
-def test_a_build_that_waited_reads_the_versions_that_it_planned(tree):
-    """The other build makes another version of an input that was up to date."""
-    target = Result(tree, "train_sft").target
-    other = Workflow(
-        tree.folder, *tree.options, "--config", "sft={recipes: {tiny: {max_length: 64}}}"
-    )
-    rate = "sft={recipes: {tiny: {learning_rate: 1.0e-5}}}"
-    this = Workflow(tree.folder, *tree.options, "--config", rate)
-    with started(other, target) as first:
-        first.wait_until(lambda: "Tokenizing" in first.log.read_text())
-        first.send(signal.SIGSTOP)
-        with started(this, target, "second.log") as second:
-            second.wait_until(lambda: "waiting for process" in second.log.read_text())
-            first.send(signal.SIGCONT)
-            assert first.end()[0] == second.end()[0] == 0, second.log.read_text()[-5000:]
-    manifest = json.loads((tree.folder / target).read_text())
-    assert manifest["spec"]["settings"]["learning_rate"] == 1.0e-5
-    assert manifest["lineage"]["output/tokens/sft/tiny"]["settings"]["max_length"] == 96
-    assert this.planned(target) == set()
-
-
-def test_a_build_that_is_overtaken_reads_the_versions_that_it_planned(tree):
-    """The other build starts after this one is planned, and ends before it starts a job."""
-    target = Result(tree, "train_sft").target
-    longer, rate = (
-        f"sft={{recipes: {{tiny: {{{setting}}}}}}}"
-        for setting in ("max_length: 64", "learning_rate: 2.0e-5")
-    )
-    this, other = (
-        Workflow(tree.folder, *tree.options, "--config", each) for each in (rate, longer)
-    )
-    with started(this, target) as build:
-        build.wait_until(lambda: "Building DAG of jobs" in build.log.read_text())
-        build.send(signal.SIGSTOP)
-        with started(other, target, "second.log") as second:
-            # It waits if this one has started jobs already.
-            second.wait_until(lambda: "waiting for process" in second.log.read_text())
-            build.send(signal.SIGCONT)
-            assert build.end()[0] == second.end()[0] == 0, build.log.read_text()[-5000:]
-    manifest = json.loads((tree.folder / target).read_text())
-    assert manifest["spec"]["settings"]["learning_rate"] == 2.0e-5
-    assert manifest["lineage"]["output/tokens/sft/tiny"]["settings"]["max_length"] == 96

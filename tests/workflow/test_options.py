@@ -9,41 +9,6 @@ import pytest
 from conftest import ROOT
 
 
-def files_of(folder):
-    """Return size and time of each file and folder of the results."""
-    paths = [path for path in (folder / "output").rglob("*") if "code" not in path.parts]
-    return {path: (path.stat().st_size, path.stat().st_mtime_ns) for path in paths}
-
-
-def test_touch_names_the_program_that_accepts_results(built, tmp_path):
-    copy = built.copy(tmp_path / "copy")
-    before = files_of(copy.folder)
-    process = copy.snakemake("output/sft/tiny", "--touch", "--config", "seed=5")
-    assert process.returncode == 1
-    last = process.stdout.strip().splitlines()[-1]
-    assert last.startswith("error: --touch") and "scripts/accept.py" in last
-    after = files_of(copy.folder)
-    assert {path: after[path] for path in before} == before
-
-
-@pytest.mark.parametrize(
-    "option", ["--summary", "--detailed-summary", "--list-changes=code", "--list-input-changes"]
-)
-def test_listings_by_time_name_explain(option, built):
-    process = built.snakemake("output/sft/tiny", option)
-    assert process.returncode == 1
-    last = process.stdout.strip().splitlines()[-1]
-    assert last.startswith("error: --summary and --list-changes") and "explain.py" in last
-    assert "Traceback" not in process.stdout
-
-
-def test_a_dry_run_of_an_up_to_date_build_mentions_no_missing_metadata(built):
-    process = built.snakemake("output/dpo/tiny", "-n")
-    assert process.returncode == 0
-    assert "Nothing to be done" in process.stdout
-    assert "missing" not in process.stdout
-
-
 def test_a_dry_run_names_what_has_changed(copy):
     """The reasons of its first jobs; those of the others are the jobs before them."""
     module = copy.folder / "scripts/snakechat/algorithms/preference.py"
@@ -83,7 +48,28 @@ def states(folder):
     }
 
 
-@pytest.mark.parametrize("options", [(), RATE, ("--force",), ("--forceall",)])
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        (("--touch", "--config", "seed=5"), "scripts/accept.py"),
+        (("--summary",), "explain.py"),
+        (("--list-changes=code",), "explain.py"),
+        (("--delete-all-output",), "make clean-output"),
+        (("--generate-unit-tests", "unit"), "make reproduce"),
+        (("--no-hooks", "--cores", "1"), "omit it"),
+    ],
+)
+def test_options_that_do_not_fit_name_what_does(tree, options, advice):
+    before = states(tree.folder)
+    process = tree.snakemake("output/sft/tiny", *options)
+    last = process.stdout.strip().splitlines()[-1]
+    assert process.returncode == 1 and "Traceback" not in process.stdout
+    assert last.startswith("error: --") and advice in last
+    after = states(tree.folder)
+    assert {path: after[path] for path in before} == before
+
+
+@pytest.mark.parametrize("options", [RATE, ("--forceall",)])
 def test_a_dry_run_writes_nothing(tree, options):
     (tree.folder / "output/dpo/tiny.manifest.json").unlink()
     before = states(tree.folder)
@@ -97,12 +83,6 @@ def test_a_dry_run_of_a_fresh_tree_writes_nothing(sources):
     before = states(sources.folder)
     assert sources.snakemake("output/rlhf/tiny", "-n").returncode == 0
     assert states(sources.folder) == before
-
-
-def test_reasons_name_the_setting(tree):
-    output = tree.snakemake("output/sft/tiny", "-n", *RATE).stdout
-    assert "sft.learning_rate changed from" in output
-    assert "--rerun-triggers" not in output
 
 
 @pytest.mark.parametrize(
@@ -157,19 +137,6 @@ def test_a_build_without_a_target_finds_results_that_lack_a_part(sources, missin
     assert "train_sft" in output and "train_rlhf" not in output
 
 
-def last_line(workflow, *arguments):
-    """Return the last line of a command that fails without a traceback."""
-    process = workflow.snakemake(*arguments)
-    assert process.returncode == 1 and "Traceback" not in process.stdout
-    return process.stdout.strip().splitlines()[-1]
-
-
-def test_delete_all_output_names_the_command_that_does_it(tree):
-    before = states(tree.folder)
-    assert "make clean-output" in last_line(tree, "output/sft/tiny", "--delete-all-output")
-    assert states(tree.folder) == before
-
-
 def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
     for name in ("output/sft/tiny", "output/store", ".snakemake/log", "mydata"):
         (tmp_path / name).mkdir(parents=True)
@@ -183,45 +150,9 @@ def test_folders_and_files_of_results_are_targets(target, built):
     """No rule has them as outputs: the results' manifests are."""
     up_to_date = built.snakemake(target, "-n")
     assert up_to_date.returncode == 0 and "Nothing to be done" in up_to_date.stdout
+    assert "missing" not in up_to_date.stdout
     forced = built.snakemake(target, "-n", "-f")
     assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout
-
-
-PREPARATION = {"import_dataset", "init_model", "split_dataset", "tokenize_sft"}
-
-
-@pytest.mark.parametrize(
-    ("options", "rules"),
-    [
-        (("--until", "split_dataset"), {"import_dataset", "split_dataset"}),
-        (("--omit-from", "train_sft"), PREPARATION),
-        # One of the two inputs of the training, with the jobs that it needs.
-        (("--batch", "train_sft=1/2"), PREPARATION),
-    ],
-)
-def test_options_that_select_jobs_do_as_documented(options, rules, sources):
-    assert sources.planned("output/sft/tiny", *options) == rules
-
-
-@pytest.mark.parametrize("option", ["--dag", "--rulegraph", "--filegraph"])
-def test_graphs_are_printed(option, sources):
-    process = sources.snakemake("output/sft/tiny", option)
-    assert process.returncode == 0 and "digraph" in process.stdout
-    assert "train_sft" in process.stdout
-
-
-def test_lint_finds_nothing(sources):
-    process = sources.snakemake("--lint")
-    assert process.returncode == 0, process.stdout
-
-
-def test_with_keep_going_other_jobs_run_after_an_error(sources):
-    (sources.folder / "broken.jsonl").write_text("[]")
-    broken = "datasets={broken: {path: broken.jsonl, format: plain}}"
-    targets = [f"output/data/{name}.manifest.json" for name in ("broken", "toy")]
-    process = sources.snakemake(*targets, "-k", "--cores", "1", "--config", broken)
-    assert process.returncode == 1 and "error: " in process.stdout
-    assert [(sources.folder / target).exists() for target in targets] == [False, True]
 
 
 def test_threads_and_resources_of_a_rule_are_obeyed(sources):
@@ -234,27 +165,3 @@ def test_threads_and_resources_of_a_rule_are_obeyed(sources):
     [block] = [text for text in process.stdout.split("\n\n") if "\nrule train_sft:" in f"\n{text}"]
     assert "mem_mb=99" in block and "threads: " not in block
     assert '"threads":1' in block
-
-
-def test_ancient_inputs_change_nothing(tree):
-    options = ("--consider-ancient", "train_sft=tokens")
-    assert "Nothing to be done" in tree.snakemake("output/rlhf/tiny", "-n", *options).stdout
-    seed = ("--config", "seed=5")
-    process = tree.snakemake("output/rlhf/tiny", "-n", *options, *seed)
-    assert "train_sft" in process.stdout
-
-
-def test_generated_unit_tests_are_refused(tree):
-    line = last_line(tree, "output/sft/tiny", "--generate-unit-tests", "unit")
-    assert line.startswith("error: --generate-unit-tests") and "make reproduce" in line
-    assert not (tree.folder / "unit").exists()
-
-
-def test_untracked_files_are_those_of_no_rule(tree):
-    (tree.folder / "notes.txt").touch()
-    lines = tree.snakemake("output/sft/tiny", "--list-untracked").stdout.splitlines()
-    assert "notes.txt" in lines and "output/sft/tiny.manifest.json" not in lines
-
-
-def test_no_hooks_is_an_error(sources):
-    assert last_line(sources, "output/sft/tiny", "--no-hooks", "--cores", "1").startswith("error: ")

@@ -52,9 +52,7 @@ def test_a_setting_that_is_changed_and_set_back_needs_no_job(workflow):
     longer = Workflow(first.folder, *first.options, "sft={recipes: {tiny: {max_length: 64}}}")
     longer.build(TARGET)
     assert contents(first) != before
-    preview = first.snakemake(TARGET, "-n").stdout
-    assert "Nothing to be done" in preview
-    assert "A build links earlier versions, without jobs: output/tokens/sft/tiny\n" in preview
+    assert "Nothing to be done" in first.snakemake(TARGET, "-n").stdout
     assert "Nothing to be done" in first.build(TARGET)
     assert contents(first) == before
     listed = first.run("python", "scripts/store.py", "list", "output/tokens/sft/tiny")
@@ -103,45 +101,6 @@ def test_a_model_that_was_built_for_a_page_gets_its_report(workflow):
     build = workflow("first")
     build.build("output/eval/sft/tiny.manifest.json")
     assert build.planned("output/sft/tiny") == {"draw_report", "report", "sft"}
-
-
-def test_links_that_were_deleted_come_back(workflow):
-    build = workflow("first")
-    build.build(TARGET)
-    before = contents(build)
-    for folder in ("data", "split", "tokens", "models"):
-        shutil.rmtree(build.folder / "output" / folder)
-    build.build(TARGET)
-    assert contents(build) == before
-    assert "is kept: it was made from the same spec" in log(build, "tokenize_sft/tiny")
-
-
-def test_a_folder_in_the_place_of_a_link_is_one_line(workflow):
-    build = workflow("first")
-    (build.folder / "output/data/toy").mkdir(parents=True)
-    process = build.snakemake(TARGET, "--cores", "2")
-    assert process.returncode == 1
-    errors = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
-    assert errors == [
-        "error: output/data/toy: expected a link to a folder in output/store, found a file or a"
-        " folder of its own: move it to another place"
-    ]
-
-
-@pytest.mark.parametrize("damage", ["a file", "a folder without write permission"])
-def test_a_shared_store_that_cannot_be_written_costs_a_warning(workflow, damage):
-    build = workflow("first")
-    shared = build.folder.parent / "shared"
-    if damage == "a file":
-        shared.touch()
-    elif os.getuid() == 0:
-        # The permissions of root's files do not matter, those of the kernel's do.
-        shared.symlink_to("/proc/sys")
-    else:
-        shared.mkdir(mode=0o500)
-    build.build("output/data/toy.manifest.json")
-    assert "is not stored in" in log(build, "import_dataset/toy")
-    assert build.planned("output/data/toy.manifest.json") == set()
 
 
 def test_two_builds_that_fill_an_empty_store_at_once_both_succeed(workflow):

@@ -113,8 +113,6 @@ class RuleFunctions:
         self.workflow, sources = workflow, Path(planned["sources"])
         self._lock_before = identity_of(LOCK)
         snakemake_adapter.check_version()
-        for folder in (root, Path.cwd()):
-            snakemake_adapter.check_path(folder)
         snakemake_adapter.adapt(workflow)
         if "config" in planned:
             config.clear()
@@ -135,9 +133,8 @@ class RuleFunctions:
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         snakemake_adapter.before_report(workflow, self._start_report)
-        finish = fails_in_one_line(self.finish)
-        snakemake_adapter.after_build(workflow, finish, self.preview)
-        # The options with which a result is rebuilt, for its model card and for verify.py.
+        snakemake_adapter.after_build(workflow, fails_in_one_line(self.finish))
+        # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
         # The spec files of planned jobs, by the paths of the manifests.
         self._spec_files: dict[str, str] = {}
@@ -265,10 +262,8 @@ class RuleFunctions:
         """Lock the folder, and write what jobs are made from: the snapshot, the build, the specs.
 
         Planning alone writes nothing. The lock replaces Snakemake's own, which outlives a Snakemake
-        that was killed (profiles/default). A second build waits for it: what the first one makes,
-        its jobs find in the store.
+        that was killed (profiles/default).
         """
-        snakemake_adapter.check_scheduler(self.workflow)
         restrict_pods(self.workflow)
         self._lock()
         jobs_run_here = snakemake_adapter.jobs_share_environment(self.workflow)
@@ -304,20 +299,20 @@ class RuleFunctions:
             check_keys(self.config.values["llm_judges"], judges)
 
     def _lock(self) -> None:
-        """Lock the folder for this process."""
+        """Lock the folder for this process.
+
+        Raises:
+            InputError: Another build runs in it, or did since this one was planned.
+        """
         was_used = identity_of(LOCK) != self._lock_before
         try:
             acquire_lock(LOCK)
         except AlreadyLocked as other:
-            was_used = True
-            print(f"waiting for {other}, which is building in {Path.cwd()}", file=sys.stderr)
-            acquire_lock(LOCK, wait=True)
+            raise InputError(
+                f"{other} is building in {Path.cwd()}: wait for it, or stop it"
+            ) from None
         if was_used:
-            # Another build may have linked its versions since this one was planned.
-            self._staleness = Staleness(self._specs)
-            for rule in RULES:
-                for name in snakemake_adapter.planned_names(self.workflow, rule):
-                    self._staleness.decide(rule, name)
+            raise InputError("another build ran here since this one was planned: start it again")
 
     def finish(self) -> None:
         """Link earlier versions that are up to date, also if no job ran, and complete models.
@@ -343,12 +338,6 @@ class RuleFunctions:
             from snakechat.reporting.card_writing import write_cards
 
             write_cards(self._specs, recipes)
-
-    def preview(self) -> None:
-        """Print which paths a build would have lead to earlier versions."""
-        paths = [path for path in self._staleness.links if os.path.lexists(path)]
-        if paths:
-            print(f"A build links earlier versions, without jobs: {', '.join(paths)}")
 
     # --- planning -----------------------------------------------------------------------------
 

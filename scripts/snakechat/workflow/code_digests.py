@@ -8,17 +8,14 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import ast
-import atexit
 import hashlib
-import json
 import re
 import sys
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from snakechat.workflow.digests import digest, file_digest, write_atomically
+from snakechat.workflow.digests import file_digest
 
 # The components of a module's name. Those of modules in rewards/ start with REWARDS, which is no
 # name in Python.
@@ -54,10 +51,6 @@ DATA_FOLDERS = ("templates", "locale", "tables")
 # Strings that may be names of such files.
 FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
-# A comment of a template that begins a line; its presence and its signs decide about blanks.
-COMMENT = re.compile(rb"^(\s*\{#[-+]?).*?([-+]?#\})", re.DOTALL | re.MULTILINE)
-# In such a block, a comment is text.
-RAW = re.compile(rb"\{%[-+]?\s*raw\b")
 # Such as a sum of a thousand terms.
 TOO_DEEP = "an expression is nested too deeply: divide it, or put its data into a file"
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -143,43 +136,6 @@ def _has_docstring(node: ast.AST) -> bool:
     return isinstance(first, ast.Constant) and isinstance(first.value, str)
 
 
-class SourceMemory:
-    """read_source with a memory on disk, by the bytes of a module.
-
-    Args:
-        path: File of the memory. Whatever is wrong with it costs time only.
-    """
-
-    def __init__(self, path: Path) -> None:
-        # The working directory may be another one when the process ends.
-        self.path = path.absolute()
-        self.known: dict[str, Source] = {}
-        self.used: dict[str, Source] = {}
-        # The memory holds for one version of this module.
-        self.reader = file_digest(__file__)
-        with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
-            memory = json.loads(path.read_text())
-            if memory["reader"] == self.reader and memory["digest"] == digest(memory["sources"]):
-                self.known = {key: Source(*value) for key, value in memory["sources"].items()}
-        atexit.register(self.save)
-
-    def __call__(self, data: bytes, path: str, is_reward: bool) -> Source:
-        """Return read_source(data, path, is_reward)."""
-        key = f"{hashlib.sha256(data).hexdigest()}{REWARDS if is_reward else ''}"
-        if key not in self.used:
-            self.used[key] = self.known.get(key) or read_source(data, path, is_reward)
-        return self.used[key]
-
-    def save(self) -> None:
-        """Write what was read now. Without the memory, planning takes a second longer."""
-        if self.used.keys() <= self.known.keys():
-            return
-        sources = {key: list(source) for key, source in self.used.items()}
-        memory = {"reader": self.reader, "sources": sources, "digest": digest(sources)}
-        with suppress(OSError):
-            write_atomically(self.path, json.dumps(memory), durable=False)
-
-
 def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> Code:
     """Return Modules.code of a program, given its path scripts/NAME.py."""
     program = Path(program)
@@ -202,14 +158,6 @@ def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set
     return {*map(modules.path, keys), *modules.data_files(keys)}
 
 
-def _data_digest(path: Path) -> str:
-    """Return the digest of a data file; of a template, without the text of its comments."""
-    data = path.read_bytes()
-    if "templates" in path.parts and not RAW.search(data):
-        data = COMMENT.sub(rb"\1\2", data)
-    return hashlib.sha256(data).hexdigest()
-
-
 class Module(NamedTuple):
     """What a module of ours consists of.
 
@@ -229,7 +177,7 @@ class Modules:
 
     Args:
         scripts: The folder of our modules.
-        read: read_source, or a SourceMemory.
+        read: read_source, or a function that returns the same.
 
     Attributes:
         rewards: The folder of reward functions and of their helper modules.
@@ -265,10 +213,8 @@ class Modules:
         sources = {key: source for key in keys if (source := self._module(key).source)}
         digests = {self.name(key): source.digest for key, source in sources.items()}
         for path in self.data_files(keys):
-            if path.is_relative_to(self.rewards):
-                digests[path.relative_to(self.scripts.parent).as_posix()] = file_digest(path)
-            else:
-                digests[path.relative_to(self.scripts).as_posix()] = _data_digest(path)
+            folder = self.scripts.parent if path.is_relative_to(self.rewards) else self.scripts
+            digests[path.relative_to(folder).as_posix()] = file_digest(path)
         libraries = frozenset[str]().union(*(self._module(key).libraries for key in keys))
         return Code(dict(sorted(digests.items())), libraries)
 

@@ -3,12 +3,11 @@
 Standard library only, as the modules of planning.
 """
 
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from snakechat.workflow.digests import file_digests, file_identity, is_recent
+from snakechat.workflow.digests import file_digests, file_identity
 from snakechat.workflow.errors import InputError
 
 
@@ -42,27 +41,13 @@ def unchanged_files(paths: Iterable[Path]) -> Iterator[None]:
     Raises:
         InputError: A file was edited or replaced before the end.
     """
-    now = time.time()
     before = {path: file_identity(path) for path in paths}
-    # Another edit may leave the times of these as they are.
-    recent = [path for path, identity in before.items() if is_recent(identity, now)]
-    digests = file_digests(recent)
     yield
-    try:
-        after = {path: file_identity(path) for path in before}
-        digests_after = file_digests(recent)
-    except FileNotFoundError as error:
-        raise changed_while_read(error.filename) from None
-    for path in before:
-        if before[path] != after[path] or digests.get(path) != digests_after.get(path):
-            raise changed_while_read(path)
+    for path, identity in before.items():
+        if not path.exists() or file_identity(path) != identity:
+            raise InputError(f"{path} changed while it was read: start the build again")
 
 
 def changed_since_planned(path: str | Path) -> InputError:
     """Return the error of a file that has another content than planned."""
     return InputError(f"{path} changed since this build was planned: start it again")
-
-
-def changed_while_read(path: str | Path) -> InputError:
-    """Return the error of a file that was edited or replaced while a job read it."""
-    return InputError(f"{path} changed while it was read: start the build again")

@@ -25,12 +25,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
-from snakechat.workflow.distributed import (
-    barrier,
-    rank,
-    verified_once_per_node,
-    world_size,
-)
+from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_environment_error
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -69,6 +64,8 @@ from snakechat.workflow.store_space import keep_limit
 
 # Digests of checked inputs, beside what planning remembers. It can be deleted at any time.
 CHECKED_DIGESTS = Path(".snakemake/snakechat/inputs.json")
+# The launcher sets it to the key of a job whose inputs it has checked, for the job's processes.
+CHECKED = "SNAKECHAT_CHECKED"
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
 
@@ -129,8 +126,8 @@ def run(main: Callable[[Job[S]], None], settings_type: type[S]) -> None: ...
 def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace) -> None:
     """Run main(job) and publish job.result. Earlier results stay.
 
-    Every process of a job checks the inputs and computes; only the first one takes the lock and
-    writes. No process changes a file before all of them have decided by it, in main.
+    Every process of a job computes; only the first one takes the lock and writes. The launcher has
+    checked the inputs, and that there is no result yet; without it, every process does.
 
     Args:
         main: Fills job.result.
@@ -138,9 +135,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
     Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
     """
-    if "--spec" not in sys.argv:
-        sys.exit(f"error: {describe_start(Path(sys.argv[0]))}")
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(description="Started by Snakemake: snakemake TARGET")
     parser.add_argument("--spec", required=True, help="spec file of the job")
     parser.add_argument(
         "--placement", default=SERIAL, type=parse_placement, help="JSON: hardware and its use"
@@ -161,14 +156,13 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
             lock(spec)
         manifests = read_manifests(spec)
         job = Job(spec, manifests, arguments.placement, arguments.options, settings_type)
-        if world_size() == 1:
-            recover(job)
-
-        def inputs_are_checked_and_result_exists() -> bool:
+        exists = False
+        if os.environ.get(CHECKED) != job.key:
+            if world_size() == 1:
+                recover(job)
             check_inputs(job.inputs, manifests)
-            return not is_forced(spec) and is_undamaged(job.stored)
-
-        if not verified_once_per_node(inputs_are_checked_and_result_exists):
+            exists = result_exists(job)
+        if not exists:
             if rank() == 0:
                 shutil.rmtree(job.result, ignore_errors=True)
                 job.result.mkdir(parents=True)
@@ -192,30 +186,22 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         os._exit(0)
 
 
-def describe_start(program: Path) -> str:
-    """Return how users start a program of the build: by the target that it makes."""
-    verb, _, stage = program.stem.partition("_")
-    targets = {
-        "prompt_eval": "output/prompt_eval/STAGE/RECIPE.html",
-        "rw_eval": "output/rw_eval/reward/RECIPE.html",
-    }
-    if verb == "train":
-        targets[program.stem] = f"output/{stage}/RECIPE"
-    target = targets.get(program.stem, "TARGET")
-    return f"Snakemake runs {program}: call snakemake --cores 1 {target}"
-
-
-def reuse_result(spec_file: str, options: RunOptions, log: str | None = None) -> bool:
+def reuse_result(
+    spec_file: str, options: RunOptions, log: str | None = None, node: int | None = None
+) -> bool:
     """Link the result of a job without running its program, if it exists already.
 
     It exists if its inputs were rebuilt and came out the same, if the job was killed between the
-    end of its program and the end of publishing, or if a shared store has it.
+    end of its program and the end of publishing, or if a shared store has it. If it does not, the
+    inputs are checked, for all processes that this one starts.
 
     Args:
         spec_file: Path of the spec.
         options: The options of the run.
         log: Path of the log of the job. It is emptied unless the store has the result, as it
             belongs to another one.
+        node: Number of this node, if several ones decide separately, and have to decide the same:
+            then the result exists only if the store has it.
 
     Returns:
         Whether the result is linked. If not, the program has to run, as for forced results.
@@ -227,12 +213,25 @@ def reuse_result(spec_file: str, options: RunOptions, log: str | None = None) ->
     def work() -> None:
         nonlocal published
         spec = read_spec(spec_file)
-        descriptor = lock(spec)
-        job = Job(spec, read_manifests(spec), SERIAL, options, SimpleNamespace)
-        recover(job)
-        published = publish_existing(job, log)
-        # The first process of the program takes it, while this one may wait for its end.
-        os.close(descriptor)
+        manifests = read_manifests(spec)
+        job = Job(spec, manifests, SERIAL, options, SimpleNamespace)
+        if os.environ.get(CHECKED) == job.key:
+            # A node of a Slurm job, whose first process has decided.
+            return
+        descriptor = None if node else lock(spec)
+        if node is None:
+            recover(job)
+            published = publish_existing(job, log)
+        else:
+            published = result_exists(job)
+            if published and node == 0:
+                finish(job)
+        if not published:
+            check_inputs(job.inputs, manifests)
+            os.environ[CHECKED] = job.key
+        if descriptor is not None:
+            # The first process of the program takes it, while this one may wait for its end.
+            os.close(descriptor)
 
     report_errors(work, spec_file)
     return published
@@ -240,8 +239,7 @@ def reuse_result(spec_file: str, options: RunOptions, log: str | None = None) ->
 
 def publish_existing(job: Job[Any], log: str | None) -> bool:
     """Link the result of a job if the store or a shared one has it; return whether."""
-    is_new = is_forced(job.spec) or not is_undamaged(job.stored)
-    if is_new:
+    if not result_exists(job):
         if log:
             # Before anything is printed that belongs to the new result. The rule creates the log at
             # the same time.
@@ -319,6 +317,11 @@ def is_forced(spec: Mapping[str, Any]) -> bool:
     return bool(build and spec["path"] in read_build(build).forced)
 
 
+def result_exists(job: Job[Any]) -> bool:
+    """Return whether the store has the result of a job, and the build does not force it."""
+    return not is_forced(job.spec) and is_undamaged(job.stored)
+
+
 def lock(spec: Mapping[str, Any]) -> int:
     """Make this process the only one that writes the result of a spec; see acquire_lock."""
     target = Path(spec["path"])
@@ -353,7 +356,7 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
             raise InputError(
                 f"{folder}: {damage}: delete {folder} and start the build again"
             ) from None
-    # A process of several ends without the functions that would save it.
+    # The launcher becomes the program, without the functions that would save it.
     cache.save()
 
 

@@ -16,7 +16,7 @@ class AlreadyLocked(Exception):
     """Another process holds the lock; the message names it."""
 
 
-def acquire_lock(path: str | Path, wait: bool = False) -> int:
+def acquire_lock(path: str | Path) -> int:
     """Lock a file for the lifetime of this process, and write the process's name into it.
 
     The system releases a flock when the process is killed, so that no lock is ever left behind.
@@ -24,19 +24,18 @@ def acquire_lock(path: str | Path, wait: bool = False) -> int:
 
     Args:
         path: The file, which is created.
-        wait: Whether to wait until another process releases the lock.
 
     Returns:
         A file descriptor; os.close releases the lock earlier.
 
     Raises:
-        AlreadyLocked: Another process holds the lock, and wait is false.
+        AlreadyLocked: Another process holds the lock.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(descriptor)
         # The file is empty between the moment the holder locks it and the moment it writes.

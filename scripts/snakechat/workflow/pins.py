@@ -145,30 +145,17 @@ def check_installed(pins: Mapping[str, str]) -> None:
     different = [name for name in pins if _public(installed.get(name)) != _public(pins[name])]
     if not different:
         return
-    if PYTHON in different:
-        raise InputError(
-            f"Python {python_version()} runs, and this build was planned with Python"
-            f" {pins[PYTHON]}: use the environment that Snakemake runs in"
-        )
-    changed = [name for name in different if FILES in pins[name]]
-    if changed:
-        found = installed.get(changed[0], "missing")
-        raise InputError(
-            f"{changed[0]} is {found}, and this build was planned with {pins[changed[0]]}:"
-            " install the same files everywhere, or start the build again"
-        )
-    # torch decides about many others.
-    name = "torch" if "torch" in different else different[0]
+    # Python and torch decide about many others.
+    name = next((name for name in (PYTHON, "torch") if name in different), different[0])
+    advice = f"pip install --no-deps --requirement {LOCK.name}"
+    if name == PYTHON:
+        advice = "use the environment that Snakemake runs in"
+    elif name == "torch":
+        advice = f"pip install torch=={pins[name]}"
+    elif FILES in pins[name]:
+        advice = "install the same files everywhere, or start the build again"
     found = f"{installed[name]} is installed" if name in installed else "is not installed"
-    line = f"{name} {found}, and this build was planned with {pins[name]}"
-    if len(different) > 1:
-        line += f" ({len(different) - 1} more differ)"
-    commands = []
-    if different != ["torch"]:
-        commands.append(f"pip install --no-deps --requirement {LOCK.name}")
-    if "torch" in different:
-        commands.append(f"pip install torch=={pins['torch']}")
-    raise InputError(f"{line}: {' && '.join(commands)}")
+    raise InputError(f"{name} {found}, and this build was planned with {pins[name]}: {advice}")
 
 
 def python_version() -> str:

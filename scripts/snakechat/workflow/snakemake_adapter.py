@@ -5,8 +5,6 @@ Written for Snakemake 9.27 and later versions 9. The workflow imports this modul
 
 import gc
 import os
-import re
-import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -28,14 +26,6 @@ def check_version(version: str = SNAKEMAKE_VERSION) -> None:
         raise InputError(
             f"Snakemake {version} is installed, and this workflow needs 9.27 or a later version 9:"
             " pip install --no-deps --requirement requirements.txt"
-        )
-
-
-def check_path(folder: Path) -> None:
-    """Raise InputError for the path of a project in which Snakemake finds wildcards."""
-    if re.search("[{}]", str(folder)):
-        raise InputError(
-            f"{folder}: Snakemake takes braces in a path for wildcards: rename the folder"
         )
 
 
@@ -81,25 +71,18 @@ def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
     workflow.create_report = create
 
 
-def after_build(workflow: Any, finish: Callable[[], None], preview: Callable[[], None]) -> None:
+def after_build(workflow: Any, finish: Callable[[], None]) -> None:
     """Call a function at the end of each build that succeeds, also if there was nothing to do.
 
     Snakemake's own hook (onsuccess) is not called then. The report of --report-after-run is written
     before the call. A report alone is not a build.
-
-    Args:
-        workflow: The workflow.
-        finish: The function.
-        preview: Called at the end of a dry run instead.
     """
     execute, create_report = workflow.execute, workflow.create_report
     reports = "--report-after-run" in sys.argv
 
     def execute_and_finish(*arguments: Any, **named: Any) -> None:
         execute(*arguments, **named)
-        if workflow.dryrun:
-            preview()
-        elif workflow.is_main_process and not reports:
+        if workflow.is_main_process and not workflow.dryrun and not reports:
             finish()
 
     def report_and_finish(*arguments: Any, **named: Any) -> None:
@@ -235,15 +218,6 @@ def jobs_to_run(workflow: Any) -> Iterator[JobToRun]:
         if not job.is_norun:
             forced = _is_forced(workflow.dag, job.rule.name, job.output)
             yield JobToRun(job.rule.name, "/".join(job.wildcards), forced)
-
-
-def check_scheduler(workflow: Any) -> None:
-    """Raise InputError if jobs go to Slurm and this machine has none, before they are retried."""
-    if workflow.executor_plugin.name == "slurm" and shutil.which("sbatch") is None:
-        raise InputError(
-            "executor slurm (profiles/slurm): the command sbatch is not on PATH: start the build on"
-            " a login node of the cluster, or without --profile slurm"
-        )
 
 
 class SharedVolume(StorageSettings):

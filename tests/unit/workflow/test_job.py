@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,12 @@ from conftest import ROOT
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import (
+    CHECKED,
     Job,
     finish,
     read_spec,
     recover,
     reuse_result,
-    run,
     write_manifest,
 )
 from snakechat.workflow.locks import acquire_lock
@@ -58,27 +59,6 @@ def make_job(spec, settings_type, content="a", **facts):
 def test_settings_are_an_instance_of_the_settings_class(spec):
     assert make_job(spec, Settings).settings == Settings(epochs=3)
     assert make_job(spec, SimpleNamespace).settings.epochs == 3
-
-
-@pytest.mark.parametrize(
-    ("program", "target"),
-    [
-        ("prompt_eval", "output/prompt_eval/STAGE/RECIPE.html"),
-        ("rw_eval", "output/rw_eval/reward/RECIPE.html"),
-        ("train_sft", "output/sft/RECIPE"),
-    ],
-)
-def test_a_program_that_a_user_starts_names_its_target(program, target, monkeypatch):
-    arguments = [f"scripts/{program}.py", "--model_name_or_path", "x"]
-    monkeypatch.setattr("sys.argv", arguments)
-    with pytest.raises(SystemExit, match=f"call snakemake --cores 1 {target}$"):
-        run(print)
-
-
-def test_settings_that_the_class_does_not_have_are_an_error(spec):
-    spec["settings"]["epoch"] = 4
-    with pytest.raises(TypeError, match="epoch"):
-        make_job(spec, Settings)
 
 
 def test_paths_and_lineage_of_a_job(spec):
@@ -138,19 +118,6 @@ def test_an_incomplete_folder_of_a_killed_job_does_not(job):
     assert not job.stored.exists()
 
 
-def test_other_versions_stay(job, spec):
-    write_result(job, job.result, "new")
-    recover(job)
-    finish(job)
-    spec["settings"]["epochs"] = 4
-    other = make_job(spec, Settings)
-    write_result(other, other.result, "other")
-    recover(other)
-    finish(other)
-    assert (other.target / "weights").read_text() == "other"
-    assert (job.stored / "weights").read_text() == "new"
-
-
 def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
     """Other users of a shared store read them."""
     (job.result / "adapter").mkdir(parents=True)
@@ -164,15 +131,43 @@ def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
         assert (job.result / name).stat().st_mode & 0o777 == 0o644
 
 
-def test_the_launcher_holds_no_lock_while_it_waits_for_the_program(job):
+def test_the_launcher_checks_inputs_and_holds_no_lock_while_the_program_runs(job, monkeypatch):
     """The first process of the program takes the lock."""
     write_result(job, job.result, "new")
     (job.result / "manifest.json").unlink()
     spec = {**job.spec, "inputs": {}}
     Path("spec.json").write_text(json.dumps(spec))
+    monkeypatch.setenv(CHECKED, "")
     # The rule has not created the log yet.
     assert not reuse_result("spec.json", DEFAULTS, "none.log")
     os.close(acquire_lock("output/sft/.tiny.lock"))
+    assert os.environ[CHECKED] == Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace).key
+
+
+def test_a_result_that_another_process_makes_is_one_line(job):
+    Path("spec.json").write_text(json.dumps({**job.spec, "inputs": {}}))
+    descriptor = acquire_lock("output/sft/.tiny.lock")
+    line = r"error: output/sft/tiny is being made by process \d+ on .*: wait for it, or stop it"
+    with pytest.raises(SystemExit, match=line):
+        reuse_result("spec.json", DEFAULTS)
+    os.close(descriptor)
+
+
+def test_nodes_that_decide_separately_decide_the_same(job, monkeypatch):
+    spec = {**job.spec, "inputs": {}}
+    Path("spec.json").write_text(json.dumps(spec))
+    one = Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
+    for node in (0, 1):
+        monkeypatch.setenv(CHECKED, "")
+        # Complete, but another node may have looked before.
+        shutil.rmtree(one.result, ignore_errors=True)
+        write_result(one, one.result, "new")
+        assert not reuse_result("spec.json", DEFAULTS, node=node)
+    recover(one)
+    monkeypatch.setenv(CHECKED, "")
+    for node, is_linked in ((1, False), (0, True)):
+        assert reuse_result("spec.json", DEFAULTS, node=node)
+        assert one.target.exists() == is_linked
 
 
 def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):

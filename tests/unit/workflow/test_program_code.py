@@ -1,6 +1,5 @@
 """The code of our own programs, compared with what Python finds and loads."""
 
-import json
 import modulefinder
 from pathlib import Path
 
@@ -10,7 +9,6 @@ from conftest import ROOT
 from snakechat.workflow.code_digests import (
     WITHOUT_EFFECT,
     Modules,
-    SourceMemory,
     code_digests,
     program_code,
 )
@@ -65,38 +63,3 @@ def test_locks_records_the_store_and_estimates_make_no_result_stale():
     }
     assert unwanted.isdisjoint(names)
     assert {"snakechat/workflow/job.py", "snakechat/workflow/distributed.py"} <= names.keys()
-
-
-def read(memory, program="train_rlhf.py"):
-    return Modules(SCRIPTS, memory).code(Path(program).stem, ["shop"])
-
-
-def test_what_counts_of_a_module_is_remembered_on_disk(tmp_path, monkeypatch):
-    memory = SourceMemory(tmp_path / "code.json")
-    code = read(memory)
-    memory.save()
-    monkeypatch.setattr("snakechat.workflow.code_digests.read_source", None)
-    assert read(SourceMemory(tmp_path / "code.json")) == code == read(memory)
-
-
-def edit_memory(text):
-    """Return the text of a memory in which a digest was changed."""
-    memory = json.loads(text)
-    next(iter(memory["sources"].values()))[0] = "0" * 64
-    return json.dumps(memory)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [
-        *(lambda _, text=text: text for text in ("", "[]", "[" * 5000, '{"reader": "1"}')),
-        *(lambda text: text[:-9], edit_memory),
-    ],
-)
-def test_a_damaged_memory_is_ignored(tmp_path, damage):
-    path = tmp_path / "code.json"
-    memory = SourceMemory(path)
-    code = read(memory)
-    memory.save()
-    path.write_text(damage(path.read_text()))
-    assert read(SourceMemory(path)) == code

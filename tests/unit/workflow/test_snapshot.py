@@ -70,16 +70,6 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     assert contents(snapshot) == {name: before[name] for name in NAMES}
 
 
-def test_a_moved_line_between_two_files_is_another_snapshot(root):
-    """The digest covers where each file ends."""
-    (root / "scripts/a.py").write_text("x")
-    (root / "scripts/b.py").write_text("yz")
-    snapshot = copy_of(root)
-    (root / "scripts/a.py").write_text("xy")
-    (root / "scripts/b.py").write_text("z")
-    assert copy_of(root) != snapshot
-
-
 def test_an_interrupted_copy_is_not_used(root):
     snapshot = copy_of(root)
     interrupted = snapshot.with_name(f".{snapshot.name}.1")
