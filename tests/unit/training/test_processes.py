@@ -164,11 +164,6 @@ def test_a_rank_without_prompts_has_the_responses_too(runs):
     assert torch.equal(first["logprobs"], second["logprobs"])
 
 
-def test_rank_0_calls_reward_functions_and_all_ranks_have_the_scores(runs):
-    scores = [rank["score"] for rank in runs[2]]
-    assert scores == [{"scores": [1, 2, 3], "calls": calls} for calls in (1, 0)]
-
-
 @pytest.mark.parametrize("case", ROLLOUT_CASES)
 def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
     one, repeats = runs[1][0][case], [rank[case] for rank in runs[2]]
