@@ -6,12 +6,9 @@ Needs this checkout and a Python with torch (CUDA), transformers, peft and pyarr
 Snakemake, no data, no model. Each section is a process with a time limit of its own and appends a
 line of JSON to OUT.jsonl for each result as soon as it exists, so that a failure costs no other
 result. The exit code is 1 if a section failed.
-
---rehearse GUARD runs the sections with small models on emulated CUDA (emulated_cuda.py).
 """
 
 import argparse
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -74,12 +71,10 @@ class Bench:
     Attributes:
         size: Sizes of the models and rows.
         folder: Models and tokens, which the first section that needs them makes.
-        rehearses: Whether CUDA is emulated.
     """
 
-    def __init__(self, name, out, folder, rehearses):
-        self.name, self.out, self.folder, self.rehearses = name, out, folder, rehearses
-        self.size = REHEARSAL if rehearses else GPU
+    def __init__(self, name, out, folder, size=GPU):
+        self.name, self.out, self.folder, self.size = name, out, folder, size
 
     def record(self, **result):
         """Append a result."""
@@ -325,7 +320,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=Path, help="file to which results are appended")
     parser.add_argument("sections", nargs="*", help=f"default: {' '.join(SECTIONS)}")
-    parser.add_argument("--rehearse", metavar="GUARD", help="emulate CUDA; the compiled guard")
     parser.add_argument("--run", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     unknown = set(arguments.sections) - SECTIONS.keys()
@@ -333,27 +327,22 @@ def main():
         sys.exit(f"unknown sections: {', '.join(unknown)}: choose from {', '.join(SECTIONS)}")
     if arguments.run:
         [name] = arguments.sections
-        run_section(name, arguments.out, arguments.run, arguments.rehearse)
+        SECTIONS[name][0](Bench(name, arguments.out, arguments.run))
         return
     failed = []
     with tempfile.TemporaryDirectory() as folder:
         for name in arguments.sections or SECTIONS:
-            bench = Bench(name, arguments.out, Path(folder), bool(arguments.rehearse))
-            if problem := run_process(name, arguments, folder):
+            if problem := run_process(name, arguments.out, folder):
                 failed.append(name)
-                bench.record(failed=problem)
+                Bench(name, arguments.out, Path(folder)).record(failed=problem)
     if failed:
         sys.exit(f"failed: {', '.join(failed)}: see {arguments.out}")
 
 
-def run_process(name, arguments, folder):
+def run_process(name, out, folder):
     """Run a section in a process of its own; return what went wrong, if anything."""
-    command = [sys.executable, __file__, str(arguments.out), name, "--run", folder]
-    if arguments.rehearse:
-        command += ["--rehearse", arguments.rehearse]
+    command = [sys.executable, __file__, str(out), name, "--run", folder]
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    if arguments.rehearse:
-        environment |= {"DS_ACCELERATOR": "cuda", "OMP_NUM_THREADS": "1"}
     started, limit = time.monotonic(), SECTIONS[name][1]
     try:
         process = subprocess.run(
@@ -368,19 +357,6 @@ def run_process(name, arguments, folder):
     lines = process.stderr.strip().splitlines() or [f"exit code {process.returncode}"]
     # torch writes the rank of the process before each line.
     return lines[-1].removeprefix("[rank0]: ")
-
-
-def run_section(name, out, folder, guard):
-    """Run a section in this process."""
-    with contextlib.ExitStack() as stack:
-        if guard:
-            from gpu.guard import load_guard
-
-            load_guard(guard)
-            from gpu.emulated_cuda import rehearsal
-
-            stack.enter_context(rehearsal())
-        SECTIONS[name][0](Bench(name, out, folder, bool(guard)))
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from gpu.emulated_cuda import rehearsal
 folder = Path(sys.argv[2])
 for name, (section, _) in measure.SECTIONS.items():
     with rehearsal():
-        section(measure.Bench(name, folder / "out.jsonl", folder, True))
+        section(measure.Bench(name, folder / "out.jsonl", folder, measure.REHEARSAL))
 """
 
 

@@ -25,7 +25,6 @@ from transformers import OPTConfig, OPTForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.algorithms.response_scoring import ResponseScorer  # noqa: E402
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
 from snakechat.data.ragged_arrays import RaggedWriter  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
@@ -297,27 +296,6 @@ def sample(prompts):
     return {"calls": sampler.calls, "responses": responses, "logprobs": logprobs}
 
 
-def score():
-    """Score responses with a reward function; return the scores and its calls on this rank."""
-    calls = []
-
-    def length(prompts, responses, columns):
-        calls.append(prompts)
-        return [len(response) for response in responses]
-
-    rollouts = SimpleNamespace(
-        ended=torch.ones(3, dtype=torch.bool),
-        device=torch.device("cpu"),
-        decode=lambda: (["p", "q", "r"], ["a", "bb", "ccc"]),
-    )
-    texts = SimpleNamespace(
-        turns=lambda rows: [[("user", text)] for text in ("p", "q", "r")],
-        columns=lambda rows: {},
-    )
-    scorer = ResponseScorer(SimpleNamespace(), [], {"length": (1.0, length)}, prompt_texts=texts)
-    return {"scores": scorer.score(rollouts, 1, [0, 1, 2]).sum.tolist(), "calls": len(calls)}
-
-
 def train_on_rollouts(placement, lora=False):
     """Train a policy on rollouts; return its log-probabilities before each step, and the losses."""
     policy, rows = Policy(LanguageModel().model), np.arange(len(PROMPTS))
@@ -408,7 +386,7 @@ def choose(folder):
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
-    cases = {"collectives": collectives, "score": score}
+    cases = {"collectives": collectives}
     cases |= {"sample": lambda: sample(PROMPTS), "sample one": lambda: sample(PROMPTS[:1])}
     cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):

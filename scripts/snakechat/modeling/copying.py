@@ -1,18 +1,16 @@
 """Copy models as safetensors without loading their weights.
 
-Files whose weights all belong to the model are copied as they are. Others are written from weights
-that are mapped from the source, so that a copy of a model of any size needs little memory.
+They are mapped from the source, so that a copy of a model of any size needs little memory.
 """
 
 import json
 import pickle
-import shutil
 import zipfile
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
@@ -35,7 +33,7 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.modeling.deferred_weights import names_in_model
-from snakechat.modeling.weight_writing import write_file, write_index
+from snakechat.modeling.weight_writing import MAX_FILE_SIZE
 from snakechat.workflow.errors import InputError
 
 # A file of all weights, or the index of several files, in the order in which transformers prefers
@@ -45,7 +43,7 @@ SOURCES = (
     (WEIGHTS_NAME, WEIGHTS_INDEX_NAME),
 )
 
-# The weights of a file by their names in it.
+# Weights by their names in the files.
 Tensors = dict[str, torch.Tensor]
 
 
@@ -60,7 +58,9 @@ def copy_model(source: Path, folder: Path) -> None:
             which are never loaded; or the model is a classifier that cannot score responses.
     """
     auto_class = _class_of(source)
-    files = {path: _stored_tensors(path) for path in _weight_files(source)}
+    tensors: Tensors = {}
+    for path in _weight_files(source):
+        tensors |= _stored_tensors(path)
     model = _model_without_weights(auto_class, source)
     if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
         raise InputError(
@@ -69,7 +69,9 @@ def copy_model(source: Path, folder: Path) -> None:
         )
     # Without weights: the configs only.
     model.save_pretrained(folder, state_dict={})
-    _copy_weights(model, files, folder)
+    unneeded = _unneeded(tensors, model)
+    kept = {name: tensor for name, tensor in tensors.items() if name not in unneeded}
+    save_torch_state_dict(kept, folder, max_shard_size=MAX_FILE_SIZE)
 
 
 def _class_of(source: Path) -> Any:
@@ -161,43 +163,13 @@ def _model_without_weights(auto_class: Any, source: Path) -> PreTrainedModel:
     return model
 
 
-def _copy_weights(model: PreTrainedModel, files: Mapping[Path, Tensors], folder: Path) -> None:
-    """Copy or convert the weights of files, without those that the model does not have."""
-    unneeded = _unneeded(files, model)
-    kept = {
-        path: {name: tensor for name, tensor in tensors.items() if name not in unneeded}
-        for path, tensors in files.items()
-    }
-    kept = {path: tensors for path, tensors in kept.items() if tensors}
-    places: dict[str, str] = {}
-    for number, (path, tensors) in enumerate(kept.items(), 1):
-        target = SAFE_WEIGHTS_NAME
-        if len(kept) > 1:
-            target = f"model-{number:05}-of-{len(kept):05}.safetensors"
-        if path.suffix == ".safetensors" and len(tensors) == len(files[path]):
-            shutil.copyfile(path, folder / target)
-        else:
-            write_file(folder / target, {name: w.contiguous() for name, w in tensors.items()})
-        places |= dict.fromkeys(tensors, target)
-    if len(kept) > 1:
-        weights = _merged(kept.values())
-        size = sum(weight.numel() * weight.element_size() for weight in weights.values())
-        write_index(folder, weights, places, {"total_size": size})
-
-
-def _merged(files: Iterable[Tensors]) -> Tensors:
-    """Return the tensors of all files."""
-    return {name: tensor for tensors in files for name, tensor in tensors.items()}
-
-
-def _unneeded(files: Mapping[Path, Tensors], model: PreTrainedModel) -> set[str]:
+def _unneeded(tensors: Tensors, model: PreTrainedModel) -> set[str]:
     """Return the names of tensors that the model does not have, or has under another name too.
 
     As in files of save_pretrained, tied weights are stored once; two that differ are both kept,
     because from_pretrained does not tie them. If transformers computes weights from several
     tensors, all tensors are kept.
     """
-    tensors = _merged(files.values())
     renamed = names_in_model(model, tensors)
     if renamed is None:
         return set()

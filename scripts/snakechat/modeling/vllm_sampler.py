@@ -38,8 +38,6 @@ CPU_OPTIONS = {
     # vLLM cannot sample with seeds from parts of prompts: a CPU's generator cannot be set back.
     "enable_chunked_prefill": False,
 }
-# Compute capability of the oldest GPUs for which vLLM has batch-invariant kernels.
-BATCH_INVARIANT_CAPABILITY = (8, 0)
 
 
 class VllmSampler:
@@ -64,10 +62,11 @@ class VllmSampler:
             num_ranks: processes of an engine, a divisor of those of the job.
 
         Raises:
-            InputError: vLLM cannot be imported, or has no deterministic kernels for the GPU.
+            InputError: vLLM cannot be imported.
         """
         if deterministic.are_requested() and torch.cuda.is_available():
-            _request_batch_invariance()
+            # Each response is computed as it would be alone. Read when vllm is imported.
+            os.environ["VLLM_BATCH_INVARIANT"] = "1"
         # Read when vllm is imported: the engine then runs in this process, so that weights are
         # passed without a copy and requests are scheduled in a fixed order.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -200,18 +199,6 @@ class VllmSampler:
         if self.llm is not None and not self.is_asleep:
             self.sleep()
         self.llm, self.is_asleep = None, False
-
-
-def _request_batch_invariance() -> None:
-    """Have vLLM compute each response as it would alone; call this before vllm is imported."""
-    capability = torch.cuda.get_device_capability()
-    if capability < BATCH_INVARIANT_CAPABILITY:
-        found, needed = (".".join(map(str, c)) for c in (capability, BATCH_INVARIANT_CAPABILITY))
-        raise InputError(
-            f"deterministic: true, and generation_backend: vllm needs a GPU of compute capability"
-            f" {needed} or later, not {found}: set generation_backend: hf"
-        )
-    os.environ["VLLM_BATCH_INVARIANT"] = "1"
 
 
 def _token_logprobs(response: Any) -> list[float]:

@@ -7,7 +7,7 @@ memory.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -110,9 +110,16 @@ def write_weights(
                 if rank() == 0:
                     values[name] = value.cpu().contiguous()
         if rank() == 0:
-            write_file(folder / file, values)
+            # Weights may be mapped from the file that this one replaces.
+            unfinished = folder / f"{file}.unfinished"
+            save_file(values, unfinished, metadata={"format": "pt"})
+            unfinished.rename(folder / file)
     if split.is_sharded and rank() == 0:
-        write_index(folder, in_files, split.tensor_to_filename, split.metadata)
+        total = sum(weight.numel() for weight in in_files.values())
+        metadata = {"total_parameters": total, **split.metadata}
+        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text)
 
 
 def weights_in_files(
@@ -138,29 +145,3 @@ def weights_in_files(
     }
     sources = {id(shape): weights[name] for name, shape in shapes.items()}
     return revert_weight_conversion(model, shapes), sources
-
-
-def write_index(
-    folder: Path,
-    weights: Mapping[str, torch.Tensor],
-    files: Mapping[str, str],
-    metadata: Mapping[str, Any],
-) -> None:
-    """Write the index of several files.
-
-    Args:
-        weights: all weights of the files by name.
-        files: the name of each weight's file.
-        metadata: metadata besides the number of parameters.
-    """
-    total = sum(weight.numel() for weight in weights.values())
-    index = {"metadata": {"total_parameters": total, **metadata}, "weight_map": files}
-    text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-    (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text)
-
-
-def write_file(path: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Write a safetensors file; weights may be mapped from the file that it replaces."""
-    unfinished = path.with_name(f"{path.name}.unfinished")
-    save_file(weights, unfinished, metadata={"format": "pt"})
-    unfinished.rename(path)

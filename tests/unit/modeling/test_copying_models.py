@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 
+from snakechat.modeling import copying
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.deferred_weights import stored_weight
 from snakechat.modeling.loading import load_causal
@@ -23,8 +25,15 @@ def family_model(request, tokenizer):
     return make_causal(FAMILIES[request.param], tokenizer, 1).to(torch.bfloat16)
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+def weights_and_others(folder):
+    """The weights of all files of a folder, and the content of the others."""
+    weights, others = {}, {}
+    for path in folder.iterdir():
+        if path.suffix == ".safetensors":
+            weights |= load_file(path)
+        elif path.name != INDEX:
+            others[path.name] = path.read_bytes()
+    return weights, others
 
 
 def as_torch_files(folder):
@@ -41,15 +50,22 @@ def as_torch_files(folder):
 
 
 @pytest.mark.parametrize(("form", "size"), [("safetensors", "50GB"), ("torch", SMALL)])
-def test_the_copy_has_the_files_of_save_pretrained(form, size, family_model, tmp_path):
+def test_the_copy_has_the_weights_and_configs_of_save_pretrained(
+    form, size, family_model, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(copying, "MAX_FILE_SIZE", size)
     source = tmp_path / "source"
     family_model.save_pretrained(source, max_shard_size=size)
-    expected = contents(source)
-    assert ("model.safetensors" in expected) == (size != SMALL)
+    weights, others = weights_and_others(source)
     if form == "torch":
         as_torch_files(source)
     copy_model(source, tmp_path / "copy")
-    assert contents(tmp_path / "copy") == expected
+    copied, copied_others = weights_and_others(tmp_path / "copy")
+    assert copied_others == others
+    assert copied.keys() == weights.keys()
+    assert all(torch.equal(copied[name], weight) for name, weight in weights.items())
+    assert (tmp_path / "copy" / INDEX).exists() == (size == SMALL)
+    transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "copy")
 
 
 def test_files_keep_their_dtype_and_are_loaded_in_that_of_a_recipe(model, tokenizer, tmp_path):

