@@ -3,8 +3,6 @@
 Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (evaluations).
 """
 
-import math
-
 from snakechat.evaluation.comparisons import INITIAL_MODELS
 from snakechat.reporting.translations import translate
 
@@ -142,12 +140,3 @@ def is_fraction(path: str) -> bool:
 def better_sign(path: str) -> int:
     """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
     return (key_of(path) in HIGHER_IS_BETTER) - (key_of(path) in LOWER_IS_BETTER)
-
-
-def bounds_of(path: str) -> tuple[float, float]:
-    """Return the lowest and the highest value that a metric can have."""
-    if is_fraction(path):
-        return 0.0, 1.0
-    key = key_of(path)
-    lowest = 1.0 if key in PERPLEXITIES else 0.0 if key == "length" else -math.inf
-    return lowest, math.inf

@@ -343,17 +343,12 @@ def test_the_run_of_a_training_has_its_measurements_and_its_throughput():
         "seconds": 75.0,
         "options": {"snakemake": ["--config", "seed=1 2"]},
     }
-    steps = [{"step": 1}, {"step": 2, "skipped_steps": 1}]
+    steps = [{"step": 1}]
     [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN).tables
     rows = {label: value for label, value in table.rows}
     assert (rows["saving_seconds"], rows["tokens_per_second"]) == ("1.25", "80.0")
     assert rows["command"] == "snakemake --cores 1 output/sft/a --config 'seed=1 2'"
-    assert (rows["started"], rows["ended"], rows["time"]) == (
-        "2026-05-01 23:59:30 UTC",
-        "2026-05-02 00:00:45 UTC",
-        "0:01:15",
-    )
-    assert rows["skipped_steps"] == "1"
+    assert rows["time"] == "0:01:15"
     assert not {"spec", "placement", "versions", "options", "licenses"} & rows.keys()
     del run["seconds_per_step"]
     [table] = run_section("sft", "output/sft/a", SETTINGS, run, steps, TRAIN).tables
