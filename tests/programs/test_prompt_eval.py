@@ -133,32 +133,13 @@ def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenize
     assert changed == {"sampled"}
 
 
-def test_markup_in_responses_is_text_and_nothing_is_loaded(job, monkeypatch):
-    attack = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
-    monkeypatch.setattr(prompt_eval, "decode", lambda *_: {"text": attack, "ended": True})
-    job.spec["name"] = "rlhf/<b>"
-    _, page = evaluated(job)
-    cells = Cells(page)
-    assert set(cells.texts["td"]) == {attack.strip().replace("\0", "␀")}
-    assert "<h1>rlhf/&lt;b&gt;</h1>" in page
-    assert not cells.tags & {"script", "img", "b", "link", "iframe"}
-    assert not cells.attributes & {"src", "href", "onerror"}
-    assert "http://" not in page and "https://" not in page and "@import" not in page
-    assert "default-src 'none'" in page and "@media print" in page
-
-
 def test_a_page_in_chinese(job, monkeypatch):
     job.settings.language = "zh"
     # The language of the program, which other tests read in English.
     monkeypatch.setattr(translations, "_texts", {})
     _, page = evaluated(job)
-    assert (
-        '<html lang="zh">' in page
-        and translations.translations("zh")["Responses side by side"] in page
-    )
-    for name in (*prompt_eval.DECODERS, "model"):
-        assert translations.translations("zh")[name] in Cells(page).texts["th"]
-    assert "每个回复最多 12 个 token" in page
+    assert '<html lang="zh">' in page and "每个回复最多 12 个 token" in page
+    assert Cells(page).texts["th"][:3] == ["模型", "贪心解码", "采样"]
 
 
 def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):

@@ -101,10 +101,7 @@ def test_a_page_in_chinese(job, monkeypatch):
     # The language of the program, which other tests read in English.
     monkeypatch.setattr(translations, "_texts", {})
     _, _, page = scored(job)
-    texts = translations.translations("zh")
-    assert texts["Scores of good and bad responses"] in page
-    assert "<h1>reward/tiny</h1>" in page
-    assert texts["good response (chosen)"] in Cells(page).texts["th"]
+    assert "<h1>reward/tiny</h1>" in page and "得分" in Cells(page).texts["th"]
 
 
 def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):

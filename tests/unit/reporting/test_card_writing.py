@@ -5,7 +5,6 @@ import yaml
 from huggingface_hub import ModelCard
 
 from snakechat.reporting.card_writing import card_with_results, evaluated_datasets
-from support.lineages import LINEAGE
 
 CARD = """---
 library_name: transformers
@@ -50,7 +49,12 @@ def test_results_of_chat_models():
 
 def test_results_name_the_datasets():
     training = {"settings": {"datasets": [["public", 1], ["toy", 0.5]]}}
-    datasets = evaluated_datasets("output/rlhf/mine", LINEAGE | {"output/rlhf/mine": training})
+    lineage = {
+        "output/rlhf/mine": training,
+        "output/data/public": {"settings": {"hub": "lab/public"}},
+        "output/data/toy": {"settings": {"generate": "shop"}},
+    }
+    datasets = evaluated_datasets("output/rlhf/mine", lineage)
     assert datasets == {"public": "lab/public", "toy": "toy"}
     for names, kind, text in (
         ({"public": "lab/public"}, "lab/public", "public"),

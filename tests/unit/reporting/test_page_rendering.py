@@ -3,8 +3,6 @@
 import json
 import re
 
-import jinja2
-import pytest
 from markupsafe import Markup
 
 from snakechat.reporting import page_rendering
@@ -25,15 +23,10 @@ def test_values_are_escaped_and_control_characters_visible():
     assert text.endswith("<svg/>")
 
 
-def test_a_value_that_a_template_does_not_get_is_an_error():
-    with pytest.raises(jinja2.UndefinedError):
-        HTML.from_string("{{ missing }}").render()
-
-
 def test_a_record_in_markdown_has_its_tables_and_figures(tmp_path):
     panels = [Panel("loss", Markup("<svg>1</svg>")), Panel("<i>", Markup("<svg>2</svg>"))]
     head = ["", "before", "after"]
-    table = Table("Held | out", head, [["loss", Cell("2.13", "[2, 3]"), 0.98765]], "Note.")
+    table = Table("Held | out", head, [["loss", Cell("2.13", "[2, 3]", "best"), 0.98765]], "Note.")
     settings = Table("Settings", [], [["a", "x|y"]])
     section = Section("SFT", panels, tables=[table], folded=[settings])
     cards = [Card("accuracy", "61 %", "[58 %, 64 %]"), Card("pairs", "2,041")]
@@ -62,7 +55,7 @@ Held &#124; out:
 
 |  | before | after |
 |---|---|---|
-| loss | 2.13 [2, 3] | 0.988 |
+| loss | 2.13 ★ [2, 3] | 0.988 |
 
 Note.
 
@@ -137,10 +130,3 @@ def test_text_in_markdown_makes_neither_cells_nor_tags_nor_links():
 def test_json_in_markdown_metadata_is_not_escaped():
     text = MARKDOWN.from_string("{{ names | tojson }}").render(names=["a|b", 'c"'])
     assert json.loads(text) == ["a|b", 'c"']
-
-
-def test_a_record_in_markdown_marks_differences_and_the_best_value(tmp_path):
-    row = ["loss", Cell("+1", "[0.5, 2]", "worse"), Cell("2", "", "better"), Cell("2", "", "best")]
-    table = Table("", ["", "a", "b", "c"], [row])
-    write_record(tmp_path, Page("Record", "sft/mine", [Section("SFT", [], tables=[table])]))
-    assert "| loss | +1 ▼ [0.5, 2] | 2 ▲ | 2 ★ |" in (tmp_path / "record.md").read_text()

@@ -8,7 +8,6 @@ from snakechat.planning import flops
 from snakechat.reporting.costs import job_section, read_runs, run_cells, run_section, total_cost
 from snakechat.reporting.data_tables import prompt_section
 from snakechat.reporting.metric_values import with_metrics_before
-from snakechat.reporting.origins import accepted_changes
 from snakechat.reporting.remarks import pair_remarks, rlhf_remarks
 from snakechat.reporting.response_examples import response_sections
 from snakechat.reporting.result_sections import headline, result_section
@@ -215,12 +214,6 @@ def test_repeated_and_shared_prompts_are_counted():
         ["toy: sft.train", "rlhf.train 1,000"],
         ["toy: sft.eval", ""],
     ]
-
-
-def test_changes_that_a_person_accepted_are_listed():
-    change = {"date": "2026-01-02", "because": "same losses", "changes": ["program x.py changed"]}
-    text = accepted_changes({"accepted": [change]})
-    assert text == "2026-01-02: same losses (program x.py changed)"
 
 
 # --- responses ------------------------------------------------------------------------------
