@@ -3,7 +3,10 @@
 Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (evaluations).
 """
 
-from snakechat.evaluation.comparisons import INITIAL_MODELS
+from collections.abc import Mapping
+from typing import Any
+
+from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.reporting.translations import translate
 
 
@@ -91,6 +94,18 @@ WIN_CRITERIA = {
     "llm_judge": N_("by the LLM judge"),
 }
 
+# The main results of a recipe, by stage: paths in metrics.json.
+_PAIR_HEADLINE = ("accuracy", "longer_wins_accuracy", "calibration_error", "loss")
+HEADLINES = {
+    "sft": ("after.response_perplexity",),
+    "reward": _PAIR_HEADLINE,
+    "dpo": _PAIR_HEADLINE,
+    "rlhf": (
+        *(f"wins.rlhf.{{initial}}.{key}" for key in reversed(WIN_CRITERIA)),
+        *("success_difference", "score_difference", "rlhf.kl_to_{initial}"),
+    ),
+}
+
 # Metrics that lie between 0 and 1.
 FRACTIONS = {
     *("accuracy", "longer_wins_accuracy", "ties", "within_noise", "calibration_error", "success"),
@@ -125,6 +140,12 @@ def label_of(path: str) -> str:
     if keys[0] in INITIAL_MODELS:
         return translate("{metric} of {model}", metric=label, model=model_label(keys[0]))
     return label
+
+
+def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the main results in metrics.json, which may lack some of them."""
+    initial = initial_model(metrics) if stage == "rlhf" else ""
+    return [path.format(initial=initial) for path in HEADLINES[stage]]
 
 
 def key_of(path: str) -> str:
