@@ -20,9 +20,9 @@ from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.reporting import translations
-from snakechat.reporting.page_rendering import CONTROL_SYMBOLS
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_text
 from snakechat.workflow.run_options import RunOptions
 from support.evaluation import PLACEMENT
 
@@ -107,7 +107,7 @@ def test_each_model_responds_to_each_prompt_with_each_decoder(job):
     assert cells["th"] == 2 * ["model", *decoders, *models]
     marks = {True: "", False: " […]"}
     texts = [line["text"].strip() + marks[line["ended"]] for line in responses.values()]
-    assert cells["td"] == [text.translate(CONTROL_SYMBOLS) for text in texts]
+    assert cells["td"] == [printable_text(text) for text in texts]
 
 
 def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenizer):
