@@ -67,13 +67,6 @@ def test_a_card_names_the_versions_that_the_run_had():
     assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. " in card_of()[1]
 
 
-def test_a_card_names_accepted_changes():
-    assert "## Accepted" not in card_of()[1]
-    entry = {"date": "2026-11-26", "because": "same <b>", "changes": ["program a", "program b"]}
-    _, text = card_of(accepted=[entry])
-    assert "## Accepted changes\n\n- 2026-11-26: same &lt;b&gt; (program a; program b)\n" in text
-
-
 @pytest.mark.parametrize(
     ("placement", "text"),
     [
