@@ -69,12 +69,12 @@ def main(job: Job[Any]) -> None:
         ],
         sections=[
             *(result_section(each, metrics[each]) for each in order),
-            Section(translate("Settings"), tables=[value_table("", settings)]),
             *responses,
             *(training_section(each, steps[each]) for each in stages),
             phase_section({each: statistics[f"tokens.{each}"] for each in stages}),
             prompt_section(statistics),
             lineage_section(job.lineage, source_licenses(job.lineage, job.options.licenses)),
+            Section(translate("Settings"), tables=[value_table("", settings)]),
             job_section(runs),
             *(
                 run_section(

@@ -59,7 +59,6 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_scores
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length
-from snakechat.reporting.labels import MODELS
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy, loaded_scorer, start_evaluation
 from snakechat.training.metric_logs import write_json
@@ -348,7 +347,7 @@ def print_summary(metrics: dict[str, Any]) -> None:
     for key, rates in metrics["wins"]["rlhf"][initial].items():
         low, high = rates["interval_95"]
         rate = f"{rates['mean']:.1%} ({low:.1%} to {high:.1%})"
-        print(f"win rate over {MODELS[initial]} by {key}: {rate}")
+        print(f"win rate over {initial} by {key}: {rate}")
 
 
 if __name__ == "__main__":

@@ -9,44 +9,11 @@ import yaml
 
 from conftest import Workflow
 
-# --- sweeps ---------------------------------------------------------------------------------
 
-
-def planned_with(workflow, settings, target):
-    """The output of a dry run with an additional config."""
-    (workflow.folder / "sweep.yaml").write_text(yaml.safe_dump(settings))
-    swept = Workflow(workflow.folder, *workflow.options, "sweep.yaml")
-    return swept.snakemake(target, "-n").stdout
-
-
-@pytest.mark.parametrize(
-    ("sweep", "target", "message"),
-    [
-        ({"recipe": "none"}, "pair", "sweeps.mine.recipe names 'none', which is not under"),
-        ({"over": {"seed": ["a b"]}}, "pair", "'mine-seed-a b' is not a valid recipe name"),
-        ({"over": {"bets": [1, 2]}}, "pair", "bets"),
-        ({"over": {"beta": [1.5, "x"]}}, "pair", "sweeps.mine.over.beta: 'x' is not of"),
-        ({"over": {"beta": []}}, "pair", "sweeps.mine.over.beta"),
-        ({}, "tiny", "output/compare/dpo/tiny: name two recipes, A-vs-B, or a sweep"),
-        ({}, "tiny-vs-tiny", "name two recipes"),
-        ({}, "tiny-vs-none", "dpo.recipes has no 'none'"),
-    ],
-)
-def test_errors_in_sweeps_and_comparisons_are_one_line(quick, sweep, target, message):
-    settings = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.1, 0.2]}, **sweep}
-    target = "mine" if target == "pair" else target
-    text = planned_with(quick, {"sweeps": {"mine": settings}}, f"output/compare/dpo/{target}.html")
-    [line] = [line for line in text.splitlines() if line.startswith("error: ")]
-    assert message in line
-
-
-def test_a_sweep_cannot_have_the_name_of_a_recipe(quick):
-    settings = {"stage": "dpo", "recipe": "tiny", "over": {"beta": [0.1, 0.2]}}
-    output = planned_with(quick, {"sweeps": {"tiny": settings}}, "output/dpo/tiny")
-    assert "error: config: sweeps.tiny has the name of a recipe of dpo: rename it\n" in output
-
-
-# --- a build --------------------------------------------------------------------------------
+def test_an_unknown_recipe_is_an_error_of_one_line(quick):
+    output = quick.snakemake("output/compare/dpo/tiny-vs-none.html", "-n").stdout
+    [line] = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert "dpo.recipes has no 'none'" in line
 
 
 def test_a_sweep_is_trained_and_compared(quick, tmp_path):

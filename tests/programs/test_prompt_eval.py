@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,11 +19,12 @@ from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.reporting import translations
-from snakechat.reporting.page_rendering import CONTROL_SYMBOLS
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_text
 from snakechat.workflow.run_options import RunOptions
 from support.evaluation import PLACEMENT
+from support.pages import texts_in
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
 
@@ -67,30 +67,6 @@ def evaluated(job):
     return responses, (job.result / "responses.html").read_text(encoding="utf-8")
 
 
-class Cells(HTMLParser):
-    """The texts of a page's cells, by tag, and all tags and attributes that it has."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.texts, self.tags, self.attributes = {"td": [], "th": [], "caption": []}, set(), set()
-        self.open = None
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        if tag in self.texts:
-            self.open = tag
-            self.texts[tag].append("")
-
-    def handle_endtag(self, tag):
-        self.open = None if tag == self.open else self.open
-
-    def handle_data(self, data):
-        if self.open:
-            self.texts[self.open][-1] += data
-
-
 def test_each_model_responds_to_each_prompt_with_each_decoder(job):
     responses, page = evaluated(job)
     models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled"]
@@ -102,12 +78,11 @@ def test_each_model_responds_to_each_prompt_with_each_decoder(job):
             texts = [responses[model, decoder, prompt]["text"] for model in models]
             # Only the models with the same weights respond the same.
             assert texts[1] == texts[3] and len(set(texts)) == 3
-    cells = Cells(page).texts
-    assert cells["caption"] == PROMPTS
-    assert cells["th"] == 2 * ["model", *decoders, *models]
+    assert texts_in(page, "caption") == PROMPTS
+    assert texts_in(page, "th") == 2 * ["model", *decoders, *models]
     marks = {True: "", False: " […]"}
     texts = [line["text"].strip() + marks[line["ended"]] for line in responses.values()]
-    assert cells["td"] == [text.translate(CONTROL_SYMBOLS) for text in texts]
+    assert texts_in(page, "td") == [printable_text(text) for text in texts]
 
 
 def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenizer):
@@ -133,32 +108,13 @@ def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenize
     assert changed == {"sampled"}
 
 
-def test_markup_in_responses_is_text_and_nothing_is_loaded(job, monkeypatch):
-    attack = " \0<script>alert(1)</script>\n\nHuman: <img src=x onerror=y> & </td>{{ 1 }}"
-    monkeypatch.setattr(prompt_eval, "decode", lambda *_: {"text": attack, "ended": True})
-    job.spec["name"] = "rlhf/<b>"
-    _, page = evaluated(job)
-    cells = Cells(page)
-    assert set(cells.texts["td"]) == {attack.strip().replace("\0", "␀")}
-    assert "<h1>rlhf/&lt;b&gt;</h1>" in page
-    assert not cells.tags & {"script", "img", "b", "link", "iframe"}
-    assert not cells.attributes & {"src", "href", "onerror"}
-    assert "http://" not in page and "https://" not in page and "@import" not in page
-    assert "default-src 'none'" in page and "@media print" in page
-
-
 def test_a_page_in_chinese(job, monkeypatch):
     job.settings.language = "zh"
     # The language of the program, which other tests read in English.
     monkeypatch.setattr(translations, "_texts", {})
     _, page = evaluated(job)
-    assert (
-        '<html lang="zh">' in page
-        and translations.translations("zh")["Responses side by side"] in page
-    )
-    for name in (*prompt_eval.DECODERS, "model"):
-        assert translations.translations("zh")[name] in Cells(page).texts["th"]
-    assert "每个回复最多 12 个 token" in page
+    assert '<html lang="zh">' in page and "每个回复最多 12 个 token" in page
+    assert texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
 
 
 def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
@@ -198,14 +154,6 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
 
 def read_sets(read, job):
     return read(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
-
-
-def test_prompts_are_read_in_the_order_of_their_sets(tmp_path):
-    job = prompt_job(tmp_path, {}, {"zh": [" 你好\n"], "en": ["Hi?", "Two\nlines."]})
-    assert read_sets(read_prompts, job) == [("zh", "你好"), ("en", "Hi?"), ("en", "Two\nlines.")]
-
-
-PAIR = {"prompt": "?", "chosen": "Yes.", "rejected": "No."}
 
 
 @pytest.mark.parametrize(

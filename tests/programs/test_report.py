@@ -82,7 +82,7 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
     run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
     assert rows["seconds_per_step"] == [format_number(run["seconds_per_step"])]
-    assert rows["sft/tiny"][2] == format_memory(run["peak_memory_mb"])
+    assert f"<td>{format_memory(run['peak_memory_mb'])}</td>" in page
     assert rows["sft.train"][0] == "120"
     # 141,184 parameters of the tiny model, and adapters of rank 4.
     adapters = run["models"]["model"]["trained"]
@@ -100,7 +100,7 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
 def test_the_record_has_the_same_tables_in_markdown(quick):
     folder = quick.folder / "output/report/rlhf/tiny"
     page, record = ((folder / name).read_text() for name in ("report.html", "record.md"))
-    accuracy = rows_in(page)["accuracy of choosing the longer response"][-1]
+    accuracy = rows_in(page)["accuracy of choosing the longer response"][-1].replace("\xa0", " ")
     assert f"| accuracy of choosing the longer response |  | {accuracy} |\n" in record
     figures = re.findall(r"!\[.*?\]\((.*?)\)", record)
     assert len(figures) == page.count("<figure>") and all(
@@ -115,7 +115,7 @@ def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "a|<script>"}))
     copy.options = (*copy.options, "--config", "language=zh")
     target = "output/report/dpo/tiny"
-    assert copy.planned(target) == {"draw_report", "report"}
+    assert copy.planned(target) == {"draw_report"}
     copy.build(target)
     english, chinese = (
         (tree.folder / target / "report.html").read_text() for tree in (quick, copy)

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from test_prompt_eval import Cells, prompt_job
+from test_prompt_eval import prompt_job
 from transformers import AutoModelForSequenceClassification
 
 import rw_eval
@@ -16,6 +16,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.reporting import translations
 from snakechat.workflow.errors import InputError
+from support.pages import texts_in
 
 TOY = [
     {"prompt": "I need a hat.", "chosen": "Go to the boutique.", "rejected": "Go away, you bore!"},
@@ -85,7 +86,7 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
     }
     for shown in ("50.0\N{NO-BREAK SPACE}%", "25.0\N{NO-BREAK SPACE}%"):
         assert shown in page
-    cells = Cells(page).texts["td"]
+    cells = texts_in(page, "td")
     assert cells[:6] == [
         *("I need a hat.", "Go to the boutique.", "2.00"),
         *("Go away, you bore!", "1.00", "+1.00▲"),
@@ -101,10 +102,7 @@ def test_a_page_in_chinese(job, monkeypatch):
     # The language of the program, which other tests read in English.
     monkeypatch.setattr(translations, "_texts", {})
     _, _, page = scored(job)
-    texts = translations.translations("zh")
-    assert texts["Scores of good and bad responses"] in page
-    assert "<h1>reward/tiny</h1>" in page
-    assert texts["good response (chosen)"] in Cells(page).texts["th"]
+    assert "<h1>reward/tiny</h1>" in page and "得分" in texts_in(page, "th")
 
 
 def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):

@@ -53,11 +53,9 @@ def test_the_reason_is_recorded(accepted):
     assert entry["because"] == "the refactoring | keeps all losses"
     assert entry["changes"] == ["program train_sft.py changed"]
     assert entry["from"] != entry["to"]
-    (workflow.folder / "output/sft/tiny/README.md").unlink()
-    workflow.build("output/sft/tiny")
-    card = (workflow.folder / "output/sft/tiny/README.md").read_text()
-    assert "## Accepted changes" in card
-    assert "the refactoring &#124; keeps all losses (program train_sft.py changed)" in card
+    workflow.build("output/report/sft/tiny")
+    page = (workflow.folder / "output/report/sft/tiny/report.html").read_text()
+    assert "the refactoring | keeps all losses (program train_sft.py changed)" in page
 
 
 def test_verify_lists_accepted_results_and_finds_no_problem(accepted):

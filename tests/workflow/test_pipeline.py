@@ -63,13 +63,13 @@ def test_first_update_of_each_step_starts_from_the_policy_that_sampled(tiny):
 
 def test_model_cards_have_the_results_of_the_evaluation(tiny):
     card = ModelCard.load(tiny.folder / "output/reward/tiny/README.md")
-    [accuracy] = card.data.eval_results
+    accuracy, *_ = card.data.eval_results
     assert accuracy.metric_value == pytest.approx(figures(tiny, "reward")["accuracy"], rel=1e-5)
     names = {
         of.metric_name
         for of in ModelCard.load(tiny.folder / "output/rlhf/tiny/README.md").data.eval_results
     }
-    assert {"rlhf.score", "wins.rlhf.sft.score"} <= names
+    assert {"score_difference", "wins.rlhf.sft.score"} <= names
 
 
 def test_a_missing_card_is_written_and_an_edited_one_stays(quick, tmp_path):

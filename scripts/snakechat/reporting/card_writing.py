@@ -18,6 +18,7 @@ from snakechat.config.licenses import declared_licenses
 from snakechat.data.model_files import CARD
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
+from snakechat.reporting.labels import headline_paths
 from snakechat.reporting.metric_values import read_figure
 from snakechat.reporting.model_card import model_card
 from snakechat.workflow.digests import write_atomically
@@ -25,20 +26,6 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.run_record import read_run_record
 
-# The metrics that a card has, by stage: keys of metrics.json joined by dots.
-METRICS = {
-    "sft": ("after.response_perplexity", "after.perplexity"),
-    "reward": ("accuracy",),
-    "dpo": ("accuracy",),
-    "rlhf": (
-        *("rlhf.score", "rlhf.judge_score", "rlhf.success"),
-        *(
-            f"wins.rlhf.{initial}.{criterion}"
-            for initial in ("sft", "dpo", "base")
-            for criterion in ("score", "judge_score", "llm_judge")
-        ),
-    ),
-}
 TASKS = {"reward": "text-classification"}
 
 
@@ -111,8 +98,6 @@ def card_with_results(
     Raises:
         ValueError, yaml.YAMLError: The metadata of the card cannot be read.
     """
-    found = {path: read_figure(metrics, path) for path in METRICS[stage]}
-    values = {path: figure.value for path, figure in found.items() if figure is not None}
     updated = ModelCard(card, ignore_metadata_errors=False)
     data: Any = updated.data
     data.model_name = name
@@ -124,10 +109,10 @@ def card_with_results(
             dataset_name=f"held-out rows of {', '.join(datasets)}",
             metric_type=path.rpartition(".")[2],
             metric_name=path,
-            metric_value=float(f"{value:.6g}"),
+            metric_value=float(f"{figure.value:.6g}"),
         )
-        for path, value in values.items()
-        if math.isfinite(value)
+        for path in headline_paths(stage, metrics)
+        if (figure := read_figure(metrics, path)) and math.isfinite(figure.value)
     ]
     return str(updated)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.reporting.curves import points_of
 from snakechat.reporting.intervals import difference_interval, mean_interval
-from snakechat.reporting.labels import bounds_of
+from snakechat.reporting.labels import is_fraction
 from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.workflow.stored_versions import is_version
 
@@ -80,7 +80,7 @@ class Group(NamedTuple):
         values = self.values(path)
         if len(values) < 2:
             return self.runs[0].result(path) if values else None
-        interval = mean_interval(values, *bounds_of(path))
+        interval = mean_interval(values, 0, 1) if is_fraction(path) else mean_interval(values)
         return Figure(statistics.fmean(values), interval, len(values))
 
     def difference(self, other: "Group", path: str) -> Figure | None:

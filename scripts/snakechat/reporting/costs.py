@@ -1,7 +1,6 @@
 """Tables of costs: time and memory of each job, throughput and software of a training."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
 from typing import Any
 
 from snakechat.reporting.formatting import format_duration, format_memory, format_number
@@ -22,9 +21,6 @@ HEAD = (
 )
 # What the run of a training has tables of their own for, or the title of the page.
 APART = ("spec", "placement", "versions", "options", "seconds", "peak_memory_mb")
-
-# The number of steps that were skipped in fp16, in the lines of metrics.jsonl.
-SKIPPED = ("skipped_steps", "policy/skipped_steps")
 
 Runs = dict[str, dict[str, Any] | None]
 
@@ -66,11 +62,6 @@ def run_cells(run: dict[str, Any] | None) -> list[Any]:
     ]
 
 
-def format_time(time: datetime) -> str:
-    """Return a time (UTC) to the second."""
-    return f"{time:%Y-%m-%d %H:%M:%S} UTC"
-
-
 def run_section(
     stage: str,
     path: str,
@@ -90,17 +81,11 @@ def run_section(
         train: stats.json of the tokens that it was trained on.
     """
     measured = {key: value for key, value in run.items() if key not in APART}
-    started = datetime.fromisoformat(run["started"])
     measured |= {
         "command": rebuild_command(path, run),
-        "started": format_time(started),
-        "ended": format_time(started + timedelta(seconds=run["seconds"])),
         "time": format_duration(run["seconds"]),
         "peak_memory": format_memory(run["peak_memory_mb"]),
     }
-    for key in SKIPPED:
-        if key in steps[-1]:
-            measured["skipped_steps"] = steps[-1][key]
     if "seconds_per_step" in run:
         measured |= throughput(stage, settings, run, steps, train)
     shown = {

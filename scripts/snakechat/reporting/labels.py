@@ -3,9 +3,10 @@
 Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (evaluations).
 """
 
-import math
+from collections.abc import Mapping
+from typing import Any
 
-from snakechat.evaluation.comparisons import INITIAL_MODELS
+from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.reporting.translations import translate
 
 
@@ -93,6 +94,18 @@ WIN_CRITERIA = {
     "llm_judge": N_("by the LLM judge"),
 }
 
+# The main results of a recipe, by stage: paths in metrics.json.
+_PAIR_HEADLINE = ("accuracy", "longer_wins_accuracy", "calibration_error", "loss")
+HEADLINES = {
+    "sft": ("after.response_perplexity",),
+    "reward": _PAIR_HEADLINE,
+    "dpo": _PAIR_HEADLINE,
+    "rlhf": (
+        *(f"wins.rlhf.{{initial}}.{key}" for key in reversed(WIN_CRITERIA)),
+        *("success_difference", "score_difference", "rlhf.kl_to_{initial}"),
+    ),
+}
+
 # Metrics that lie between 0 and 1.
 FRACTIONS = {
     *("accuracy", "longer_wins_accuracy", "ties", "within_noise", "calibration_error", "success"),
@@ -129,6 +142,12 @@ def label_of(path: str) -> str:
     return label
 
 
+def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the main results in metrics.json, which may lack some of them."""
+    initial = initial_model(metrics) if stage == "rlhf" else ""
+    return [path.format(initial=initial) for path in HEADLINES[stage]]
+
+
 def key_of(path: str) -> str:
     """Return the last key of a path of metrics.json (with dots) or metrics.jsonl (with slashes)."""
     return path.replace("/", ".").rpartition(".")[2]
@@ -142,12 +161,3 @@ def is_fraction(path: str) -> bool:
 def better_sign(path: str) -> int:
     """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
     return (key_of(path) in HIGHER_IS_BETTER) - (key_of(path) in LOWER_IS_BETTER)
-
-
-def bounds_of(path: str) -> tuple[float, float]:
-    """Return the lowest and the highest value that a metric can have."""
-    if is_fraction(path):
-        return 0.0, 1.0
-    key = key_of(path)
-    lowest = 1.0 if key in PERPLEXITIES else 0.0 if key == "length" else -math.inf
-    return lowest, math.inf

@@ -68,7 +68,6 @@ def model_card(
         versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
         changed_weights=manifest["facts"].get("changed_weights"),
         saved_dtype=spec["settings"]["save_dtype"] or spec["settings"]["dtype"],
-        accepted=manifest.get("accepted", ()),
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )
 

@@ -15,18 +15,9 @@ from snakechat.reporting.formatting import format_cell
 from snakechat.reporting.page_parts import Card, Page
 from snakechat.reporting.plots import Panel
 from snakechat.reporting.translations import translate
-from snakechat.workflow.printable import CONTROL_CODES
+from snakechat.workflow.printable import printable_text
 
 TEMPLATES = Path(__file__).with_name("templates")
-
-# Control characters except tabs and line breaks, as the Unicode symbols for them or as escapes.
-CONTROL_SYMBOLS: dict[int, int | str] = {
-    **{code: f"\\u{code:04x}" for code in CONTROL_CODES},
-    **{code: 0x2400 + code for code in range(32)},
-    127: 0x2421,
-}
-for code in b"\t\n":
-    del CONTROL_SYMBOLS[code]
 
 
 def write_page(path: Path, language: str, page: Page) -> None:
@@ -53,16 +44,18 @@ def write_headline(path: Path, cards: Sequence[Card]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def show_control_characters(value: Any) -> Any:
-    """Replace the control characters of a text by visible symbols."""
-    return value.translate(CONTROL_SYMBOLS) if isinstance(value, str) else value
+def without_control_characters(value: Any) -> Any:
+    """Escape the control characters of a text, except in markup of our own."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable_text(value)
 
 
 def escape_markdown(value: Any) -> Any:
     """Escape a text for Markdown: on one line, without HTML, links or separators of table cells."""
     if isinstance(value, Markup) or not isinstance(value, str):
         return value
-    line = show_control_characters(" ".join(value.split()))
+    line = printable_text(" ".join(value.split()))
     # Quotation marks are harmless outside of attributes, and entities are not decoded in code.
     escaped = str(escape(line)).replace("&#34;", '"').replace("&#39;", "'")
     return Markup(escaped.replace("|", "&#124;").replace("](", "]&#40;"))
@@ -71,7 +64,7 @@ def escape_markdown(value: Any) -> Any:
 HTML = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
-    finalize=show_control_characters,
+    finalize=without_control_characters,
     keep_trailing_newline=True,
     trim_blocks=True,
     lstrip_blocks=True,

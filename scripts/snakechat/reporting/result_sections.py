@@ -14,6 +14,7 @@ from snakechat.reporting.labels import (
     RESPONSES,
     STAGES,
     WIN_CRITERIA,
+    headline_paths,
     label_of,
     model_label,
 )
@@ -23,16 +24,6 @@ from snakechat.reporting.page_parts import Card, Section, Table
 from snakechat.reporting.translations import translate
 
 Metrics = dict[str, Any]
-_PAIR_HEADLINE = ("accuracy", "longer_wins_accuracy", "calibration_error", "loss")
-HEADLINES = {
-    "sft": ("after.response_perplexity",),
-    "reward": _PAIR_HEADLINE,
-    "dpo": _PAIR_HEADLINE,
-    "rlhf": (
-        *(f"wins.rlhf.{{initial}}.{key}" for key in reversed(WIN_CRITERIA)),
-        *("success_difference", "score_difference", "rlhf.kl_to_{initial}"),
-    ),
-}
 # What an evaluation was made on.
 COUNTS = {
     "rows": N_("held-out rows"),
@@ -55,9 +46,7 @@ PLOTTED = (
 def headline(stage: str, metrics: Metrics) -> list[Card]:
     """Return the main results of a recipe with their intervals, and n."""
     cards = []
-    initial = initial_model(metrics) if stage == "rlhf" else ""
-    for template in HEADLINES[stage]:
-        path = template.format(initial=initial)
+    for path in headline_paths(stage, metrics):
         metric = path.removesuffix("_difference")
         is_difference = metric != path
         if (figure := read_figure(metrics, path)) is not None:
@@ -65,7 +54,7 @@ def headline(stage: str, metrics: Metrics) -> list[Card]:
             if is_difference:
                 label = translate(
                     "change from {initial} to RLHF: {metric}",
-                    initial=model_label(initial),
+                    initial=model_label(initial_model(metrics)),
                     metric=label,
                 )
             text = format_estimate(metric, figure.value, figure.interval, is_difference)

@@ -5,7 +5,6 @@ import yaml
 from huggingface_hub import ModelCard
 
 from snakechat.reporting.card_writing import card_with_results, evaluated_datasets
-from support.lineages import LINEAGE
 
 CARD = """---
 library_name: transformers
@@ -29,28 +28,36 @@ def results_of(stage, metrics, datasets=None, card=CARD):
 
 def test_results_are_metadata_and_the_text_stays():
     text, values = results_of("reward", {"pairs": 100, "accuracy": 0.75, "loss": 0.5})
-    assert values == {"accuracy": 0.75}
+    assert values == {"accuracy": 0.75, "loss": 0.5}
     data = ModelCard(text).data
     assert (data.model_name, data.pipeline_tag) == ("mine", "text-classification")
     assert (data.library_name, data.tags) == ("transformers", ["snakechat", "reward"])
     assert text.partition("# mine")[2] == BODY
     # Again, and with another evaluation.
-    assert results_of("reward", {"accuracy": 0.75}, card=text)[0] == text
+    assert results_of("reward", {"accuracy": 0.75, "loss": 0.5}, card=text)[0] == text
     assert results_of("reward", {"accuracy": 0.5}, card=text)[1] == {"accuracy": 0.5}
 
 
 def test_results_of_chat_models():
-    assert results_of("sft", {"after": {"perplexity": 2.0}})[1] == {"after.perplexity": 2.0}
+    metrics = {"after": {"response_perplexity": 2.0}}
+    assert results_of("sft", metrics)[1] == {"after.response_perplexity": 2.0}
     metrics = {
-        "rlhf": {"score": {"mean": 1.5, "interval_95": [1, 2]}, "success": float("nan")},
+        "sft": {},
+        "rlhf": {"kl_to_sft": float("nan")},
+        "score_difference": {"mean": 1.5, "interval_95": [1, 2]},
         "wins": {"rlhf": {"sft": {"score": 0.6}}},
     }
-    assert results_of("rlhf", metrics)[1] == {"rlhf.score": 1.5, "wins.rlhf.sft.score": 0.6}
+    assert results_of("rlhf", metrics)[1] == {"score_difference": 1.5, "wins.rlhf.sft.score": 0.6}
 
 
 def test_results_name_the_datasets():
     training = {"settings": {"datasets": [["public", 1], ["toy", 0.5]]}}
-    datasets = evaluated_datasets("output/rlhf/mine", LINEAGE | {"output/rlhf/mine": training})
+    lineage = {
+        "output/rlhf/mine": training,
+        "output/data/public": {"settings": {"hub": "lab/public"}},
+        "output/data/toy": {"settings": {"generate": "shop"}},
+    }
+    datasets = evaluated_datasets("output/rlhf/mine", lineage)
     assert datasets == {"public": "lab/public", "toy": "toy"}
     for names, kind, text in (
         ({"public": "lab/public"}, "lab/public", "public"),
