@@ -54,9 +54,9 @@ def test_text_whose_end_is_unknown_is_an_error(tmp_path, monkeypatch, name):
 
 
 def bomb_of_text(path):
-    """Write a compressed file with one line of two gigabytes."""
+    """Write a compressed file with one line of a gigabyte."""
     with gzip.open(path, "wb", 1) as file:
-        for _ in range(2000):
+        for _ in range(1000):
             file.write(b"x" * (1 << 20))
 
 
@@ -92,7 +92,7 @@ def nested(depth):
         (
             {"prompt": "a", "chosen": "\udcb5\udcda"},
             (),
-            r"text that is not UTF-8: '\udcb5\udcda': save",
+            r"text that is not UTF-8: '\udcb5\udcda'",
         ),
         # Half of an emoji.
         ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
