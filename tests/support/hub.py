@@ -123,7 +123,7 @@ class Handler(BaseHTTPRequestHandler):
         if not file:
             if fault == "html":
                 return self.respond(200, b"<html>Please log in</html>")
-            siblings = [{"rfilename": file} for file in files]
+            siblings = [listed(file, data) for file, data in files.items()]
             about = {
                 "id": name,
                 "sha": commit,
@@ -152,6 +152,14 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(data)
+
+
+def listed(path, data):
+    """Return the entry of a file in the hub's list."""
+    about = {"rfilename": path, "size": len(data), "blobId": git_digest(data)}
+    if path.endswith(LARGE):
+        about["lfs"] = {"sha256": name_of(path, data), "size": len(data), "pointerSize": 134}
+    return about
 
 
 def name_of(path, data):

@@ -1,8 +1,8 @@
 """Files of the Hugging Face hub.
 
 huggingface_hub downloads, resumes broken connections, caches and locks. This module adds what the
-library lacks, as tests/unit/data/test_hub.py shows: every file is verified against the digest by
-which the cache names it, offline too, and errors are one line.
+library lacks, as tests/unit/data/test_hub.py shows: every file is verified against its digest on
+the hub, offline too, and errors are one line.
 """
 
 import functools
@@ -62,6 +62,8 @@ def fetch(
             of choose propagate.
     """
     source = f"hub {kind} {repository} at {revision}"
+    # The hub's digest of each file.
+    listed: dict[str, str | None] = {}
     if constants.HF_HUB_OFFLINE:
         with hub_errors(source):
             # No patterns: the folder alone.
@@ -72,11 +74,14 @@ def fetch(
         paths = choose(sorted(path.relative_to(folder).as_posix() for path in found))
     else:
         with hub_errors(source):
-            info = HfApi().repo_info(repository, repo_type=kind, revision=revision, timeout=TIMEOUT)
+            ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
+            info = ask(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+        for file in info.siblings or ():
+            listed[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
         commit = str(info.sha)
         cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
         folder = cache / "snapshots" / commit
-        paths = choose(sorted(file.rfilename for file in info.siblings or ()))
+        paths = choose(sorted(listed))
         with hub_errors(source):
             for path in paths:
                 hf_hub_download(repository, path, repo_type=kind, revision=commit)
@@ -85,11 +90,11 @@ def fetch(
             if revision != commit and not (ref.exists() and ref.read_text() == commit):
                 write_atomically(ref, commit)
     with hub_errors(source):
-        damaged = [file for file in map(folder.joinpath, paths) if not is_whole(file)]
+        damaged = [folder / path for path in paths if not is_whole(folder / path, listed.get(path))]
         if not constants.HF_HUB_OFFLINE:
-            for file in damaged:
-                file.resolve().unlink()
-                file.unlink(missing_ok=True)
+            for path_in_cache in damaged:
+                path_in_cache.resolve().unlink()
+                path_in_cache.unlink(missing_ok=True)
         if damaged:
             raise ValueError(
                 f"{damaged[0]} was edited or is damaged: start the build again, without"
@@ -98,12 +103,16 @@ def fetch(
     return folder, paths, folder.name
 
 
-def is_whole(path: Path) -> bool:
-    """Return whether a file in the folder of a commit links to one that is named by its digest."""
-    name = path.readlink().name if path.is_symlink() else ""
-    if not DIGEST.fullmatch(name):
+def is_whole(path: Path, digest: str | None) -> bool:
+    """Return whether a file of the cache has a digest.
+
+    digest: None for that in its name: the cache has links to files that are named by their digests.
+    """
+    if digest is None:
+        digest = path.readlink().name if path.is_symlink() else ""
+    if not DIGEST.fullmatch(digest):
         return False
-    return content_digest(path, is_lfs=len(name) == SHA256_LENGTH) == name
+    return content_digest(path, is_lfs=len(digest) == SHA256_LENGTH) == digest
 
 
 def content_digest(path: Path, is_lfs: bool) -> str:

@@ -98,6 +98,10 @@ def test_files_are_downloaded_once_and_then_read_from_the_cache(hub, tmp_path):
         (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data", revision=revision, **OFFLINE)
         check(result, commit)
     assert len(hub.requests) == requests
+    # On a file system without links.
+    without = {"HF_HUB_DISABLE_SYMLINKS": "1"}
+    (result,), _ = fetch(hub.endpoint, tmp_path / "copies", "lab/data", **without)
+    check(result, commit)
 
 
 @pytest.mark.parametrize(("name", "replaced"), [("a.parquet", False), ("folder/c.txt", True)])
