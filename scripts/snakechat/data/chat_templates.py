@@ -105,14 +105,14 @@ def limited() -> Iterator[None]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     previous = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
-        signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
         if size := address_space():
             limits = [size + MAX_BYTES, *(each for each in (soft, hard) if each >= 0)]
             resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGALRM, previous)
 
