@@ -1,7 +1,7 @@
 """Tables of edits to a build and the rules that must run after each.
 
-A row is an edit and the rules that a build has to run after it, no more and no less. Every setting
-and every program has a row, and so has a module of every room.
+A row is an edit and the rules that a build has to run after it, no more and no less. Each kind of
+edit has a row. A program reads the settings of its spec alone, so none can be missing there.
 
 The fixture `plans` compares the specs before and after an edit. With the fixture `dry_runs`,
 Snakemake plans in a copy of `built`: the quick build, and what OURS adds to its config.
@@ -168,7 +168,7 @@ def rows(table):
     return some(table, table, "row", table)
 
 
-def few_rows(table, number=4):
+def few_rows(table, number):
     """Parametrize a test with a few rows of a table, evenly spaced."""
     return rows(dict(list(table.items())[:: len(table) // number]))
 
@@ -322,17 +322,23 @@ def parsed(content):
         return read_config([Path(file.name)], {})
 
 
-def write_inputs(folder):
-    """Write what planning reads of the inputs of OURS: names of files, and a model's config."""
+def write_sources(folder):
+    """Write mine.yaml and the data that it names."""
     write_config(folder)
     for path, text in FILES.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
+    (folder / "mine/train-3").symlink_to("../one", target_is_directory=True)
+
+
+def write_inputs(folder):
+    """Write what planning reads of the inputs of OURS: data, and the config of models."""
+    write_sources(folder)
     for name in ("tokenizer", "model", "classifier"):
         (folder / name).mkdir()
         (folder / name / "tokenizer.json").write_text('{"unk": "<unk>"}')
     for name in ("model", "classifier"):
-        (folder / name / "model.safetensors").touch()
+        (folder / name / "model.safetensors").write_text("weights")
     (folder / "model/config.json").write_text('{"architectures": ["OPTForCausalLM"]}')
     config = {"architectures": ["OPTForSequenceClassification"], "id2label": {"0": "SCORE"}}
     (folder / "classifier/config.json").write_text(json.dumps(config))
@@ -468,13 +474,43 @@ def put_the_clock_back(folder):
     put_the_clock_ahead(folder, -3600)
 
 
-def build_stubs(workflow, stub, config, targets):
-    """Build targets with a stub in place of each program."""
+# A program that writes a constant, and the files that rules and model cards read: it builds in no
+# time.
+STUB = '''"""Write a constant."""
+
+from snakechat.workflow.job import run
+
+CONTENT = "first"
+PAGES = ("record.html", "zero.md", "comparison.html", "responses.html", "scores.html")
+
+
+def main(job):
+    """Write the constant, and the files that rules and model cards read."""
+    (job.result / "content.txt").write_text(CONTENT)
+    (job.result / "metrics.json").write_text("{}")
+    (job.result / "metrics.jsonl").write_text('{"step": 1}')
+    for page in PAGES:
+        (job.result / page).touch()
+
+
+run(main)
+'''
+STUB_TARGETS = (*TINY, "output/sft/other", "output/reward/tiny")
+
+
+def stub_config(*changes):
+    """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
+    settings = {"reward": "reward/other", "num_generations": 2, "reward_functions": {"shop": 1}}
+    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
+
+
+def build_stubs(workflow):
+    """Build STUB_TARGETS with a stub in place of each program."""
     copy_sources(workflow.folder)
     for rule in RULES:
-        (workflow.folder / "scripts" / program_of(rule).name).write_text(stub)
-    write_stub_config(workflow.folder, config)
-    workflow.build(*targets)
+        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
+    write_stub_config(workflow.folder, stub_config())
+    workflow.build(*STUB_TARGETS)
 
 
 def write_stub_config(folder, config):

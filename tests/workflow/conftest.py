@@ -13,14 +13,15 @@ from snakechat.config.recipes import STAGES
 from support import llm_endpoint
 from support.hub import serving
 from support.staleness import (
-    FILES,
     TARGETS,
+    build_stubs,
     lines,
     nested,
     rules_to_run,
     specs_of,
     write_config,
     write_inputs,
+    write_sources,
 )
 
 
@@ -54,11 +55,7 @@ def add_inputs(folder):
 
     Return the files of the model by name.
     """
-    write_config(folder)
-    for path, text in FILES.items():
-        (folder / path).parent.mkdir(exist_ok=True)
-        (folder / path).write_text(text)
-    (folder / "mine/train-3").symlink_to("../one", target_is_directory=True)
+    write_sources(folder)
     model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
     (folder / "tokenizer").mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -102,6 +99,13 @@ def built(quick, make_once, tmp_path_factory):
         assert workflow.planned(*TARGETS) == set()
 
     return Workflow(make_once("staleness", make), *options)
+
+
+@pytest.fixture
+def stubs(make_once, tmp_path):
+    """A copy of a build with a stub in place of each program, for one test."""
+    built = make_once("stubs", lambda folder: build_stubs(Workflow(folder)))
+    return Workflow(built).copy(tmp_path / "stubs")
 
 
 @pytest.fixture

@@ -6,39 +6,9 @@ The programs are stubs whose output is a constant, so that builds take seconds.
 import json
 import shutil
 
-import pytest
-
-from conftest import Workflow
 from support.cases import some
-from support.staleness import (
-    CONFIG,
-    OURS,
-    QUICK,
-    READERS,
-    TINY,
-    build_stubs,
-    merged,
-    program_of,
-)
+from support.staleness import READERS, STUB, TINY, program_of
 
-STUB = '''"""Write a constant."""
-
-from snakechat.workflow.job import run
-
-CONTENT = "first"
-
-
-def main(job):
-    """Write the constant, and the files that rules and model cards read."""
-    (job.result / "content.txt").write_text(CONTENT)
-    (job.result / "metrics.json").write_text("{}")
-    (job.result / "metrics.jsonl").write_text('{"step": 1}')
-    for page in ("record.html", "zero.md", "comparison.html", "responses.html", "scores.html"):
-        (job.result / page).touch()
-
-
-run(main)
-'''
 # A refactoring that the digest counts, and the same with other output.
 REFACTORED = STUB.replace('"first"', '"fir" + "st"')
 CHANGED = STUB.replace('"first"', '"second"')
@@ -52,20 +22,6 @@ for name, readers in READERS.items():
         PROGRAMS.setdefault(program_of(name).name, set()).add(name)
 # A program of each kind. Exhaustive tests have the others.
 KINDS = ("tokenize_phase.py", "train_sft.py")
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    """A build of stubs."""
-    workflow = Workflow(tmp_path_factory.mktemp("cutoff") / "work")
-    build_stubs(workflow, STUB, merged(CONFIG, QUICK, OURS), TINY)
-    return workflow
-
-
-@pytest.fixture
-def tree(built, tmp_path):
-    """A copy of it, for one test."""
-    return built.copy(tmp_path / "tree")
 
 
 def records(workflow):
@@ -95,51 +51,51 @@ def edited(program):
 
 
 @some(PROGRAMS, KINDS, "program")
-def test_after_a_refactoring_with_the_same_output_nothing_else_runs(tree, program):
-    (tree.folder / "scripts" / program).write_text(REFACTORED)
-    assert rules_that_ran(tree, *TINY) == with_pages(edited(program))
-    assert tree.planned(*TINY) == set()
+def test_after_a_refactoring_with_the_same_output_nothing_else_runs(stubs, program):
+    (stubs.folder / "scripts" / program).write_text(REFACTORED)
+    assert rules_that_ran(stubs, *TINY) == with_pages(edited(program))
+    assert stubs.planned(*TINY) == set()
 
 
 @some(PROGRAMS, KINDS, "program")
-def test_other_output_reaches_as_far_as_it_changes_others(tree, program):
-    (tree.folder / "scripts" / program).write_text(CHANGED)
+def test_other_output_reaches_as_far_as_it_changes_others(stubs, program):
+    (stubs.folder / "scripts" / program).write_text(CHANGED)
     rules = edited(program)
     readers = {reader for rule in rules for reader in READERS[rule]}
-    assert rules_that_ran(tree, *TINY) == with_pages(rules | readers)
-    assert tree.planned(*TINY) == set()
+    assert rules_that_ran(stubs, *TINY) == with_pages(rules | readers)
+    assert stubs.planned(*TINY) == set()
 
 
-def delete(tree, path):
+def delete(stubs, path):
     """Delete a result with its earlier versions, and the path that leads to it."""
-    link = tree.folder / "output" / path
+    link = stubs.folder / "output" / path
     shutil.rmtree(link.resolve().parent)
     link.unlink()
     link.with_name(f"{link.name}.manifest.json").unlink()
 
 
-def test_a_deleted_intermediate_that_nobody_needs_is_not_built_again(tree):
+def test_a_deleted_intermediate_that_nobody_needs_is_not_built_again(stubs):
     for path in ("tokens/sft/tiny", "data/toy"):
-        delete(tree, path)
-    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == set()
+        delete(stubs, path)
+    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == set()
 
 
-def test_a_deleted_intermediate_whose_program_changed_is_built_and_compared(tree):
-    delete(tree, "tokens/sft/tiny")
-    (tree.folder / "scripts/tokenize_phase.py").write_text(REFACTORED)
-    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"tokenize_sft"}
-    assert tree.planned("output/sft/tiny.manifest.json") == set()
+def test_a_deleted_intermediate_whose_program_changed_is_built_and_compared(stubs):
+    delete(stubs, "tokens/sft/tiny")
+    (stubs.folder / "scripts/tokenize_phase.py").write_text(REFACTORED)
+    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == {"tokenize_sft"}
+    assert stubs.planned("output/sft/tiny.manifest.json") == set()
 
 
-def test_an_input_that_was_built_alone_with_the_same_content_submits_no_job(tree):
+def test_an_input_that_was_built_alone_with_the_same_content_submits_no_job(stubs):
     """Planning decides it."""
-    (tree.folder / "scripts/train_sft.py").write_text(REFACTORED)
-    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"train_sft"}
-    assert "train_rlhf" not in tree.planned("output/rlhf/tiny.manifest.json")
+    (stubs.folder / "scripts/train_sft.py").write_text(REFACTORED)
+    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == {"train_sft"}
+    assert "train_rlhf" not in stubs.planned("output/rlhf/tiny.manifest.json")
 
 
-def test_an_input_that_was_built_alone_with_other_content_makes_its_readers_stale(tree):
-    (tree.folder / "scripts/train_sft.py").write_text(CHANGED)
-    assert rules_that_ran(tree, "output/sft/tiny.manifest.json") == {"train_sft"}
-    assert "train_rlhf" in tree.planned("output/rlhf/tiny.manifest.json")
-    assert rules_that_ran(tree, "output/rlhf/tiny.manifest.json") == {"train_reward", "train_rlhf"}
+def test_an_input_that_was_built_alone_with_other_content_makes_its_readers_stale(stubs):
+    (stubs.folder / "scripts/train_sft.py").write_text(CHANGED)
+    assert rules_that_ran(stubs, "output/sft/tiny.manifest.json") == {"train_sft"}
+    assert "train_rlhf" in stubs.planned("output/rlhf/tiny.manifest.json")
+    assert rules_that_ran(stubs, "output/rlhf/tiny.manifest.json") == {"train_reward", "train_rlhf"}

@@ -1,29 +1,24 @@
 """Staleness through several edits and builds: undone edits, failed jobs, missing results."""
 
-import pytest
-
-from conftest import Workflow
 from support.staleness import (
-    CONFIG,
     IMPORTED,
     MINE,
-    OURS,
-    QUICK,
+    STUB,
+    STUB_TARGETS,
     TARGETS,
     TINY,
     ZERO,
     Row,
     backwards,
-    build_stubs,
     code,
     edit_a_row,
     fresh,
-    merged,
     nested,
     pin,
     put_the_clock_ahead,
     setting,
     stale,
+    stub_config,
     touch_everything,
     write_config,
     write_stub_config,
@@ -64,52 +59,7 @@ def test_an_edit_is_noticed_although_the_clock_was_ahead(copy):
     assert copy.planned(*TARGETS) == set()
 
 
-# Programs that write only the manifest of their result, and pages: they build in seconds.
-STUB = '''"""Write a result without content."""
-
-from snakechat.workflow.job import run
-
-
-def main(job):
-    """Write only the files that rules and model cards read."""
-    (job.result / "metrics.json").write_text("{}")
-    (job.result / "metrics.jsonl").write_text('{"step": 1}')
-    for page in (
-        "record.html",
-        "zero.md",
-        "comparison.html",
-        "responses.html",
-        "scores.html",
-    ):
-        (job.result / page).touch()
-
-
-run(main)
-'''
 FULL_DISK = STUB.replace("for page", 'raise OSError(28, "No space left on device")\n    for page')
-
-
-STUBS = (*TINY, "output/sft/other", "output/reward/tiny")
-
-
-def stub_config(*changes):
-    """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
-    settings = {"reward": "reward/other", "num_generations": 2, "reward_functions": {"shop": 1}}
-    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
-
-
-@pytest.fixture(scope="module")
-def built_stubs(tmp_path_factory):
-    """A build of stubs."""
-    workflow = Workflow(tmp_path_factory.mktemp("stubs") / "work")
-    build_stubs(workflow, STUB, stub_config(), STUBS)
-    return workflow
-
-
-@pytest.fixture
-def stubs(built_stubs, tmp_path):
-    """A copy of it, for one test."""
-    return built_stubs.copy(tmp_path / "stubs")
 
 
 def run_records(workflow):
@@ -118,15 +68,15 @@ def run_records(workflow):
 
 
 def test_actor_and_reward_model_swapped_are_stale(stubs):
-    assert stubs.planned(*STUBS) == set()
+    assert stubs.planned(*STUB_TARGETS) == set()
     swapped = {"actor": "sft/other", "reward": "reward/tiny"}
     write_stub_config(stubs.folder, stub_config(nested("rlhf.recipes.tiny", swapped)))
-    assert stubs.planned(*STUBS) == stale("train_rlhf")
+    assert stubs.planned(*STUB_TARGETS) == stale("train_rlhf")
 
 
 def test_order_of_recipes_does_not_matter(stubs):
     write_stub_config(stubs.folder, backwards(stub_config()))
-    assert stubs.planned(*STUBS) == set()
+    assert stubs.planned(*STUB_TARGETS) == set()
 
 
 def test_an_earlier_version_is_linked_after_its_edit_is_undone(stubs):
@@ -140,23 +90,6 @@ def test_an_earlier_version_is_linked_after_its_edit_is_undone(stubs):
     assert stubs.planned(*TINY) == set()
     stubs.build(*TINY)
     assert (stubs.folder / "output/rlhf/tiny").resolve() == before
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"algorithm": "rloo"},
-        {"algorithm": "grpo"},
-        {"preset": "deepspeed_chat"},
-        {"reward": None},
-        {"reward_functions": {"shop": 2}},
-    ],
-)
-def test_rl_settings_count(stubs, settings):
-    config = stub_config()
-    config["rlhf"]["recipes"]["tiny"] |= settings
-    write_stub_config(stubs.folder, config)
-    assert stubs.planned(*TINY) == stale("train_rlhf")
 
 
 def test_a_reward_function_is_code_of_the_rules_that_run_it(stubs):
@@ -197,7 +130,7 @@ def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
 def test_times_of_files_do_not_matter_behind_a_missing_result(stubs):
     # Snakemake looks through a missing result, and would compare the times of what is behind it.
     (stubs.folder / "output/sft/tiny.manifest.json").unlink()
-    planned = stubs.planned(*STUBS)
+    planned = stubs.planned(*STUB_TARGETS)
     for path in ("output/tokens/sft/tiny.manifest.json", "output/data/toy.manifest.json"):
         (stubs.folder / path).touch()
-    assert stubs.planned(*STUBS) == planned
+    assert stubs.planned(*STUB_TARGETS) == planned

@@ -1,0 +1,453 @@
+"""Edits make exactly the results stale that depend on them: one row for each kind of edit."""
+
+import os
+import shutil
+
+import yaml
+
+from snakechat.config.recipes import STAGES
+from snakechat.jobs import rules
+from support.staleness import (
+    CONFIG,
+    COPIED,
+    FAR,
+    FETCHED,
+    IMPORTED,
+    MINE,
+    NEAR,
+    RECIPES,
+    RULES,
+    SFT_TRAINED,
+    SPLIT,
+    TAUGHT,
+    TOKENIZED,
+    TOKENIZERS,
+    Row,
+    backwards,
+    code,
+    config,
+    edit_a_row,
+    few_rows,
+    fresh,
+    lines,
+    move_the_model,
+    nested,
+    pin,
+    replaced,
+    rows,
+    setting,
+    stale,
+    tiny_rlhf,
+    write_config,
+)
+
+# --- settings -----------------------------------------------------------------------------------
+
+# The rules that build another dataset, SFT model or reward model for the first time.
+DATASET = {"import_dataset", "split_dataset"}
+SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
+REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
+PROMPT_PAGES = {"prompt_eval", "rw_eval"}
+# The rules that run models.
+RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in STAGES}
+RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses", "compare_zero"}
+RUNS_MODELS |= PROMPT_PAGES
+
+# Weights of the phases, as in config.yaml.
+SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
+GENERATED = {"path": None, "format": None, "follow_links": None, "generate": "shop"}
+
+
+def mine(rules, **settings):
+    """A row with settings of the local dataset."""
+    return Row(setting("datasets.mine", settings), rules, (MINE,))
+
+
+def far(rules, **settings):
+    """A row with settings of the dataset from the hub."""
+    return Row(setting("datasets.far", settings), rules, (FAR,))
+
+
+def other_tokenizer(folder):
+    shutil.copytree(folder / "tokenizer", folder / "elsewhere")
+    replaced("elsewhere/tokenizer.json", ("<unk>", "<UNK>"))(folder)
+    write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
+
+
+SETTINGS = {
+    "seed": Row(setting("seed", 1235), stale("import_dataset")),
+    "the seed of a recipe": Row(setting("dpo.recipes.tiny.seed", 5), stale("tokenize_dpo")),
+    "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
+    "deterministic": Row(setting("deterministic", True), stale(*RUNS_MODELS)),
+    "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
+    "on_bad_row of generated datasets": Row(setting("on_bad_row", "skip"), set()),
+    "split": Row(setting("split.weights.reward", 3), stale("split_dataset")),
+    "language": Row(
+        setting("language", "zh"), {"draw_report", "write_record", "compare_runs", *PROMPT_PAGES}
+    ),
+    # Datasets.
+    "the path of a dataset": mine(IMPORTED, path="another"),
+    "another dataset of the hub": far({"import_dataset"}, hub="lab/other"),
+    "the files of a dataset of the hub": far({"import_dataset"}, train="a.jsonl", eval="b.jsonl"),
+    "how a dataset is read": mine(IMPORTED, keep=["chosen"]),
+    "the files of a dataset": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
+    "the split of a dataset": mine(SPLIT, split={**SHARES, "sft": 3}),
+    "the number of rows": mine(SPLIT, max_rows=20),
+    "exclude": mine(SPLIT, exclude=[{"pattern": "0001", "because": "a request"}]),
+    "a generated dataset": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
+    "another source of a dataset": mine(IMPORTED, **GENERATED, rows=50, eval_rows=10),
+    "a dataset taken twice": Row(
+        setting("sft.recipes.tiny.datasets", [{"toy": 2}]), stale("tokenize_sft")
+    ),
+    "selected responses": Row(
+        setting("datasets.picked", {"select": "best_and_worst", "min_margin": 0.5}),
+        {"select_responses"},
+    ),
+    "other generations": Row(
+        setting("datasets.picked.generations", "other"), stale("tokenize_generations")
+    ),
+    "labelled pairs": Row(setting("datasets.labelled.max_rows", 10), {"label_pairs"}),
+    # Models.
+    "a model of the hub": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
+    "the template of a model of the hub": Row(
+        setting("models.far.template", "chat"), TOKENIZED, (MINE,)
+    ),
+    "variables of a template": Row(
+        setting("models.far.template_arguments", {"enable_thinking": False}), FETCHED, (MINE,)
+    ),
+    "a tokenizer that is trained": Row(
+        setting("models.tiny.tokenizer.vocab_size", 500), stale("init_model")
+    ),
+    "a tokenizer from a folder": Row(other_tokenizer, {"init_model"}, (COPIED,)),
+    "random weights": Row(setting("models.tiny.init.init_std", 0.05), stale("init_model")),
+    # Stages.
+    "a setting of training by default": Row(setting("sft.defaults.weight_decay", 0.5), SFT_TRAINED),
+    "a setting of training in the recipe": Row(tiny_rlhf(gae_lambda=0.9), stale("train_rlhf")),
+    "preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
+    "the length of rows": Row(
+        setting("reward.recipes.tiny.max_length", 95), stale("tokenize_reward")
+    ),
+    "the model of a stage": Row(setting("sft.recipes.tiny.model", "other"), stale("init_model")),
+    "the datasets of a stage": Row(
+        setting("reward.recipes.tiny.datasets", ["toy", "other"]),
+        DATASET | stale("tokenize_reward"),
+    ),
+    "a teacher": Row(setting("sft.recipes.mine.teacher_top_k", 8), TAUGHT, (MINE,)),
+    "without a teacher": Row(setting("sft.recipes.mine.teacher", None), {"train_sft"}, (MINE,)),
+    "dtype of DPO": Row(setting("dpo.recipes.tiny.dtype", "fp32"), stale("compute_reference")),
+    # In 16 bits, the reference follows the batches of the training.
+    "batches of DPO": Row(setting("dpo.recipes.tiny.epochs", 7), stale("compute_reference")),
+    "a loss without a reference model": Row(
+        setting("dpo.recipes.tiny", {"loss": "simpo", "margin": 0.5}), stale("train_dpo")
+    ),
+    # KTO also reads responses to other prompts, and single responses.
+    "a loss of single responses": Row(
+        setting("dpo.recipes.tiny.loss", "kto"), stale("tokenize_dpo")
+    ),
+    "actor": Row(tiny_rlhf(actor="sft/other"), SFT | stale("train_rlhf")),
+    "a model of models/ as actor": Row(tiny_rlhf(actor="models/tiny"), stale("train_rlhf")),
+    "two reward models": Row(
+        tiny_rlhf(reward={"reward/other": 0.5, "reward/tiny": 1}), REWARD | stale("train_rlhf")
+    ),
+    "a classifier as reward model": Row(
+        tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
+    ),
+    "an LLM judge as reward model": Row(tiny_rlhf(reward="llm_judges/wise"), stale("train_rlhf")),
+    "the algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
+    "distillation": Row(tiny_rlhf(algorithm="distill", teacher="dpo/tiny"), stale("train_rlhf")),
+    "ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
+    "arguments of a reward function": Row(
+        tiny_rlhf(
+            reward_functions={"length_bounds": {"weight": 1, "arguments": {"max_characters": 40}}}
+        ),
+        stale("train_rlhf"),
+    ),
+    "the model of generations": Row(
+        setting("generations.recipes.tiny.model", "tiny"), stale("generate_responses")
+    ),
+    "how responses are sampled": Row(
+        setting("generations.recipes.tiny.temperature", 0.9), stale("generate_responses")
+    ),
+    "how responses are scored": Row(
+        setting("generations.recipes.tiny.reward_functions", {"shop": 1}),
+        stale("score_responses"),
+    ),
+    # Evaluations and pages.
+    "evaluation": Row(setting("evaluation.num_prompts", 21), stale("evaluate_rlhf")),
+    "an LLM judge of evaluations": Row(
+        setting("evaluation.llm_judge", "wise"), stale("evaluate_rlhf")
+    ),
+    "compare_with": Row(
+        tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
+    ),
+    "judge": Row(
+        tiny_rlhf(judge="reward/other"),
+        {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")},
+    ),
+    "what a judge is asked": Row(setting("llm_judges.wise.rubric", "Be brief."), {"label_pairs"}),
+    "gate": Row(setting("dpo.recipes.tiny.gate", {"metric": "loss", "max": 9}), {"check_gate"}),
+    # Models that others start from need not pass theirs.
+    "the gate of a model that is not requested": Row(
+        setting("sft.recipes.tiny.gate", {"metric": "after.perplexity", "max": 9}), set()
+    ),
+    "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
+    "prompt_eval": Row(setting("prompt_eval.num_beams", 3), {"prompt_eval"}),
+    "zero": Row(setting("zero.steps", 3), stale("compare_zero")),
+    # A comparison of sets of values would not notice this.
+    "two values swapped": Row(
+        tiny_rlhf(rollout_batch_size=64, global_batch_size=128), stale("train_rlhf")
+    ),
+}
+
+
+@rows(SETTINGS)
+def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- settings without effect --------------------------------------------------------------------
+
+
+def reformat_the_config(folder):
+    text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
+    (folder / "config.yaml").write_text(text)
+
+
+# Other values of where and how jobs run and judges are asked.
+PLACE = {
+    "nodes": 2,
+    "gpus_per_node": 8,
+    "zero_stage": 2,
+    "offload": "optimizer",
+    "activation_checkpointing": True,
+    "micro_batch_tokens": 4096,
+    "threads": 3,
+    "mem_mb": 2000,
+    "runtime": 30,
+    "generate_tokens": 5000,
+    "pad_to_multiple_of": 64,
+    "prefetch": True,
+    "cuda_graphs": True,
+    "attn_implementation": "flex",
+    "compile": True,
+    "vllm_tensor_parallel_size": 2,
+    "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
+}
+ACCESS = {
+    "url": "http://elsewhere/v1",
+    "key_env": "KEY",
+    "requests_per_minute": 60,
+    "concurrency": 2,
+    "prices": {"prompt": 1.0, "completion": 2.0},
+}
+STORAGE = {
+    "save_steps": 7,
+    "shared_store": "elsewhere",
+    "store_max_size": "1G",
+    "container": "docker://registry.example.com/snakechat",
+}
+UNAFFECTED = {
+    "comments in the config": fresh(replaced("config.yaml", ("# All settings", "# The settings"))),
+    "order and style of the config": fresh(reformat_the_config),
+    "spelling of values": fresh(
+        replaced(
+            "config.yaml",
+            ("seed: 1234", "seed: 0x4D2"),
+            ("weights: {sft: 2,", "weights: {sft: 2.0,"),
+            ("init_std: 0.06", "init_std: 6.0e-2"),
+            ("gamma: 1.0", "gamma: 1"),
+            ("whiten_advantages: true", "whiten_advantages: True"),
+            ("dtype: bf16", 'dtype: "bf16"'),
+        )
+    ),
+    "another store and image": fresh(config(STORAGE)),
+    "the keys of a deployment": fresh(setting("deployments.cpu", PLACE)),
+    "a deployment for all recipes": fresh(setting("deployment", "multi_node")),
+    "placement": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.placement", PLACE) for stage in RECIPES))
+    ),
+    "placement of the critic": fresh(
+        setting("rlhf.recipes.tiny.placement", {"critic_zero_stage": 1, "offload_frozen": True})
+    ),
+    "where and how a judge is asked": fresh(setting("llm_judges.wise", ACCESS)),
+    "a judge that nothing asks": fresh(setting("llm_judges.kind.rubric", "Be brief.")),
+    "defaults that the recipe overrides": fresh(setting("rlhf.defaults.epochs", 9)),
+    "defaults stated in the recipes": fresh(
+        config(
+            *(
+                nested(f"{stage}.recipes.tiny", {**CONFIG[stage]["defaults"], **RECIPES[stage]})
+                for stage in RECIPES
+            )
+        )
+    ),
+    "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
+    "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
+    "another model": fresh(setting("models.opt-125m.revision", "v2")),
+    "a preset whose values the recipe has or overrides": fresh(
+        config(
+            nested("rlhf.presets.mine", {"kl_coef": 0.15, "ppo_epochs": 1}),
+            nested("rlhf.recipes.tiny.preset", "mine"),
+        )
+    ),
+    "the common seed as seed of the recipe": fresh(
+        config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
+    ),
+    "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
+    "the common split as split of the dataset": fresh(setting("datasets.toy.split", SHARES)),
+    "the common template as template of the model": fresh(setting("models.far.template", "auto")),
+    "globs of the same files": fresh(
+        setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
+    ),
+    "the origin of a local dataset": fresh(
+        setting("datasets.mine", {"hub": "lab/mine", "revision": "main"})
+    ),
+    # A licence changes no bytes of data, and no training.
+    "licences": Row(
+        config(nested("datasets.mine.license", "mit"), nested("models.far.license", "mit")),
+        set(),
+        (MINE,),
+    ),
+    # A sweep makes other recipes than those that were built.
+    "a sweep": fresh(setting("sweeps.tiny-kl.over.kl_coef", [0.3])),
+}
+
+
+@rows(UNAFFECTED)
+def test_a_setting_that_changes_no_result_makes_nothing_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- files outside of the project ---------------------------------------------------------------
+
+
+def replace_a_file_by_an_older_one(folder):
+    # As cp -p or rsync -t would leave it.
+    edit_a_row(folder)
+    os.utime(folder / "mine/train-1.jsonl", (1, 1))
+
+
+def add_a_file(folder):
+    (folder / "mine/train-4.jsonl").write_text(lines(99))
+
+
+def remove_a_file(folder):
+    (folder / "mine/train-2.jsonl").unlink()
+
+
+def exchange_two_files(folder):
+    first, second = folder / "mine/train-1.jsonl", folder / "mine/train-2.jsonl"
+    first.rename(folder / "mine/kept")
+    second.rename(first)
+    (folder / "mine/kept").rename(second)
+
+
+def edit_behind_a_link(folder):
+    (folder / "one/rows.jsonl").write_text(lines(*range(90, 100)))
+
+
+def edit_weights(folder):
+    path = folder / "model/model.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+def move_the_dataset(folder):
+    # Under another name, without times, with a file instead of a link, and next to another file.
+    shutil.copytree(folder / "mine", folder / "moved", copy_function=shutil.copyfile)
+    shutil.rmtree(folder / "mine")
+    (folder / "moved/README.md").write_text("# Mine\n")
+    write_config(folder, nested("datasets.mine.path", str(folder / "moved")))
+
+
+CHANGES = (
+    edit_a_row,
+    replace_a_file_by_an_older_one,
+    add_a_file,
+    remove_a_file,
+    exchange_two_files,
+    edit_behind_a_link,
+)
+CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGES} | {
+    "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
+    "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
+    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
+    "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
+    "move_the_dataset": fresh(move_the_dataset),
+    "move_the_model": fresh(move_the_model),
+}
+
+
+@rows(CONTENTS)
+def test_the_content_of_files_counts(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- code and pins ------------------------------------------------------------------------------
+
+
+def all_code(change):
+    """Change the text of each module and program."""
+
+    def edit(folder):
+        for path in (folder / "scripts").rglob("*.py"):
+            before = path.read_text()
+            path.write_text(change(before))
+            assert path.read_text() != before or not before, path
+
+    return edit
+
+
+def add_a_module(folder):
+    (folder / "scripts/snakechat/unused.py").write_text("NUMBER = 1\n")
+    (folder / "scripts/tool.py").write_text("from snakechat import unused\n")
+
+
+def write_reward_functions(folder):
+    replaced("rewards/shop.py", ("float(", "-float("))(folder)
+    (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
+
+
+# Programs, modules of several rooms, one that every program imports, and some that no rule imports.
+MODULES = (
+    "train_sft.py",
+    "tokenize_phase.py",
+    "draw_report.py",
+    "explain.py",
+    "snakechat/workflow/job.py",
+    "snakechat/data/ragged_arrays.py",
+    "snakechat/training/engine.py",
+    "snakechat/algorithms/policy_gradient.py",
+    "snakechat/reporting/plots.py",
+    "snakechat/reporting/model_card.py",
+    "snakechat/planning/planner.py",
+)
+CODE = {name: code(name) for name in MODULES}
+CODE |= {name: pin(name) for name in ("torch", "peft", "matplotlib", "sympy", "tqdm", "snakemake")}
+CODE |= {
+    "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
+    "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
+    "code that nothing uses": fresh(add_a_module),
+    "messages of rules": fresh(replaced("rules/sft.smk", ('"Fine-tuning', '"Tuning'))),
+    "comments in the pins": fresh(replaced("requirements.txt", ("# Written by", "# By"))),
+    "reward functions that the recipe does not name": fresh(write_reward_functions),
+}
+
+
+def test_the_table_knows_all_rules_and_what_their_code_is():
+    assert set(rules.RULES) == RULES
+    assert CODE["snakechat/workflow/job.py"].rules == RULES
+    for name in ("planning/planner.py", "reporting/model_card.py"):
+        assert not CODE[f"snakechat/{name}"].rules
+    trainings = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
+    assert trainings <= CODE["torch"].rules and "import_dataset" not in CODE["torch"].rules
+    assert CODE["matplotlib"].rules.isdisjoint(trainings)
+    assert not CODE["tqdm"].rules and not CODE["snakemake"].rules
+
+
+@rows(CODE)
+def test_code_and_pins_make_exactly_the_rules_that_run_them_and_those_downstream_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+@few_rows({**SETTINGS, **UNAFFECTED, **CONTENTS, **CODE}, 12)
+def test_a_dry_run_plans_these_rules(dry_runs, row):
+    assert dry_runs(row) == row.rules
