@@ -93,7 +93,7 @@ SETTINGS = {
     "the files of a dataset": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
     "the split of a dataset": mine(SPLIT, split={**SHARES, "sft": 3}),
     "the number of rows": mine(SPLIT, max_rows=20),
-    "exclude": mine(SPLIT, exclude=[{"pattern": "0001", "because": "a request"}]),
+    "exclude": mine(SPLIT, exclude=["0" * 32]),
     "a generated dataset": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
     "another source of a dataset": mine(IMPORTED, **GENERATED, rows=50, eval_rows=10),
     "a dataset taken twice": Row(
