@@ -179,7 +179,9 @@ def test_pickled_objects_in_weights_are_one_error_line_and_no_result(built, serv
     commit = served.commit("model/lab/harmful")
     expected = f"error: hub model lab/harmful at {commit}: pytorch_model.bin is damaged or"
     assert line.startswith(expected), line
-    assert not [path for path in names(workflow.folder / "output/models") if "harmful" in path]
+    assert not [
+        path for path in names(workflow.folder / "output/models") if path.startswith("harmful")
+    ]
 
 
 def test_pickled_objects_in_weights_are_not_run(built, served):

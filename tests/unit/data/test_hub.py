@@ -113,7 +113,7 @@ def test_an_edited_file_of_the_cache_is_an_error_and_then_downloaded(hub, tmp_pa
         os.unlink(path)
     with open(path, "wb") as file:
         file.write(DATA[name][:-1] + b"!")
-    for environment in (OFFLINE, OFFLINE, {}):
+    for environment in (OFFLINE, {}):
         (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", **environment)
         assert line == (
             f"hub dataset lab/data at main: {path} was edited or is damaged: start the build again,"
