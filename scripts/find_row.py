@@ -18,7 +18,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,19 +59,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if not (arguments.query or arguments.pattern or arguments.file):
         parser.error("give a text, a digest, --pattern or --file")
-    results = find_results(existing([Path("output"), *arguments.folders]))
+    results = find_results([Path("output"), *arguments.folders])
     found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
     report(found, arguments.json)
     sys.exit(0 if any(not result["is_records"] for result in found["results"]) else 1)
-
-
-def existing(folders: Iterable[Path]) -> list[Path]:
-    """Return folders. Raises InputError if one does not exist."""
-    folders = list(folders)
-    for folder in folders:
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}")
-    return folders
 
 
 def query_of(words: Sequence[str], pattern: str | None, file: Path | None) -> Query:

@@ -94,12 +94,11 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
         split: getattr(settings, split) for split in ("train", "eval") if hasattr(settings, split)
     }
 
-    def data_files(paths: list[str]) -> dict[str, list[str]]:
-        return split_files([path for path in paths if path != CARD], globs)
+    splits: dict[str, list[str]] = {}
 
     def choose(paths: list[str]) -> list[str]:
         try:
-            splits = data_files(paths)
+            splits.update(split_files([path for path in paths if path != CARD], globs))
         except InputError as error:
             raise InputError(f"hub dataset {settings.hub}: {error}") from None
         remark = None if globs else unread_files(paths, splits)
@@ -108,11 +107,9 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
         chosen = sorted(path for files in splits.values() for path in files)
         return [*chosen, CARD] if CARD in paths else chosen
 
-    folder, paths, commit = fetch(settings.hub, "dataset", settings.revision, choose)
+    folder, _, commit = fetch(settings.hub, "dataset", settings.revision, choose)
     job.facts |= {"commit": commit, **card_facts(folder)}
-    return {
-        split: {path: folder / path for path in files} for split, files in data_files(paths).items()
-    }
+    return {split: {path: folder / path for path in files} for split, files in splits.items()}
 
 
 def import_splits(job: Job, splits: Mapping[str, Mapping[str, Path]]) -> None:
@@ -207,10 +204,7 @@ def record_and_cells(
         raise BadRow("nested too deeply") from None
     except UnicodeEncodeError as error:
         piece = error.object[error.start : error.start + 20]
-        # A byte of the file, and not the half of an emoji.
-        is_byte = "\udc80" <= piece[0] <= "\udcff"
-        advice = ": save the file as text in UTF-8" if is_byte else ""
-        raise BadRow(f"text that is not UTF-8: {piece!r}{advice}") from None
+        raise BadRow(f"text that is not UTF-8: {piece!r}") from None
     return record, kept
 
 

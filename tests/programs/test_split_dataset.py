@@ -1,7 +1,6 @@
 """split_dataset: rows of the phases, and the held-out tenth of datasets without an eval split."""
 
 import json
-from itertools import permutations
 from types import SimpleNamespace
 
 import numpy as np
@@ -65,19 +64,6 @@ def all_rows(rows, split_name):
     return sorted(np.concatenate([rows[f"{phase}.{split_name}"] for phase in PHASES]).tolist())
 
 
-def overlaps(rows, train, held_out):
-    """Return {name: {other: rows of name whose prompt is in other}}, without zeros."""
-    prompts = {
-        name: [(train if name.endswith("train") else held_out)[row] for row in found]
-        for name, found in rows.items()
-    }
-    distinct, counted = {name: set(found) for name, found in prompts.items()}, {}
-    for one, other in permutations(NAMES, 2):
-        if common := sum(prompt in distinct[other] for prompt in prompts[one]):
-            counted.setdefault(one, {})[other] = common
-    return counted
-
-
 def shared_prompts(stats):
     key = "rows_whose_prompt_is_in"
     return {name: counts[key] for name, counts in stats.items() if key in counts}
@@ -92,20 +78,6 @@ def test_rows_equal_the_permutation_of_deepspeed_chat(split):
         expected = split_rows(number, [2, 4, 4], 7)
         for phase, found in zip(PHASES, expected, strict=True):
             assert rows[f"{phase}.{split_name}"].tolist() == sorted(found)
-
-
-# --- the held-out tenth -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("by", ["row", "prompt"])
-def test_without_an_eval_split_a_tenth_of_the_rows_is_held_out(split, by):
-    rows, stats = split(numbers("p", 100), by=by)
-    # A fifth and two fifths of 90 and of 10.
-    assert lengths(rows, "train") == [18, 36, 36]
-    assert lengths(rows, "eval") == [2, 4, 4]
-    train, held_out = all_rows(rows, "train"), all_rows(rows, "eval")
-    assert sorted([*train, *held_out]) == list(range(100))
-    assert shared_prompts(stats) == {}
 
 
 def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
@@ -180,10 +152,10 @@ def test_by_prompt_rows_of_a_prompt_go_to_one_phase(split):
     assert all_rows(rows, "train") == list(range(200))
     # A fifth and two fifths of the prompts, four rows each.
     assert lengths(rows, "train") == [40, 80, 80]
-    assert overlaps(rows, prompts, numbers("e", 10)) == shared_prompts(stats) == {}
-
-
-def test_prompts_are_compared_without_whitespace_around_them(split):
-    _, stats = split([" a", "a\n", "a"] * 10, ["e"], by="prompt")
-    assert sorted(counts["rows"] for counts in stats.values()) == [0, 0, 0, 0, 1, 30]
+    assert shared_prompts(stats) == {}
+    # Without an eval split, a tenth of the prompts is held out.
+    rows, stats = split(prompts, by="prompt")
+    assert lengths(rows, "train") == [36, 72, 72]
+    assert lengths(rows, "eval") == [4, 8, 8]
+    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(200))
     assert shared_prompts(stats) == {}

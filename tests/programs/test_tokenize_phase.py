@@ -17,7 +17,7 @@ from snakechat.data.records import RecordWriter
 from snakechat.data.statistics import percentiles
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
-from support.chat_templates import WITHOUT_SYSTEM
+from support.chat_templates import CHATML, WITHOUT_SYSTEM
 from support.dialogues import make_record
 
 ROWS = [
@@ -28,12 +28,6 @@ ROWS = [
     ("Is it so?", " Same.", " Same."),
     ("Is it?", " One reply without end, on and on.", " Yes."),
 ]
-CHATML = (
-    "{% for message in messages %}"
-    "<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -292,17 +286,6 @@ def numbered(name, number):
 
 def prompts(done, split="train"):
     return [text.removeprefix("<s>") for text in done.texts("prompt", split)]
-
-
-def test_datasets_are_concatenated(phase):
-    job = phase("reward")
-    job.add("b", train=numbered("b", 5), eval=numbered("B", 5), train_rows=[0, 4], eval_rows=[1])
-    job.add("a", train=numbered("a", 5), eval=numbered("A", 5), train_rows=[2], eval_rows=[0, 3])
-    done = job.run()
-    assert prompts(done) == ["b0", "b4", "a2"]
-    assert prompts(done, "eval") == ["B1", "A0", "A3"]
-    assert done.stats["train"]["rows_of"] == {"b": 2, "a": 1}
-    assert done.stats["eval"]["rows_of"] == {"b": 1, "a": 2}
 
 
 def test_weights_apply_to_training_rows_only(phase):

@@ -4,10 +4,11 @@ import hashlib
 import json
 import re
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
 FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
@@ -18,14 +19,12 @@ ELSEWHERE = "/elsewhere"
 
 @dataclass
 class Request:
-    """A request, and the range of the file's bytes that was sent: start to end."""
+    """A request and the status of its response."""
 
     command: str
     path: str
     token: str | None
     status: int = 0
-    start: int = 0
-    end: int = 0
 
 
 class Hub(ThreadingHTTPServer):
@@ -38,15 +37,9 @@ class Hub(ThreadingHTTPServer):
         requests: All requests so far.
         tokens: Token that a repository requires, if any.
         faults: Fault of a repository or of one file ("dataset/OWNER/NAME/FILE"):
-            "drop": every third response with a file ends in its middle
-            "cut": each response ends in the middle of the file
-            "stall": a whole file stops in its middle until `hub.thaw` is set
             "damaged": one byte of each file is wrong
-            "damaged once": one byte of the first response with each file is wrong
-            "busy": the first response is 500, the second 429 with a wait of 55 s
-            "list", "head", "file": these requests get the response 500
+            "list": requests for the list of files get the response 500
             "html": the list of files is a page of another server
-            "bare": the list of files has names only
             "forbidden": 403
     """
 
@@ -55,8 +48,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self, handler=None):
         super().__init__(("127.0.0.1", 0), handler or Handler)
         self.repositories, self.faults, self.tokens = {}, {}, {}
-        self.requests, self.file_responses, self.lock = [], 0, threading.Lock()
-        self.thaw = threading.Event()
+        self.requests = []
 
     @property
     def endpoint(self):
@@ -69,14 +61,14 @@ class Hub(ThreadingHTTPServer):
         return False
 
     def loads(self, repository):
-        """Return the ranges sent of each file of a repository, one (start, end) per response."""
-        loads = {}
+        """Return how often each file of a repository was sent."""
+        loads = Counter()
         for request in self.requests:
             match = FILE.fullmatch(request.path.removeprefix(ELSEWHERE))
-            if match and request.command == "GET" and request.status in (200, 206):
+            if match and request.command == "GET" and request.status == 200:
                 kind, name, _, file = match.groups()
                 if f"{kind or 'model'}/{name}" == repository:
-                    loads.setdefault(file, []).append((request.start, request.end))
+                    loads[file] += 1
         return loads
 
 
@@ -88,7 +80,6 @@ def serving(kind=Hub):
     try:
         yield hub
     finally:
-        hub.thaw.set()
         hub.shutdown()
         hub.server_close()
 
@@ -127,19 +118,12 @@ class Handler(BaseHTTPRequestHandler):
             return self.respond(404, headers={"X-Error-Code": "RevisionNotFound"})
         if fault == "forbidden":
             return self.respond(403, headers={"X-Error-Message": "not for you"})
-        if fault == ("list" if not file else {"HEAD": "head", "GET": "file"}[self.command]):
+        if fault == "list" and not file:
             return self.respond(500)
-        if fault == "busy":
-            seen = (self.command, self.request_seen.path)
-            times = [(r.command, r.path) for r in hub.requests].count(seen)
-            if times < 3:
-                wait = {"RateLimit": '"resolvers";r=0;t=55'} if times == 2 else None
-                return self.respond({1: 500, 2: 429}[times], headers=wait)
         if not file:
             if fault == "html":
                 return self.respond(200, b"<html>Please log in</html>")
-            blobs = "blobs" in parse_qs(url.query) and fault != "bare"
-            siblings = [listed(file, data, blobs) for file, data in files.items()]
+            siblings = [listed(file, data) for file, data in files.items()]
             about = {
                 "id": name,
                 "sha": commit,
@@ -154,51 +138,26 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Location": host + ELSEWHERE + self.path, "X-Repo-Commit": commit}
             headers["X-Linked-ETag"] = f'"{name_of(file, files[file])}"'
             return self.respond(302, headers=headers | {"X-Linked-Size": len(files[file])})
-        self.respond_with_file(files[file], commit, fault)
-
-    def respond_with_file(self, data, commit, fault):
-        hub, start, status = self.server, 0, 200
+        data = files[file]
         headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
-        requested = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
-        if requested:
-            start, status = int(requested[1]), 206
-            headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
-        end = middle = len(data) // 2
-        if fault == "drop" and self.command == "GET":
-            with hub.lock:
-                hub.file_responses += 1
-                end = (start + len(data)) // 2 if hub.file_responses % 3 == 0 else len(data)
-        elif fault == "cut":
-            end = max(start, middle)
-        elif fault == "stall" and not start and not hub.thaw.is_set():
-            end = middle
-        else:
-            end = len(data)
-        earlier = [r for r in hub.requests if r.command == "GET"]
-        first = [r.path for r in earlier].count(self.request_seen.path) == 1
-        if data and (fault == "damaged" or (fault == "damaged once" and first)):
-            data = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-        self.respond(status, data[start:], headers, until=end - start)
-        self.request_seen.start, self.request_seen.end = start, end
-        if fault == "stall" and end == middle:
-            hub.thaw.wait(30)
+        if data and fault == "damaged":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        self.respond(200, data, headers)
 
-    def respond(self, status, data=b"", headers=None, until=None):
+    def respond(self, status, data=b"", headers=None):
         self.request_seen.status = status
         self.send_response(status)
         for name, value in {"Content-Length": len(data), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(data[:until])
+            self.wfile.write(data)
 
 
-def listed(path, data, blobs):
+def listed(path, data):
     """Return the entry of a file in the hub's list."""
-    about = {"rfilename": path}
-    if blobs:
-        about |= {"size": len(data), "blobId": git_digest(data)}
-    if blobs and path.endswith(LARGE):
+    about = {"rfilename": path, "size": len(data), "blobId": git_digest(data)}
+    if path.endswith(LARGE):
         about["lfs"] = {"sha256": name_of(path, data), "size": len(data), "pointerSize": 134}
     return about
 

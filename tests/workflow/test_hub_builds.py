@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import re
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from conftest import INIT, Workflow, copy_sources
 from snakechat.data.records import read_texts
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.manifest import UNLISTED_FILES
 from support.files import as_parquet
 from support.hub import serving
 
@@ -80,53 +78,38 @@ def models(model, tmp_path_factory):
     harmful = {**weights, "payload": Payload(folder / "ran")}
     # Must not be downloaded: these files contain no weights.
     useless = {"tf_model.h5": b"", "onnx/config.json": b"", "onnx/model.safetensors": b""}
-    template = {"chat_template.jinja": b"{{ messages[0].content }}"}
     repositories = {
-        "model/lab/safe": {**safe, **template, **useless, "pytorch_model.bin": b""},
         "model/lab/torch": {**bare, **useless, "pytorch_model.bin": torch_bytes(headless)},
         "model/lab/harmful": {**bare, "pytorch_model.bin": torch_bytes(harmful)},
     }
     return repositories, folder / "ran"
 
 
-MODELS = {
-    # Name in the config: repository, revision; None for the default, the main branch.
-    "safe": ("lab/safe", "main"),
-    "torch": ("lab/torch", None),
-    "harmful": ("lab/harmful", "main"),
-    "unknown": ("lab/unknown", "main"),
-}
-GLOBS = {"train": "data/train-*.parquet", "eval": "data/test-*.parquet"}
-DATASETS = {
-    # Name in the config: repository, revision, globs.
-    "both": ("lab/pairs", None, GLOBS),
-    "revision": ("lab/pairs", "v2", GLOBS),
-    "damaged": ("lab/damaged", "main", GLOBS),
-}
-
-
-def config_of(models, datasets):
-    def source(hub, revision):
-        return {"hub": hub, **({"revision": revision} if revision else {})}
-
-    return {
-        "models": {name: source(hub, at) for name, (hub, at) in models.items()},
-        "datasets": {
-            name: {**source(hub, at), "format": "plain", **globs}
-            for name, (hub, at, globs) in datasets.items()
+CONFIG = {
+    "models": {
+        "torch": {"hub": "lab/torch"},
+        "harmful": {"hub": "lab/harmful", "revision": "main"},
+    },
+    "datasets": {
+        "both": {
+            "hub": "lab/pairs",
+            "format": "plain",
+            "train": "data/train-*.parquet",
+            "eval": "data/test-*.parquet",
         },
-    }
+    },
+}
+TARGETS = [
+    f"output/{result}.manifest.json" for result in ("models/torch", "models/harmful", "data/both")
+]
 
 
 @pytest.fixture(scope="module")
 def served(models):
-    """A hub that serves MODELS and DATASETS, except for those that do not exist."""
+    """A hub that serves the repositories of CONFIG."""
     with serving() as hub:
         hub.repositories, hub.marker = models
-        for name, fault in (("pairs", "drop"), ("damaged", "damaged")):
-            hub.repositories[f"dataset/lab/{name}"] = PAIRS
-            hub.faults[f"dataset/lab/{name}"] = fault
-        hub.faults["model/lab/safe"] = "drop"
+        hub.repositories["dataset/lab/pairs"] = PAIRS
         yield hub
 
 
@@ -135,21 +118,11 @@ def built(served, tmp_path_factory):
     """A workflow that has built all models and datasets at once, and Snakemake's process."""
     folder = tmp_path_factory.mktemp("hub")
     copy_sources(folder)
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config_of(MODELS, DATASETS)))
+    (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
     workflow = Workflow(folder, "--configfile", "mine.yaml")
     workflow.environment = {"HF_ENDPOINT": served.endpoint, "HF_HOME": str(folder / "home")}
     workflow.environment |= {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1,localhost"}
-    targets = [f"output/models/{name}.manifest.json" for name in MODELS]
-    targets += [f"output/data/{name}.manifest.json" for name in DATASETS]
-    return workflow, workflow.snakemake(*targets, "--keep-going", "--cores", "2")
-
-
-def error_of(workflow, rule, name):
-    """Return the error message of a failed job, which is one line of its log."""
-    log = (workflow.folder / f"output/logs/{rule}/{name}.log").read_text()
-    assert "Traceback" not in log
-    (line,) = [line for line in log.splitlines() if line.startswith("error: ")]
-    return line.removeprefix("error: ")
+    return workflow, workflow.snakemake(*TARGETS, "--keep-going", "--cores", "2")
 
 
 def names(folder):
@@ -162,16 +135,15 @@ def rows(path):
     return [dict(zip(names, texts, strict=True)) for texts in read_texts(path)]
 
 
-@pytest.mark.parametrize("name", ["safe", "torch"])
-def test_model_is_stored_as_safetensors(built, served, model, name):
+def test_model_is_stored_as_safetensors(built, served, model):
     workflow, process = built
-    folder = workflow.folder / "output/models" / name
+    folder = workflow.folder / "output/models/torch"
     assert folder.exists(), process.stdout
     assert "model.safetensors" in names(folder)
     assert not [file for file in names(folder) if file.endswith((".bin", ".h5", ".pt"))]
-    manifest = json.loads((workflow.folder / f"output/models/{name}.manifest.json").read_text())
-    assert manifest["facts"]["commit"] == served.commit(f"model/lab/{name}")
-    # The repositories have no card.
+    manifest = json.loads((workflow.folder / "output/models/torch.manifest.json").read_text())
+    assert manifest["facts"]["commit"] == served.commit("model/lab/torch")
+    # The repository has no card.
     assert manifest["facts"]["licence"] is None
     weights, tokenizer = model
     arrived = AutoModelForCausalLM.from_pretrained(folder).state_dict()
@@ -182,11 +154,9 @@ def test_model_is_stored_as_safetensors(built, served, model, name):
 
 
 def test_only_required_files_are_downloaded(built, served):
-    loads = {name: served.loads(name) for name in served.repositories}
-    fetched = {file for files in loads.values() for file in files}
-    assert {"config.json", "model.safetensors", "pytorch_model.bin"} <= fetched
-    assert not fetched & {"tf_model.h5", "onnx/config.json", "onnx/model.safetensors"}
-    assert "pytorch_model.bin" not in loads["model/lab/safe"]
+    loads = served.loads("model/lab/torch")
+    assert {"config.json", "pytorch_model.bin"} <= loads.keys()
+    assert not loads.keys() & {"tf_model.h5", "onnx/config.json", "onnx/model.safetensors"}
 
 
 def test_dataset_is_imported(built, served):
@@ -200,73 +170,24 @@ def test_dataset_is_imported(built, served):
     assert manifest["facts"]["licence"] == "mit"
 
 
-FAILURES = {
-    (
-        "fetch_model",
-        "harmful",
-    ): "hub model lab/harmful at COMMIT: pytorch_model.bin is damaged or has",
-    ("fetch_model", "unknown"): "hub model lab/unknown at main: 404 .*Repository Not Found",
-    ("import_dataset", "revision"): "hub dataset lab/pairs at v2: 404 .*Revision Not Found",
-    ("import_dataset", "damaged"): "hub dataset lab/damaged at main: data/.*parquet is damaged: ",
-}
-FOLDERS = {"fetch_model": "output/models", "import_dataset": "output/data"}
-
-
-@pytest.mark.parametrize(("rule", "name"), FAILURES)
-def test_failed_download_is_one_error_line_without_a_result(built, rule, name):
+def test_pickled_objects_in_weights_are_one_error_line_and_no_result(built, served):
     workflow, process = built
     assert process.returncode == 1
-    line = re.sub(r"\b[0-9a-f]{40}\b", "COMMIT", error_of(workflow, rule, name))
-    assert re.match(FAILURES[rule, name], line), line
-    left = [path for path in names(workflow.folder / FOLDERS[rule]) if path.startswith(name)]
-    assert left == []
+    log = (workflow.folder / "output/logs/fetch_model/harmful.log").read_text()
+    assert "Traceback" not in log
+    [line] = [line for line in log.splitlines() if line.startswith("error: ")]
+    commit = served.commit("model/lab/harmful")
+    expected = f"error: hub model lab/harmful at {commit}: pytorch_model.bin is damaged or"
+    assert line.startswith(expected), line
+    assert not [
+        path for path in names(workflow.folder / "output/models") if path.startswith("harmful")
+    ]
 
 
 def test_pickled_objects_in_weights_are_not_run(built, served):
-    assert "lab/harmful" in error_of(built[0], "fetch_model", "harmful")
     assert not served.marker.exists()
     # Unpickling the object would have created the folder.
     make, arguments = Payload(served.marker).__reduce__()
     make(*arguments)
     assert served.marker.exists()
     served.marker.rmdir()
-
-
-def test_next_build_succeeds_after_a_failure(built, served, monkeypatch):
-    monkeypatch.setattr(served, "faults", {})
-    workflow = built[0]
-    process = workflow.snakemake("output/data/damaged.manifest.json", "--cores", "2")
-    assert process.returncode == 0, process.stdout
-    assert rows(workflow.folder / "output/data/damaged/eval.parquet") == EVAL
-    assert ".damaged.tmp" not in names(workflow.folder / "output/data")
-
-
-def test_offline_build_reads_the_cache(built, served):
-    folder = built[0].folder
-    models = {"again": ("lab/torch", None)}
-    datasets = {"again": ("lab/pairs", None, GLOBS), "never": ("lab/never", "main", GLOBS)}
-    (folder / "offline.yaml").write_text(yaml.safe_dump(config_of(models, datasets)))
-    workflow = Workflow(folder, "--configfile", "offline.yaml")
-    workflow.environment = {**built[0].environment, "HF_HUB_OFFLINE": "1"}
-    requests = len(served.requests)
-    process = workflow.snakemake(
-        "output/models/again.manifest.json",
-        "output/data/again.manifest.json",
-        "output/data/never.manifest.json",
-        *("--keep-going", "--cores", "2"),
-    )
-    assert process.returncode == 1
-    assert len(served.requests) == requests
-    for result, name in (("models/again", "models/torch"), ("data/again", "data/both")):
-        files = names(folder / "output" / name) - UNLISTED_FILES
-        assert files == names(folder / "output" / result) - UNLISTED_FILES, process.stdout
-        for file in files:
-            online = (folder / "output" / name / file).read_bytes()
-            assert (folder / "output" / result / file).read_bytes() == online
-        facts = [
-            json.loads((folder / f"output/{path}/manifest.json").read_text())["facts"]
-            for path in (result, name)
-        ]
-        assert facts[0] == facts[1]
-    line = error_of(workflow, "import_dataset", "never")
-    assert line.startswith("hub dataset lab/never at main: Cannot find an appropriate cached")

@@ -23,16 +23,9 @@ from snakechat.workflow.errors import InputError
 MAX_SECONDS = 10.0
 MAX_BYTES = 2 << 30
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-# Bytes of a product or a power, and decimal places of a rounded number.
-MAX_PRODUCT = 1 << 20
+# Bits of a product or a power, and decimal places of a rounded number.
+MAX_BITS = 1 << 23
 MAX_PLACES = 300
-
-
-def _size(value: Any) -> int:
-    """Return the bytes of an integer or the length of a text or a list; 0 of others."""
-    if isinstance(value, int):
-        return (value.bit_length() + 7) // 8
-    return len(value) if isinstance(value, str | bytes | list | tuple) else 0
 
 
 def _bounded_product(
@@ -41,20 +34,12 @@ def _bounded_product(
     """Return left * right or left ** right: a method of the sandbox.
 
     Raises:
-        OverflowError: It would be too large.
+        OverflowError: The result would be too large a number. Too long a text has no memory.
     """
-    if operator == "**":
-        size = _size(left) * (right if isinstance(right, int) else 0)
-    elif isinstance(left, int) and isinstance(right, int):
-        size = _size(left) + _size(right)
-    else:
-        size = max(
-            _size(text) * number
-            for text, number in ((left, right), (right, left), ("", 0))
-            if isinstance(number, int)
-        )
-    if size > MAX_PRODUCT:
-        raise OverflowError(f"the result of {operator} is too large")
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        if (bits * right if operator == "**" else bits + right.bit_length()) > MAX_BITS:
+            raise OverflowError(f"the result of {operator} is too large")
     return environment.binop_table[operator](left, right)
 
 
@@ -120,14 +105,14 @@ def limited() -> Iterator[None]:
 
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     previous = signal.signal(signal.SIGALRM, stop)
+    timer = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
-        signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
         if size := address_space():
             limits = [size + MAX_BYTES, *(each for each in (soft, hard) if each >= 0)]
             resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGALRM, previous)
 

@@ -5,7 +5,6 @@ column may be a path into structs and lists: answers.ja.0.text. Standard library
 imports this module while it plans.
 """
 
-import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,8 +35,6 @@ from snakechat.data.message_columns import (
     turns_of_messages,
 )
 
-# Similarity of the name of a missing column and of one that exists, from 0 to 1.
-SIMILARITY = 0.8
 # The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front,
 # or as JSON of a message.
 # Without a rejected response that one is None, without any response both; a single response that is
@@ -107,10 +104,8 @@ def columns_of(format: str, columns: Columns | None = None) -> Columns:
     return columns
 
 
-def missing_hint(column: str, names: Iterable[str]) -> str:
-    """Return what to do about a column that is not among the names."""
-    if similar := difflib.get_close_matches(column, map(str, names), 1, SIMILARITY):
-        return f": rename it, or name {similar[0]} under columns or keep of the dataset"
+def missing_hint(column: str) -> str:
+    """Return what to do about a column that is missing."""
     if column == "rejected":
         return ": if the dataset has no rejected responses, set columns to the other columns"
     return ": check format, columns and keep of the dataset"
@@ -191,7 +186,7 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
     column, *keys = path.split(".")
     if column not in row:
         found = ", ".join(map(str, row))
-        raise BadRow(f"column {column} is missing; the row has {found}{missing_hint(column, row)}")
+        raise BadRow(f"column {column} is missing; the row has {found}{missing_hint(column)}")
     value = row[column]
     for key in keys:
         if isinstance(value, dict):

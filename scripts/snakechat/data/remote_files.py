@@ -4,7 +4,6 @@ fsspec reads them. It and the libraries of the stores are imported only where fi
 downloaded: planning needs them for no other source.
 """
 
-import errno
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,15 +42,11 @@ S3_CONFIG = {
 SCHEMES = {
     "s3": Scheme("s3fs", ("ETag",), {"config_kwargs": S3_CONFIG}),
     "gs": Scheme("gcsfs", ("crc32c", "md5Hash"), {}),
-    # Repositories have the first one, buckets the second one.
-    "hf": Scheme("huggingface_hub", ("blob_id", "xet_hash"), {}),
 }
 # SCHEME://BUCKET/FOLDER. Specs and pages are public: there is no place for a password or a query.
 # fsspec chains URLs by "::".
 URL = re.compile(r"([a-z0-9]+)://[^/@:?#\s]+(/((?!::)[^?#\x00-\x1f\x7f])*)?")
 HINT = "check the address, the credentials and the network, or set path to a local copy"
-# Errors of the local disk.
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class RemoteFile(NamedTuple):
@@ -185,8 +180,6 @@ def _one_line_errors(url: str) -> Iterator[None]:
         raise InputError(f"{url} needs {package}: pip install {package}=={version}") from None
     # Each library raises exceptions of its own classes, and those of its HTTP library.
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in NO_SPACE:
-            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         # The address of a store's endpoint may have a password.
         reason = re.sub(r"//[^/@\s]*@", "//", reason)

@@ -9,6 +9,7 @@ there is no copy, a result is made from the same rows as another one with the sa
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES
 from snakechat.data.records import read_digests, read_texts
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
 from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 
@@ -68,9 +70,15 @@ NOTHING = Usage(frozenset(), frozenset(), frozenset())
 
 
 def find_results(trees: Iterable[Path]) -> list[Result]:
-    """Return all results in folders and their subfolders, which may be stores."""
+    """Return all results in folders and their subfolders, which may be stores.
+
+    Raises:
+        InputError: A folder does not exist.
+    """
     results = []
     for tree in trees:
+        if not tree.is_dir():
+            raise InputError(f"there is no folder {tree}")
         for folder, folders, files in os.walk(tree):
             folders.sort()
             manifest = read_manifest(Path(folder, MANIFEST)) if MANIFEST in files else None
@@ -91,15 +99,14 @@ def matching_rows(folder: Path, query: Query) -> list[Match]:
 
 
 def _matches(path: Path, split: str, query: Query) -> Iterator[Match]:
-    digests = read_digests(path)
-    if query.pattern is None:
-        for number, digest in enumerate(digests):
-            if digest in query.digests:
-                yield Match(split, number, digest, "")
-        return
-    for number, (digest, record) in enumerate(zip(digests, read_texts(path), strict=True)):
-        texts = (text for text in record if text is not None)
-        text = next((text for text in texts if query.pattern.search(text)), "")
+    digests, pattern = read_digests(path), query.pattern
+    # The texts are read only for a pattern.
+    records: Iterable[Iterable[str | None]] = (
+        read_texts(path) if pattern else repeat((), len(digests))
+    )
+    for number, (digest, record) in enumerate(zip(digests, records, strict=True)):
+        texts = (text for text in record if text and pattern and pattern.search(text))
+        text = next(texts, "")
         if text or digest in query.digests:
             yield Match(split, number, digest, text)
 

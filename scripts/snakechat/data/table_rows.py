@@ -64,7 +64,7 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
     if missing := sorted(required - set(names)):
         raise InputError(
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
-            f"{missing_hint(missing[-1], names)}"
+            f"{missing_hint(missing[-1])}"
         )
     selected = [name for name in names if name in required or name == TOOLS]
     check_names(path, selected)

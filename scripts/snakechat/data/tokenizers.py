@@ -9,14 +9,9 @@ from jinja2 import Environment
 from jinja2.meta import find_undeclared_variables
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from snakechat.data.dialogues import (
-    chat_template,
-)
+from snakechat.data.dialogues import chat_template
 from snakechat.data.model_files import load_pretrained
-from snakechat.data.special_tokens import (
-    mark_end_of_turn,
-    set_pad_token,
-)
+from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token
 from snakechat.workflow.errors import InputError
 
 

@@ -45,7 +45,7 @@ def test_template_without_end_is_an_error(render, template):
     assert render("{{ messages[0].content }}") == "Hello"
 
 
-@pytest.mark.parametrize("product", ["9 ** (9 ** 9)", "'x' * 10 ** 10"])
+@pytest.mark.parametrize("product", ["9 ** (9 ** 9)", "(9 ** 9000) ** 9000"])
 def test_a_product_that_nothing_could_interrupt_is_an_error(render, product):
     with pytest.raises(InputError, match=r"^models/mine: the chat template fails: OverflowError"):
         render("{{ (" + product + ")|string|length }}")
@@ -55,6 +55,7 @@ def test_a_product_that_nothing_could_interrupt_is_an_error(render, product):
     "template",
     [
         "{{ 'x'.ljust(10 ** 10) }}",
+        "{{ 'x' * 10 ** 10 }}",
         "{{ '{:>10000000000}'.format(1) }}",
         "{{ [1]|batch(10 ** 9, 0)|list }}",
     ],

@@ -10,7 +10,6 @@ from snakechat.data.encoder import Encoder, TurnsRejected
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import TOO_LONG, encode_turns, join_turns
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
 
 TOOL = {"name": "weather", "description": "Ask.", "parameters": {"type": "object"}}
@@ -115,14 +114,6 @@ def test_the_reason_of_a_template_that_refuses_a_call_is_named(shared_data):
     _, chosen = record(*CONVERSATION[:3], calls)
     with pytest.raises(TurnsRejected, match="One call at once"):
         Encoder(tokenizer, "chat").responses([chosen])
-
-
-@pytest.mark.parametrize("name", ["llama3_1", "deepseek_v3"])
-def test_a_real_template_without_calls_is_refused(shared_data, name):
-    encoder = Encoder(load_tokenizer(shared_data / "tokenizers" / name), "chat")
-    prompt, _ = record(*CONVERSATION)
-    with pytest.raises(InputError, match="the chat template does not write the definitions"):
-        encoder.prompts([prompt])
 
 
 # --- all turns ------------------------------------------------------------------------------
