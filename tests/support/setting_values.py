@@ -102,8 +102,6 @@ ACCESS = {
     "key_env": "KEY",
     "requests_per_minute": 60,
     "concurrency": 2,
-    "prices.prompt": 1.0,
-    "prices.completion": 2.0,
 }
 
 # Another value of each setting that determines only where and how a job runs.

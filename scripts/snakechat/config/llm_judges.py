@@ -27,7 +27,6 @@ ACCESS = {
     "key_env": None,
     "requests_per_minute": None,
     "concurrency": 8,
-    "prices": None,
 }
 # Fields of a request that `parameters` cannot set.
 RESERVED = ("model", "messages", "stream", "n")

@@ -266,13 +266,6 @@ class RlhfKeys(TypedDict):
     ]
 
 
-class TokenPrices(TypedDict):
-    """Prices of a million tokens, in any currency."""
-
-    prompt: NonNegative
-    completion: NonNegative
-
-
 class LlmJudge(TypedDict):
     """A model behind an OpenAI-compatible endpoint that rates and compares responses."""
 
@@ -284,7 +277,6 @@ class LlmJudge(TypedDict):
     key_env: NotRequired[EnvironmentVariable]
     requests_per_minute: NotRequired[Positive]
     concurrency: NotRequired[Count]
-    prices: NotRequired[TokenPrices]
 
 
 class Evaluation(TypedDict):
