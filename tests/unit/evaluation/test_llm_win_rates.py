@@ -65,7 +65,8 @@ def test_ratings_are_scores(judge_job, server):
     scores = [line["score"] for lines in responses.values() for line in lines]
     assert len(scores) == 3 * 3 * 2 and set(scores) <= {n / 2 for n in range(1, 10)}
     assert len(set(scores)) > 1
-    assert judge_job.facts["unreadable_replies"] == {"wise": {"base": 0, "sft": 0, "rlhf": 0}}
+    unreadable = {"base": 0, "sft": 0, "rlhf": 0}
+    assert judge_job.facts["unreadable_replies"] == {"llm_judges/wise": unreadable}
     assert "llm_judge" not in metrics["wins"]["rlhf"]["sft"]
 
 
