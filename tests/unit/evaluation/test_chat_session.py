@@ -16,7 +16,6 @@ from snakechat.workflow.errors import InputError
 from support.talking import (
     CHAT_INIT,
     GREEDY,
-    SAMPLED,
     make_folders,
     pieces_of_response,
     script_response,
@@ -71,25 +70,14 @@ def test_the_pieces_add_up_to_the_response(dialogue, text):
     assert len(pieces) > 1 and "\ufffd" not in "".join(pieces)
 
 
-@pytest.mark.parametrize("marker", ["Human:", "System:"])
-def test_the_marker_of_a_new_turn_stops_generation(dialogue, marker):
-    ids = script_response(dialogue, f" Yes.\n\n{marker} And now I talk to myself.")
+def test_the_marker_of_a_new_turn_stops_generation(dialogue):
+    ids = script_response(dialogue, " Yes.\n\nSystem: And now I talk to myself.")
     calls = []
     dialogue.model.register_forward_hook(lambda *_: calls.append(1))
     assert "".join(pieces_of_response(dialogue)) == "Yes."
     assert dialogue.turns[-1] == ("assistant", "Yes.")
     # The rest of the text was not generated: it has one forward pass per token.
     assert len(calls) < len(ids) - 8
-
-
-def test_turns_and_seed_determine_the_response(dialogue):
-    first = pieces_of_response(dialogue, settings=SAMPLED)
-    torch.rand(5)
-    assert pieces_of_response(dialogue, settings=SAMPLED) != first
-    dialogue.turns.clear()
-    assert pieces_of_response(dialogue, settings=SAMPLED) == first
-    dialogue.turns.clear()
-    assert pieces_of_response(dialogue, settings=(2, *SAMPLED[1:])) != first
 
 
 def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
