@@ -221,14 +221,14 @@ class Evaluator:
         """Add scores to a metric of each model; count the unreadable ones."""
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
-            responses.add(name, scores.sum.cpu().numpy())
+            responses.add(name, scores.sum.double().cpu().numpy())
             for judge, number in scores.unreadable.items():
                 self.unreadable.setdefault(judge, {})[model] = number
 
     def _function_scores(self, responses: ModelResponses) -> np.ndarray:
         """Return the weighted sum of the reward functions' scores [B]."""
         scorer = RewardSum([], self.functions, self.texts)
-        return scorer.score(responses.rollouts, 0, self.rows).sum.cpu().numpy()
+        return scorer.score(responses.rollouts, 0, self.rows).sum.double().cpu().numpy()
 
     def llm_win_rates(self, models: dict[str, ModelResponses], folder: Path) -> dict[str, Any]:
         """Return the win rates of the chat model over the initial model by the LLM judge.
