@@ -10,11 +10,9 @@ only the responses. The same turns and the same seed give the same response.
 
 import argparse
 import io
-import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
@@ -26,11 +24,6 @@ HELP = """\
 /help         show this help
 /quit         exit, as Ctrl-D does; Ctrl-C stops a response, or exits at the prompt"""
 
-# Minimum number of columns for responses side by side.
-SIDE_BY_SIDE_COLUMNS = 80
-
-Number = TypeVar("Number", int, float)
-
 
 def main() -> None:
     """Load the models and chat; print errors on one line."""
@@ -40,7 +33,7 @@ def main() -> None:
             stream.reconfigure(errors=errors)
     try:
         Chat(arguments).run()
-    except InputError as error:
+    except (InputError, ValueError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -55,47 +48,26 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--compare", type=Path, metavar="MODEL", help="second model that gets the same prompts"
     )
-    parser.add_argument("--seed", type=parse_seed, default=1234, help="default: 1234")
+    parser.add_argument("--seed", type=natural, default=1234, help="default: 1234")
     parser.add_argument(
-        "--temperature",
-        type=parse_temperature,
-        default=0.7,
-        help="0 is greedy decoding; default: 0.7",
+        "--temperature", type=float, default=0.7, help="0 is greedy decoding; default: 0.7"
     )
     parser.add_argument(
         "--max-tokens",
-        type=parse_length,
+        type=natural,
         default=256,
         help="maximum number of tokens of a response; default: 256",
     )
-    # DeepSpeed-Chat's chat.py has the model as an option.
-    if any(word.partition("=")[0] == "--path" for word in sys.argv[1:]):
-        parser.error("the model is an argument without an option: chat.py output/rlhf/RECIPE")
     return parser.parse_args()
 
 
-def at_least(
-    minimum: Number, kind: type[Number], below: float = math.inf
-) -> Callable[[str], Number]:
-    """Return a parser of numbers in [minimum, below), which raises ArgumentTypeError otherwise."""
-
-    def parse(text: str) -> Number:
-        try:
-            value = kind(text)
-            if minimum <= value < below:
-                return value
-        except ValueError:
-            pass
-        name = "an integer" if kind is int else "a number"
-        raise argparse.ArgumentTypeError(f"expected {name} of at least {minimum:g}, found {text!r}")
-
-    return parse
-
-
-# Seeds of torch have 63 bits.
-parse_seed = at_least(0, int, below=1 << 63)
-parse_temperature = at_least(0.0, float)
-parse_length = at_least(1, int)
+def natural(text: str) -> int:
+    """Return an integer of at least 0; raise ValueError for any other text."""
+    value = int(text)
+    # Seeds of torch have 63 bits.
+    if not 0 <= value < 1 << 63:
+        raise ValueError
+    return value
 
 
 def print_note(text: str) -> None:
@@ -169,9 +141,11 @@ class Chat:
             print_note(f"System prompt: {text}" if text else "No system prompt.")
         elif command == "/seed":
             try:
-                self.seed = parse_seed(text)
-            except argparse.ArgumentTypeError as error:
-                raise InputError(f"/seed: {error}") from None
+                self.seed = natural(text)
+            except ValueError:
+                raise InputError(
+                    f"/seed: expected an integer of at least 0, found {text!r}"
+                ) from None
             print_note(f"Seed: {self.seed}")
         else:
             raise InputError(f"unknown command {command}: /help lists the commands")
@@ -188,62 +162,25 @@ class Chat:
                 )
         if len(encoded) == 1:
             self.print_response(*encoded.popitem(), prompt)
-        elif self.is_wide():
-            self.print_side_by_side(encoded, prompt)
         else:
             for folder, ids in encoded.items():
                 print(f"{folder}:")
                 self.print_response(folder, ids, prompt)
                 print()
 
-    def is_wide(self) -> bool:
-        """Whether the terminal is wide enough for two columns."""
-        from rich.console import Console
-
-        console = Console()
-        return console.is_terminal and console.width >= SIDE_BY_SIDE_COLUMNS
-
     def print_response(self, folder: Path, ids: list[int], prompt: str) -> None:
-        """Print a response while it is generated."""
-        self.generate(
-            folder, ids, prompt, lambda text: print(printable_text(text), end="", flush=True)
-        )
-        print()
+        """Print a response while it is generated. On a terminal, Ctrl-C stops only this one."""
 
-    def print_side_by_side(self, encoded: dict[Path, list[int]], prompt: str) -> None:
-        """Print responses in columns, one after the other."""
-        from rich.live import Live
-        from rich.table import Table
-        from rich.text import Text
+        def show(text: str) -> None:
+            print(printable_text(text), end="", flush=True)
 
-        texts = dict.fromkeys(encoded, "")
-
-        def make_table() -> Table:
-            table = Table(expand=True, box=None)
-            for folder in texts:
-                table.add_column(Text(str(folder)), ratio=1, overflow="fold")
-            table.add_row(*(Text(text) for text in texts.values()))
-            return table
-
-        with Live(make_table()) as live:
-            for folder, ids in encoded.items():
-
-                def show(text: str, folder: Path = folder) -> None:
-                    texts[folder] += printable_text(text)
-                    live.update(make_table())
-
-                self.generate(folder, ids, prompt, show)
-
-    def generate(
-        self, folder: Path, ids: list[int], prompt: str, show: Callable[[str], None]
-    ) -> None:
-        """Generate a response. On a terminal, Ctrl-C stops only this response."""
         settings = self.seed, self.temperature, self.max_tokens
         try:
             self.sessions[folder].respond(prompt, ids, *settings, show)
         except KeyboardInterrupt:
             if not self.is_terminal:
                 raise
+        print()
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import numpy as np
 
 from snakechat.algorithms.llm_judge import load_judges, usage_record
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.reward_models import RewardModel, choose_reader, reader_examples
+from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
@@ -25,8 +25,7 @@ from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.model_check import prompt_examples
-from snakechat.training.evaluated_models import load_frozen_scorer, start_evaluation
+from snakechat.training.evaluated_models import start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
@@ -40,7 +39,11 @@ def main(job: Job[GenerationSettings]) -> None:
     settings, folder = job.settings, job.inputs["model"]
     judges = load_judges(job)
     device, tokenizer = start_evaluation(job.placement, settings.dtype), load_tokenizer(folder)
-    rewards = [load_reward(job, *names) for names in input_names("reward", settings.reward).items()]
+    weights = weighted_references(settings.reward)
+    rewards = [
+        load_reward(job, key, name, weights[name], "model", settings.dtype, "train")
+        for key, name in input_names("reward", settings.reward).items()
+    ]
     functions = load_functions(settings.reward_functions)
     ends = stop_ids(tokenizer, folder)
     for split in SPLITS:
@@ -91,23 +94,6 @@ def open_on_first_rank(
 ) -> AbstractContextManager[Callable[[Sequence[ScoredPrompt]], None]]:
     """Open a file for writing, as open_scored_responses does; other ranks write nothing."""
     return open_scored_responses(path) if rank() == 0 else nullcontext(lambda _: None)
-
-
-def load_reward(job: Job[GenerationSettings], key: str, name: str) -> RewardModel:
-    """Load a reward model. key: the job's input; name: its reference in `reward`."""
-    settings, folder = job.settings, job.inputs[key]
-    template = settings.reward_templates[name]
-    reader = choose_reader(name, folder, template, job.inputs["model"], settings.template)
-    prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    texts = PromptTexts(job.inputs["tokens"], "train")
-    examples = reader_examples(
-        reader,
-        prompt_examples(prompts, settings.max_response_length, settings.num_generations),
-        lambda: texts.turns(range(min(len(prompts), BATCH_SIZE))),
-    )
-    module = load_frozen_scorer(folder, settings.dtype, reader.tokenizer, job.placement, examples)
-    weight = weighted_references(settings.reward)[name]
-    return RewardModel(name, module, weight, reader)
 
 
 def scored_prompts(

@@ -29,7 +29,7 @@ from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
 from snakechat.algorithms.rlhf_models import RlhfJob, RlhfModels, load_models, make_engines
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
-from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck, count_shared_prompts
+from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck
 from snakechat.algorithms.step_metrics import (
     Metrics,
     evaluation_metrics,
@@ -79,10 +79,6 @@ def main(job: RlhfJob) -> None:
     batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
     tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
     models = load_models(job, tokenizer)
-    # The ids of another tokenizer cannot be compared.
-    others = {f"tokens.{key}" for key, reward in models.rewards.items() if reward.reader.encoder}
-    comparable = {name: folder for name, folder in job.inputs.items() if name not in others}
-    job.facts["shared_prompts"] = count_shared_prompts(prompts, comparable)
     trainer = RlhfTrainer(job, tokenizer, models, judges, prompts, ptx, batches, device)
 
     # All ranks start from the same weights, and sample different responses.
@@ -150,9 +146,9 @@ class RlhfTrainer:
             settings,
             rewards,
             functions,
-            models.critic_origin,
             PromptTexts(tokens, "train"),
             weighted,
+            models.critic_origin,
         )
         if settings.eval_steps:
             self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"), weighted)

@@ -223,8 +223,6 @@ def ours(folder, seed):
     from transformers import OPTForCausalLM, OPTForSequenceClassification  # noqa: F401
 
     program = importlib.import_module("train_rlhf")
-    # The reward model was not trained, and has no recorded scores.
-    importlib.import_module("snakechat.algorithms.rlhf_models").check_probes = lambda *_: None
     case, idle = read_case(folder, seed), rss_mb()
     with tempfile.TemporaryDirectory(dir=folder) as work:
         job = rlhf_job(case, folder, Path(work, "result"), seed)
@@ -269,8 +267,7 @@ def rlhf_job(case, folder, result, seed):
     job.settings = RlhfSettings(**settings)
     # make_job has a limit for training alone.
     job.placement = replace(job.placement, micro_batch_tokens=MICRO_BATCH_TOKENS)
-    tokens = dict.fromkeys(("tokens", "tokens.reward"), folder)
-    job.inputs = {"actor": folder / "actor", "reward": folder / "reward", **tokens}
+    job.inputs = {name: folder / name for name in ("actor", "reward")} | {"tokens": folder}
     return job
 
 

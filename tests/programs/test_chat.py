@@ -94,8 +94,6 @@ def test_two_models_respond_one_below_the_other(folders, run_chat):
     ("text", "shown"),
     [
         ("\x1b[31mred\x1b]0;title\x07", "\\x1b[31mred\\x1b]0;title\\x07"),
-        ("\x9b2J\x00", "\\x9b2J\\x00"),
-        ("a\u202egnp.exe\u2066", "a\\u202egnp.exe\\u2066"),
         ("lines\nand\ttabs, 天空 é 👩\u200d🚀 [bold] \\x1b", None),
     ],
 )
@@ -121,17 +119,9 @@ def test_an_invalid_line_ends_a_pipe(folders, run_chat, line, message):
     assert output == "" and message in code
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--seed", str(1 << 63)], "--seed: expected an integer of at least 0, found '92"),
-        (["--temperature", "nan"], "--temperature: expected a number of at least 0, found 'nan'"),
-        (["--path", "x"], "the model is an argument without an option: chat.py output/rlhf/RECIPE"),
-    ],
-)
-def test_invalid_arguments_are_usage_errors(run_chat, arguments, message):
-    _, notes, code = run_chat("x", *arguments)
-    assert code == 2 and message in notes
+def test_invalid_arguments_are_usage_errors(run_chat):
+    _, notes, code = run_chat("x", "--seed", 1 << 63)
+    assert code == 2 and f"--seed: invalid natural value: '{1 << 63}'" in notes
 
 
 def interrupt_first_response(session):
@@ -156,12 +146,15 @@ def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
     settings = {"seed": 1, "temperature": 0, "max_tokens": 40}
     program = chat.Chat(SimpleNamespace(model="x", compare=None, **settings))
     program.is_terminal = True
-    lines = iter(["One?", "/reset", "Two?", "/quit"])
+    # An error does not end a terminal.
+    lines = iter(["One?", "/reset", "/nonsense", "Two?", "/quit"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     script_response(dialogue, " Yes indeed.")
     interrupt_first_response(dialogue)
     program.run()
-    first, second = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr()
+    assert "error: unknown command /nonsense: /help lists the commands" in printed.err
+    first, second = printed.out.splitlines()
     assert "Yes indeed.".startswith(first) and first != "Yes indeed."
     # The scripted text continues where it was stopped, so that only its presence is checked.
     assert second and dialogue.turns[0] == ("user", "Two?")
@@ -174,20 +167,3 @@ def test_ctrl_c_ends_a_pipe(folders, run_chat, monkeypatch):
     interrupt_first_response(session)
     output, _, code = run_chat(folders["rlhf"], lines=[b"One?", b"Two?"])
     assert code == 130 and "Yes indeed.".startswith(output)
-
-
-def test_on_a_wide_terminal_responses_are_side_by_side(folders, monkeypatch, capsys):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.setenv("COLUMNS", "300")
-    rlhf, sft = folders["rlhf"], folders["sft"]
-    settings = {"seed": 1, "temperature": 0, "max_tokens": 5}
-    program = chat.Chat(SimpleNamespace(model=rlhf, compare=sft, **settings))
-    program.is_terminal = True
-    lines = iter(["/nonsense", "Why?"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines, "/quit"))
-    program.run()
-    printed = capsys.readouterr()
-    assert f"{rlhf}: " in printed.err
-    # An error does not end a terminal.
-    assert "error: unknown command /nonsense: /help lists the commands" in printed.err
-    assert any(str(rlhf) in line and str(sft) in line for line in printed.out.splitlines())

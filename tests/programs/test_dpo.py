@@ -28,9 +28,7 @@ COMMON |= {"global_batch_size": 8, "learning_rate": 0.003, "weight_decay": 0.0}
 COMMON["placement"] = {"deployment": "cpu"}
 RECIPES = {
     "dpo": {},
-    "ipo": {"loss": "ipo"},
     "simpo": {"loss": "simpo", "beta": 2.0, "margin": 0.5},
-    "rpo": {"sft_coef": 1.0},
     "kto": {"loss": "kto", "desirable_weight": 1.5},
 }
 
@@ -69,7 +67,7 @@ def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages, tmp_path)
     steps = lines_of(stages.result("train_dpo", name))
     assert steps[-1]["loss"] < steps[0]["loss"]
     # A reference model starts with log ratios of 0.
-    initial = {"dpo": math.log(2), "ipo": 1 / (4 * 0.1**2), "kto": (1.5 + 1) / 4}
+    initial = {"dpo": math.log(2), "kto": (1.5 + 1) / 4}
     if name in initial:
         assert steps[0]["loss"] == pytest.approx(initial[name], rel=1e-4)
     assert (("compute_reference", name) in stages.made) == (name != "simpo")
@@ -85,13 +83,6 @@ def test_kto_compares_rewards_with_the_reference_point_of_the_step(stages, monke
     # Before the first update, all rewards are 0: a good response is worth 1.5 * sigmoid(3 - 0),
     # a bad one sigmoid(0 - 3).
     assert step["loss"] == pytest.approx((1.5 * 0.952574 + 0.047426) / 2, rel=1e-4)
-
-
-def test_the_sft_loss_makes_chosen_responses_likelier(stages):
-    def last_chosen_score(name):
-        return lines_of(stages.result("train_dpo", name))[-1]["chosen_score"]
-
-    assert last_chosen_score("rpo") > last_chosen_score("dpo")
 
 
 @pytest.fixture(scope="module")
@@ -149,21 +140,18 @@ def test_rows_longer_than_the_positions_of_the_reference_model_are_an_error(
         stages.run("compute_reference", "long")
 
 
-@pytest.mark.parametrize(("loss", "initial"), [("kto", 0.5)])
-def test_the_loss_is_exact_in_16_bits_until_the_policy_changes(
-    loss, initial, tokenizer, group, tmp_path
-):
+def test_the_loss_is_exact_in_16_bits_until_the_policy_changes(tokenizer, group, tmp_path):
     rows, _ = toy.make_rows(32, 0, random.Random(1))
     records = [tuple(row.values()) for row in rows]
     # Eight steps are two epochs, in which a row is packed with other rows each. The learning rate
     # is too small to change a weight; large weights and beta amplify rounding errors.
-    recipe = {**COMMON, "loss": loss, "dtype": "bf16", "beta": 5.0}
+    recipe = {**COMMON, "loss": "kto", "dtype": "bf16", "beta": 5.0}
     recipe |= {"max_length": 96, "max_steps": 8, "learning_rate": 1e-12}
     rows = {"train": records, "eval": records}
     recipes = {"dpo": {"still": recipe}}
     with stages_of_small_model(tmp_path, tokenizer, rows, recipes, init_std=0.5) as stages:
         losses = [step["loss"] for step in lines_of(stages.result("train_dpo", "still"))]
-    assert losses == pytest.approx([initial] * 8, abs=2e-4)
+    assert losses == pytest.approx([0.5] * 8, abs=2e-4)
 
 
 def exact_margins(model, base, pairs, beta):
@@ -202,9 +190,6 @@ def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, 
         margins = exact_margins(stages.result("train_dpo", "short"), tmp_path / "base", pairs, 0.1)
     assert metrics["accuracy"] == (margins > 0).double().mean()
     assert metrics["margin"] == pytest.approx(margins.mean().item(), rel=0.01)
-    # Rounding errors of fp32 are far below the margins.
-    assert metrics["margin_noise"] < 0.1 * margins.abs().median()
-    assert metrics["within_noise"] < 0.1
 
 
 def test_the_longer_response_is_that_before_truncation(tokenizer, group, tmp_path):

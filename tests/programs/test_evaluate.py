@@ -23,14 +23,6 @@ CORRECT = " Hello Pia, get a pie at the bakery. You are welcome!"
 INCORRECT = " Hello Pia, get a pie at the garage. You are welcome!"
 
 
-def assert_same_lines(lines, expected):
-    """Assert equal responses, and scores that are equal but for rounding."""
-    for line, expected_line in zip(lines, expected, strict=True):
-        assert line == {**expected_line, **{key: line[key] for key in ("score", "judge_score")}}
-        for key in ("score", "judge_score"):
-            assert line[key] == pytest.approx(expected_line[key], abs=1e-4)
-
-
 def test_one_model_is_loaded_at_a_time(job, monkeypatch):
     loaded = []
 
@@ -65,9 +57,8 @@ def test_each_model_responds_to_each_prompt_and_is_scored_by_reward_model_and_ju
         assert all(line["score"] != line["judge_score"] for line in lines)
     assert responses["sft"] != responses["rlhf"]
     # Two loads of the same weights may differ by rounding.
-    for key in ("kl_to_sft", "full_kl_to_sft"):
-        assert metrics["sft"][key] == pytest.approx(0, abs=1e-4)
-        assert metrics["rlhf"][key] > 0.01 < abs(metrics["base"][key])
+    assert metrics["sft"]["kl_to_sft"] == pytest.approx(0, abs=1e-4)
+    assert metrics["rlhf"]["kl_to_sft"] > 0.01 < abs(metrics["base"]["kl_to_sft"])
     assert {key for key in metrics if key.endswith("_difference")} == {
         f"{model}{key}_difference"
         for model in ("", "base_")
@@ -96,12 +87,9 @@ def test_ema_weights_are_compared_if_they_exist(job):
     shutil.copytree(job.inputs["sft"], job.inputs["rlhf"] / "ema")
     metrics, responses = evaluated(job)
     # A copy of the SFT model, with the same seed.
-    assert_same_lines(responses["ema"], responses["sft"])
-    assert responses["ema"] != responses["rlhf"]
+    texts = {name: [line["response"] for line in lines] for name, lines in responses.items()}
+    assert texts["ema"] == texts["sft"] != texts["rlhf"]
     assert metrics["ema"] == pytest.approx(metrics["sft"], abs=1e-4)
-    for key in ("score", "judge_score", "success"):
-        difference = metrics[f"ema_{key}_difference"]
-        assert [difference["mean"], *difference["interval_95"]] == pytest.approx([0] * 3, abs=1e-4)
 
 
 def test_functions_add_to_the_score_of_the_reward_model_and_not_to_the_judges(job, monkeypatch):

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import import_dataset
-from snakechat.algorithms.reward_functions import load_functions, weighted_sum
+from snakechat.algorithms.reward_functions import load_functions
 from snakechat.data.formats import columns_of, named_columns
 from snakechat.data.records import read_records
 from snakechat.workflow.digests import file_digest
@@ -24,9 +24,9 @@ ALPACA = [
 
 def answers_score(responses, cells):
     """Return the scores of math_answer for solutions that are kept as JSON."""
-    functions = load_functions({"math_answer": {"weight": 1, "arguments": {}}})
+    _, function = load_functions({"math_answer": 1})["math_answer"]
     columns = {"solution": list(map(json.loads, cells))}
-    return weighted_sum(functions, ["p"] * len(responses), responses, columns).tolist()
+    return function(["p"] * len(responses), responses, columns).tolist()
 
 
 @pytest.fixture

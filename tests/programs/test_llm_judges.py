@@ -12,7 +12,6 @@ from snakechat.data.records import read_texts
 from snakechat.data.scored_responses import read_scored_responses
 from snakechat.workflow.run_options import RunOptions
 from support.llm_endpoint import (  # noqa: F401
-    SECRET,
     compared_responses,
     judge_entry,
     llm_server,
@@ -34,10 +33,6 @@ def response_in(body):
     return body["messages"][1]["content"].split("[RESPONSE ")[1].split("]\n", 1)[1].split("\n[")[0]
 
 
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def judged(server, folder, **settings):
     """Return settings and options of a training whose reward is an LLM judge."""
     judges = {"wise": judge_entry(server, **settings)}
@@ -45,29 +40,17 @@ def judged(server, folder, **settings):
     settings = {"reward": "llm_judges/wise", "llm_judges": judge_settings(judges, judges)}
     settings |= {"reward_templates": {}, "algorithm": "rloo", "num_generations": 2}
     settings |= {"kl_in": "loss", "kl_estimator": "k2", "max_steps": 2}
-    return {**settings, "options": options, "without": ("reward", "tokens.reward")}
+    return {**settings, "options": options, "without": ("reward",)}
 
 
 def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
     server.replies = [length_rating]
-    prices = {"prompt": 1.0, "completion": 1.0}
-    arguments = judged(server, tmp_path, prices=prices, concurrency=4)
-    first = train(**arguments)
-    sent = len(server.requests)
-    usage = first.record["llm_judges"]["wise"]
-    assert usage["requests"] == sent > 100
-    assert usage["cost"] == pytest.approx(sent * 102 / 1e6)
-    lines = [line for line in first.metrics if "objective/scores" in line]
-    assert [line["rewards/llm_judges/wise/unreadable"] for line in lines] == [0, 0]
-    assert all(1 < line["objective/scores"] < 10 for line in lines)
-    # Twice the same: no request, and the same bytes.
-    before = contents(first.result)
-    second = train(**arguments)
-    assert len(server.requests) == sent
-    assert second.record["llm_judges"]["wise"]["requests"] == 0
-    assert contents(second.result) == before
-    for path in (*tmp_path.rglob("*"), *first.result.rglob("*.json*")):
-        assert path.is_dir() or SECRET not in path.read_text()
+    job = train(**judged(server, tmp_path, concurrency=4))
+    usage = job.record["llm_judges"]["wise"]
+    assert usage["requests"] == len(server.requests) > 100
+    assert usage["completion_tokens"] == 2 * len(server.requests)
+    assert [line["rewards/llm_judges/wise/unreadable"] for line in job.metrics] == [0, 0]
+    assert all(1 < line["objective/scores"] < 10 for line in job.metrics)
 
 
 # Generations and labels.
@@ -122,7 +105,6 @@ def test_pairs_are_selected_by_ratings(stages, server):
     assert facts["unreadable_replies_train"] == {"llm_judges/wise": 0}
     run = json.loads((scores / "run.json").read_text())
     assert run["llm_judges"]["wise"]["requests"] == len(server.requests)
-    assert SECRET not in json.dumps(run)
 
 
 def longer(body):

@@ -11,7 +11,7 @@ import pytest
 from conftest import ROOT
 from snakechat.data import toy
 from snakechat.workflow.placement import placement_values
-from support.killed_rank import PHASES, VICTIM
+from support.killed_rank import VICTIM
 from support.launching import launch
 from support.stages import stages_of_small_model
 
@@ -51,7 +51,7 @@ def command(tokenizer, tmp_path_factory):
     rows = {"train": records, "eval": records}
     with stages_of_small_model(folder, tokenizer, rows, {"rlhf": RECIPES}) as stages:
 
-        def run(name, phase="none"):
+        def run(name, died="-"):
             settings, inputs = stages.describe("train_rlhf", name)[:2]
             inputs = {key: {"path": str(stages.result(*job))} for key, job in inputs.items()}
             spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
@@ -62,7 +62,7 @@ def command(tokenizer, tmp_path_factory):
             options = ["--spec", "spec.json"]
             options += ["--placement", json.dumps(placement_values(placement))]
             options += ["--options", json.dumps({"save_steps": 1})]
-            process = launch(PROCESSES, program, phase, "died", *options, folder=folder)
+            process = launch(PROCESSES, program, died, *options, folder=folder)
             try:
                 output, _ = process.communicate(timeout=400)
             except BaseException:
@@ -74,23 +74,16 @@ def command(tokenizer, tmp_path_factory):
         yield run
 
 
-def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes(
-    command, pytestconfig
-):
-    # Each phase is a run of two processes: all of them with --kills 3 or more.
-    phases = PHASES if pytestconfig.getoption("kills") > 2 else ("sample",)
-    for phase in phases:
-        code, output, folder = command("killed", phase)
-        ended = time.time() - float((folder / "died").read_text())
-        (folder / "died").unlink()
-        assert code == 1 and ended < 60, (phase, ended, output)
-        assert "Traceback" not in output
-        [line] = [line for line in output.splitlines() if "SIGKILL" in line]
-        assert line == f"error: process {VICTIM} of the job was ended by SIGKILL", phase
-        assert not (folder / "output/rlhf/killed.manifest.json").exists()
+def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes(command):
+    code, output, folder = command("killed", "died")
+    ended = time.time() - float((folder / "died").read_text())
+    assert code == 1 and ended < 60, (ended, output)
+    assert "Traceback" not in output
+    [line] = [line for line in output.splitlines() if "SIGKILL" in line]
+    assert line == f"error: process {VICTIM} of the job was ended by SIGKILL"
+    assert not (folder / "output/rlhf/killed.manifest.json").exists()
     code, output, folder = command("killed")
-    resumed = 2 if "save" in phases else 1
-    assert code == 0 and f"resuming after step {resumed}" in output, output
+    assert code == 0 and "resuming after step 1" in output, output
     code, output, _ = command("whole")
     assert code == 0, output
     files = [

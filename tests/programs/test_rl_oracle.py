@@ -15,7 +15,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 KL_COEF, TEMPERATURE, GAMMA, GAE_LAMBDA = 0.7, 0.8, 0.9, 0.6
 # One update of all responses in each step. From the second step on, the actor is not its reference.
 SETTINGS = {
-    "rollout_batch_size": 40,
+    "rollout_batch_size": 16,
+    "max_steps": 2,
     "max_response_length": 6,
     "actor_learning_rate": 0.01,
     "warmup_steps": 0,
@@ -60,7 +61,7 @@ def test_a_step_is_that_of_loops_over_responses(
     train(
         algorithm=algorithm,
         num_generations=generations,
-        global_batch_size=40 * generations,
+        global_batch_size=16 * generations,
         kl_in=kl_in,
         kl_estimator="k1" if kl_in == "rewards" else "k2",
         **SETTINGS,
@@ -77,7 +78,7 @@ def test_a_step_is_that_of_loops_over_responses(
         for generation in examples.responses
         for number, ids in enumerate(generation)
     ]
-    assert len(responses) == 40 * generations
+    assert len(responses) == 16 * generations
 
     scores, totals, token_rewards, logprobs, penalties = [], [], [], [], []
     token_log_ratios = []

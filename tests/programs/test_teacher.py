@@ -94,16 +94,6 @@ def test_more_tokens_than_the_vocabulary_has_are_an_error(stages):
         stages.result("compute_teacher", "too-many")
 
 
-def test_rows_longer_than_the_positions_of_the_teacher_are_an_error(tokenizer, tmp_path):
-    rows = {split: [(ROWS[0][0], " An apple. " * 40)] * 8 for split in ("train", "eval")}
-    recipe = {**COMMON, "teacher": "models/random", "max_length": 128}
-    with (
-        stages_of_small_model(tmp_path, tokenizer, rows, {"sft": {"long": recipe}}) as stages,
-        pytest.raises(InputError, match="128 tokens exceed the model's 96 positions"),
-    ):
-        stages.run("compute_teacher", "long")
-
-
 @pytest.mark.parametrize("vocab_size", [LARGE_VOCABULARY, 300])
 def test_tokens_of_a_large_output_layer_are_those_of_the_vocabulary(
     vocab_size, tokenizer, tmp_path

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train_reward
 from conftest import INIT
@@ -15,9 +15,10 @@ from snakechat.algorithms.preference import pairwise_loss
 from snakechat.config.reward import RewardSettings
 from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_options import RunOptions
 from support.configs import load
@@ -140,14 +141,6 @@ def reward_job(tokenizer, tmp_path, monkeypatch, group):
     return make
 
 
-def test_a_reward_model_with_adapters_finishes_and_records_its_probe_scores(reward_job):
-    # The merged weights are rounded, so its scores differ from those of base and adapters.
-    job = reward_job(lora_rank=4, dtype="bf16")
-    train_reward.main(job)
-    assert np.shape(job.facts["probe_scores"]) == (2, 8)
-    assert (job.result / "adapter/adapter_model.safetensors").exists()
-
-
 def metrics_of(job):
     return [json.loads(line) for line in (job.result / "metrics.jsonl").read_text().splitlines()]
 
@@ -162,10 +155,11 @@ def test_the_best_reward_model_is_saved(reward_job):
     best = min(evaluated[1:], key=lambda line: line["eval_loss"])
     assert evaluated.index(best) == len(evaluated) - 4
     assert {"eval_accuracy", "eval_margin"} <= best.keys()
-    chosen, rejected = torch.tensor(job.facts["probe_scores"])
-    assert pairwise_loss(chosen, rejected).mean().item() == pytest.approx(
-        best["eval_loss"], rel=1e-4
-    )
+    saved = Scorer(load_scorer(job.result, "fp32", AutoTokenizer.from_pretrained(job.result)))
+    pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
+    scores = torch.from_numpy(response_scores(saved.eval(), pairs, 300))
+    loss = pairwise_loss(*scores).mean().item()
+    assert loss == pytest.approx(best["eval_loss"], rel=1e-4)
 
 
 def test_max_steps_ends_a_training_and_its_schedule(reward_job):
@@ -173,21 +167,3 @@ def test_max_steps_ends_a_training_and_its_schedule(reward_job):
     train_reward.main(job)
     rates = [line["learning_rate"] for line in metrics_of(job) if line["step"]]
     assert rates == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])
-
-
-@pytest.mark.parametrize("changes", [{}, {"dtype": "bf16", "lora_rank": 4}])
-def test_a_reward_model_that_is_saved_with_other_weights_is_an_error(
-    changes, reward_job, monkeypatch
-):
-    save = train_reward.save_model
-
-    def save_damaged(model, *arguments):
-        with torch.no_grad():
-            model.score.weight *= 0.5
-            save(model, *arguments)
-            model.score.weight *= 2
-
-    monkeypatch.setattr(train_reward, "save_model", save_damaged)
-    job = reward_job(**changes)
-    with pytest.raises(InputError, match="does not reproduce the scores"):
-        train_reward.main(job)

@@ -1,13 +1,15 @@
 """An OpenAI-compatible endpoint in a thread, and judges that ask it."""
 
 import json
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
-from snakechat.algorithms.chat_client import ChatClient
+from snakechat.algorithms import chat_client
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.llm_judges import judge_access, judge_settings
 from snakechat.workflow.reply_cache import ReplyCache
@@ -77,8 +79,9 @@ def llm_server(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     with serving() as server:
         server.waits = []
-        wait = lambda _, seconds: server.waits.append(seconds) if seconds else None  # noqa: E731
-        monkeypatch.setattr(ChatClient, "_wait", wait)
+        sleep = lambda seconds: server.waits.append(seconds) if seconds else None  # noqa: E731
+        clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
+        monkeypatch.setattr(chat_client, "time", clock)
         yield server
 
 

@@ -11,13 +11,10 @@ from snakechat.data.dialogues import parse_prompt
 from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.ragged_arrays import RaggedWriter
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.placement import SERIAL
 from support.configs import load
 
 NUM_PROMPTS, NUM_PAIRS, NUM_PROBES = 240, 64, 16
@@ -35,8 +32,7 @@ def make_inputs(folder, tokenizer):
         "teacher": folder / "teacher",
         "reward": folder / "reward",
         "tokens": folder / "tokens/rlhf",
-        "tokens.sft": folder / "tokens/sft",
-        "tokens.reward": folder / "tokens/reward",
+        "ptx": folder / "tokens/sft",
     }
     init = INIT | {"max_position_embeddings": 96}
     for seed, name in enumerate(("actor", "teacher"), 1):
@@ -45,24 +41,19 @@ def make_inputs(folder, tokenizer):
     scorer = load_scorer(paths["actor"], "fp32", tokenizer, new_head=True)
     save_model(scorer, tokenizer, paths["reward"])
     encoder = Encoder(tokenizer, "dialogue")
-    for number, name in enumerate(("tokens", "tokens.sft", "tokens.reward")):
+    for number, name in enumerate(("tokens", "ptx")):
         num_rows = NUM_PROMPTS if name == "tokens" else NUM_PAIRS
         train, held_out = toy.make_rows(num_rows, NUM_PROBES, random.Random(number))
         for split, rows in (("train", train), ("eval", held_out)):
             write_tokens(paths[name], split, rows, encoder)
         stats = {"eval": {"kept_of": {"toy": len(held_out)}}}
         (paths[name] / "stats.json").write_text(json.dumps(stats))
-    probes = Examples.read(paths["tokens.reward"], "eval", "chosen", "rejected")
-    scores = response_scores(Scorer(scorer).eval(), probes, SERIAL.micro_batch_tokens)
-    facts = {"reward": {"probe_scores": scores.tolist()}}
     for name, path in paths.items():
         spec = {"rule": name, "name": "tiny", "path": str(path)}
         spec |= {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}
-        manifest = {"spec": spec, "inputs": {}, "lineage": {}, "files": {}}
-        manifest["facts"] = facts.get(name, {})
+        manifest = {"spec": spec, "inputs": {}, "lineage": {}, "files": {}, "facts": {}}
         manifest_path(path).write_text(json.dumps(manifest))
-    inputs = {name: {"path": str(path)} for name, path in paths.items()}
-    return inputs | {"ptx": inputs["tokens.sft"]}
+    return {name: {"path": str(path)} for name, path in paths.items()}
 
 
 def write_tokens(folder, split, rows, encoder):

@@ -18,7 +18,7 @@ CHATML = """\
 {% endif -%}
 """
 # Seed, temperature, maximum number of tokens.
-GREEDY, SAMPLED = (1, 0, 40), (1, 1, 10)
+GREEDY = (1, 0, 40)
 # Positions for several turns, and weights large enough for responses to depend on the prompt.
 CHAT_INIT = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}
 

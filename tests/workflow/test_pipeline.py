@@ -54,13 +54,6 @@ def test_ppo_raises_the_success_rate(tiny):
     assert 0 < rlhf["rlhf"]["kl_to_sft"] < 5
 
 
-def test_first_update_of_each_step_starts_from_the_policy_that_sampled(tiny):
-    for step in steps(tiny, "rlhf"):
-        assert step["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
-        assert step["policy/first_approxkl"] == pytest.approx(0, abs=1e-5)
-    assert steps(tiny, "rlhf")[0]["objective/kl"] == pytest.approx(0, abs=1e-4)
-
-
 def test_model_cards_have_the_results_of_the_evaluation(tiny):
     card = ModelCard.load(tiny.folder / "output/reward/tiny/README.md")
     accuracy, *_ = card.data.eval_results

@@ -3,8 +3,6 @@
 A reply that the cache has costs no request (snakechat/workflow/reply_cache.py).
 """
 
-import datetime
-import email.utils
 import json
 import sys
 import time
@@ -12,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Event, Lock
+from threading import Lock
 from typing import Any
 
 import httpx2
@@ -39,10 +37,6 @@ MAX_QUOTED = 200
 
 # Turns as the endpoint receives them: role and content.
 Messages = list[dict[str, str]]
-
-
-class Stopped(Exception):
-    """Another thread has failed."""
 
 
 class TooLarge(Exception):
@@ -81,7 +75,7 @@ class ChatClient:
         self.interval: float = 60 * world_size() / limit if limit else 0.0
         self.next_start = 0.0
         self.counts: Counter[str] = Counter()
-        self.lock, self.stop = Lock(), Event()
+        self.lock = Lock()
 
     @property
     def cache_folder(self) -> Path:
@@ -115,12 +109,9 @@ class ChatClient:
                     texts[key] = future.result().text
                     if rank() == 0:
                         progress.update(len(texts))
-            except BaseException as error:
-                self.stop.set()
+            except BaseException:
                 pool.shutdown(cancel_futures=True)
-                failures = [f.exception() for f in futures.values() if not f.cancelled()]
-                # Other threads may have stopped before the one that failed.
-                raise next((e for e in failures if isinstance(e, InputError)), error) from None
+                raise
         return [texts[key] for key in keys]
 
     def _reply(self, body: Request, is_readable: Callable[[str], bool]) -> Reply:
@@ -176,14 +167,15 @@ class ChatClient:
                 failure = f"status {response.status_code}: {text}"
                 if response.status_code not in (408, 429) and response.status_code < 500:
                     break
-                wait = max(wait, retry_after(response))
+                seconds = response.headers.get("Retry-After", "")
+                wait = max(wait, float(seconds) if seconds.isdecimal() else 0)
             if attempt < ATTEMPTS - 1:
                 wait = min(wait, MAX_WAIT)
                 self._count(retries=1)
                 # In one piece: other threads print at the same time.
                 line = f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
                 sys.stderr.write(f"{printable_line(line)} {wait:g} s\n")
-                self._wait(wait)
+                time.sleep(wait)
         raise InputError(
             f"{self.place}: {self.url} failed: {self._quote(failure)}: check url, model, parameters"
             " and key"
@@ -199,7 +191,7 @@ class ChatClient:
             completion = json.loads(text)
             content = completion["choices"][0]["message"]["content"]
             usage = completion.get("usage") or {}
-            tokens = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+            tokens = [usage.get(name) or 0 for name in ("prompt_tokens", "completion_tokens")]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             content, tokens = 0, []
         if not isinstance(content, str | None):
@@ -207,12 +199,8 @@ class ChatClient:
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             )
-        reply = Reply(content or "", *(n if isinstance(n, int) else None for n in tokens))
-        self._count(
-            prompt_tokens=reply.prompt_tokens or 0,
-            completion_tokens=reply.completion_tokens or 0,
-            without_token_counts=int(None in reply),
-        )
+        reply = Reply(content or "", *(n if isinstance(n, int) else 0 for n in tokens))
+        self._count(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
         return reply
 
     def _wait_for_start(self) -> None:
@@ -221,31 +209,13 @@ class ChatClient:
             now = time.monotonic()
             start = max(self.next_start, now)
             self.next_start = start + self.interval
-        self._wait(start - now)
-
-    def _wait(self, seconds: float) -> None:
-        """Wait; raise Stopped as soon as another thread fails."""
-        if self.stop.wait(seconds):
-            raise Stopped
+        time.sleep(start - now)
 
     def _count(self, **numbers: int) -> None:
         with self.lock:
             self.counts.update(numbers)
 
     def _quote(self, text: str) -> str:
-        """Return a text on one line, truncated, without the API key and control characters."""
+        """Return a text on one line, truncated, without the API key."""
         text = text if self.key is None else text.replace(self.key, "***")
-        text = " ".join(text.split())[:MAX_QUOTED]
-        return "".join(char if char.isprintable() else "?" for char in text)
-
-
-def retry_after(response: Any) -> float:
-    """Return the seconds of the header Retry-After, a number or a date; 0 if it has neither."""
-    header = response.headers.get("Retry-After", "")
-    if header.isdecimal():
-        return float(header)
-    try:
-        allowed = email.utils.parsedate_to_datetime(header)
-        return (allowed - datetime.datetime.now(datetime.UTC)).total_seconds()
-    except (ValueError, TypeError):
-        return 0.0
+        return " ".join(text.split())[:MAX_QUOTED]

@@ -39,10 +39,7 @@ MATERIAL = (
 )
 VERDICTS = ("A", "B", "C")
 # Counts of a client in run.json.
-COUNTS = (
-    *("requests", "retries", "cache_hits"),
-    *("prompt_tokens", "completion_tokens", "without_token_counts"),
-)
+COUNTS = ("requests", "retries", "cache_hits", "prompt_tokens", "completion_tokens")
 # Characters of a reply that an error message quotes.
 MAX_QUOTED = 60
 
@@ -63,7 +60,7 @@ class LlmJudge:
     def __init__(
         self, name: str, settings: dict[str, Any], access: dict[str, Any], cache: ReplyCache
     ) -> None:
-        self.name, self.settings, self.prices = name, settings, access["prices"]
+        self.name, self.settings = name, settings
         self.client = ChatClient(name, settings, access, cache)
 
     def rate(self, prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray:
@@ -202,22 +199,17 @@ def fill_missing(ratings: np.ndarray) -> np.ndarray:
     return np.where(known, ratings, means)
 
 
-def usage_record(judges: Iterable[LlmJudge]) -> dict[str, dict[str, Any]]:
+def usage_record(judges: Iterable[LlmJudge]) -> dict[str, dict[str, int]]:
     """Return what judges have used in all processes of this run, for run.json.
 
-    Replies from the cache count as cache_hits only. cost is in the currency of `prices`, which are
-    those of a million tokens.
+    Replies from the cache count as cache_hits only.
     """
-    record: dict[str, dict[str, Any]] = {}
+    record: dict[str, dict[str, int]] = {}
     for judge in judges:
         numbers = [judge.client.counts[name] for name in COUNTS]
         if world_size() > 1:
             import torch
 
             numbers = all_reduce_sum(torch.tensor(numbers)).tolist()
-        used: dict[str, Any] = dict(zip(COUNTS, numbers, strict=True))
-        if judge.prices:
-            parts = ("prompt", "completion")
-            used["cost"] = sum(judge.prices[part] * used[f"{part}_tokens"] for part in parts) / 1e6
-        record[judge.name] = used
+        record[judge.name] = dict(zip(COUNTS, numbers, strict=True))
     return record

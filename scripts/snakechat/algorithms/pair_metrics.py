@@ -1,10 +1,16 @@
-"""Metrics of preference pairs, as pure functions of tensors. Shapes: B pairs, n held-out pairs."""
+"""Metrics of preference pairs. Shapes: B pairs, n held-out pairs."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from snakechat.data.ragged_arrays import whole_lengths_path
+from snakechat.training.metric_logs import write_json
+from snakechat.workflow.job import Job
 
 # As in Guo et al. 2017.
 CALIBRATION_BINS = 15
@@ -93,3 +99,18 @@ def metrics_by_dataset(
             for name, *tensors in zip(pairs_of, *splits, strict=True)
         }
     return metrics
+
+
+def write_metrics(job: Job[Any], losses: Tensor, scores: Tensor) -> None:
+    """Write metrics.json of the pairs of the evaluation split, and print a summary.
+
+    losses: [n]; scores: [2, n], of chosen and rejected responses.
+    """
+    tokens = job.inputs["tokens"]
+    stats = json.loads((tokens / "stats.json").read_text())
+    pairs_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
+    lengths = np.load(whole_lengths_path(tokens, "eval"), allow_pickle=False)
+    metrics = metrics_by_dataset(losses, scores, torch.from_numpy(lengths), pairs_of)
+    write_json(job.result / "metrics.json", metrics)
+    summary = ("accuracy", "ties", "longer_wins_accuracy")
+    print(", ".join(f"{name} {metrics[name]:.4f}" for name in summary))

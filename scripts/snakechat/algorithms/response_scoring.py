@@ -72,9 +72,9 @@ class ResponseScorer(RewardSum):
         settings: RlhfSettings,
         rewards: Sequence[RewardModel],
         functions: WeightedFunctions,
-        critic_origin: RewardModel | None = None,
-        prompt_texts: PromptTexts | None = None,
+        prompt_texts: PromptTexts,
         judges: Sequence[WeightedJudge] = (),
+        critic_origin: RewardModel | None = None,
     ) -> None:
         super().__init__(rewards, functions, prompt_texts, judges)
         self.settings, self.critic_origin = settings, critic_origin

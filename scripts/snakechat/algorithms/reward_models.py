@@ -4,21 +4,26 @@ A reward model that encodes conversations as the actor does reads the actor's to
 one reads their text, in the form that it was trained on (snakechat/data/reward_model_encoding.py).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
 from snakechat.data.dialogues import Turn
+from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.reward_model_encoding import ChatEncoder, ConversationEncoder, TurnEncoder
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.modeling.model_check import NUM_PROMPTS, prompt_examples
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
+from snakechat.training.evaluated_models import load_frozen_scorer
+from snakechat.workflow.job import Job
 
 # A conversation whose encoding shows whether two models read responses alike.
 SAMPLE_PROMPT, SAMPLE_RESPONSE = [("user", "Name two fruits.")], " Apples, pears."
@@ -83,20 +88,13 @@ def conversation_scores(
     responses: Sequence[str],
     micro_batch_tokens: int,
 ) -> np.ndarray:
-    """Return the score of each response to the prompt at the same place, float64 [B]."""
-    return sequence_scores(scorer, encoder(prompts, responses), micro_batch_tokens)
-
-
-def sequence_scores(
-    scorer: Scorer, sequences: Sequence[list[int]], micro_batch_tokens: int
-) -> np.ndarray:
-    """Return the score of each encoded conversation, float64 [B].
+    """Return the score of each response to the prompt at the same place, float64 [B].
 
     A conversation that exceeds the positions of the model is truncated at its start.
     """
     positions = max_positions(scorer.model) or 0
-    examples = sequence_examples([ids[-positions:] for ids in sequences])
-    return response_scores(scorer, examples, micro_batch_tokens)[0]
+    sequences = [ids[-positions:] for ids in encoder(prompts, responses)]
+    return response_scores(scorer, sequence_examples(sequences), micro_batch_tokens)[0]
 
 
 def sequence_examples(sequences: Sequence[list[int]]) -> Examples:
@@ -104,16 +102,37 @@ def sequence_examples(sequences: Sequence[list[int]]) -> Examples:
     return Examples([ids[:-1] for ids in sequences], [ids[-1:] for ids in sequences])
 
 
-def reader_examples(
-    reader: Reader, examples: Examples, prompts: Callable[[], Sequence[list[Turn]]]
-) -> Examples:
-    """Return rows as a reward model reads them.
+def load_reward(
+    job: Job[Any], key: str, name: str, weight: float, actor: str, dtype: str, split: str
+) -> RewardModel:
+    """Load a reward model for a job that trains no model.
 
     Args:
-        examples: Prompts and responses of the actor's ids.
-        prompts: Returns the turns of prompts.
+        key: The job's input with the model.
+        name: The model's reference in `reward` or `judge`.
+        actor: The job's input with the model whose responses are scored.
+        split: The split of the prompts.
+
+    Raises:
+        InputError: As choose_reader, load_scorer and check_model do.
     """
+    settings, folder = job.settings, job.inputs[key]
+    template = settings.reward_templates[name]
+    reader = choose_reader(name, folder, template, job.inputs[actor], settings.template)
+    examples = reader_examples(reader, job.inputs["tokens"], split, settings)
+    module = load_frozen_scorer(folder, dtype, reader.tokenizer, job.placement, examples)
+    return RewardModel(name, module, weight, reader)
+
+
+def reader_examples(reader: Reader, tokens: Path, split: str, settings: Any) -> Examples:
+    """Return rows as a reward model reads them, on which it is compared with transformers.
+
+    Args:
+        tokens: Folder of the prompts.
+        settings: max_response_length and num_generations.
+    """
+    prompts = Ragged(tokens, f"{split}.prompt")
     if reader.encoder is None:
-        return examples
-    turns = prompts()
+        return prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+    turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
     return sequence_examples(reader.encoder(turns, [SAMPLE_RESPONSE] * len(turns)))

@@ -70,7 +70,7 @@ class RewardSum:
         self,
         rewards: Sequence[RewardModel],
         functions: WeightedFunctions,
-        prompt_texts: PromptTexts | None = None,
+        prompt_texts: PromptTexts,
         judges: Sequence[WeightedJudge] = (),
     ) -> None:
         self.rewards, self.functions, self.prompt_texts = rewards, functions, prompt_texts
@@ -117,7 +117,6 @@ class RewardSum:
         self, judge: LlmJudge, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
     ) -> np.ndarray:
         """Return a judge's ratings [A, n], NaN where its reply is unreadable."""
-        assert self.prompt_texts
         responses = rollouts.response_texts()
         prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
         return judge.rate(prompts, responses).reshape(-1, len(rows))
@@ -127,7 +126,6 @@ class RewardSum:
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
         # Only on rank 0: a function may return different scores when it is called again.
         if rank() == 0:
-            assert self.prompt_texts
             prompts, responses = rollouts.decode()
             columns = columns_of(self.prompt_texts, rows, responses)
             for row, (_, function) in zip(scores, self.functions.values(), strict=True):
@@ -144,7 +142,6 @@ class RewardSum:
         """Return a reward model's score of each response [B]."""
         if reward.reader.encoder is None:
             return rollouts.scores(scorer)
-        assert self.prompt_texts
         responses = rollouts.response_texts()
         prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
         scores = conversation_scores(

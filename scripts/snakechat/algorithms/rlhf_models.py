@@ -1,11 +1,9 @@
 """The models of RLHF (actor, reference, reward models, critic) and the engines that train them."""
 
 import contextlib
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -16,20 +14,17 @@ from snakechat.algorithms.reward_models import (
     choose_reader,
     reader_examples,
 )
-from snakechat.algorithms.sanity_checks import check_probes
 from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
-from snakechat.modeling.model_check import NUM_PROMPTS, check_model, prompt_examples
+from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine, FrozenModel, make_engine, make_frozen
 from snakechat.training.zero_stages import is_partitioned
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.placement import Placement
@@ -57,15 +52,14 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     """Load the models and check that they fit together.
 
     Raises:
-        InputError: A model is of the wrong kind or has too few positions, or a reward model does
-            not reproduce its recorded scores.
+        InputError: A model is of the wrong kind or has too few positions.
     """
     settings = job.settings
     longest = settings.max_prompt_length + settings.max_response_length
     actor, reference = load_actor_and_reference(job, tokenizer)
     check_sequence_length(actor.model, longest)
     rewards = {
-        key: load_reward(job, key, reference, actor)
+        key: load_reward(job, key, reference)
         for key, reference in input_names("reward", settings.reward).items()
     }
     origins = [key for key, reward in rewards.items() if reward.reader.shares_tokenizer]
@@ -134,8 +128,8 @@ def without_adapters(actor: Policy) -> Iterator[Policy]:
         yield actor
 
 
-def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel:
-    """Load a reward model; check its recorded scores, if it is that of a recipe.
+def load_reward(job: RlhfJob, key: str, name: str) -> RewardModel:
+    """Load a reward model.
 
     key: The job's input with the model. name: The model's reference in `reward`.
     """
@@ -147,38 +141,12 @@ def load_reward(job: RlhfJob, key: str, name: str, actor: Policy) -> RewardModel
     if reader.encoder is None:
         longest = settings.max_prompt_length + settings.max_response_length
         check_sequence_length(scorer.model, longest)
-    warn_of_family(folder, scorer, actor)
     module = frozen_model(job, scorer)
-    prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    texts = PromptTexts(job.inputs["tokens"], "train")
-    examples = reader_examples(
-        reader,
-        prompt_examples(prompts, settings.max_response_length, settings.num_generations),
-        lambda: texts.turns(range(min(len(prompts), NUM_PROMPTS))),
-    )
+    examples = reader_examples(reader, job.inputs["tokens"], "train", settings)
     with module.on_device():
         check_model(scorer, examples, module.sampling)
-        if f"tokens.{key}" in job.inputs:
-            check_probes(
-                scorer, folder, job.inputs[f"tokens.{key}"], job.placement.micro_batch_tokens
-            )
     weight = weighted_references(settings.reward)[name]
     return RewardModel(name, module, weight, reader)
-
-
-def warn_of_family(folder: Path, scorer: Scorer, actor: Policy) -> None:
-    """Print a warning if reward model and actor are of different families.
-
-    A reward model is most accurate on responses like those that it was trained on.
-    """
-    families = [module.model.config.model_type for module in (scorer, actor)]
-    if families[0] != families[1] and rank() == 0:
-        print(
-            f"warning: {folder} is a {families[0]} model, and the actor a {families[1]} model: a"
-            " reward model is less accurate on responses of another family: check the results with"
-            " a judge",
-            file=sys.stderr,
-        )
 
 
 def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | None) -> Scorer:

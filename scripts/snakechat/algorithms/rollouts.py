@@ -9,7 +9,7 @@ complete tables.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from snakechat.data.reward_model_encoding import response_texts
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer, response_scores
-from snakechat.modeling.generation import GenerationSettings, sample_responses
+from snakechat.modeling.generation import GenerationSettings, Sampler, sample_responses
 from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import FrozenModel
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
@@ -29,16 +29,8 @@ from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 TokenLists = list[list[Any]]
 
 
-class ResponseSampler(Protocol):
-    """A sampler of this rank (snakechat/modeling/generation.py)."""
-
-    num_ranks: int
-
-    def sample(self, prompts: list[Any]) -> tuple[TokenLists, TokenLists | None]: ...
-
-
 def sample_on_all_ranks(
-    sampler: ResponseSampler,
+    sampler: Sampler,
     prompts: Sequence[Any],
     settings: GenerationSettings,
     sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,

@@ -1,24 +1,13 @@
-"""Checks that stop RLHF early: incompatible models before training, degenerate rollouts in it."""
+"""Checks that stop RLHF early: degenerate rollouts, and updates of another policy."""
 
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.data.ragged_arrays import Ragged
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_manifest
 
-# Allowed difference of a reward model's scores from the recorded ones, in standard deviations of
-# the recorded ones. Another device or number format changes them by less.
-PROBE_TOLERANCE = 0.1
 # Allowed deviation of the mean ratio from 1 and of the mean KL from 0 in the first update of a
 # step. Rounding alone causes less.
 FIRST_UPDATE_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
@@ -27,59 +16,6 @@ FIRST_UPDATE_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
 MAX_EQUAL_SCORES = 1000
 # Number of consecutive responses without eos after which the actor is considered unable to end.
 MAX_UNENDED = 500
-
-
-# Before training.
-
-
-def check_probes(scorer: Scorer, folder: Path, tokens: Path, micro_batch_tokens: int) -> None:
-    """Check that a reward model scores its probes as it did at the end of its training.
-
-    Args:
-        folder: Folder of the reward model.
-        tokens: Folder of the tokens that it was trained on.
-
-    Raises:
-        InputError: The scores differ by more than PROBE_TOLERANCE.
-    """
-    manifest = read_manifest(manifest_path(folder))
-    assert manifest is not None
-    recorded = np.array(manifest["facts"]["probe_scores"])
-    probes = Examples.read(tokens, "eval", "chosen", "rejected").head(recorded.shape[1])
-    difference = np.abs(response_scores(scorer, probes, micro_batch_tokens) - recorded).max()
-    if not difference < PROBE_TOLERANCE * recorded.std():
-        raise InputError(
-            f"{folder} does not reproduce its recorded probe scores: they differ by"
-            f" {difference:.3g}, expected less than {PROBE_TOLERANCE} of their standard deviation"
-            f" {recorded.std():.3g}: delete the folder and build again"
-        )
-
-
-def count_shared_prompts(prompts: Ragged, inputs: Mapping[str, Path]) -> dict[str, int]:
-    """Count the prompts that other phases train on too, by phase; print a note if there are any.
-
-    Args:
-        prompts: The training prompts.
-        inputs: Input folders of the job by name; tokens.PHASE has the tokens of another phase.
-    """
-    counts = {}
-    for name, folder in inputs.items():
-        _, _, phase = name.partition("tokens.")
-        if not phase:
-            continue
-        others = Ragged(folder, "train.prompt")
-        others_ids = {bytes(others[row]) for row in range(len(others))}
-        counts[phase] = sum(bytes(prompts[row]) in others_ids for row in range(len(prompts)))
-        if counts[phase] and rank() == 0:
-            print(
-                f"note: {counts[phase]:,} of {len(prompts):,} prompts are also prompts of {phase}:"
-                " set split.by: prompt to keep the phases disjoint",
-                file=sys.stderr,
-            )
-    return counts
-
-
-# During training.
 
 
 class ResponseCheck:

@@ -27,7 +27,6 @@ ACCESS = {
     "key_env": None,
     "requests_per_minute": None,
     "concurrency": 8,
-    "prices": None,
 }
 
 # Judges by name.

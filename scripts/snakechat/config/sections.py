@@ -120,9 +120,7 @@ class ExcludedFile(TypedDict):
 
 # Rows that are removed after the split: their digests, or files of digests.
 Exclude = Annotated[
-    list[
-        Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")] | ExcludedFile
-    ],
+    list[Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")] | ExcludedFile],
     Keyword("min_length", 1),
 ]
 
@@ -289,13 +287,6 @@ class RlhfKeys(TypedDict):
     ]
 
 
-class TokenPrices(TypedDict):
-    """Prices of a million tokens, in any currency."""
-
-    prompt: NonNegative
-    completion: NonNegative
-
-
 class LlmJudge(TypedDict):
     """A model behind an OpenAI-compatible endpoint that rates and compares responses."""
 
@@ -307,7 +298,6 @@ class LlmJudge(TypedDict):
     key_env: NotRequired[EnvironmentVariable]
     requests_per_minute: NotRequired[Positive]
     concurrency: NotRequired[Count]
-    prices: NotRequired[TokenPrices]
 
 
 class Evaluation(TypedDict):

@@ -9,14 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import (
-    AutoConfig,
-    PretrainedConfig,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    StoppingCriteria,
-    StoppingCriteriaList,
-)
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from snakechat.data.dialogues import MARKER, NAMES, Turn
 from snakechat.data.encoder import Encoder
@@ -25,76 +18,30 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import DTYPES, max_positions
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import read_manifest
 
 
 def load(folder: Path) -> "ChatSession":
     """Start a session with the model in a folder, on the GPU if there is one.
 
     Raises:
-        InputError: The folder contains no chat model, or differs from its manifest.
+        InputError: The folder contains no chat model.
     """
-    config = check_folder(folder)
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{folder} has no config.json: it is not the folder of a model")
+    expected = "expected the result of sft, dpo or rlhf"
     dtypes: dict[Any, str] = {value: name for name, value in DTYPES.items()}
     try:
+        config = load_pretrained(AutoConfig, folder)
+        if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
+            raise InputError(f"{folder} is a reward model, which only scores: {expected}")
         tokenizer = load_tokenizer(folder)
         model: Any = load_causal(folder, dtypes.get(config.dtype, "fp32"), tokenizer)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
     if tokenizer.chat_template is None:
-        raise InputError(
-            f"{folder}: the tokenizer has no chat template, so this is a base model: expected the"
-            " result of sft, dpo or rlhf"
-        )
+        raise InputError(f"{folder} is a base model, without a chat template: {expected}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return ChatSession(model.to(device).eval(), tokenizer)
-
-
-def check_folder(folder: Path) -> PretrainedConfig:
-    """Return the config of a model folder.
-
-    Raises:
-        InputError: The folder is not that of a language model, or differs from its manifest.
-    """
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}")
-    if not (folder / "config.json").is_file():
-        raise InputError(f"{folder} has no config.json: it is not the folder of a model")
-    try:
-        config = load_pretrained(AutoConfig, folder)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
-    if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
-        raise InputError(
-            f"{folder} is a reward model, which scores responses and generates none: expected the"
-            " result of sft, dpo or rlhf"
-        )
-    check_files(folder)
-    return config
-
-
-def check_files(folder: Path) -> None:
-    """Check names and sizes of a result's files against its manifest, if it has one.
-
-    Digests are not checked, because that reads all weights: scripts/verify.py does it.
-
-    Raises:
-        InputError: A file is missing or has another size, or the manifest is unreadable.
-    """
-    result = folder.parent if folder.name == "ema" else folder
-    path = result / "manifest.json"
-    if not path.exists():
-        return
-    manifest = read_manifest(path)
-    if manifest is None:
-        raise InputError(f"{path} cannot be read: delete {result} and build it again")
-    for name, entry in sorted(manifest["files"].items()):
-        file = result / name
-        if not file.is_file() or file.stat().st_size != entry["size"]:
-            raise InputError(
-                f"{file} is missing or differs in size from its manifest: delete {result} and"
-                " build it again"
-            )
 
 
 class ChatSession:
@@ -165,7 +112,7 @@ class ChatSession:
         if self.max_positions:
             max_tokens = min(max_tokens, self.max_positions - len(ids))
         one_turn = self.encoder.template == "dialogue"
-        stream = ResponseStream(self.tokenizer, len(ids), one_turn, show)
+        stream = ResponseStream(self.tokenizer, one_turn, show)
         sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         input_ids = torch.tensor([ids], device=self.model.device)
         torch.manual_seed(seed)
@@ -175,64 +122,43 @@ class ChatSession:
                 input_ids,
                 attention_mask=torch.ones_like(input_ids),
                 max_new_tokens=max_tokens,
-                stopping_criteria=StoppingCriteriaList([stream]),
+                streamer=stream,
+                tokenizer=self.tokenizer,
+                stop_strings=[f"\n\n{name}:" for name in NAMES.values()] if one_turn else None,
                 **(sampling if temperature > 0 else {"do_sample": False}),
             )
-            stream.finish()
         finally:
-            if stream.shown:
-                self.turns += [("user", prompt), ("assistant", stream.shown)]
-        return stream.shown
+            if stream.text:
+                self.turns += [("user", prompt), ("assistant", stream.text)]
+        return stream.text
 
 
-class ResponseStream(StoppingCriteria):
-    """Shows a response while it is generated, and stops generation at the marker of a new turn.
+class ResponseStream(TextStreamer):
+    """Shows a response while it is generated, up to the marker of a new turn.
 
     Args:
-        start: Position of the response's first token.
         one_turn: Whether markers end the response.
         show: Called with each new piece of text.
+
+    Attributes:
+        text: The text shown so far.
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        start: int,
-        one_turn: bool,
-        show: Callable[[str], None],
+        self, tokenizer: PreTrainedTokenizerBase, one_turn: bool, show: Callable[[str], None]
     ) -> None:
-        self.tokenizer, self.start, self.one_turn, self.show = tokenizer, start, one_turn, show
-        self.text = self.shown = ""
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        super().__init__(tokenizer, skip_prompt=True, **options)
+        self.one_turn, self.show = one_turn, show
+        self.text = self.whitespace = ""
 
-    def __call__(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        """Show the new text of input_ids [1, T]; return whether generation stops, bool [1]."""
-        ids: Any = input_ids[0, self.start :]
-        decode: Any = self.tokenizer.decode
-        self.text = decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        new_turn = MARKER.search(self.text) if self.one_turn else None
-        if new_turn:
-            self.text = self.text[: new_turn.start()]
-        self._show_up_to(stable_prefix(self.text))
-        return torch.tensor([new_turn is not None], device=input_ids.device)
-
-    def finish(self) -> None:
-        """Show the rest of the text."""
-        self._show_up_to(self.text.strip())
-
-    def _show_up_to(self, text: str) -> None:
-        new = text[len(self.shown) :]
+    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
+        """Show text that further tokens do not change; whitespace once text follows it."""
+        text = self.whitespace + text
+        marker = MARKER.search(text) if self.one_turn else None
+        text = text[: marker.start()] if marker else text
+        new = text.rstrip() if self.text else text.strip()
+        self.whitespace = text[len(text.rstrip()) :]
         if new:
-            self.shown = text
+            self.text += new
             self.show(new)
-
-
-def stable_prefix(text: str) -> str:
-    """Return the part of an unfinished response that further tokens cannot change.
-
-    Excludes incomplete characters, and text that may become the marker of a turn.
-    """
-    tail = text[text.rfind("\n\n") :] if "\n\n" in text else None
-    if tail and any(f"\n\n{name}:".startswith(tail) for name in NAMES.values()):
-        text = text.removesuffix(tail)
-    # Bytes of an incomplete character decode to U+FFFD.
-    return text.rstrip("\ufffd").strip()

@@ -165,14 +165,7 @@ def train_rlhf(config: Config, name: str) -> Description:
     teacher = config.teacher("rlhf", name)
     if teacher is not None:
         inputs["teacher"] = config.model_job(teacher)
-    # Of several recipes of dpo, the last one.
-    for stage, recipe in dict(config.recipe_chain(*actor)).items():
-        inputs[f"tokens.{stage}"] = (f"tokenize_{stage}", recipe)
-    rewards = _reward_models(config, "rlhf", name, "reward")
-    inputs |= rewards
-    for key, (rule, recipe) in rewards.items():
-        if rule == "train_reward":
-            inputs[f"tokens.{key}"] = ("tokenize_reward", recipe)
+    inputs |= _reward_models(config, "rlhf", name, "reward")
     if ptx is not None:
         inputs["ptx"] = ("tokenize_sft", ptx)
     return Description(settings=config.program_settings("rlhf", name), inputs=inputs)

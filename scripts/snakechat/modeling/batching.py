@@ -99,10 +99,6 @@ class Examples:
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def head(self, num_rows: int) -> "Examples":
-        """Return the first rows."""
-        return self.select(range(min(num_rows, len(self))))
-
     def select(self, rows: Sequence[int] | np.ndarray) -> "Examples":
         """Return the given rows, in their order."""
         prompts, *responses = (

@@ -95,9 +95,8 @@ def evaluate_rlhf(job: JobSizes) -> Workload:
     models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
     initial = job.model(initial_model(job.inputs), POLICY)
     scorers = [job.model(key, SCORE, dtype="fp32") for key in job.scorers("reward", "judge")]
-    # Each model evaluates its own responses twice, to find its most probable tokens and to read
-    # their log-probabilities; the initial model and the scorers evaluate those of all.
-    flops = 2 * sum(forward_flops(model, tokens) for model in models)
+    # Each model evaluates its own responses; the initial model and the scorers those of all.
+    flops = sum(forward_flops(model, tokens) for model in models)
     flops += len(models) * sum(forward_flops(model, tokens) for model in (initial, *scorers))
     shape = job.generation_batch(models[0], prompts, response_length, num_prompts * num_generations)
     return Workload(

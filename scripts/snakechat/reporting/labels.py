@@ -60,8 +60,6 @@ PAIRS = {
     "accuracy": N_("accuracy"),
     "longer_wins_accuracy": N_("accuracy of choosing the longer response"),
     "ties": N_("ties"),
-    "within_noise": N_("pairs whose margin is not larger than its rounding error"),
-    "margin_noise": N_("largest rounding error of a margin"),
     "loss": N_("loss (nats per pair)"),
     "chosen_score": N_("mean score of chosen responses"),
     "rejected_score": N_("mean score of rejected responses"),
@@ -77,9 +75,6 @@ RESPONSES = {
     "kl_to_sft": N_("KL to the SFT model (nats per response)"),
     "kl_to_dpo": N_("KL to the DPO model (nats per response)"),
     "kl_to_base": N_("KL to the base model (nats per response)"),
-    "full_kl_to_sft": N_("KL to the SFT model over the vocabulary (nats per response)"),
-    "full_kl_to_dpo": N_("KL to the DPO model over the vocabulary (nats per response)"),
-    "full_kl_to_base": N_("KL to the base model over the vocabulary (nats per response)"),
     "length": N_("response length (tokens)"),
     "ended_by_eos": N_("ended by EOS"),
     "distinct_1": N_("distinct unigrams"),
@@ -108,7 +103,7 @@ HEADLINES = {
 
 # Metrics that lie between 0 and 1.
 FRACTIONS = {
-    *("accuracy", "longer_wins_accuracy", "ties", "within_noise", "calibration_error", "success"),
+    *("accuracy", "longer_wins_accuracy", "ties", "calibration_error", "success"),
     *("greedy_success", "ended_by_eos", "distinct_1", "distinct_2", "repetition", "clipfrac_high"),
 }
 # Metrics that are better if they are higher, and if they are lower; others are neither.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from snakechat.reporting.intervals import proportion_interval
 
 # metrics.json has no intervals of these: they follow from the number of pairs (Wilson 1927).
-PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy", "within_noise")
+PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy")
 
 
 class Figure(NamedTuple):

@@ -21,11 +21,11 @@ Request = dict[str, Any]
 
 
 class Reply(NamedTuple):
-    """The text of a reply, and its token counts; None if the endpoint did not report them."""
+    """The text of a reply, and its token counts; 0 if the endpoint did not report them."""
 
     text: str
-    prompt_tokens: int | None
-    completion_tokens: int | None
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class ReplyCache:

@@ -45,21 +45,6 @@ def make_rollouts(mask, sampler_logprobs=None):
     return SimpleNamespace(response_mask=mask, sampler_logprobs=sampler_logprobs)
 
 
-def test_rloo_compares_the_responses_to_the_same_prompt():
-    advantages, returns = compute_advantages(make_settings(), SCORES[:, None], None, MASK)
-    # Prompts: (1, 3), (10, 40), (100, 500).
-    assert advantages[:, 0].tolist() == [-2, -30, -400, 2, 30, 400]
-    assert returns is None
-
-
-def test_without_a_critic_each_token_has_the_advantage_of_its_response():
-    mask = torch.tensor([[True, True, True], [True, False, False]])
-    rewards = torch.tensor([[0.5, 0.5, 3.0], [1.0, 0.0, 0.0]])
-    advantages, _ = compute_advantages(make_settings(), rewards, None, mask)
-    # Summed rewards 4 and 1.
-    assert advantages.tolist() == [[3, 3, 3], [-3, 0, 0]]
-
-
 def test_with_a_critic_rewards_may_be_whitened():
     settings = make_settings(algorithm="ppo", num_generations=1, whiten_rewards=True)
     mask = torch.tensor([[True, True], [True, False]])
@@ -90,30 +75,6 @@ def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
     experience = make_experience(settings, make_rollouts(MASK), evaluation, scores, rewards)
     assert experience.is_uniform.tolist() == [False, True, False]
     assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
-
-
-@pytest.mark.parametrize(("kl_in", "expected"), [("rewards", [-0.05, 1.1]), ("loss", [0.0, 1.0])])
-def test_rewards_decrease_where_the_actor_is_likelier_than_the_reference(kl_in, expected):
-    evaluation = make_evaluation(torch.tensor([[-1.0, -2.0]]), torch.tensor([[-1.5, -1.0]]))
-    rollouts = make_rollouts(torch.tensor([[True, True]]))
-    settings = make_settings(kl_in=kl_in)
-    rewards = make_rewards(settings, rollouts, evaluation, torch.tensor([1.0]), 0.1)
-    # Log ratios 0.5 and -1; the score is added at the last token.
-    assert rewards[0].tolist() == pytest.approx(expected)
-
-
-def test_with_distillation_each_token_has_the_advantage_of_its_own_reward():
-    logprobs = torch.tensor([[0.5, 0.25], [0.5, 0.5]]).log()
-    teacher = torch.tensor([[0.25, 0.5], [0.5, 0.1]]).log()
-    rollouts = make_rollouts(torch.tensor([[True, True], [True, False]]))
-    # Whatever the scores, the coefficient and the other settings are.
-    settings = make_settings(algorithm="distill", num_generations=1, whiten_advantages=True)
-    evaluation, scores = make_evaluation(logprobs, teacher), torch.tensor([5.0, -5.0])
-    rewards = make_rewards(settings, rollouts, evaluation, scores, 0.1)
-    experience = make_experience(settings, rollouts, evaluation, scores, rewards)
-    log2 = torch.tensor(2.0).log().item()
-    assert experience.advantages.flatten().tolist() == pytest.approx([-log2, log2, 0, 0])
-    assert experience.returns is None
 
 
 def test_importance_weights_are_1_unless_the_sampler_has_logprobs():

@@ -1,8 +1,6 @@
 """Advantages of responses to the same prompt against numbers computed by hand and loops."""
 
-import itertools
 import math
-import statistics
 
 import pytest
 import torch
@@ -22,15 +20,6 @@ def test_rloo_advantages_by_hand():
     torch.testing.assert_close(rloo_advantages(scores), expected)
 
 
-def test_rloo_advantages_equal_a_loop_over_the_other_responses():
-    scores = torch.randn(4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = rloo_advantages(scores)
-    for response, prompt in itertools.product(range(4), range(3)):
-        others = [scores[i, prompt].item() for i in range(4) if i != response]
-        expected = scores[response, prompt].item() - sum(others) / 3
-        assert found[response, prompt].item() == pytest.approx(expected)
-
-
 def test_grpo_advantages_by_hand():
     # Mean 3, standard deviation 2 (A - 1: (4 + 0 + 4) / 2 = 4), at any scale of a prompt.
     scores = torch.tensor([[1.0, 100.0], [3.0, 300.0], [5.0, 500.0]])
@@ -42,16 +31,6 @@ def test_grpo_advantages_by_hand():
     # The constant added to the standard deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
     close = grpo_advantages(torch.tensor([[2e-4], [0.0]]), True)
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
-
-
-def test_grpo_advantages_equal_a_loop_over_prompts():
-    scores = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    found = grpo_advantages(scores, True)
-    for prompt in range(3):
-        column = scores[:, prompt].tolist()
-        deviation = statistics.stdev(column) + 1e-4
-        expected = [(score - statistics.mean(column)) / deviation for score in column]
-        assert found[:, prompt].tolist() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])

@@ -4,26 +4,10 @@ import pytest
 import torch
 
 from snakechat.algorithms.pair_metrics import (
-    PAIR_METRICS,
     calibration,
     held_out_metrics,
     metrics_by_dataset,
-    pair_metric_sums,
 )
-
-
-def test_metric_sums_over_pairs():
-    # Correct, tie, incorrect, correct.
-    chosen, rejected = torch.tensor([[2.0, 1, 0, 5], [1, 1, 3, 4.5]])
-    sums = pair_metric_sums(torch.tensor([0.25, 0.5, 1.0, 0.25]), chosen, rejected)
-    assert dict(zip(PAIR_METRICS, sums.tolist(), strict=True)) == {
-        "loss": 2.0,
-        "accuracy": 2,
-        "ties": 1,
-        "margin": -1.5,
-        "chosen_score": 8.0,
-        "rejected_score": 9.5,
-    }
 
 
 def test_calibration_by_hand():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import policy_gradient
-from support.policies import CLIP, CLIP_HIGH, gradient, ragged_mask, vocabulary
+from support.policies import CLIP, CLIP_HIGH, ragged_mask
 
 
 def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
@@ -20,24 +20,6 @@ def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
     # Row 0: -.1 * .5, 0, -.1 * -.5 + 1. Row 1 ends at its second token: -.1 * 1, -.1 * -.5 - 2.
     expected = torch.tensor([[-0.05, 0.0, 1.05], [-0.1, -1.95, 0.0]])
     torch.testing.assert_close(rewards, expected)
-
-
-@pytest.mark.parametrize(
-    ("gae_lambda", "expected"),
-    [
-        # Lambda 1: the sum of future rewards (1) minus the value (.5), at each token.
-        (1.0, [0.5, 0.5, 0.5]),
-        # Lambda 0: the TD errors: 0 + .5 - .5, 0 + .5 - .5, 1 + 0 - .5.
-        (0.0, [0.0, 0.0, 0.5]),
-        # Lambda .5: the last TD error .5, halved at each token before it.
-        (0.5, [0.125, 0.25, 0.5]),
-    ],
-)
-def test_gae_of_one_reward_at_the_end(gae_lambda, expected):
-    rewards, values = torch.tensor([[0.0, 0.0, 1.0]]), torch.full((1, 3), 0.5)
-    advantages, returns = policy_gradient.gae(rewards, values, ragged_mask([3], 3), 1.0, gae_lambda)
-    torch.testing.assert_close(advantages, torch.tensor([expected]))
-    torch.testing.assert_close(returns, torch.tensor([expected]) + 0.5)
 
 
 def double_sum_gae(rewards, values, gamma, gae_lambda):
@@ -54,8 +36,7 @@ def double_sum_gae(rewards, values, gamma, gae_lambda):
     return advantages
 
 
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-@pytest.mark.parametrize("gae_lambda", [0.0, 0.95, 1.0])
+@pytest.mark.parametrize(("gamma", "gae_lambda"), [(1.0, 0.95), (0.9, 0.0), (0.9, 1.0)])
 def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambda):
     lengths, width = [1, 4, 7, 2, 6], 7
     mask = ragged_mask(lengths, width)
@@ -89,17 +70,11 @@ def test_whitening_by_hand():
     whitened = policy_gradient.whiten(x, ragged_mask([2], 3))
     # Mean 2, standard deviation 1.
     torch.testing.assert_close(whitened, torch.tensor([[-1.0, 1.0, 0.0]]))
-
-
-def test_whitening_may_keep_the_mean():
-    # Mean 2 and deviation 2.
-    whitened = policy_gradient.whiten(
-        torch.tensor([[0.0, 4.0, 9.0]]), ragged_mask([2], 3), shift_mean=False
-    )
+    # With the mean again: 2, and deviation 2.
+    x = torch.tensor([[0.0, 4.0, 9.0]])
+    whitened = policy_gradient.whiten(x, ragged_mask([2], 3), shift_mean=False)
     torch.testing.assert_close(whitened, torch.tensor([[1.0, 3.0, 0.0]]))
-
-
-def test_whitening_equal_values_gives_zeros():
+    # Equal values give zeros.
     assert not policy_gradient.whiten(torch.full((2, 3), 4.0), ragged_mask([3, 3], 3)).any()
 
 
@@ -236,20 +211,10 @@ def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
     assert policy_gradient.explained_variance(constant, returns, mask) == pytest.approx(
         0.0, abs=1e-6
     )
-
-
-def test_explained_variance_of_constant_returns_is_finite():
-    mask = ragged_mask([2, 1], 2)
-    returns = torch.full((2, 2), 0.1)
-    assert policy_gradient.explained_variance(returns, returns, mask) == 1.0
-    worse = policy_gradient.explained_variance(
-        torch.tensor([[5.0, -5.0], [9.0, 0.0]]), returns, mask
-    )
-    assert math.isfinite(worse) and worse < 0
-    one_token = policy_gradient.explained_variance(
-        torch.tensor([[3.0]]), torch.tensor([[1.0]]), mask[1:, :1]
-    )
-    assert one_token == 1.0
+    # Constant returns have no variance to explain.
+    equal = torch.full((2, 3), 0.1)
+    assert policy_gradient.explained_variance(equal, equal, mask) == 1.0
+    assert math.isfinite(policy_gradient.explained_variance(right, equal, mask))
 
 
 # Importance weights.
@@ -257,36 +222,8 @@ def test_explained_variance_of_constant_returns_is_finite():
 
 def test_importance_weights_by_hand():
     sampler = torch.full((1, 4), -2.0)
-    policy = sampler + torch.tensor([[0.5, 1.0, 2.0, 3.0]]).log()
-    expected = torch.tensor([[0.5, 1.0, 2.0, 2.0]])
-    torch.testing.assert_close(policy_gradient.importance_weights(policy, sampler, 2.0), expected)
-
-
-def test_importance_weights_are_finite_for_tokens_of_sampler_probability_0():
-    weights = policy_gradient.importance_weights(torch.tensor([-1.0]), torch.tensor([-1000.0]), 2.0)
-    assert weights.item() == 2.0
-
-
-@pytest.mark.parametrize("cap", [100.0, 1.5])
-def test_importance_weights_correct_the_sampler_below_the_cap(cap):
-    logits, sampler_logprobs = vocabulary(0)
-    rewards = torch.tensor([3.0, -1.0, 0.5, 2.0, 1.0], dtype=torch.float64)
-    logprobs = logits.log_softmax(0)
-    weights = policy_gradient.importance_weights(logprobs, sampler_logprobs, cap)
+    policy = sampler + torch.tensor([[0.5, 1.0, 2.0, 1e30]]).log()
+    policy.requires_grad_()
+    weights = policy_gradient.importance_weights(policy, sampler, 2.0)
+    torch.testing.assert_close(weights, torch.tensor([[0.5, 1.0, 2.0, 2.0]]))
     assert not weights.requires_grad
-    # The expectation over the tokens of the sampler.
-    sampled = sampler_logprobs.exp()
-    estimate = gradient((sampled * weights * rewards * logprobs).sum(), logits)
-    # Expected gradient: p * (reward - mean reward), with cap * sampler instead of p if capped.
-    policy = logprobs.exp().detach()
-    mean = (policy * rewards).sum()
-    exact = policy * (rewards - mean)
-    if cap == 100.0:
-        assert (policy / sampled).max() < cap
-        torch.testing.assert_close(estimate, exact)
-    else:
-        counted = torch.minimum(policy, cap * sampled)
-        assert (counted < policy).any()
-        biased = counted * rewards - policy * (counted * rewards).sum()
-        torch.testing.assert_close(estimate, biased)
-        assert (biased - exact).abs().max() > 0.1

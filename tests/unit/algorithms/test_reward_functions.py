@@ -1,15 +1,11 @@
 """Reward functions: scores, weights, and errors of the user's programs."""
 
-import os
-import subprocess
 import sys
 
-import numpy as np
 import pytest
 
-from conftest import ROOT
 from snakechat.algorithms import reward_functions as rewards
-from snakechat.algorithms.reward_functions import columns_of, load_functions, weighted_sum
+from snakechat.algorithms.reward_functions import columns_of, load_functions
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.prompt_texts import PromptTexts, open_prompt_texts
 from snakechat.workflow.errors import InputError
@@ -28,34 +24,37 @@ def write(tmp_path, monkeypatch):
     folder = tmp_path / "rewards"
     folder.mkdir()
     monkeypatch.setattr(rewards, "FOLDER", folder)
+    monkeypatch.setattr(sys, "path", sys.path.copy())
 
     def write(text, name="mine"):
         if "\n" not in text:
             text = f"def score(prompts, responses):\n    return {text}\n"
         (folder / f"{name}.py").write_text(text)
 
-    return write
+    yield write
+    for name, module in list(sys.modules.items()):
+        if str(folder) in str(getattr(module, "__file__", "")):
+            del sys.modules[name]
 
 
 def scores_of(functions, prompts, responses, columns=()):
-    return weighted_sum(load_functions(functions), prompts, responses, dict(columns))
+    """The scores of one function, and its weight."""
+    [(weight, function)] = load_functions(functions).values()
+    return function(prompts, responses, dict(columns)), weight
 
 
 def mine(prompts=PROMPTS, responses=RESPONSES):
-    return scores_of({"mine": 1}, prompts, responses)
+    return scores_of({"mine": 1}, prompts, responses)[0]
 
 
-def test_shop_scores_correct_responses_1_and_others_0():
-    scores = scores_of({"shop": 1}, PROMPTS, RESPONSES)
-    assert scores.tolist() == [1, 0, 0]
-    assert scores.dtype == np.float64
-
-
-def test_functions_are_summed_with_their_weights(write):
-    write("[len(response) for response in responses]", "length")
-    write("[prompt.count('pie') + 0.5 for prompt in prompts]", "pies")
-    scores = scores_of({"length": -2, "pies": 10}, PROMPTS, ["a", "", "abc"])
-    assert scores.tolist() == [13, 15, 9]
+def test_a_function_receives_prompts_responses_and_arguments(write):
+    write(
+        "def score(prompts, responses, *, bonus):\n"
+        "    return [p.count('pie') + len(r) + bonus for p, r in zip(prompts, responses)]\n"
+    )
+    functions = {"mine": {"weight": -2, "arguments": {"bonus": 10}}}
+    scores, weight = scores_of(functions, PROMPTS, ["a", "", "abc"])
+    assert (scores.tolist(), weight) == ([12, 11, 14], -2)
 
 
 COLUMNS = {"solution": ["1", "2", None], "messages": [[{"role": "user", "content": "Hi"}]] * 3}
@@ -67,16 +66,7 @@ def test_a_function_receives_the_columns_that_it_names(write):
         "    roles = [m[0]['role'] for m in messages]\n"
         "    return [int(s or 0) + other * (r == 'user') for s, r in zip(solution, roles)]\n"
     )
-    assert scores_of({"mine": 1}, PROMPTS, RESPONSES, COLUMNS).tolist() == [6, 7, 5]
-
-
-def test_a_function_receives_arguments(write):
-    write(
-        "def score(prompts, responses, solution, *, bonus):\n"
-        "    return [int(s or 0) + bonus for s in solution]\n"
-    )
-    functions = {"mine": {"weight": 2, "arguments": {"bonus": 10}}}
-    assert scores_of(functions, PROMPTS, RESPONSES, COLUMNS).tolist() == [22, 24, 20]
+    assert scores_of({"mine": 1}, PROMPTS, RESPONSES, COLUMNS)[0].tolist() == [6, 7, 5]
 
 
 def test_a_function_without_the_column_that_it_requires(write):
@@ -119,16 +109,7 @@ def test_sequences_arrays_and_tensors_of_numbers_are_accepted(write, values):
     assert mine().tolist() == [1, 0, 2]
 
 
-def test_an_edited_function_is_read_again(write, tmp_path):
-    # Same size and same second: cached bytecode would be stale.
-    for number in (1.0, 2.0):
-        write(f"[{number}] * len(responses)")
-        assert mine().tolist() == [number] * 3
-    assert [path.name for path in (tmp_path / "rewards").iterdir()] == ["mine.py"]
-
-
-def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
-    before = dict(sys.modules)
+def test_a_function_imports_modules_in_rewards(write, tmp_path):
     write(
         "import helper\nimport json\nfrom . import second as other\nfrom .second import WEIGHT\n"
         "def score(prompts, responses):\n"
@@ -138,11 +119,15 @@ def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
     # A function of the same name as a module of the standard library is not imported.
     write("raise ValueError\n", "json")
     write("WEIGHT = 5\n", "second")
-    for number in (1, 2):
-        write(f"from second import *\n\nNUMBER = '{number}'\n", "helper")
-        assert mine().tolist() == [number * 5 + 5] * 3
-    assert sys.modules == before
+    write("from second import *\n\nNUMBER = '2'\n", "helper")
+    assert mine().tolist() == [2 * 5 + 5] * 3
+    # No bytecode is written next to them.
     assert {path.suffix for path in (tmp_path / "rewards").iterdir()} == {".py"}
+
+
+def test_a_function_may_have_the_name_of_a_library_that_it_imports(write):
+    write("import yaml\n\nscore = lambda prompts, responses: yaml.safe_load('[1, 2, 3]')\n", "yaml")
+    assert scores_of({"yaml": 1}, PROMPTS, RESPONSES)[0].tolist() == [1, 2, 3]
 
 
 READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
@@ -174,28 +159,16 @@ def test_a_function_reads_files_outside_the_project_only(
 
 
 @pytest.mark.parametrize(
-    ("line", "advice"),
+    "line",
     [
-        (
-            "open(FOLDER + '/rewards/words.txt').read()",
-            'name it by a string: Path(__file__).with_name("words.txt")',
-        ),
-        (
-            "__import__('pathlib').Path(FOLDER, 'data/words.txt').read_bytes()",
-            "put it into rewards/",
-        ),
+        "open(FOLDER + '/rewards/words.txt').read()",
+        "__import__('pathlib').Path(FOLDER, 'data/words.txt').read_bytes()",
         # Even if it goes on without the file.
-        ("caught()", "put it into rewards/"),
-        (
-            "__import__('sys').path.insert(0, FOLDER + '/data') or __import__('tool').TEXT",
-            "imports ",
-        ),
+        "caught()",
+        "__import__('sys').path.insert(0, FOLDER + '/data') or __import__('tool').TEXT",
     ],
 )
-def test_a_file_of_the_project_that_is_not_named_is_refused(
-    write, tmp_path, monkeypatch, line, advice
-):
-    monkeypatch.setattr(sys, "path", sys.path.copy())
+def test_a_file_of_the_project_that_is_not_named_is_refused(write, tmp_path, monkeypatch, line):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     (tmp_path / "data/words.txt").write_text("good")
@@ -207,10 +180,8 @@ def test_a_file_of_the_project_that_is_not_named_is_refused(
         "        return ''\n\n\n"
     )
     write(start + READER.format(line))
-    with pytest.raises(InputError, match=r"^rewards/mine\.py: (reads|imports) ") as error:
+    with pytest.raises(InputError, match=r"^rewards/mine\.py: reads .*(words\.txt|tool\.py)"):
         mine()
-    assert advice in str(error.value)
-    assert "tool" not in sys.modules
     # Others may read it.
     assert (tmp_path / "data/words.txt").read_text() == "good"
 
@@ -226,7 +197,7 @@ def test_a_function_in_a_snapshot_reads_its_files_from_there(tmp_path, monkeypat
     (snapshot / "mine.py").write_text(READER.format(read))
     assert mine().tolist() == [4] * 3
     (snapshot / "mine.py").write_text(READER.format("open('rewards/words.txt').read()"))
-    with pytest.raises(InputError, match=r"name it by a string: Path\(__file__\)\.with_name"):
+    with pytest.raises(InputError, match="put it into rewards/"):
         mine()
 
 
@@ -265,14 +236,3 @@ def test_an_error_is_one_line_that_names_the_file(write, mistake):
     with pytest.raises(InputError) as error:
         mine(PROMPTS, ["", " Hello\nPia", "Long " * 100])
     assert str(error.value) == f"rewards/mine.py: {expected}"
-
-
-def test_python_without_assert_statements_is_an_error():
-    process = subprocess.run(
-        [sys.executable, "-m", "snakechat.algorithms.reward_functions", "shop"],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "PYTHONOPTIMIZE": "1"},
-        capture_output=True,
-        text=True,
-    )
-    [line] = process.stderr.splitlines()
-    assert line.startswith("error: rewards/shop.py: Python runs without assert statements")

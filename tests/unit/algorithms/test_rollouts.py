@@ -126,10 +126,8 @@ def test_the_mask_is_true_on_the_tokens_of_each_response():
     assert rollouts.ended.tolist() == ENDED
 
 
-@pytest.mark.parametrize("rows", [[3, 1]])
-def test_num_tokens_counts_all_responses_to_the_given_prompts(rows):
-    sums = [3 + 1 + 4, 1 + 5 + 4, 6 + 2 + 1, 2 + 3 + 1, 4 + 3 + 2]
-    assert make().num_tokens(np.array(rows)) == sum(sums[row] for row in rows)
+def test_num_tokens_counts_all_responses_to_the_given_prompts():
+    assert make().num_tokens(np.array([3, 1])) == (2 + 3 + 1) + (1 + 5 + 4)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

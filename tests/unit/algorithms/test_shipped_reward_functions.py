@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from snakechat.algorithms.reward_functions import load_functions, weighted_sum
+from snakechat.algorithms.reward_functions import load_functions
 from snakechat.evaluation import verification
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
@@ -12,8 +12,8 @@ from snakechat.workflow.errors import InputError
 
 def scores(name, responses, columns=None, **arguments):
     functions = load_functions({name: {"weight": 1, "arguments": arguments}})
-    prompts = ["p"] * len(responses)
-    return weighted_sum(functions, prompts, responses, columns or {}).tolist()
+    _, function = functions[name]
+    return function(["p"] * len(responses), responses, columns or {}).tolist()
 
 
 def test_exact_match():

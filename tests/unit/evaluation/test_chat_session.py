@@ -13,11 +13,9 @@ from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.specs import EMPTY_SPEC
 from support.talking import (
     CHAT_INIT,
     GREEDY,
-    SAMPLED,
     make_folders,
     pieces_of_response,
     script_response,
@@ -54,7 +52,6 @@ def test_the_streamed_text_is_the_generated_text(dialogue):
     text = dialogue.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
     pieces = pieces_of_response(dialogue, "Where?", (3, 0.5, 40))
     assert "".join(pieces) == text.strip()
-    assert len(pieces) > 5
 
 
 @pytest.mark.parametrize(
@@ -62,25 +59,19 @@ def test_the_streamed_text_is_the_generated_text(dialogue):
     [
         "\n First.\n\nSecond:\n\tthird  \n",
         " 天空 é 🙂",
-        " One.\n\nHum",
-        " One.\n\nHumble\n\nSystems: two.",
-        " half a sign: \ufffd",
+        " One.\n\nHumble\n\nSystems: two.\n\nHum",
     ],
 )
 def test_the_pieces_add_up_to_the_response(dialogue, text):
     script_response(dialogue, text)
-    assert "".join(pieces_of_response(dialogue)) == text.strip()
+    pieces = pieces_of_response(dialogue)
+    assert "".join(pieces) == text.strip()
+    # Incomplete characters are not shown.
+    assert len(pieces) > 1 and "\ufffd" not in "".join(pieces)
 
 
-def test_incomplete_characters_are_not_shown(dialogue):
-    script_response(dialogue, " 天空🙂 é")
-    assert len(dialogue.tokenizer("天", add_special_tokens=False).input_ids) == 3
-    assert pieces_of_response(dialogue) == ["天", "空", "🙂", " é"]
-
-
-@pytest.mark.parametrize("marker", ["Human:", "System:"])
-def test_the_marker_of_a_new_turn_stops_generation(dialogue, marker):
-    ids = script_response(dialogue, f" Yes.\n\n{marker} And now I talk to myself.")
+def test_the_marker_of_a_new_turn_stops_generation(dialogue):
+    ids = script_response(dialogue, " Yes.\n\nSystem: And now I talk to myself.")
     calls = []
     dialogue.model.register_forward_hook(lambda *_: calls.append(1))
     assert "".join(pieces_of_response(dialogue)) == "Yes."
@@ -89,23 +80,13 @@ def test_the_marker_of_a_new_turn_stops_generation(dialogue, marker):
     assert len(calls) < len(ids) - 8
 
 
-def test_turns_and_seed_determine_the_response(dialogue):
-    first = pieces_of_response(dialogue, settings=SAMPLED)
-    torch.rand(5)
-    assert pieces_of_response(dialogue, settings=SAMPLED) != first
-    dialogue.turns.clear()
-    assert pieces_of_response(dialogue, settings=SAMPLED) == first
-    dialogue.turns.clear()
-    assert pieces_of_response(dialogue, settings=(2, *SAMPLED[1:])) != first
-
-
 def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
     script_response(dialogue, " One two three")
     shown = []
 
     def show(text):
         shown.append(text)
-        if len(shown) == 3:
+        if len(shown) == 2:
             raise KeyboardInterrupt
 
     ids, _ = dialogue.encode("Count.", 40)
@@ -199,51 +180,16 @@ def test_a_prompt_that_is_too_long_is_an_error_and_drops_no_turns(dialogue):
     assert len(dialogue.turns) == 2
 
 
-# Chat templates.
-
-
-# Folders.
-
-
-def write_manifest(folder):
-    """Write the manifest of a folder."""
-    files = {
-        path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": ""}
-        for path in folder.rglob("*.*")
-        if path.is_file()
-    }
-    spec = {"rule": "train_rlhf", "name": "tiny", "path": "x", **EMPTY_SPEC}
-    manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}}
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
-
-
-@pytest.mark.parametrize("name", ["ema"])
-def test_files_that_differ_from_the_manifest_are_an_error(folders, name):
-    folder = folders["rlhf"]
-    shutil.copytree(folders["sft"], folder / "ema")
-    write_manifest(folder)
-    with (folder / name / "model.safetensors").open("ab") as file:
-        file.write(b"x")
-    with pytest.raises(InputError, match=r"model\.safetensors is missing or differs in size"):
-        load(folder / name)
-    (folder / name / "model.safetensors").unlink()
-    with pytest.raises(InputError, match=r"model\.safetensors is missing or differs in size"):
-        load(folder / name)
-    (folder / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match=r"manifest.json cannot be read: delete .*/rlhf and build"):
-        load(folder / name)
-
-
 def damage(folder, name):
     """Damage a folder in one of the ways of FOLDERS."""
     if name == "no folder":
         shutil.rmtree(folder)
-    elif name == "no model":
-        (folder / "config.json").unlink()
-
     elif name == "broken weights":
-        (folder / "model.safetensors").write_text("x" * 100)
-
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-4])
+    elif name == "reward model":
+        path = folder / "config.json"
+        path.write_text(path.read_text().replace("ForCausalLM", "ForSequenceClassification"))
     elif name == "base model":
         (folder / "chat_template.jinja").unlink()
     elif name == "own code":
@@ -253,10 +199,10 @@ def damage(folder, name):
 
 
 FOLDERS = {
-    "no folder": "there is no folder",
-    "no model": "has no config.json: it is not the folder of a model",
+    "no folder": "has no config.json: it is not the folder of a model",
     "broken weights": "deserializing header",
-    "base model": "the tokenizer has no chat template",
+    "reward model": "is a reward model, which only scores: expected",
+    "base model": "is a base model, without a chat template: expected",
     "own code": "contains custom code",
 }
 

@@ -126,6 +126,3 @@ def test_repetition_by_hand():
     # The 4-gram 1111 occurs twice.
     assert repetition([1, 1, 1, 1, 1]) == 0.5
     assert repetition([1, 1, 1]) == 0
-
-
-# Intervals.

@@ -4,11 +4,8 @@ import json
 
 import pytest
 
-import evaluate_rlhf
-from snakechat.training import evaluated_models
-from snakechat.workflow.errors import InputError
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
-from support.llm_endpoint import SECRET, llm_server, use_judge  # noqa: F401
+from support.llm_endpoint import llm_server, use_judge  # noqa: F401
 
 
 @pytest.fixture
@@ -38,21 +35,6 @@ def test_the_first_responses_of_rlhf_and_sft_are_compared(judge_job, server):
     assert 0.5 <= rates["interval_95"][0] <= 0.75 <= rates["interval_95"][1] <= 1
     assert "longer" in rates
     assert judge_job.record["llm_judges"]["wise"]["requests"] == 4
-    for path in judge_job.result.iterdir():
-        assert SECRET not in path.read_text()
-
-
-def test_a_second_evaluation_sends_no_request_and_gives_the_same_bytes(judge_job, server):
-    server.replies = ["A", "B", "C", "B", "A"]
-    judge_job.settings.reward = {"llm_judges/wise": 1.0}
-    server.replies = [lambda body: "5" if "one number" in body["messages"][0]["content"] else "A"]
-    evaluate_rlhf.main(judge_job)
-    sent = len(server.requests)
-    before = {path.name: path.read_bytes() for path in judge_job.result.iterdir()}
-    evaluate_rlhf.main(judge_job)
-    assert len(server.requests) == sent
-    assert {path.name: path.read_bytes() for path in judge_job.result.iterdir()} == before
-    assert judge_job.record["llm_judges"]["wise"]["requests"] == 0
 
 
 def test_ratings_are_scores(judge_job, server):
@@ -65,12 +47,6 @@ def test_ratings_are_scores(judge_job, server):
     scores = [line["score"] for lines in responses.values() for line in lines]
     assert len(scores) == 3 * 3 * 2 and set(scores) <= {n / 2 for n in range(1, 10)}
     assert len(set(scores)) > 1
-    assert judge_job.facts["unreadable_replies"] == {"wise": {"base": 0, "sft": 0, "rlhf": 0}}
+    unreadable = {"base": 0, "sft": 0, "rlhf": 0}
+    assert judge_job.facts["unreadable_replies"] == {"llm_judges/wise": unreadable}
     assert "llm_judge" not in metrics["wins"]["rlhf"]["sft"]
-
-
-def test_a_missing_key_is_reported_before_any_model_is_loaded(judge_job, monkeypatch):
-    monkeypatch.delenv("JUDGE_KEY")
-    monkeypatch.setattr(evaluated_models, "load_causal", None)
-    with pytest.raises(InputError, match="JUDGE_KEY"):
-        evaluate_rlhf.main(judge_job)

@@ -108,8 +108,6 @@ def test_rlhf_from_a_dpo_model_reads_the_stages_before_it(load):
     config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny"}}}})
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["actor"] == ("train_dpo", "tiny")
-    assert inputs["tokens.dpo"] == ("tokenize_dpo", "tiny")
-    assert inputs["tokens.sft"] == ("tokenize_sft", "tiny")
     assert list(models_of(config, "rlhf", "tiny")) == ["base", "sft", "dpo", "rlhf"]
     assert inputs_of(config, "draw_report", "rlhf/tiny")["evaluate_dpo"] == (
         "evaluate_dpo",
@@ -121,9 +119,6 @@ def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
     config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny-iterative"}}}})
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["actor"] == ("train_dpo", "tiny-iterative")
-    # By stage, the last round stands for all of them.
-    assert inputs["tokens.dpo"] == ("tokenize_dpo", "tiny-iterative")
-    assert inputs["tokens.sft"] == ("tokenize_sft", "tiny")
     rounds = {f"toy-round-{number}": ["reward"] for number in (1, 2, 3)}
     trained_on = phases_of_datasets(config, "tiny")
     assert trained_on == {"toy": ["reward", "rlhf", "sft"], **rounds}
@@ -216,7 +211,6 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     assert settings["reward"] == [("reward/tiny", 1), ("reward/judge", 0.5)]
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
-    assert inputs["tokens.reward.reward/judge"] == ("tokenize_reward", "judge")
     assert "reward" not in inputs
     assert (
         inputs_of(config, "evaluate_rlhf", "tiny")["reward.reward/judge"]

@@ -8,7 +8,7 @@ import pytest
 from snakechat.workflow.reply_cache import Reply, ReplyCache
 
 REQUEST = {"model": "lab/wise", "messages": [{"role": "user", "content": "é?"}]}
-FIRST, SECOND = Reply("7", 10, 1), Reply("8", None, None)
+FIRST, SECOND = Reply("7", 10, 1), Reply("8", 0, 0)
 
 
 def test_a_reply_is_found_again(tmp_path):
