@@ -43,7 +43,8 @@ from snakechat.evaluation.comparisons import (
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from snakechat.evaluation.llm_win_rates import llm_win_rates
-from snakechat.modeling.forward import Policy, response_logprobs
+from snakechat.evaluation.response_divergence import Candidates, divergences, find_candidates
+from snakechat.modeling.forward import Policy
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length
 from snakechat.training.engine import FrozenModel
@@ -104,18 +105,18 @@ class ModelResponses:
 
     Attributes:
         metrics: Metrics [S, n] by name, or [1, n] for those of greedy responses.
-        logprobs: Log-probability of each response under the model [S, n].
+        candidates: The model's most probable tokens at each token of the responses.
     """
 
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
         self.rollouts, lengths = rollouts, rollouts.examples.response_lengths
-        self.logprobs = np.zeros(lengths.shape)
+        self.candidates: Candidates | None = None
         self.prompt_texts, self.texts = rollouts.decode()
         self.metrics: ResponseMetrics = {
             "length": lengths,
             "ended_by_eos": rollouts.ended.view(lengths.shape).cpu().numpy(),
         }
-        responses = rollouts.examples.responses
+        responses: Any = rollouts.examples.responses
         for n in (1, 2):
             values = [[distinct_n(ids, n) for ids in row] for row in responses]
             self.metrics[f"distinct_{n}"] = np.array(values)
@@ -176,7 +177,13 @@ class Evaluator:
         with self._loaded_policy(folder) as model:
             torch.manual_seed(settings.seed)
             responses = self._sample(model, settings.temperature, settings.num_generations)
-            responses.logprobs = self._logprobs(model, responses)
+            responses.candidates = find_candidates(
+                model.module,
+                responses.rollouts.examples,
+                len(self.tokenizer),
+                self.micro_batch_tokens,
+                settings.temperature,
+            )
             if self.is_correct or self.functions:
                 greedy = self._sample(model, 0, 1)
                 if self.is_correct:
@@ -187,15 +194,24 @@ class Evaluator:
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
-        """Add kl_to_INITIAL, the log-ratio of each response to the initial model: sft, dpo or base.
+        """Add estimates of each model's KL divergence from the initial one, by response.
 
-        Its mean is the KL divergence from it.
+        The metrics are kl_to_INITIAL, the log-ratio of the response, and full_kl_to_INITIAL, which
+        sums over the vocabulary. INITIAL is sft, dpo or base.
         """
         initial = initial_model(models)
         with self._loaded_policy(self.inputs[initial]) as model:
             for responses in models.values():
-                log_ratios = responses.logprobs - self._logprobs(model, responses)
+                assert responses.candidates is not None
+                log_ratios, estimates = divergences(
+                    model.module,
+                    responses.rollouts.examples,
+                    responses.candidates,
+                    self.micro_batch_tokens,
+                    self.settings.temperature,
+                )
                 responses.metrics[f"kl_to_{initial}"] = log_ratios
+                responses.metrics[f"full_kl_to_{initial}"] = estimates
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
         """Add score (reward functions, reward models and LLM judges) and judge_score, if any."""
@@ -253,11 +269,6 @@ class Evaluator:
         return loaded_policy(
             folder, settings.dtype, self.tokenizer, self.job.placement, examples, samples=True
         )
-
-    def _logprobs(self, model: FrozenModel[Policy], responses: ModelResponses) -> np.ndarray:
-        """Return the log-probability of each response under a model [S, n]."""
-        examples, temperature = responses.rollouts.examples, self.settings.temperature
-        return response_logprobs(model.module, examples, self.micro_batch_tokens, temperature)
 
     def _sample(
         self, model: FrozenModel[Policy], temperature: float, num_generations: int

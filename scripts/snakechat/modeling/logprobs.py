@@ -51,6 +51,26 @@ def token_logprobs(
     return (logprobs, entropies) if return_entropies else logprobs
 
 
+@torch.no_grad()
+def candidate_logprobs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    candidates: torch.Tensor,
+    temperature: float = 1.0,
+) -> torch.Tensor:
+    """Return the log-probability [N, m] of each of m candidates for each token in fp32.
+
+    Args:
+        hidden: [N, D]. weight: [V, D]. bias: [V] or None. candidates: [N, m].
+    """
+    logprobs = torch.empty(candidates.shape, device=hidden.device)
+    for chunk, logits in logit_chunks(hidden, weight, bias):
+        for rows, _, table in fp32_logprobs(chunk, logits, temperature):
+            torch.gather(table, 1, candidates[rows], out=logprobs[rows])
+    return logprobs
+
+
 def sum_of_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor
 ) -> torch.Tensor:
