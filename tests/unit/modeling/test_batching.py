@@ -33,13 +33,6 @@ def batches(*arguments):
 # Examples.
 
 
-@pytest.fixture
-def examples():
-    """Three pairs: prompts of 2, 1 and 3 tokens."""
-    prompts = [[11, 12], [21], [31, 32, 33]]
-    return Examples(prompts, [[13, 14, 15], [22], [34]], [[16], [23, 24], [35, 36]])
-
-
 def test_only_trained_tokens_of_a_response_are_targets():
     examples = Examples([[1], [2, 2]], [[4, 5, 6], [7, 8]], trained=[[1, 0, 1], [0, 1]])
     assert examples.num_tokens(with_prompts=False).tolist() == [2, 1]

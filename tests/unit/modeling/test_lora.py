@@ -16,6 +16,7 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import (
     add_lora,
     base_weights,
+    disable_adapters,
     linear_layers,
     merge_adapters,
     merged_layers,
@@ -136,6 +137,18 @@ def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tm
 # Disabled adapters give the reference model of a policy.
 
 
+def test_disabled_adapters_give_the_logits_of_the_base_model(tokenizer):
+    model = make_causal(FAMILIES["qwen3"], tokenizer, 1)
+    before = logits_of(model)
+    adapted = randomize_adapters(add_lora(model, 2, 1))
+    after = logits_of(adapted)
+    # fp32 rounding: matrix products need not have the same bits in two calls.
+    with disable_adapters(adapted):
+        torch.testing.assert_close(logits_of(adapted), before, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(logits_of(adapted), after, rtol=1e-5, atol=1e-6)
+    assert (after - before).abs().max() > 0.01
+
+
 # Files.
 
 
@@ -168,9 +181,6 @@ def test_the_adapter_of_a_reward_model_has_its_head(family, tokenizer, tmp_path)
 # Models that are not made of linear layers alone.
 
 SIZE = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2}
-
-
-ATTENTION = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
 
 
 def test_layers_that_peft_does_not_support_are_an_error_of_one_line():

@@ -411,18 +411,6 @@ def program(monkeypatch):
     return start
 
 
-def test_a_program_resumes_and_records_the_step(program, expected, tmp_path):
-    with pytest.raises(SystemExit) as stopped:
-        program(lambda job: walk(job, at={5: send(signal.SIGTERM)}))
-    assert stopped.value.code.startswith("stopped by SIGTERM after step 5:")
-    target = tmp_path / "output/sft/tiny"
-    assert not target.exists()
-    program(walk)
-    assert (target / "metrics.jsonl").read_bytes() == expected[0]
-    record = json.loads((tmp_path / "output/sft/tiny/run.json").read_text())
-    assert record["resumed_after_step"] == 5
-
-
 def test_ctrl_c_outside_the_loop_is_reported_in_one_line(program):
     def interrupted(job):
         raise KeyboardInterrupt

@@ -1,15 +1,13 @@
 """The moving average of an engine's weights, compared with a plain loop, on the CPU."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from snakechat.training.ema import Ema
-from snakechat.training.engine import make_engine
-from snakechat.workflow.placement import placement_of
+from support.engines import engine_for
 
 # After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip
@@ -21,15 +19,6 @@ pytestmark = [
     pytest.mark.usefixtures("group"),
 ]
 
-SETTINGS = {
-    "weight_decay": 0.1,
-    "lora_learning_rate": None,
-    "adam_betas": [0.9, 0.95],
-    "lr_schedule": "constant",
-    "warmup_steps": 0,
-    "min_lr_ratio": 0.0,
-    "max_grad_norm": 1.0,
-}
 STAGES = [(0, "fp32"), (2, "bf16"), (3, "bf16")]
 
 
@@ -41,8 +30,7 @@ def make(zero_stage, dtype, rate=0.01, shift=0.0):
     with torch.no_grad():
         module[2].weight += shift
     module.to(torch.bfloat16 if dtype == "bf16" else torch.float32)
-    settings = SimpleNamespace(**SETTINGS, dtype=dtype)
-    engine = make_engine(module, settings, rate, 100, placement_of({"zero_stage": zero_stage}))
+    engine = engine_for(module, zero_stage=zero_stage, rate=rate, dtype=dtype)
     return engine, Ema(engine, 0.75)
 
 
