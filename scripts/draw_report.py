@@ -58,10 +58,7 @@ def main(job: Job[Any]) -> None:
     page = Page(
         eyebrow=translate("Report"),
         title=job.spec["name"],
-        cards=[
-            *headline(stage, metrics[stage]),
-            Card(translate("time of all jobs"), total_cost(runs)),
-        ],
+        cards=headline(stage, metrics[stage]),
         remarks=[
             f"{translate(STAGES[each])}: {remark}"
             for each in stages
@@ -99,7 +96,8 @@ def main(job: Job[Any]) -> None:
     write_page(job.result / "report.html", job.settings.language, page)
     write_record(job.result, page)
     # The start page of Snakemake's report shows it.
-    write_headline(job.result / "headline.html", page.cards)
+    total = Card(translate("time of all jobs"), total_cost(runs))
+    write_headline(job.result / "headline.html", [*page.cards, total])
     write_table(job.result / "metrics.csv", metrics)
 
 

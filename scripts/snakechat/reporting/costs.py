@@ -43,6 +43,7 @@ def total_cost(runs: Runs) -> str:
 def job_section(runs: Runs) -> Section:
     """Return the section of the time and the memory of the jobs."""
     rows = [[path.removeprefix("output/"), *run_cells(run)] for path, run in runs.items()]
+    rows.append([translate("time of all jobs"), "", total_cost(runs), None, None])
     note = translate("The time of a resumed training starts where it was resumed.")
     return Section(
         translate("Costs"), tables=[Table("", [translate(label) for label in HEAD], rows, note)]

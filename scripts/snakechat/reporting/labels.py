@@ -142,7 +142,7 @@ def label_of(path: str) -> str:
 
 def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
     """Return the paths of the main results in metrics.json, which may lack some of them."""
-    initial = initial_model(metrics) if stage == "rlhf" else ""
+    initial = initial_model(metrics) if "rlhf" in metrics else ""
     return [path.format(initial=initial) for path in HEADLINES[stage]]
 
 
