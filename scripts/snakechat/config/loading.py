@@ -73,8 +73,11 @@ def check_plain_values(values: Any, *place: str) -> None:
     else:
         try:
             json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"config: {'.'.join(place)}: {error}") from None
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"config: {'.'.join(place)}: expected text in UTF-8, a finite number, true, false or"
+                f" null, found {values!r}: quote it, or use another value"
+            ) from None
 
 
 def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:

@@ -113,6 +113,8 @@ class RuleFunctions:
         self.workflow, sources = workflow, Path(planned["sources"])
         self._lock_before = identity_of(LOCK)
         snakemake_adapter.check_version()
+        for folder in (root, Path.cwd()):
+            snakemake_adapter.check_path(folder)
         snakemake_adapter.adapt(workflow)
         if "config" in planned:
             config.clear()

@@ -29,6 +29,14 @@ def check_version(version: str = SNAKEMAKE_VERSION) -> None:
         )
 
 
+def check_path(folder: Path) -> None:
+    """Raise InputError for the path of a project in which Snakemake finds wildcards."""
+    if "{" in str(folder) or "}" in str(folder):
+        raise InputError(
+            f"{folder}: Snakemake takes braces in a path for wildcards: rename the folder"
+        )
+
+
 def adapt(workflow: Any) -> None:
     """Change what Snakemake prints, deletes and takes for a target, before it plans."""
     collect_garbage_rarely()

@@ -1,5 +1,6 @@
 """Which Snakemake a build accepts, and what happens at its end."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,7 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
     after_build,
     before_report,
+    check_path,
     check_version,
 )
 
@@ -50,3 +52,10 @@ def test_a_build_is_finished_at_its_end(arguments, workflow, expected, monkeypat
     if arguments:
         workflow.create_report("html")
     assert done == expected
+
+
+@pytest.mark.parametrize("name", ["{x}", "a{", "b}"])
+def test_braces_in_the_path_of_a_project_are_rejected(name):
+    check_path(Path("/my project/$(x)"))
+    with pytest.raises(InputError, match="braces in a path"):
+        check_path(Path("/work", name))
