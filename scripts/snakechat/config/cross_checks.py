@@ -219,32 +219,23 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
         raise ConfigError(
             f"config: {used_by} names {dataset}, whose split gives no rows to {phase}"
         )
-    if "generate" in settings or "label" in settings:
-        return
-    if "generations" in settings:
-        if phase == "reward" and settings["select"] == "best":
-            raise ConfigError(
-                f"config: {used_by} names {dataset}, which has no rejected responses (select:"
-                " best): set select: best_and_worst"
-            )
-        return
-    if phase != "rlhf" and not has_responses(settings["format"]):
+    format = settings.get("format", "")
+    if phase != "rlhf" and format and not has_responses(format):
         raise ConfigError(
-            f"config: {used_by} names {dataset}, which has no responses (format"
-            f" {settings['format']}): use it for rlhf"
+            f"config: {used_by} names {dataset}, which has no responses (format {format}): use it"
+            " for rlhf"
         )
-    if phase != "reward" or has_pairs(settings["format"], settings.get("columns")):
+    if phase != "reward" or "label" in settings or _has_pairs(settings):
         return
-    if is_unpaired(settings["format"]) and stage == "dpo":
-        if not has_reference_point(config.recipe(stage, name)["loss"]):
-            raise ConfigError(
-                f"config: {used_by} names {dataset}, whose responses are not paired (format"
-                f" {settings['format']}): set loss: kto, or use pairs"
-            )
-    else:
+    if stage != "dpo" or not format or not is_unpaired(format):
         raise ConfigError(
-            f"config: {used_by} names {dataset}, which has no rejected responses (format"
-            f" {settings['format']}): use it for sft or rlhf"
+            f"config: {used_by} names {dataset}, which has no rejected responses"
+            f" ({f'format {format}' if format else 'select: best'}): use it for sft or rlhf"
+        )
+    if not has_reference_point(config.recipe(stage, name)["loss"]):
+        raise ConfigError(
+            f"config: {used_by} names {dataset}, whose responses are not paired (format {format}):"
+            " set loss: kto, or use pairs"
         )
 
 

@@ -168,7 +168,7 @@ def _below(schema: Schema, part: Any) -> Schema | None:
     if isinstance(part, int):
         return schema.get("items")
     others = schema.get("additionalProperties")
-    return schema.get("properties", {}).get(part, others or None)
+    return schema.get("properties", {}).get(part, others if isinstance(others, dict) else None)
 
 
 def json_schema(declared: Any) -> Schema:
