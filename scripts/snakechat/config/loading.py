@@ -75,8 +75,8 @@ def check_plain_values(values: Any, *place: str) -> None:
             json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
         except (TypeError, ValueError):
             raise ConfigError(
-                f"config: {'.'.join(place)}: expected text in UTF-8, a finite number, true, false or"
-                f" null, found {values!r}: quote it, or use another value"
+                f"config: {'.'.join(place)}: expected text in UTF-8, a finite number, true, false"
+                f" or null, found {values!r}: quote it, or use another value"
             ) from None
 
 
