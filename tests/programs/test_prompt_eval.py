@@ -190,7 +190,7 @@ def test_a_file_that_changed_after_planning_is_rejected(tmp_path):
 
 def test_every_set_has_prompts_and_pairs():
     names = [path.name for path in sorted((ROOT / "prompts").glob("*.yaml"))]
-    assert names == ["en.yaml", "toy.yaml", "zh.yaml"]
+    assert names == ["en.yaml", "ja.yaml", "toy.yaml", "zh.yaml"]
     sets = [Path(name).stem for name in names]
     files = {path: file_digest(ROOT / path) for name in names for path in both(name)}
     job = SimpleNamespace(
@@ -220,5 +220,5 @@ def test_a_base_model_overrides_the_prompt_sets(sources):
     assert planned("rlhf/1.3b", "--config", "prompt_sets=[zh]")["settings"]["prompt_sets"] == ["zh"]
     page = "output/prompt_eval/sft/1.3b.html"
     process = sources.snakemake(page, "-n", "--config", "prompt_sets=[fr]")
-    message = "prompt_sets names 'fr', and prompts has no fr.yaml (it has: en, toy, zh)"
+    message = "prompt_sets names 'fr', and prompts has no fr.yaml (it has: en, ja, toy, zh)"
     assert message in process.stdout
