@@ -12,6 +12,7 @@ it has as strings, relative to rewards/: "words.txt". These files are part of it
 (snakechat.workflow.code_digests).
 """
 
+import builtins
 import inspect
 import math
 import sys
@@ -91,7 +92,7 @@ class RewardFunction:
             known = reward_function_files(FOLDER.parent / "scripts", [name])
             self.watch = FileWatch(FOLDER.parent, known, self._unknown_file_error)
             with self.watch.watching():
-                module = load_program(self.path)
+                module = RewardModules().load(name)
         except InputError:
             raise
         except (Exception, SystemExit) as error:
@@ -160,26 +161,63 @@ class RewardFunction:
         return self._error(f"{place}{type(error).__name__}: {shorten(str(error))}")
 
 
-def load_program(path: Path) -> ModuleType:
-    """Return the module of a file in rewards/, which may import others there.
+class RewardModules:
+    """Modules of rewards/, run from their source.
 
-    `import NAME` finds them behind the libraries, and `from . import NAME` finds them alone.
-
-    Raises:
-        Exception: What running it raises.
+    They are not imported as others are: that could find another module of the same name, or stale
+    bytecode.
     """
-    folder = str(path.parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    package = sys.modules.setdefault("rewards", ModuleType("rewards"))
-    package.__path__ = [folder]
-    # The folder is the user's.
-    sys.dont_write_bytecode = True
-    name = f"{package.__name__}.{path.stem}"
-    module = sys.modules[name] = ModuleType(name)
-    module.__file__, module.__package__ = str(path), package.__name__
-    exec(compile(path.read_bytes(), path, "exec"), vars(module))
-    return module
+
+    def __init__(self) -> None:
+        self.modules: dict[str, ModuleType] = {}
+
+    def load(self, name: str) -> ModuleType:
+        """Return the module rewards/NAME.py.
+
+        Raises:
+            Exception: What running it raises.
+        """
+        if name not in self.modules:
+            path = FOLDER / f"{name}.py"
+            module = self.modules[name] = ModuleType(f"rewards.{name}")
+            vars(module).update(
+                {
+                    "__file__": str(path),
+                    "__package__": "rewards",
+                    "__builtins__": {**vars(builtins), "__import__": self._import},
+                }
+            )
+            exec(compile(path.read_bytes(), path, "exec"), vars(module))
+        return self.modules[name]
+
+    def _import(
+        self,
+        name: str,
+        namespace: Mapping[str, Any] | None = None,
+        local_names: Mapping[str, Any] | None = None,
+        attributes: Sequence[str] | None = (),
+        level: int = 0,
+    ) -> ModuleType:
+        """Import a module as an import statement of a module in rewards/ does.
+
+        A module in rewards/ takes precedence over a library, but not over the standard library.
+        """
+        importer = (namespace or {}).get("__name__")
+        if level == 1 and name:
+            return self.load(name)
+        if level == 1:
+            package = ModuleType("rewards")
+            for attribute in attributes or ():
+                setattr(package, attribute, self.load(attribute))
+            return package
+        is_reward_module = (FOLDER / f"{name}.py").is_file() and importer != f"rewards.{name}"
+        if level == 0 and is_reward_module and name not in sys.stdlib_module_names:
+            return self.load(name)
+        # The function __import__, which programs do not name in another way: what a reward function
+        # imports is found where it is planned.
+        python_import = vars(builtins)["__import__"]
+        module: ModuleType = python_import(name, namespace, local_names, attributes or (), level)
+        return module
 
 
 def shorten(text: str) -> str:

@@ -31,10 +31,7 @@ def write(tmp_path, monkeypatch):
             text = f"def score(prompts, responses):\n    return {text}\n"
         (folder / f"{name}.py").write_text(text)
 
-    yield write
-    for name, module in list(sys.modules.items()):
-        if str(folder) in str(getattr(module, "__file__", "")):
-            del sys.modules[name]
+    return write
 
 
 def scores_of(functions, prompts, responses, columns=()):
@@ -109,7 +106,8 @@ def test_sequences_arrays_and_tensors_of_numbers_are_accepted(write, values):
     assert mine().tolist() == [1, 0, 2]
 
 
-def test_a_function_imports_modules_in_rewards(write, tmp_path):
+def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
+    before = dict(sys.modules)
     write(
         "import helper\nimport json\nfrom . import second as other\nfrom .second import WEIGHT\n"
         "def score(prompts, responses):\n"
@@ -119,8 +117,11 @@ def test_a_function_imports_modules_in_rewards(write, tmp_path):
     # A function of the same name as a module of the standard library is not imported.
     write("raise ValueError\n", "json")
     write("WEIGHT = 5\n", "second")
-    write("from second import *\n\nNUMBER = '2'\n", "helper")
-    assert mine().tolist() == [2 * 5 + 5] * 3
+    # Of the same size and second: cached bytecode would be stale.
+    for number in (1, 2):
+        write(f"from second import *\n\nNUMBER = '{number}'\n", "helper")
+        assert mine().tolist() == [number * 5 + 5] * 3
+    assert sys.modules == before
     # No bytecode is written next to them.
     assert {path.suffix for path in (tmp_path / "rewards").iterdir()} == {".py"}
 
@@ -128,6 +129,15 @@ def test_a_function_imports_modules_in_rewards(write, tmp_path):
 def test_a_function_may_have_the_name_of_a_library_that_it_imports(write):
     write("import yaml\n\nscore = lambda prompts, responses: yaml.safe_load('[1, 2, 3]')\n", "yaml")
     assert scores_of({"yaml": 1}, PROMPTS, RESPONSES)[0].tolist() == [1, 2, 3]
+
+
+def test_a_module_in_rewards_takes_precedence_over_a_library(write):
+    # The plan counts it, whatever is installed.
+    write(
+        "from yaml import NUMBER\n\nscore = lambda prompts, responses: [NUMBER] * len(responses)\n"
+    )
+    write("NUMBERS = [7, 8, 9]\n", "yaml")
+    assert mine().tolist() == [7, 8, 9]
 
 
 READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
