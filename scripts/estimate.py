@@ -13,7 +13,6 @@ modules in snakechat/planning/ describe the method.
 
 import argparse
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -27,7 +26,7 @@ from snakechat.planning.compute_time import (
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB
 from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
-from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.planning.planner import plan_build
 from snakechat.workflow.tool_errors import one_line_errors
 
 COLUMNS = (
@@ -44,10 +43,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--gpu GPU] [--price PRICE] [--json] [targets ...]"
-        " [options of snakemake]",
+        usage="%(prog)s [-h] [--gpu GPU] [--price PRICE] [--json]"
+        " [targets and options of snakemake]",
+        allow_abbrev=False,
     )
-    parser.add_argument("targets", nargs="*", help="as for snakemake; default: existing results")
     parser.add_argument(
         "--gpu",
         default="a100-80g",
@@ -58,13 +57,13 @@ def main() -> None:
         "--price", type=float, help="price of a GPU for an hour, in any currency, for the total"
     )
     parser.add_argument("--json", action="store_true", help="print bytes, FLOP and seconds as JSON")
-    arguments, options = parse_arguments(parser, sys.argv[1:])
+    arguments, words = parser.parse_known_args()
     try:
         gpu = parse_gpu(arguments.gpu)
     except ValueError as error:
         parser.error(f"argument --gpu: {error}")
 
-    plan = plan_build(arguments.targets, options)
+    plan = plan_build(words)
     jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
     past = past_runs(Path("output"), gpu)
     correct(jobs, correction_factors(past))

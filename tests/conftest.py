@@ -88,7 +88,7 @@ PRINT_SPECS = """
 import json, sys
 sys.path.insert(0, "scripts")
 from snakechat.planning.planner import plan_build
-jobs = plan_build(sys.argv[1:2], sys.argv[2:]).jobs
+jobs = plan_build(sys.argv[1:]).jobs
 print(json.dumps({path: job.spec for path, job in jobs.items()}))
 """
 
