@@ -5,23 +5,17 @@ import shutil
 
 import pytest
 
-from conftest import ROOT, edited
+from conftest import edited
 from snakechat.planning.stale_causes import causes_of
-from snakechat.workflow.code_digests import code_digests
 
 TARGET = "output/rlhf/tiny"
 
 
-def explain(workflow, *targets, options=()):
+def explain(workflow, *words):
     """Return what explain.py prints; it must succeed."""
-    process = run(workflow, *targets, options=options)
+    process = workflow.run("python", "scripts/explain.py", *words, *workflow.options)
     assert process.returncode == 0, process.stdout
     return process.stdout
-
-
-def run(workflow, *targets, options=()):
-    """Return the finished process of explain.py."""
-    return workflow.run("python", "scripts/explain.py", *targets, *workflow.options, *options)
 
 
 @pytest.fixture(scope="module")
@@ -51,36 +45,6 @@ def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(b
             "  makes stale if the content changes: evaluate_sft tiny, train_reward tiny,"
             " evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny, draw_report rlhf/tiny\n"
         )
-
-
-def test_an_edited_module_makes_exactly_the_programs_stale_that_import_it(built):
-    module = built.folder / "scripts/snakechat/training/deepspeed_engine.py"
-    with edited(module, ('_per_gpu": 1', '_per_gpu": int(1)')):
-        heading, same, stale = explain(built, TARGET).splitlines()
-        planned = built.planned()
-    first, _, cause = heading.partition(" is stale: ")
-    assert cause == "snakechat/training/deepspeed_engine.py changed"
-    roots = rules([first, *names_after("the same applies to", same)])
-    programs = {rule: code_digests(ROOT / f"scripts/{rule}.py") for rule in planned}
-    assert roots == {
-        rule for rule, code in programs.items() if "snakechat/training/deepspeed_engine.py" in code
-    }
-    assert (
-        rules(names_after("makes stale if the content changes", stale)) == planned - roots != set()
-    )
-
-
-def names_after(label, line):
-    """Return the names of the jobs in a line that begins with a label."""
-    before, _, names = line.partition(": ")
-    assert before == f"  {label}"
-    return names.split(", ")
-
-
-def rules(names):
-    """Return the rules of jobs; each rule has one job in the tiny recipe."""
-    assert len({name.split()[0] for name in names}) == len(names)
-    return {name.split()[0] for name in names}
 
 
 DAMAGES = {
@@ -129,7 +93,7 @@ def test_results_are_read_from_the_working_directory_of_snakemake(built, tmp_pat
     shutil.copytree(built.folder / "output", tmp_path / "output", symlinks=True)
     (tmp_path / "output/eval/sft/tiny/metrics.json").unlink()
     target = "output/eval/sft/tiny.manifest.json"
-    assert explain(built, target, options=("--directory", str(tmp_path))) == (
+    assert explain(built, target, "--directory", str(tmp_path)) == (
         "evaluate_sft tiny is stale: output/eval/sft/tiny: metrics.json is missing\n"
     )
 
