@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.model_files import CARD
-from snakechat.planning.changes import changed_code, changed_pins, job_name, spec_changes
+from snakechat.planning.changes import job_name, spec_changes
 from snakechat.planning.plan import PlannedJob
-from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.planning.planner import plan_build
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -55,16 +55,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] targets [targets ...] --because REASON [options of snakemake]",
+        usage="%(prog)s [-h] --because REASON target [targets and options of snakemake]",
+        allow_abbrev=False,
     )
-    parser.add_argument("targets", nargs="+", help="as for snakemake")
     parser.add_argument("--because", required=True, metavar="REASON")
-    arguments, options = parse_arguments(parser, sys.argv[1:])
+    arguments, words = parser.parse_known_args()
     reason = " ".join(arguments.because.split())
     if not reason:
         parser.error("--because is empty: say why the results are equivalent")
     try:
-        plan = plan_build(arguments.targets, options)
+        plan = plan_build(words)
+        if not plan.targets:
+            parser.error("name the targets whose results are equivalent")
         acquire_lock("output/.lock")
         accepted = [
             (job, manifest, changes)
@@ -82,7 +84,7 @@ def main() -> None:
             sys.exit(f"error: {job_name(job.spec)} is not accepted: {error.strerror}: {path}")
         print(f"{job_name(job.spec)} is accepted: {'; '.join(changes)}")
     if not accepted:
-        print(f"{', '.join(arguments.targets)}: nothing to accept")
+        print(f"{', '.join(plan.targets)}: nothing to accept")
 
 
 def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
@@ -98,12 +100,11 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
     if manifest is None:
         raise InputError(f"{job_name(spec)} has no result: build it")
     recorded = manifest["spec"]
-    others = [key for key in recorded.keys() | spec.keys() if key not in ACCEPTABLE]
-    if any(digest(recorded.get(key)) != digest(spec.get(key)) for key in others):
-        changes = spec_changes({**spec, **{key: recorded[key] for key in others}}, spec, {})
+    kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
+    if digest(kept) != digest(recorded):
         raise InputError(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"
-            f" {'; '.join(changes) or 'it reads other inputs'}: build it again"
+            f" {'; '.join(spec_changes(recorded, kept))}: build it again"
         )
     for key, entry in spec["inputs"].items():
         upstream = read_manifest(manifest_path(entry["path"]))
@@ -116,8 +117,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
         check_files(Path(spec["path"]), manifest)
     except Damaged as damage:
         raise InputError(f"{spec['path']}: {damage}: delete it and build it again") from None
-    code = changed_code(recorded, spec)
-    return manifest, code + changed_pins(recorded["requirements"], spec["requirements"])
+    return manifest, spec_changes(recorded, spec)
 
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:

@@ -2,38 +2,31 @@
 
     python scripts/estimate.py output/rlhf/13b
     python scripts/estimate.py output/rlhf/mine --gpu h100 --configfile mine.yaml
-    python scripts/estimate.py output/rlhf/mine --gpu 48GB,181TFLOPS,864GB/s
-    python scripts/estimate.py output/rlhf/13b --price 1.90
+    python scripts/estimate.py output/rlhf/mine --gpu 48,181,864
 
-Plans the jobs and placements of a build with the same targets and options of Snakemake. Builds and
-writes nothing. Where output/ has results of runs on the same
-kind of GPU, their time is printed beside its estimate and corrects the hours of jobs to come. The
-modules in snakechat/planning/ describe the method.
+Plans the jobs and placements of a build with the same targets and options of Snakemake; without
+targets, of all results that exist. Builds nothing, and downloads nothing but config.json of models
+of the Hub. The modules in snakechat/planning/ describe the method.
 """
 
 import argparse
-import json
-import sys
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import math
+from collections.abc import Sequence
 
 from snakechat.planning.compute_time import (
     BANDWIDTH_UTILIZATION,
     FLOPS_UTILIZATION,
     GPU_SYNTAX,
     GPUS,
+    LORA_FLOPS_UTILIZATION,
     parse_gpu,
 )
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
-from snakechat.planning.memory import COMPONENTS, GIB
-from snakechat.planning.past_runs import PastRun, correction_factors, past_runs
-from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.planning.memory import COMPONENTS, GIB, checkpoint_bytes
+from snakechat.planning.planner import plan_build
 from snakechat.workflow.tool_errors import one_line_errors
 
-COLUMNS = (
-    *("job", "state", "GPUs", "weights", "trained"),
-    *(*COMPONENTS, "total", "at", "disk", "PFLOP", "hours"),
-)
+COLUMNS = ("job", "state", "GPUs", *COMPONENTS, "total", "at", "disk", "hours")
 # Checkpoints that exist at the same time: the last two, and the one that is being written.
 CHECKPOINTS = 3
 
@@ -44,38 +37,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--gpu GPU] [--price PRICE] [--json] [targets ...]"
-        " [options of snakemake]",
+        usage="%(prog)s [-h] [--gpu GPU] [targets and options of snakemake]",
+        allow_abbrev=False,
     )
-    parser.add_argument("targets", nargs="*", help="as for snakemake; default: existing results")
     parser.add_argument(
         "--gpu",
         default="a100-80g",
         help=f"{', '.join(GPUS)} or {GPU_SYNTAX}: its memory, its dense 16-bit TFLOPS and the"
         " bandwidth of its memory; default: %(default)s",
     )
-    parser.add_argument(
-        "--price", type=float, help="price of a GPU for an hour, in any currency, for the total"
-    )
-    parser.add_argument("--json", action="store_true", help="print bytes, FLOP and seconds as JSON")
-    arguments, options = parse_arguments(parser, sys.argv[1:])
+    arguments, words = parser.parse_known_args()
     try:
         gpu = parse_gpu(arguments.gpu)
     except ValueError as error:
         parser.error(f"argument --gpu: {error}")
 
-    plan = plan_build(arguments.targets, options)
+    plan = plan_build(words)
     jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
-    past = past_runs(Path("output"), gpu)
-    correct(jobs, correction_factors(past))
-
-    if arguments.json:
-        print(json.dumps([job.as_json() for job in jobs], indent=1))
-        return
     print(
         f"{arguments.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"
-        f" TFLOPS, {BANDWIDTH_UTILIZATION:.0%} of the bandwidth"
+        f" TFLOPS ({LORA_FLOPS_UTILIZATION:.0%} with adapters), {BANDWIDTH_UTILIZATION:.0%} of the"
+        " bandwidth"
     )
     print(format_table([COLUMNS, *map(table_row, jobs)]))
     for job in jobs:
@@ -83,29 +66,21 @@ def main() -> None:
             print(f"warning: {job}: {warning}")
     for note, names in jobs_by_note(jobs).items():
         print(f"{note} ({', '.join(names)})")
-    for line in comparison(past):
-        print(line)
-    print(summary(jobs, arguments.price))
+    print(summary(jobs))
 
 
 def table_row(job: JobEstimate) -> tuple[str, ...]:
     """Return the cells of a job, one for each column."""
-    sizes, weights, trained = ["" for _ in (*COMPONENTS, "total")], "", ""
-    if job.memory and job.workload:
-        weights, trained = map(format_count, job.workload.num_weights())
-        components = [job.memory[name] for name in COMPONENTS]
-        sizes = [format_bytes(size) if size else "" for size in (*components, sum(components))]
+    components = [job.memory.get(name, 0) for name in COMPONENTS]
+    sizes = [format_bytes(size) if size else "" for size in (*components, sum(components))]
     return (
         str(job),
         "stale" if job.stale else "up to date",
         str(job.num_gpus or ""),
-        weights,
-        trained,
         *sizes,
-        job.moment or "",
-        "?" if job.disk is None else format_bytes(job.disk),
-        format_number(job.flops and job.flops / 1e15),
-        format_number(job.seconds and job.seconds / 3600),
+        job.moment,
+        "?" if math.isnan(job.disk) else format_bytes(job.disk),
+        format_number(job.seconds / 3600),
     )
 
 
@@ -118,35 +93,16 @@ def jobs_by_note(jobs: Sequence[JobEstimate]) -> dict[str, list[str]]:
     return names
 
 
-def correct(jobs: Sequence[JobEstimate], factors: Mapping[str, float]) -> None:
-    """Multiply the hours of jobs by the factors of earlier runs of their rules."""
-    for job in jobs:
-        if job.seconds is not None and (factor := factors.get(job.spec["rule"])):
-            job.seconds *= factor
-            job.notes.append(f"hours x {factor:.2f}, as earlier runs of {job.spec['rule']}")
-
-
-def comparison(runs: Sequence[PastRun]) -> list[str]:
-    """Return a line for each earlier run: what was measured, and what is estimated for it."""
-    return [
-        f"measured: {run.job}: {format_number(run.seconds / 3600)} hours (estimated:"
-        f" {format_number(run.estimated_seconds / 3600)}), {format_bytes(run.peak)} of a GPU"
-        f" (estimated: {format_bytes(run.estimated_peak)})"
-        for run in runs
-    ]
-
-
-def summary(jobs: Sequence[JobEstimate], price: float | None = None) -> str:
-    """Return the totals of the stale jobs. price: of a GPU for an hour, in any currency."""
+def summary(jobs: Sequence[JobEstimate]) -> str:
+    """Return the totals of the stale jobs."""
     stale = [job for job in jobs if job.stale]
     on_gpus = [job for job in stale if job.num_gpus]
-    hours = [job.num_gpus * job.seconds / 3600 for job in on_gpus if job.seconds is not None]
-    disk = [job.disk for job in stale if job.disk is not None]
-    checkpoints = [CHECKPOINTS * job.workload.checkpoint_bytes() for job in stale if job.workload]
+    hours = [job.num_gpus * job.seconds / 3600 for job in on_gpus if not math.isnan(job.seconds)]
+    disk = [job.disk for job in stale if not math.isnan(job.disk)]
+    checkpoints = [CHECKPOINTS * checkpoint_bytes(job.workload) for job in stale if job.workload]
     at_least = "at least " if len(hours) < len(on_gpus) else ""
-    cost = "" if price is None else f" ({sum(hours) * price:,.2f} at {price:g} each)"
     return (
-        f"{len(stale)} of {len(jobs)} jobs are stale: {at_least}{sum(hours):,.1f} GPU hours{cost},"
+        f"{len(stale)} of {len(jobs)} jobs are stale: {at_least}{sum(hours):,.1f} GPU hours,"
         f" {format_bytes(sum(disk))} of disk for results of known size, and up to"
         f" {format_bytes(max(checkpoints, default=0))} for the checkpoints of a training job"
     )
@@ -164,16 +120,9 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def format_count(number: int) -> str:
-    """Format a number of weights (13.0 B, 125.2 M); empty for 0."""
-    if number == 0:
-        return ""
-    return f"{number / 1e9:,.1f} B" if number >= 1e9 else f"{number / 1e6:,.1f} M"
-
-
-def format_number(number: float | None) -> str:
+def format_number(number: float) -> str:
     """Format a number with about two digits; empty if it is unknown."""
-    if number is None:
+    if math.isnan(number):
         return ""
     return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 

@@ -22,7 +22,7 @@ import yaml
 
 from snakechat.planning.changes import job_name
 from snakechat.planning.plan import PlannedJob, upstream_paths
-from snakechat.planning.planner import parse_arguments, plan_build
+from snakechat.planning.planner import plan_build
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
@@ -46,20 +46,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] target [target ...] [options of snakemake]",
+        usage="%(prog)s [-h] [targets and options of snakemake]",
+        allow_abbrev=False,
     )
-    parser.add_argument("targets", nargs="+", help="as for snakemake")
-    arguments, options = parse_arguments(parser, sys.argv[1:])
-    jobs = plan_build(arguments.targets, options).stale_jobs
+    _, words = parser.parse_known_args()
+    plan = plan_build(words)
+    jobs = plan.stale_jobs
     folder = os.getcwd()
     parallel = [job for job in jobs.values() if num_processes(job) > 1]
     if not parallel:
-        targets = ", ".join(arguments.targets)
-        sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
+        sys.exit(f"error: {', '.join(plan.targets)}: no job to run takes several GPUs or nodes")
     ready = [job for job in parallel if not upstream_paths(job.spec, jobs)]
     if not ready:
         spec = parallel[0].spec
         inputs = [str(manifest_path(path)) for path in upstream_paths(spec, jobs)]
+        options = [word for word in words if word not in plan.targets]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
         sys.exit(f"error: the inputs of {job_name(spec)} are missing: first run {build}")
     profile = yaml.safe_load(PROFILE.read_text())

@@ -12,7 +12,7 @@ import argparse
 import datetime
 from pathlib import Path
 
-from snakechat.planning.changes import replaced_inputs, spec_changes
+from snakechat.planning.changes import spec_changes
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 from snakechat.workflow.store import STORE, linked_folder, linked_folders
@@ -96,8 +96,7 @@ def version_changes(old: Manifest | None, new: Manifest | None) -> list[str]:
     """Describe what changed from one version of a result to the next."""
     if old is None or new is None:
         return ["a manifest cannot be read"]
-    changes = spec_changes(old["spec"], new["spec"], old["facts"])
-    changes += replaced_inputs(old["spec"], new["spec"])
+    changes = spec_changes(old["spec"], new["spec"])
     inputs = old["spec"]["inputs"]
     changes += [
         f"{inputs[name]['path']} had other content"

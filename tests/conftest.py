@@ -74,6 +74,20 @@ def program_forks():
     return forks.environment
 
 
+@pytest.fixture
+def opt_hub(monkeypatch):
+    """A Hub that has the configs of OPT, without a connection."""
+    # They import torch.
+    from snakechat.planning import model_configs
+    from support.specs import OPT_CONFIGS
+
+    def config_of(name, revision):
+        assert revision == "main"
+        return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
+
+    monkeypatch.setattr(model_configs, "hub_config", config_of)
+
+
 @pytest.fixture(autouse=True)
 def variables_of_forks():
     """An error for a test that leaves a variable with which programs do not start as forks."""
@@ -86,7 +100,7 @@ PRINT_SPECS = """
 import json, sys
 sys.path.insert(0, "scripts")
 from snakechat.planning.planner import plan_build
-jobs = plan_build(sys.argv[1:2], sys.argv[2:]).jobs
+jobs = plan_build(sys.argv[1:]).jobs
 print(json.dumps({path: job.spec for path, job in jobs.items()}))
 """
 

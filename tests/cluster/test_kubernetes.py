@@ -315,7 +315,7 @@ def as_job(template):
 
 
 def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
-    [job] = documents_of(prepared, "output/sft/tiny", "--", "--configfile", "gpus.yaml")
+    [job] = documents_of(prepared, "output/sft/tiny", "--configfile", "gpus.yaml")
     assert as_read(job) == job
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert {kind: replica["replicas"] for kind, replica in replicas.items()} == {
@@ -335,7 +335,7 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
 def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
     two_nodes, prepared, tmp_path
 ):
-    [job] = documents_of(prepared, "output/sft/tiny", "--", *two_nodes)
+    [job] = documents_of(prepared, "output/sft/tiny", *two_nodes)
     command = container_of(as_job(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]))[
         "command"
     ]
@@ -392,7 +392,7 @@ def test_missing_inputs_are_an_error_with_the_command_that_builds_them(
 
 def test_a_folder_outside_the_volume_is_an_error(two_nodes, prepared, tmp_path):
     copy = prepared.copy(tmp_path / "copy")
-    process = copy.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", "--", *two_nodes)
+    process = copy.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", *two_nodes)
     assert process.returncode == 1
     assert process.stdout == (
         f"error: {copy.folder} is not on the volume, which pods mount at {prepared.folder.parent}"

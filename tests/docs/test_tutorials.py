@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, Workflow, copy_sources
+from support.hub import serving_opt
 from support.tutorials import blocks_of, commands_of, follow
 
 pytestmark = pytest.mark.slow
@@ -73,8 +74,11 @@ def test_reward_functions(rewarded):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("page", ["tutorials/deepspeed-chat", "tutorials/trl", "api"])
-def test_pages_that_continue_there(page, own_data):
-    follow(page, own_data)
+def test_pages_that_continue_there(page, own_data, tmp_path, monkeypatch):
+    # The estimate of a page reads configs of the Hub.
+    with serving_opt(tmp_path / "home") as (_, environment):
+        monkeypatch.setattr(own_data, "environment", environment)
+        follow(page, own_data)
 
 
 def test_report(rewarded):

@@ -305,10 +305,11 @@ def step_seconds(bench, job, train):
 def estimated_peak(job):
     """Return the bytes that scripts/estimate.py predicts for a job."""
     from snakechat.planning.job_workloads import job_workload
+    from snakechat.planning.memory import peak_memory
     from snakechat.planning.stage_choice import plan_of_inputs
 
     workload = job_workload(job.spec, job.placement, plan_of_inputs(job))
-    _, memory = workload.memory(job.placement)
+    _, memory = peak_memory(workload, job.placement)
     return sum(memory.values())
 
 

@@ -53,7 +53,8 @@ def peaks(losses, config, lora_rank, checkpointing):
     from snakechat.modeling import acceleration
     from snakechat.modeling.batching import Examples
     from snakechat.planning.activation_memory import BatchShape, ModelSpec
-    from snakechat.planning.memory import TrainedModel, training_memory
+    from snakechat.planning.memory import peak_memory
+    from snakechat.planning.workload import LoadedModel, Workload
     from snakechat.training import engine as engines
 
     settings = SimpleNamespace(
@@ -100,14 +101,9 @@ def peaks(losses, config, lora_rank, checkpointing):
     text = json.dumps(AutoConfig.for_model(**config).to_dict())
     specs = [ModelSpec(text, loss, "bf16", lora_rank, "none", checkpointing) for loss in losses]
     targets = LENGTH - 1 if losses == ["sft"] else RESPONSE
-    _, estimated = training_memory(
-        [TrainedModel(spec, 0) for spec in specs],
-        [],
-        placement,
-        BatchShape(ROWS, LENGTH, targets),
-        None,
-        False,
-    )
+    trained = [LoadedModel(spec, 0) for spec in specs]
+    workload = Workload(trained, [], BatchShape(ROWS, LENGTH, targets), flops=0)
+    _, estimated = peak_memory(workload, placement)
     return {"peak": storages.peak, "estimate": sum(estimated.values())}
 
 

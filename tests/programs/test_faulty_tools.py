@@ -27,7 +27,7 @@ manifest = read_manifest(manifest_path(path))
 spec = copy.deepcopy(manifest["spec"])
 spec["code"] = {"scripts/train_sft.py": "other"}
 job = PlannedJob(spec, options=RunOptions(shared_store="shared"))
-accept.plan_build = lambda targets, options: Plan({spec["path"]: job}, {spec["path"]})
+accept.plan_build = lambda words: Plan({spec["path"]: job}, {spec["path"]}, [str(path)])
 sys.argv = ["accept.py", str(path), "--because", "equal"]
 accept.main()
 """

@@ -70,7 +70,7 @@ def test_versions_are_listed_with_what_changed(versions, target):
             "    seed was added: 5",
             "2026-01-02 12:01           1 B  node1",
             f"  {versions[1]}",
-            "    sft.epochs changed from 1 to 2",
+            "    epochs changed from 1 to 2",
             "2026-01-01 12:01           0 B  node0",
             f"  {versions[0]}",
         ],

@@ -8,7 +8,12 @@ from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
 
 API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
 FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
@@ -82,6 +87,26 @@ def serving(kind=Hub):
     finally:
         hub.shutdown()
         hub.server_close()
+
+
+@contextmanager
+def serving_opt(home):
+    """Run a Hub with OPT models of which only the configs are real.
+
+    Yields the Hub and the variables with which programs use it. home: folder of the cache.
+    """
+    # It imports torch.
+    from support.specs import OPT_CONFIGS
+
+    models = yaml.safe_load((ROOT / "config.yaml").read_text())["models"].values()
+    revisions = {f"model/{model['hub']}": model["revision"] for model in models if "hub" in model}
+    with serving() as hub:
+        hub.commit = revisions.__getitem__
+        for name, config in OPT_CONFIGS.items():
+            files = {"config.json": json.dumps(config).encode(), "model.safetensors": b"weights"}
+            hub.repositories[f"model/facebook/{name}"] = files
+        environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
+        yield hub, environment | {"NO_PROXY": "127.0.0.1,localhost"}
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -21,9 +21,9 @@ def test_a_dry_run_names_what_has_changed(copy):
     )
     reasons = [line for line in process.stdout.splitlines() if line.startswith("Reason:")]
     for reason in (
-        "module snakechat/algorithms/preference.py changed",
-        "reward.epochs changed from",
-        "dataset mine: train/train-1.jsonl changed",
+        "snakechat/algorithms/preference.py changed",
+        "epochs changed from",
+        "train/train-1.jsonl changed",
     ):
         assert any(reason in line for line in reasons), reasons
 

@@ -100,7 +100,7 @@ def test_a_reward_function_is_code_of_the_rules_that_run_it(stubs):
     path.write_text(f"{before}\nEDITED = True\n")
     assert stubs.planned(*TINY) == stale("train_rlhf")
     output = stubs.run("python", "scripts/explain.py", "output/rlhf/tiny").stdout
-    assert "train_rlhf tiny is stale: reward function rewards/shop.py changed\n" in output
+    assert "train_rlhf tiny is stale: rewards/shop.py changed\n" in output
     # A module that nothing else uses.
     (stubs.folder / "scripts/snakechat/mine.py").write_text("ONE = 1\n")
     path.write_text(f"from snakechat.mine import ONE\n{before}")

@@ -59,12 +59,6 @@ def rlhf_flops(models: Mapping[str, Mapping[str, int]], length: float, ppo_epoch
     )
 
 
-def gpu_kind(gpu: str) -> str | None:
-    """Return the key of PEAK_FLOPS that a GPU's name contains, None if there is none."""
-    return next((name for name in PEAK_FLOPS if name in gpu), None)
-
-
 def peak_flops(gpu: str) -> float | None:
     """Return the peak 16-bit operations per second of a GPU by its name, None if unknown."""
-    kind = gpu_kind(gpu)
-    return None if kind is None else PEAK_FLOPS[kind]
+    return next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), None)

@@ -1,182 +1,75 @@
 """The workloads of jobs that sample, score and evaluate, and train no model."""
 
-import math
-
 from snakechat.data.prompt_sets import PAIR_KEYS, read_pairs, read_prompts
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
-from snakechat.planning import compute_time
 from snakechat.planning.activation_memory import POLICY, SCORE, ModelSpec, measure_size
-from snakechat.planning.job_sizes import (
-    JobSizes,
-    forward_flops,
-    product,
-    with_responses,
-)
-from snakechat.planning.token_counts import text_counts
-from snakechat.planning.workload import Generation, Workload
+from snakechat.planning.compute_time import forward_flops
+from snakechat.planning.job_sizes import JobSizes, with_responses
+from snakechat.planning.token_counts import TokenCounts, text_counts
+from snakechat.planning.workload import Workload
+
+
+def evaluation(
+    job: JobSizes,
+    models: list[ModelSpec],
+    tokens: TokenCounts,
+    num_targets: int,
+    passes: float = 1,
+) -> Workload:
+    """Return the workload of forward passes over rows by one model after the other.
+
+    Args:
+        models: The models.
+        tokens: The rows.
+        num_targets: Largest number of tokens of a row that are scored.
+        passes: Passes of each model over all rows.
+    """
+    flops = sum(forward_flops(model, tokens.per_row) for model in models)
+    return Workload(
+        trained=[],
+        frozen=models,
+        one_at_a_time=True,
+        largest=job.micro_batch(tokens.longest, num_targets),
+        flops=passes * tokens.num_rows * flops,
+        notes=tuple(tokens.notes),
+    )
 
 
 def compute_teacher(job: JobSizes) -> Workload:
     """Return the workload of the most probable tokens of a teacher."""
-    tokens, model = job.tokens("train"), job.model("teacher", POLICY)
+    tokens, model = job.tokens(), job.model("teacher", POLICY)
     targets = tokens.per_row if job.settings["train_on"] == "all_tokens" else tokens.responses
     # A number in fp32, and the id of a token (snakechat/modeling/teacher_split.py).
     size = 4 + (2 if measure_size(model).vocabulary <= 1 << 16 else 4)
-    return Workload(
-        trained=[],
-        frozen=[model],
-        largest=job.micro_batch(tokens.longest, tokens.longest - 1),
-        flops=product(tokens.num_rows, forward_flops(model, tokens)),
-        notes=tuple(tokens.notes),
-        file_bytes=product(tokens.num_rows, targets, job.settings["teacher_top_k"], size),
+    return evaluation(job, [model], tokens, tokens.longest - 1)._replace(
+        file_bytes=tokens.num_rows * targets * job.settings["teacher_top_k"] * size
     )
 
 
 def compute_reference(job: JobSizes) -> Workload:
     """Return the workload of the log-probabilities of DPO's reference model."""
-    workload = pair_evaluation(job, job.model("model", POLICY), "train")
-    batches = job.settings["batches"]
+    tokens, batches = job.tokens(), job.settings["batches"]
     epochs = 1 if batches is None else batches["epochs"]
-    return workload._replace(flops=product(epochs, workload.flops))
+    return evaluation(job, [job.model("model", POLICY)], tokens, tokens.longest // 2, epochs)
+
+
+def evaluate_sft(job: JobSizes) -> Workload:
+    """Return the workload of perplexities, with and without the prompts as targets."""
+    tokens, models = job.tokens("eval"), [job.model(key, POLICY) for key in ("base", "model")]
+    return evaluation(job, models, tokens, tokens.longest - 1, passes=2)
 
 
 def evaluate_reward(job: JobSizes) -> Workload:
     """Return the workload of scoring the evaluation split, in fp32."""
-    return pair_evaluation(job, job.model("model", SCORE, dtype="fp32"), "eval")
+    tokens, model = job.tokens("eval"), job.model("model", SCORE, dtype="fp32")
+    return evaluation(job, [model], tokens, tokens.longest // 2)
 
 
 def evaluate_dpo(job: JobSizes) -> Workload:
-    """Return the workload of the implicit rewards of the evaluation split, in fp32.
-
-    It evaluates one model after the other.
-    """
-    models = [
-        job.model(key, POLICY, dtype="fp32") for key in ("model", "base") if key in job.inputs
-    ]
-    workload = pair_evaluation(job, models[0], "eval")
-    flops = product(len(models), workload.flops)
-    return workload._replace(frozen=models, one_at_a_time=True, flops=flops)
-
-
-def pair_evaluation(job: JobSizes, model: ModelSpec, split: str) -> Workload:
-    """Return the workload of one forward pass over the pairs of a split."""
-    tokens = job.tokens(split)
-    return Workload(
-        trained=[],
-        frozen=[model],
-        largest=job.micro_batch(tokens.longest, tokens.longest // 2),
-        flops=product(tokens.num_rows, forward_flops(model, tokens)),
-        notes=tuple(tokens.notes),
-    )
-
-
-def evaluate_sft(job: JobSizes) -> Workload:
-    """Return the workload of perplexities, of one model after the other."""
-    tokens = job.tokens("eval")
-    models = [job.model(key, POLICY) for key in ("base", "model")]
-    # With and without the prompts as targets.
-    flops = 2 * sum(forward_flops(model, tokens) for model in models)
-    return Workload(
-        trained=[],
-        frozen=models,
-        one_at_a_time=True,
-        largest=job.micro_batch(tokens.longest, tokens.longest - 1),
-        flops=product(tokens.num_rows, flops),
-        notes=tuple(tokens.notes),
-    )
-
-
-def evaluate_rlhf(job: JobSizes) -> Workload:
-    """Return the workload of the comparison of a chat model with its initial model."""
-    settings, prompts = job.settings, job.tokens("eval")
-    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
-    num_prompts = min(prompts.num_rows or math.inf, settings["num_prompts"])
-    tokens = with_responses(prompts, num_generations, response_length)
-    models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
-    initial = job.model(initial_model(job.inputs), POLICY)
-    scorers = [job.model(key, SCORE, dtype="fp32") for key in job.scorers("reward", "judge")]
-    # Each model evaluates its own responses; the initial model and the scorers those of all.
-    flops = sum(forward_flops(model, tokens) for model in models)
-    flops += len(models) * sum(forward_flops(model, tokens) for model in (initial, *scorers))
-    shape = job.generation_batch(models[0], prompts, response_length, num_prompts * num_generations)
-    return Workload(
-        trained=[],
-        frozen=[*models, *scorers],
-        one_at_a_time=True,
-        largest=job.micro_batch(tokens.longest, num_generations * response_length),
-        flops=num_prompts * flops,
-        generation=shape,
-        generations=tuple(
-            job.generation(model, num_prompts * num_generations, shape) for model in models
-        ),
-        notes=tuple(prompts.notes),
-    )
-
-
-def generate_responses(job: JobSizes) -> Workload:
-    """Return the workload of sampling responses to the prompts of both splits."""
-    settings, splits = job.settings, (job.tokens("train"), job.tokens("eval"))
-    model = job.model("model", POLICY)
-    prompts = max(splits, key=lambda tokens: tokens.longest)
-    counts = [tokens.num_rows for tokens in splits if tokens.num_rows is not None]
-    rows = sum(counts) if len(counts) == len(splits) else None
-    num_responses = math.inf if rows is None else rows * settings["num_generations"]
-    shape = job.generation_batch(model, prompts, settings["max_response_length"], num_responses)
-    generations: tuple[Generation, ...] = ()
-    if rows is not None:
-        generations = (job.generation(model, num_responses, shape),)
-    return Workload(
-        trained=[],
-        frozen=[model],
-        # vLLM samples all responses.
-        largest=shape._replace(sequences=1) if job.vllm_ranks() else shape,
-        flops=product(rows, compute_time.inference_flops(model, prompts.prompt, prompts.prompt)),
-        generation=shape,
-        vllm_ranks=job.vllm_ranks(),
-        generations=generations,
-        notes=tuple(prompts.notes),
-    )
-
-
-def score_responses(job: JobSizes) -> Workload | None:
-    """Return the workload of scoring generated responses; None if only functions score them."""
-    settings, prompts = job.settings, job.tokens("train")
-    num_generations, response_length = settings["num_generations"], settings["max_response_length"]
-    tokens = with_responses(prompts, num_generations, response_length)
-    scorers = [job.model(key, SCORE) for key in job.scorers("reward")]
-    if not scorers:
-        return None
-    return Workload(
-        trained=[],
-        frozen=scorers,
-        largest=job.micro_batch(tokens.longest, num_generations * response_length),
-        flops=product(prompts.num_rows, sum(forward_flops(model, tokens) for model in scorers)),
-        notes=tuple(prompts.notes),
-    )
-
-
-def prompt_eval(job: JobSizes) -> Workload:
-    """Return the workload of responses to prompt sets, of one model after the other."""
-    response_length = job.settings["max_response_length"]
-    prompts = read_prompts(*job.prompt_files())
-    tokens = text_counts([[prompt] for _, prompt in prompts])
-    models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
-    num_prompts = len(prompts)
-    shape = job.generation_batch(models[0], tokens, response_length, num_prompts)
-    flops = sum(
-        compute_time.inference_flops(model, tokens.prompt, tokens.prompt) for model in models
-    )
-    return Workload(
-        trained=[],
-        frozen=models,
-        one_at_a_time=True,
-        largest=shape,
-        # Greedy decoding and sampling.
-        flops=2 * num_prompts * flops,
-        generation=shape,
-        generations=tuple(job.generation(model, 2 * num_prompts, shape) for model in models),
-        notes=tuple(tokens.notes),
-    )
+    """Return the workload of the implicit rewards of the evaluation split, in fp32."""
+    tokens, keys = job.tokens("eval"), [key for key in ("model", "base") if key in job.inputs]
+    models = [job.model(key, POLICY, dtype="fp32") for key in keys]
+    return evaluation(job, models, tokens, tokens.longest // 2)
 
 
 def rw_eval(job: JobSizes) -> Workload:
@@ -184,11 +77,56 @@ def rw_eval(job: JobSizes) -> Workload:
     pairs = [pair for _, pair in read_pairs(*job.prompt_files())]
     tokens = text_counts([[pair[key] for key in PAIR_KEYS] for pair in pairs])
     model = job.model("model", SCORE, dtype="fp32")
-    largest = job.micro_batch(tokens.longest, tokens.longest // 2)
-    return Workload(
-        trained=[],
-        frozen=[model],
-        largest=largest._replace(sequences=min(largest.sequences, len(pairs))),
-        flops=product(tokens.num_rows, forward_flops(model, tokens)),
-        notes=tuple(tokens.notes),
+    return evaluation(job, [model], tokens, tokens.longest // 2)
+
+
+def score_responses(job: JobSizes) -> Workload | None:
+    """Return the workload of scoring generated responses; None if only functions score them."""
+    tokens = with_responses(job.tokens(), job.settings)
+    scorers = [job.model(key, SCORE) for key in job.scorers("reward")]
+    if not scorers:
+        return None
+    workload = evaluation(job, scorers, tokens, int(tokens.responses))
+    return workload._replace(one_at_a_time=False)
+
+
+def generate_responses(job: JobSizes) -> Workload:
+    """Return the workload of sampling responses to the prompts of both splits."""
+    splits, model = (job.tokens("train"), job.tokens("eval")), job.model("model", POLICY)
+    prompts = max(splits, key=lambda tokens: tokens.longest)
+    prompts = prompts._replace(num_rows=sum(tokens.num_rows for tokens in splits))
+    generation = job.generation(model, prompts, prompts.num_rows * job.settings["num_generations"])
+    return evaluation(job, [model], prompts, 0)._replace(
+        largest=generation.shape._replace(sequences=1), generations=(generation,)
+    )
+
+
+def evaluate_rlhf(job: JobSizes) -> Workload:
+    """Return the workload of the comparison of a chat model with its initial model."""
+    settings, prompts = job.settings, job.tokens("eval")
+    num_prompts = min(settings["num_prompts"], prompts.num_rows)
+    tokens = with_responses(prompts._replace(num_rows=num_prompts), settings)
+    models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
+    initial = job.model(initial_model(job.inputs), POLICY)
+    scorers = [job.model(key, SCORE, dtype="fp32") for key in job.scorers("reward", "judge")]
+    # Each model evaluates its own responses twice, to find its most probable tokens and to read
+    # their log-probabilities; the initial model and the scorers evaluate those of all.
+    of_all = [initial, *scorers] * len(models)
+    flops = sum(forward_flops(model, tokens.per_row) for model in [*models, *models, *of_all])
+    num_responses = num_prompts * settings["num_generations"]
+    return evaluation(job, [*models, *scorers], tokens, int(tokens.responses))._replace(
+        flops=num_prompts * flops,
+        generations=tuple(job.generation(model, prompts, num_responses) for model in models),
+    )
+
+
+def prompt_eval(job: JobSizes) -> Workload:
+    """Return the workload of responses to prompt sets: greedy ones, then sampled ones."""
+    prompts = text_counts([[prompt] for _, prompt in read_prompts(*job.prompt_files())])
+    models = [job.model(key, POLICY) for key in compared_inputs(job.inputs)]
+    generations = tuple(
+        job.generation(model, prompts, 2 * prompts.num_rows, prompts.num_rows) for model in models
+    )
+    return evaluation(job, models, prompts, 0, passes=2)._replace(
+        largest=generations[0].shape._replace(sequences=1), generations=generations
     )

@@ -1,13 +1,13 @@
 """A planned job, described by what its program reads: models, tokens, micro-batches."""
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.references import input_names
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
-from snakechat.planning import compute_time
 from snakechat.planning.activation_memory import BatchShape, ModelSpec, can_be_captured, load_config
 from snakechat.planning.memory import (
     BYTES_PER_ELEMENT,
@@ -86,10 +86,10 @@ class JobSizes:
         """Return the counts of a split of the job's tokens."""
         return token_counts(self.inputs["tokens"]["path"], split, self.plan)
 
-    def rows_trained(self, tokens: TokenCounts) -> float | None:
-        """Return the rows of all steps, at most; None if the number of rows is unknown."""
-        rows, settings = product(tokens.num_rows, self.settings["epochs"]), self.settings
-        if rows is None or settings["max_steps"] is None:
+    def rows_trained(self, tokens: TokenCounts) -> float:
+        """Return the rows of all steps, at most; nan if the number of rows is unknown."""
+        rows, settings = tokens.num_rows * self.settings["epochs"], self.settings
+        if settings["max_steps"] is None:
             return rows
         batch_size = settings.get("rollout_batch_size", settings["global_batch_size"])
         return min(rows, settings["max_steps"] * batch_size)
@@ -112,14 +112,20 @@ class JobSizes:
         uses_varlen = one_response and self.settings.get("dtype") != "fp32"
         return self.placement.attn_implementation == "sdpa" or not uses_varlen
 
-    def generation_batch(
-        self, model: ModelSpec, prompts: TokenCounts, response_length: int, num_responses: float
-    ) -> BatchShape:
-        """Return the largest batch that generates: one sequence for each response.
+    def generation(
+        self,
+        model: ModelSpec,
+        prompts: TokenCounts,
+        num_responses: float,
+        at_a_time: float | None = None,
+    ) -> Generation:
+        """Return the responses that a model samples to prompts.
 
         Args:
-            num_responses: Those that are sampled at a time, in all processes.
+            num_responses: In all processes; nan if it is unknown.
+            at_a_time: Those that are sampled at a time; defaults to all.
         """
+        response_length = self.settings["max_response_length"]
         limit = self.placement.generate_tokens or default_generate_tokens(
             load_config(model),
             BYTES_PER_ELEMENT[model.dtype],
@@ -127,20 +133,19 @@ class JobSizes:
             MEMORY_FRACTION * self.gpu_memory,
         )
         shape = self.micro_batch(prompts.longest + response_length, response_length, limit)
-        num_ranks = max(self.vllm_ranks(), 1)
-        if self.vllm_ranks():
+        vllm_ranks = 0
+        if self.settings.get("generation_backend") == "vllm":
+            vllm_ranks = self.placement.vllm_tensor_parallel_size
             # As many as have space in vLLM's cache; another one starts when one ends.
-            space = vllm_memory(model, self.gpu_memory, num_ranks)["cache"] * num_ranks
+            space = vllm_memory(model, self.gpu_memory, vllm_ranks)["cache"] * vllm_ranks
             num_cached = int(space // cache_bytes(model, shape._replace(sequences=1)))
             shape = shape._replace(sequences=max(min(num_cached, VLLM_MAX_SEQUENCES), 1))
-        own = -(-num_responses * num_ranks // num_processes(self.placement))
-        return shape._replace(sequences=int(min(shape.sequences, max(own, 1))))
-
-    def generation(self, model: ModelSpec, num_responses: float, shape: BatchShape) -> Generation:
-        """Return the responses that a model samples, in batches of a shape."""
-        ranks = self.vllm_ranks()
-        is_captured = ranks > 0 or self.is_captured(model)
-        return Generation(model, num_responses, shape, is_captured, max(ranks, 1))
+        num_engines = num_processes(self.placement) / max(vllm_ranks, 1)
+        own = (num_responses if at_a_time is None else at_a_time) / num_engines
+        if own < shape.sequences:
+            shape = shape._replace(sequences=max(math.ceil(own), 1))
+        is_captured = vllm_ranks > 0 or self.is_captured(model)
+        return Generation(model, num_responses, shape, vllm_ranks, is_captured)
 
     def is_captured(self, model: ModelSpec) -> bool:
         """Return whether CUDA graphs sample (modeling/fixed_decoding.py): of weights in place."""
@@ -155,34 +160,8 @@ class JobSizes:
         folder = self.plan.jobs[self.spec["path"]].options.source
         return self.settings["prompt_sets"], self.spec["files"], Path(folder)
 
-    def vllm_ranks(self) -> int:
-        """Return the processes of a vLLM engine that samples; 0 without vLLM."""
-        if self.settings.get("generation_backend") != "vllm":
-            return 0
-        return self.placement.vllm_tensor_parallel_size
 
-
-def with_responses(prompts: TokenCounts, num_generations: int, response_length: int) -> TokenCounts:
+def with_responses(prompts: TokenCounts, settings: Mapping[str, Any]) -> TokenCounts:
     """Return the counts of prompts with all their responses, which have the maximum length."""
-    responses = num_generations * response_length
+    responses = settings["num_generations"] * settings["max_response_length"]
     return prompts._replace(responses=responses, longest=prompts.longest + responses)
-
-
-def product(*factors: float | None) -> float | None:
-    """Return the product of the factors; None if one is unknown."""
-    result: float = 1
-    for factor in factors:
-        if factor is None:
-            return None
-        result *= factor
-    return result
-
-
-def training_flops(model: ModelSpec, tokens: TokenCounts) -> float:
-    """Return the operations of training on a row."""
-    return compute_time.training_flops(model, tokens.per_row, tokens.per_row)
-
-
-def forward_flops(model: ModelSpec, tokens: TokenCounts) -> float:
-    """Return the operations of a forward pass over a row."""
-    return compute_time.inference_flops(model, tokens.per_row, tokens.per_row)

@@ -7,17 +7,17 @@ from typing import Any
 
 from snakechat.planning import inference_workloads as inference
 from snakechat.planning import training_workloads as training
-from snakechat.planning.activation_memory import POLICY, SCORE
+from snakechat.planning.activation_memory import POLICY, SCORE, SFT
 from snakechat.planning.job_sizes import JobSizes
-from snakechat.planning.memory import USABLE_MEMORY
+from snakechat.planning.memory import USABLE_MEMORY, peak_memory
 from snakechat.planning.plan import Plan
 from snakechat.planning.workload import Workload
 from snakechat.workflow.placement import Placement
 
 TRAININGS: dict[str, Callable[[JobSizes], Workload]] = {
-    "train_sft": training.train_sft,
-    "train_reward": partial(training.train_on_pairs, loss=SCORE),
-    "train_dpo": partial(training.train_on_pairs, loss=POLICY),
+    "train_sft": partial(training.train_on_rows, loss=SFT),
+    "train_reward": partial(training.train_on_rows, loss=SCORE),
+    "train_dpo": partial(training.train_on_rows, loss=POLICY),
     "train_rlhf": training.train_rlhf,
 }
 WORKLOADS: dict[str, Callable[[JobSizes], Workload | None]] = {
@@ -49,8 +49,8 @@ def job_workload(
     if describe is None:
         return None
     workload = describe(JobSizes(spec, placement, plan, gpu_memory))
-    if workload and workload.generation and gpu_memory and placement.generate_tokens is None:
-        _, memory = workload.memory(placement, gpu_memory)
+    if workload and workload.generations and gpu_memory and placement.generate_tokens is None:
+        _, memory = peak_memory(workload, placement, gpu_memory)
         if sum(memory.values()) > gpu_memory * USABLE_MEMORY:
             # A batch that samples is smaller where less memory is free.
             smallest = replace(placement, generate_tokens=placement.micro_batch_tokens)

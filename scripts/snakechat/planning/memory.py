@@ -5,9 +5,8 @@ adds. Sizes and activations come from snakechat/planning/activation_memory.py. U
 unless a docstring says elements.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, NUM_TOKENS
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
@@ -19,13 +18,12 @@ from snakechat.planning.activation_memory import (
     measure_size,
     training_peaks,
 )
+from snakechat.planning.workload import Generation, LoadedModel, Workload
 from snakechat.training.zero_stages import (
     DEFAULT_BUFFERS,
-    ZeroBuffers,
     evaluates_partitioned,
     is_partitioned,
     samples_whole,
-    stage_used,
     zero_buffers,
 )
 from snakechat.workflow.placement import Placement
@@ -42,18 +40,6 @@ Memory = dict[str, float]
 Phase = tuple[str, Memory]
 
 
-class TrainedModel(NamedTuple):
-    """A model that a job trains, and the ZeRO stage of its placement."""
-
-    model: ModelSpec
-    zero_stage: int
-
-    @property
-    def stage(self) -> int:
-        """The ZeRO stage that training uses."""
-        return stage_used(self.zero_stage, self.model.dtype)
-
-
 def add_components(*memories: Memory) -> Memory:
     """Return the sum of memories by component."""
     return {name: sum(memory.get(name, 0) for memory in memories) for name in COMPONENTS}
@@ -64,168 +50,83 @@ def num_processes(placement: Placement) -> int:
     return placement.nodes * max(placement.gpus_per_node, 1)
 
 
-# --- peaks --------------------------------------------------------------------------------------
+# --- jobs ---------------------------------------------------------------------------------------
 
 
-def training_memory(
-    trained: Sequence[TrainedModel],
-    frozen: Sequence[ModelSpec],
-    placement: Placement,
-    largest: BatchShape,
-    generation: BatchShape | None,
-    has_ema: bool,
-    gpu_memory: float = 0,
-    buffers: ZeroBuffers = DEFAULT_BUFFERS,
-    vllm_ranks: int = 0,
-) -> Phase:
-    """Return the phase of a training with the highest peak in a process.
+def peak_memory(workload: Workload, placement: Placement, gpu_memory: float = 0) -> Phase:
+    """Return the phase of a job with the highest peak in a process, and its memory.
 
-    Args:
-        trained: trained models, of RLHF the actor first.
-        frozen: models that are only evaluated.
-        largest: the largest micro-batch.
-        generation: the largest batch that generates, if any.
-        has_ema: whether a moving average of the first model is kept.
-        gpu_memory: bytes of a GPU; 0 on CPUs.
-        vllm_ranks: processes of a vLLM engine; 0 if the first model itself generates.
+    gpu_memory: Bytes of a GPU; 0 on CPUs.
     """
-    resident = [resident_memory(entry, placement, buffers) for entry in trained]
-    if has_ema:
-        partitions = num_partitions(trained[0], placement)
-        resident.append({"optimizer": 4 * measure_size(trained[0].model).trained / partitions})
-    frozen_weights = 0.0
-    if not placement.offload_frozen:
-        frozen_weights = sum(frozen_bytes(model, placement) for model in frozen)
-    resident.append({"weights": frozen_weights})
-    phases = [*training_phases(trained, frozen, placement, largest, buffers)]
-    phases += [("comparison", comparison_memory(entry)) for entry in trained]
-    if generation:
-        sampled = sampling_memory(trained[0], generation, gpu_memory, buffers, vllm_ranks)
-        phases.append(("sampling", sampled))
-    phases = [(name, add_components(*resident, memory)) for name, memory in phases]
-    # Before ZeRO 1 and 2 partition anything. With ZeRO 3, each process reads its partition.
-    loaded = frozen_weights
-    for entry in trained:
-        partitions = num_partitions(entry, placement) if entry.stage == 3 else 1
-        loaded += weight_bytes(entry.model) / partitions
-    phases.append(("loading", add_components({"weights": loaded})))
-    return highest_peak(phases)
-
-
-def inference_memory(
-    models: Sequence[ModelSpec],
-    placement: Placement,
-    largest: BatchShape,
-    generation: BatchShape | None = None,
-    gpu_memory: float = 0,
-    buffers: ZeroBuffers = DEFAULT_BUFFERS,
-    vllm_ranks: int = 0,
-) -> Phase:
-    """Return the phase with the highest peak of a job that evaluates models, all in memory.
-
-    Args:
-        generation: the largest batch that the first model generates, if any.
-        gpu_memory: bytes of a GPU; 0 on CPUs.
-        vllm_ranks: processes of a vLLM engine; 0 if the first model itself generates.
-    """
-    entries = [evaluated_entry(model, placement) for model in models]
-    offloaded = placement.offload == "parameters"
-    weights: Memory = {
-        "weights": sum(
-            weight_bytes(entry.model) / num_partitions(entry, placement)
-            for entry in entries
-            if not (entry.stage == 3 and offloaded)
-        )
-    }
-    phases = [("comparison", comparison_memory(entry)) for entry in entries]
-    for entry in entries:
-        gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
-        activations = inference_activations(entry.model, largest)
-        phases.append(("scoring", add_components(gathered, activations)))
-    if generation:
-        sampled = sampling_memory(entries[0], generation, gpu_memory, buffers, vllm_ranks)
-        phases.append(("sampling", sampled))
-    return highest_peak((name, add_components(weights, memory)) for name, memory in phases)
-
-
-def comparison_memory(entry: TrainedModel) -> Memory:
-    """Return what the comparison of a model with transformers' passes adds, if in fp32."""
-    model = entry.model
-    num_weights = measure_size(model).weights
-    if entry.stage == 3 or num_weights > MAX_FP32_WEIGHTS:
-        return {}
-    rows = BatchShape(sequences=2, length=NUM_TOKENS, targets=NUM_TOKENS)
-    copied: Memory = {"weights": 0 if model.dtype == "fp32" else 4 * num_weights}
-    return add_components(copied, inference_activations(model._replace(dtype="fp32"), rows))
-
-
-def sampling_memory(
-    entry: TrainedModel,
-    generation: BatchShape,
-    gpu_memory: float,
-    buffers: ZeroBuffers,
-    vllm_ranks: int,
-) -> Memory:
-    """Return what generation adds to a model: vLLM, or the weights that ZeRO 3 gathers for it."""
-    if vllm_ranks:
-        return vllm_memory(entry.model, gpu_memory, vllm_ranks)
-    gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
-    if entry.stage == 3 and samples_whole(weight_bytes(entry.model), gpu_memory):
-        gathered = {"weights": weight_bytes(entry.model)}
-    return add_components(gathered, generation_memory(entry.model, generation))
-
-
-def vllm_memory(model: ModelSpec, gpu_memory: float, num_ranks: int) -> Memory:
-    """Return what a vLLM engine of a number of processes takes of a GPU while it is awake.
-
-    Its share of the weights, and keys and values in the rest of its fraction of the memory.
-    """
-    weights = weight_bytes(model) / num_ranks
-    return {"weights": weights, "cache": max(GPU_MEMORY_FRACTION * gpu_memory - weights, 0)}
-
-
-def highest_peak(phases: Iterable[Phase]) -> Phase:
-    """Return the phase with the most bytes."""
+    phases = (
+        phase
+        for group in _loaded_together(workload)
+        for phase in _phases(group, placement, gpu_memory)
+    )
     return max(phases, key=lambda phase: sum(phase[1].values()))
 
 
-def host_memory(
-    trained: Sequence[TrainedModel], frozen: Sequence[ModelSpec], placement: Placement
-) -> float:
+def _loaded_together(workload: Workload) -> list[Workload]:
+    """Return the work with each group of models that are in memory at the same time."""
+    if not workload.one_at_a_time:
+        return [workload]
+    return [workload._replace(frozen=[model]) for model in workload.frozen]
+
+
+def _phases(workload: Workload, placement: Placement, gpu_memory: float) -> Iterator[Phase]:
+    """Yield the phases of a job whose models are all in memory."""
+    trained, frozen = workload.trained, evaluated_models(workload, placement)
+    in_memory = 0 if _is_offloaded(workload, placement) else _partitions_bytes(frozen, placement)
+    resident = [{"weights": in_memory}]
+    resident += [resident_memory(entry, placement) for entry in trained]
+    if workload.ema:
+        partitions = num_partitions(trained[0], placement)
+        resident.append({"optimizer": 4 * measure_size(trained[0].model).trained / partitions})
+    added = [
+        phase for entry in trained for phase in _training_phases(entry, placement, workload.largest)
+    ]
+    for entry in frozen:
+        loaded = gathered_bytes(entry)
+        if trained and placement.offload_frozen and entry.stage < 3:
+            loaded = weight_bytes(entry.model)
+        activations = inference_activations(entry.model, workload.largest)
+        added.append(("scoring", add_components({"weights": loaded}, activations)))
+    added += [("comparison", _comparison_memory(entry)) for entry in (*trained, *frozen)]
+    first = [*trained, *frozen][0]
+    if workload.generations and first.model.loss != SCORE:
+        added.append(("sampling", _sampling_memory(first, workload.generations[0], gpu_memory)))
+    for name, memory in added:
+        yield name, add_components(*resident, memory)
+    # Before ZeRO 1 and 2 partition anything. With ZeRO 3, each process reads its partition.
+    read = [entry if entry.stage == 3 else entry._replace(stage=0) for entry in trained]
+    loaded = in_memory + _partitions_bytes(read, placement)
+    yield "loading", add_components({"weights": loaded})
+
+
+def host_memory(workload: Workload, placement: Placement) -> float:
     """Return the bytes of a node's own memory: offloaded tensors, and models while they load.
 
     transformers creates a model in the CPU's memory, in each process, one model at a time. With
     ZeRO 3, a process reads its partition of one weight at a time.
     """
-    local_processes = max(placement.gpus_per_node, 1)
-    loaded = [loading_bytes(entry, placement) for entry in trained]
-    loaded += [loading_bytes(frozen_entry(model, placement), placement) for model in frozen]
+    return max(_host_memory(group, placement) for group in _loaded_together(workload))
+
+
+def _host_memory(workload: Workload, placement: Placement) -> float:
+    """Return the bytes of a node's own memory for models that are loaded together."""
+    frozen = evaluated_models(workload, placement)
     offloaded: float = 0
-    if placement.offload_frozen:
-        offloaded = sum(frozen_bytes(model, placement) for model in frozen) * local_processes
-    for entry in trained:
+    if _is_offloaded(workload, placement):
+        offloaded = _partitions_bytes(frozen, placement)
+    for entry in workload.trained:
         on_gpu = resident_memory(entry, placement)
         without_offload = resident_memory(entry, replace(placement, offload="none"))
-        offloaded += local_processes * sum(
-            without_offload[component] - on_gpu[component] for component in without_offload
-        )
-    return offloaded + local_processes * max(loaded)
+        offloaded += sum(without_offload.values()) - sum(on_gpu.values())
+    loaded = max(loading_bytes(entry, placement) for entry in (*workload.trained, *frozen))
+    return max(placement.gpus_per_node, 1) * (offloaded + loaded)
 
 
-def inference_host_memory(models: Sequence[ModelSpec], placement: Placement) -> float:
-    """Return the bytes of a node's own memory in a job that evaluates models."""
-    local_processes = max(placement.gpus_per_node, 1)
-    entries = [evaluated_entry(model, placement) for model in models]
-    offloaded: float = 0
-    if placement.offload == "parameters":
-        partitions = (
-            weight_bytes(e.model) / num_partitions(e, placement) for e in entries if e.stage
-        )
-        offloaded = local_processes * sum(partitions)
-    return offloaded + local_processes * max(loading_bytes(entry, placement) for entry in entries)
-
-
-def loading_bytes(entry: TrainedModel, placement: Placement) -> float:
+def loading_bytes(entry: LoadedModel, placement: Placement) -> float:
     """Return the bytes of a process's CPU memory that a model takes while it is loaded."""
     if entry.stage < 3:
         return weight_bytes(entry.model)
@@ -233,27 +134,31 @@ def loading_bytes(entry: TrainedModel, placement: Placement) -> float:
     return width * measure_size(entry.model).largest / num_partitions(entry, placement)
 
 
-def frozen_entry(model: ModelSpec, placement: Placement) -> TrainedModel:
-    """Return a frozen model with the ZeRO stage that partitions it, if any."""
-    return TrainedModel(model, 3 if is_partitioned(placement, model.dtype) else 0)
+def evaluated_models(workload: Workload, placement: Placement) -> list[LoadedModel]:
+    """Return the models that a job does not train, with the ZeRO stage that partitions them."""
+    partitions = is_partitioned if workload.trained else evaluates_partitioned
+    return [
+        LoadedModel(model, 3 if partitions(placement, model.dtype) else 0)
+        for model in workload.frozen
+    ]
 
 
-def evaluated_entry(model: ModelSpec, placement: Placement) -> TrainedModel:
-    """Return a model of a job that trains none, with the ZeRO stage that partitions it, if any."""
-    return TrainedModel(model, 3 if evaluates_partitioned(placement, model.dtype) else 0)
+def _is_offloaded(workload: Workload, placement: Placement) -> bool:
+    """Return whether the models that a job does not train are in the CPU's memory."""
+    if workload.trained:
+        return placement.offload_frozen
+    return placement.offload == "parameters" and is_partitioned(placement, workload.frozen[0].dtype)
 
 
-def frozen_bytes(model: ModelSpec, placement: Placement) -> float:
-    """Return the bytes that a process holds of a frozen model."""
-    return weight_bytes(model) / num_partitions(frozen_entry(model, placement), placement)
+def _partitions_bytes(entries: list[LoadedModel], placement: Placement) -> float:
+    """Return the bytes of the weights of models that a process holds."""
+    return sum(weight_bytes(entry.model) / num_partitions(entry, placement) for entry in entries)
 
 
 # --- components ---------------------------------------------------------------------------------
 
 
-def resident_memory(
-    entry: TrainedModel, placement: Placement, buffers: ZeroBuffers = DEFAULT_BUFFERS
-) -> Memory:
+def resident_memory(entry: LoadedModel, placement: Placement) -> Memory:
     """Return what a process holds of a trained model at all times, from the first step on.
 
     Rajbhandari et al. 2020 (ZeRO), section 3.1: weights in their dtype, and per trained weight 12
@@ -274,7 +179,7 @@ def resident_memory(
         "weights": weight_bytes(entry.model) / (n if entry.stage == 3 else 1),
         "gradients": 4 * size.trained / (1 if entry.stage == 1 else n),
         "optimizer": 12 * size.trained / n,
-        "buffers": bucket_bytes(entry, buffers) if entry.stage == 3 else 0,
+        "buffers": bucket_bytes(entry) if entry.stage == 3 else 0,
     }
     if placement.offload != "none":
         memory |= {"gradients": 0, "optimizer": 0}
@@ -283,94 +188,67 @@ def resident_memory(
     return memory
 
 
-def training_phases(
-    trained: Sequence[TrainedModel],
-    frozen: Sequence[ModelSpec],
-    placement: Placement,
-    largest: BatchShape,
-    buffers: ZeroBuffers,
+def _training_phases(
+    entry: LoadedModel, placement: Placement, largest: BatchShape
 ) -> Iterator[Phase]:
-    """Yield the phases of a training and what each adds to the resident memory."""
-    for entry in trained:
-        forward, backward = training_peaks(entry.model, largest)
-        gathered: Memory = {"weights": gathered_bytes(entry, buffers)}
-        bucket: Memory = {"buffers": 0 if entry.stage == 3 else bucket_bytes(entry, buffers)}
-        # Stage 1 holds its bucket during all micro-batches of a step, stage 2 during backward.
-        early: Memory = bucket if entry.stage == 1 else {}
-        yield "forward", add_components(gathered, early, {"activations": forward})
-        # A bucket that is full before the end is sent while activations are still in memory.
-        is_full = measure_size(entry.model).trained > buffers.bucket
-        copy = bucket_copy_bytes(entry, buffers)
-        activations: Memory = {"activations": backward, "buffers": copy if is_full else 0}
-        yield "backward", add_components(gathered, bucket, activations)
-        yield "sending", add_components(gathered, bucket, {"buffers": copy})
-        yield "scoring", add_components(gathered, inference_activations(entry.model, largest))
-        if entry.stage == 3:
-            # The largest weight, merged in fp32. A saved reward model is loaded and evaluated.
-            yield "saving", add_components({"weights": 12 * measure_size(entry.model).largest})
-            if entry.model.loss == SCORE:
-                copy_bytes = weight_bytes(entry.model) / num_partitions(entry, placement)
-                scoring = inference_activations(entry.model, largest)
-                yield "saving", add_components(gathered, {"weights": copy_bytes}, scoring)
-    for model in frozen:
-        offloaded = placement.offload_frozen
-        loaded = gathered_bytes(frozen_entry(model, placement), buffers)
-        if offloaded and not is_partitioned(placement, model.dtype):
-            loaded = weight_bytes(model)
-        activations = inference_activations(model, largest)
-        yield "scoring", add_components({"weights": loaded}, activations)
-
-
-def weight_bytes(model: ModelSpec) -> int:
-    """Return the bytes of all weights of a model."""
-    return BYTES_PER_ELEMENT[model.dtype] * measure_size(model).weights
-
-
-def num_partitions(entry: TrainedModel, placement: Placement) -> int:
-    """Return the number of partitions of a model's optimizer states."""
-    return num_processes(placement) if entry.stage else 1
-
-
-def bucket_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> int:
-    """Return the bytes of a gradient bucket: fp32, at stage 2 the model's dtype."""
-    if entry.stage == 0:
-        return 0
-    width = BYTES_PER_ELEMENT[entry.model.dtype] if entry.stage == 2 else 4
-    return zero_buffers(entry.stage, measure_size(entry.model).weights, buffers).bucket * width
-
-
-def bucket_copy_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> int:
-    """Return the bytes of the copy of a bucket that is sent: fp32, or partitioned for stage 3."""
-    if entry.stage < 2 or (entry.stage == 2 and entry.model.dtype == "fp32"):
-        return 0
+    """Yield the phases of training a model and what each adds to the resident memory."""
+    forward, backward = training_peaks(entry.model, largest)
+    gathered: Memory = {"weights": gathered_bytes(entry)}
+    bucket: Memory = {"buffers": 0 if entry.stage == 3 else bucket_bytes(entry)}
+    # Stage 1 holds its bucket during all micro-batches of a step, stage 2 during backward.
+    early: Memory = bucket if entry.stage == 1 else {}
+    yield "forward", add_components(gathered, early, {"activations": forward})
+    # A bucket that is full before the end is sent while activations are still in memory.
     size = measure_size(entry.model)
-    return 4 * min(size.trained, zero_buffers(entry.stage, size.weights, buffers).bucket)
+    is_full = size.trained > DEFAULT_BUFFERS.bucket
+    copy = bucket_copy_bytes(entry)
+    activations: Memory = {"activations": backward, "buffers": copy if is_full else 0}
+    yield "backward", add_components(gathered, bucket, activations)
+    yield "sending", add_components(gathered, bucket, {"buffers": copy})
+    scoring = inference_activations(entry.model, largest)
+    yield "scoring", add_components(gathered, scoring)
+    if entry.stage == 3:
+        # The largest weight, merged in fp32. A saved reward model is loaded and evaluated.
+        yield "saving", add_components({"weights": 12 * size.largest})
+        if entry.model.loss == SCORE:
+            copy_bytes = weight_bytes(entry.model) / num_partitions(entry, placement)
+            yield "saving", add_components(gathered, {"weights": copy_bytes}, scoring)
 
 
-def gathered_bytes(entry: TrainedModel, buffers: ZeroBuffers) -> float:
-    """Return the bytes of whole weights that stage 3 holds during a pass, besides its partition.
+def _comparison_memory(entry: LoadedModel) -> Memory:
+    """Return what the comparison of a model with transformers' passes adds, if in fp32."""
+    model = entry.model
+    num_weights = measure_size(model).weights
+    if entry.stage == 3 or num_weights > MAX_FP32_WEIGHTS:
+        return {}
+    rows = BatchShape(sequences=2, length=NUM_TOKENS, targets=NUM_TOKENS)
+    copied: Memory = {"weights": 0 if model.dtype == "fp32" else 4 * num_weights}
+    return add_components(copied, inference_activations(model._replace(dtype="fp32"), rows))
 
-    DeepSpeed keeps weights that are used again before `reuse` others. Forward and backward together
-    use each weight twice, so that is half of it. In addition there are prefetched weights, and the
-    current layer.
+
+def _sampling_memory(entry: LoadedModel, generation: Generation, gpu_memory: float) -> Memory:
+    """Return what generation adds to a model: vLLM, or the weights that ZeRO 3 gathers for it."""
+    if generation.vllm_ranks:
+        return vllm_memory(entry.model, gpu_memory, generation.vllm_ranks)
+    gathered: Memory = {"weights": gathered_bytes(entry)}
+    if entry.stage == 3 and samples_whole(weight_bytes(entry.model), gpu_memory):
+        gathered = {"weights": weight_bytes(entry.model)}
+    return add_components(gathered, generation_memory(entry.model, generation.shape))
+
+
+def vllm_memory(model: ModelSpec, gpu_memory: float, num_ranks: int) -> Memory:
+    """Return what a vLLM engine of a number of processes takes of a GPU while it is awake.
+
+    Its share of the weights, and keys and values in the rest of its fraction of the memory.
     """
-    if entry.stage < 3:
-        return 0
-    size = measure_size(entry.model)
-    buffers = zero_buffers(entry.stage, size.weights, buffers)
-    kept = buffers.reuse / 2 + buffers.prefetch + max(size.layer, size.largest)
-    return BYTES_PER_ELEMENT[entry.model.dtype] * min(size.weights, kept)
+    weights = weight_bytes(model) / num_ranks
+    return {"weights": weights, "cache": max(GPU_MEMORY_FRACTION * gpu_memory - weights, 0)}
 
 
-def inference_activations(model: ModelSpec, shape: BatchShape) -> Memory:
-    """Return what a forward pass without gradients adds."""
-    return {"activations": inference_peak(model, shape)}
-
-
-def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
-    """Return the bytes of the keys and values of all tokens of a batch."""
-    width = BYTES_PER_ELEMENT[model.dtype]
-    return width * measure_size(model).kv * shape.sequences * shape.length
+def vllm_minimum(generation: Generation) -> float:
+    """Return the bytes of a GPU that vLLM needs for weights and the cache of one response."""
+    response = cache_bytes(generation.model, generation.shape._replace(sequences=1))
+    return (weight_bytes(generation.model) + response) / generation.vllm_ranks
 
 
 def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
@@ -390,14 +268,77 @@ def generation_memory(model: ModelSpec, shape: BatchShape) -> Memory:
     return {"cache": cache, "activations": forward + logits}
 
 
+# --- sizes --------------------------------------------------------------------------------------
+
+
+def weight_bytes(model: ModelSpec) -> int:
+    """Return the bytes of all weights of a model; of a saved one with LoRA, adapters included."""
+    return BYTES_PER_ELEMENT[model.dtype] * measure_size(model).weights
+
+
+def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
+    """Return the bytes of the keys and values of all tokens of a batch."""
+    width = BYTES_PER_ELEMENT[model.dtype]
+    return width * measure_size(model).kv * shape.sequences * shape.length
+
+
+def num_partitions(entry: LoadedModel, placement: Placement) -> int:
+    """Return the number of partitions of a model's optimizer states."""
+    return num_processes(placement) if entry.stage else 1
+
+
+def bucket_bytes(entry: LoadedModel) -> int:
+    """Return the bytes of a gradient bucket: fp32, at stage 2 the model's dtype."""
+    if entry.stage == 0:
+        return 0
+    width = BYTES_PER_ELEMENT[entry.model.dtype] if entry.stage == 2 else 4
+    return zero_buffers(entry.stage, measure_size(entry.model).weights).bucket * width
+
+
+def bucket_copy_bytes(entry: LoadedModel) -> int:
+    """Return the bytes of the copy of a bucket that is sent: fp32, or partitioned for stage 3."""
+    if entry.stage < 2 or (entry.stage == 2 and entry.model.dtype == "fp32"):
+        return 0
+    size = measure_size(entry.model)
+    return 4 * min(size.trained, zero_buffers(entry.stage, size.weights).bucket)
+
+
+def gathered_bytes(entry: LoadedModel) -> float:
+    """Return the bytes of whole weights that stage 3 holds during a pass, besides its partition.
+
+    DeepSpeed keeps weights that are used again before `reuse` others. Forward and backward together
+    use each weight twice, so that is half of it. In addition there are prefetched weights, and the
+    current layer.
+    """
+    if entry.stage < 3:
+        return 0
+    size = measure_size(entry.model)
+    buffers = zero_buffers(entry.stage, size.weights)
+    kept = buffers.reuse / 2 + buffers.prefetch + max(size.layer, size.largest)
+    return BYTES_PER_ELEMENT[entry.model.dtype] * min(size.weights, kept)
+
+
+def inference_activations(model: ModelSpec, shape: BatchShape) -> Memory:
+    """Return what a forward pass without gradients adds."""
+    return {"activations": inference_peak(model, shape)}
+
+
 # --- disk ---------------------------------------------------------------------------------------
 
 
-def model_folder_bytes(model: ModelSpec) -> int:
-    """Return the bytes of a saved model: its weights and, with LoRA, the adapters apart."""
-    return weight_bytes(model)
+def result_bytes(workload: Workload, save_dtype: str | None) -> float:
+    """Return the bytes of the trained model, or of the other files of the result.
+
+    save_dtype: The dtype of the files; None for that of the training.
+    """
+    if not workload.trained:
+        return workload.file_bytes
+    model = workload.trained[0].model
+    return (2 if workload.ema else 1) * weight_bytes(
+        model._replace(dtype=save_dtype or model.dtype)
+    )
 
 
-def checkpoint_bytes(trained: Sequence[TrainedModel]) -> int:
+def checkpoint_bytes(workload: Workload) -> int:
     """Return the bytes of a training state: master weights and moments of all trained weights."""
-    return sum(12 * measure_size(entry.model).trained for entry in trained)
+    return sum(12 * measure_size(entry.model).trained for entry in workload.trained)

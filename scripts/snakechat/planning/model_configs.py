@@ -1,14 +1,15 @@
 """The transformers config of a planned job's models, which may not exist yet."""
 
 import json
+import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from snakechat.data.model_files import is_classifier
 from snakechat.planning.activation_memory import SCORE, SFT, ModelSpec
-from snakechat.planning.hub_catalog import MODEL_CONFIGS
-from snakechat.planning.memory import model_folder_bytes
+from snakechat.planning.memory import weight_bytes
 from snakechat.planning.plan import Plan
 from snakechat.workflow.errors import InputError
 
@@ -20,10 +21,11 @@ def model_config(path: str, plan: Plan) -> str:
     """Return the config of the model in a result folder, as JSON.
 
     A trained model has the config of its base model. That of a downloaded model is read from its
-    files or, before the download, from the hub catalog.
+    files or, before the download, from the Hub.
 
     Raises:
-        InputError: The config of the base model is not known before the download.
+        InputError: The config of the base model is not known before the download, or the Hub is
+            unavailable.
     """
     spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
     settings = spec["settings"]
@@ -34,25 +36,32 @@ def model_config(path: str, plan: Plan) -> str:
         for folder in (path, source):
             if folder and Path(folder, "config.json").exists():
                 return Path(folder, "config.json").read_text()
-        # A model with a path is of an object store.
-        name = settings.get("hub", source)
-        if name not in MODEL_CONFIGS:
-            raise InputError(
-                f"the size of {name} is not known before its download: build {path} first"
-            )
-        return json.dumps(MODEL_CONFIGS[name])
+        if "hub" in settings:
+            return hub_config(settings["hub"], settings["revision"])
+        # Of an object store.
+        raise InputError(f"the size of {source} is not known before its download: build {path}")
     key = "actor" if spec["rule"] == "train_rlhf" else "model"
     return model_config(spec["inputs"][key]["path"], plan)
 
 
-def base_model_bytes(path: str, plan: Plan) -> float | None:
-    """Return the size of a base model's files in bytes; None if the result is not a base model."""
+@cache
+def hub_config(name: str, revision: str) -> str:
+    """Return the config of a model of the Hub, the only file of it that is downloaded."""
+    # The client of the Hub takes a second to import.
+    from snakechat.data.hub import fetch
+
+    folder, _, _ = fetch(name, "model", revision, lambda _: ["config.json"])
+    return Path(folder, "config.json").read_text()
+
+
+def base_model_bytes(path: str, plan: Plan) -> float:
+    """Return the size of a base model's files in bytes; nan if the result is not a base model."""
     dtype = BASE_MODEL_DTYPES.get(plan.jobs[path].spec["rule"])
     if dtype is None:
-        return None
+        return math.nan
     config = model_config(path, plan)
     loss = SCORE if is_classifier(json.loads(config)) else SFT
-    return model_folder_bytes(ModelSpec(config, loss, dtype))
+    return weight_bytes(ModelSpec(config, loss, dtype))
 
 
 def vocabulary_size(tokenizer: Mapping[str, Any], folder: str) -> int:

@@ -1,6 +1,6 @@
 """The jobs of a build that is planned and not run yet."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.workflow.placement import SERIAL, Placement
@@ -25,10 +25,12 @@ class Plan(NamedTuple):
         jobs: All jobs by the path of their result, up-to-date ones included. Jobs follow those
             upstream.
         stale: Paths of the results that the build would make.
+        targets: The targets of the command line.
     """
 
     jobs: Mapping[str, PlannedJob]
     stale: set[str]
+    targets: Sequence[str] = ()
 
     @property
     def stale_jobs(self) -> dict[str, PlannedJob]:

@@ -4,7 +4,6 @@ Jobs, specs and staleness come from the modules that the workflow uses (snakecha
 jobs of a target are determined a second time: Snakemake derives them from the rules.
 """
 
-import argparse
 import os
 from collections.abc import Iterable
 from inspect import signature
@@ -26,46 +25,20 @@ from snakechat.workflow.snakemake_command_line import config_options, parse_opti
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def parse_arguments(
-    parser: argparse.ArgumentParser, command_line: list[str]
-) -> tuple[argparse.Namespace, list[str]]:
-    """Parse a command line that ends in options of Snakemake.
-
-    Snakemake's options begin at the first option that the parser does not have, or after `--`.
-
-    Args:
-        parser: The parser of the program's own options and targets.
-        command_line: The words of the command line.
-
-    Returns:
-        The parsed arguments, and the options for Snakemake.
-    """
-    if "--" in command_line:
-        end = command_line.index("--")
-        return parser.parse_args(command_line[:end]), command_line[end + 1 :]
-    _, unrecognized = parser.parse_known_args(command_line)
-    end = command_line.index(unrecognized[0]) if unrecognized else len(command_line)
-    for word in command_line[end:]:
-        if word.startswith("--") and word not in unrecognized:
-            name = word.partition("=")[0]
-            parser.error(f"write {name} before {command_line[end]}, an option of Snakemake")
-    return parser.parse_args(command_line[:end]), command_line[end:]
-
-
-def plan_build(targets: list[str], options: list[str]) -> Plan:
-    """Plan `snakemake TARGETS OPTIONS`, in the folder of the build from now on.
+def plan_build(words: list[str]) -> Plan:
+    """Plan `snakemake WORDS`, in the folder of the build from now on.
 
     Raises:
         InputError: The config, an option or a target is invalid.
     """
-    settings = parse_options(options)
-    targets = [*targets, *settings.targets]
+    settings = parse_options(words)
     files = [ROOT / "config.yaml", *settings.configfiles]
     check_config_files(files)
     values = read_config(files, settings.config)
     if settings.directory is not None:
         os.chdir(settings.directory)
     config = load_config(values, ROOT, ROOT, settings.config)
+    targets = settings.targets
     if not targets:
         if other := results_of_other_configs(config):
             warn(f"{NOT_IN_CONFIG} {', '.join(other)}: add the --configfile of their build")
@@ -73,16 +46,16 @@ def plan_build(targets: list[str], options: list[str]) -> Plan:
     specs = Specs(config, ROOT)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
     jobs = with_upstream(specs, wanted)
-    words = config_options(options)
+    config_words = config_options(words)
     planned = {
         specs.result(rule, name): PlannedJob(
             specs.spec(rule, name)[0],
             job_placement(config, rule, name),
-            run_options(config, rule, name, words),
+            run_options(config, rule, name, config_words),
         )
         for rule, name in jobs
     }
-    return Plan(planned, stale_results(specs, jobs, wanted))
+    return Plan(planned, stale_results(specs, jobs, wanted), settings.targets)
 
 
 def jobs_of_target(config: Config, target: str) -> list[Job]:

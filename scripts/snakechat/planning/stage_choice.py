@@ -18,7 +18,7 @@ from snakechat.planning.activation_memory import measure_size
 from snakechat.planning.compute_time import FLOPS_UTILIZATION
 from snakechat.planning.flops import peak_flops
 from snakechat.planning.job_workloads import TRAININGS, job_workload
-from snakechat.planning.memory import GIB, USABLE_MEMORY, num_processes
+from snakechat.planning.memory import GIB, USABLE_MEMORY, num_processes, peak_memory
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import FIELDS
 from snakechat.planning.workload import Workload
@@ -92,7 +92,7 @@ def is_worth_compiling(workload: Workload, peak: float) -> bool:
     """
     stages = [entry.stage for entry in workload.trained]
     weights = max(measure_size(entry.model).weights for entry in workload.trained)
-    seconds = (workload.flops or 0) / (peak * FLOPS_UTILIZATION)
+    seconds = workload.flops / (peak * FLOPS_UTILIZATION)
     # Stage 3 runs no compiled layers.
     return 3 not in stages and weights > COMPILED_WEIGHTS and seconds > COMPILED_SECONDS
 
@@ -114,7 +114,7 @@ def determine_stage(
         changed = replace(placement, **chosen)
         workload = job_workload(spec, changed, plan, gpu_memory)
         assert workload
-        return sum(workload.memory(changed, gpu_memory)[1].values()) / gpu_memory
+        return sum(peak_memory(workload, changed, gpu_memory)[1].values()) / gpu_memory
 
     given: object = placement.micro_batch_tokens
     choices = [

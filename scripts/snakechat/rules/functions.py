@@ -363,7 +363,7 @@ class RuleFunctions:
         # Imported only where something is stale.
         from snakechat.planning.stale_causes import causes_of
 
-        return "; ".join(causes_of(spec))
+        return "; ".join(causes_of(spec)) or "made from other inputs"
 
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""

@@ -133,9 +133,7 @@ def test_a_function_may_have_the_name_of_a_library_that_it_imports(write):
 
 def test_a_module_in_rewards_takes_precedence_over_a_library(write):
     # The plan counts it, whatever is installed.
-    write(
-        "from yaml import NUMBER\n\nscore = lambda prompts, responses: [NUMBER] * len(responses)\n"
-    )
+    write("from yaml import NUMBERS\n\nscore = lambda prompts, responses: NUMBERS\n")
     write("NUMBERS = [7, 8, 9]\n", "yaml")
     assert mine().tolist() == [7, 8, 9]
 

@@ -1,6 +1,7 @@
 """Sizes and activation memory of models, from models of a few layers."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -17,7 +18,6 @@ from snakechat.planning.activation_memory import (
     measure_size,
     training_peaks,
 )
-from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.job_sizes import JobSizes
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.errors import InputError
@@ -36,19 +36,6 @@ def test_sizes_are_extrapolated_to_all_layers(family):
     config = {layers if key == "num_hidden_layers" else key: v for key, v in keys.items()}
     size = measure_size(ModelSpec(json.dumps(config), SFT, "bf16"))
     assert (size.weights, size.trained, size.layers) == (expected, expected, 5)
-
-
-@pytest.mark.parametrize(
-    ("name", "weights"),
-    [
-        ("facebook/opt-350m", 331_196_416),
-        ("meta-llama/Llama-2-7b-hf", 6_738_415_616),
-        ("bigscience/bloom-1b1", 1_065_314_304),
-        ("meta-llama/Llama-3.2-1B", 1_235_814_400),
-    ],
-)
-def test_models_of_the_catalog_have_the_hubs_number_of_weights(name, weights):
-    assert measure_size(ModelSpec(json.dumps(MODEL_CONFIGS[name]), SFT, "bf16")).weights == weights
 
 
 def test_sizes_by_hand():
@@ -71,7 +58,7 @@ def test_an_invalid_config_raises():
         measure_size(ModelSpec(json.dumps({"model_type": "zebra"}), SFT, "bf16"))
 
 
-def opt_spec(layers, width=64, **named):
+def deep_spec(layers, width=64, **named):
     keys = {"num_hidden_layers": layers, "hidden_size": width, "word_embed_proj_dim": width}
     config = {"model_type": "opt", "vocab_size": 50, "num_attention_heads": 4, "ffn_dim": 4 * width}
     config |= {"max_position_embeddings": 64} | keys
@@ -90,14 +77,14 @@ def opt_spec(layers, width=64, **named):
 )
 def test_activations_that_a_layer_keeps_for_backward(named, states):
     shape = BatchShape(sequences=2, length=32, targets=16)
-    deep, deeper = (training_peaks(opt_spec(layers, **named), shape)[0] for layers in (6, 7))
+    deep, deeper = (training_peaks(deep_spec(layers, **named), shape)[0] for layers in (6, 7))
     assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
 def test_inference_keeps_no_activations():
     shape = BatchShape(sequences=2, length=32, targets=16)
-    assert inference_peak(opt_spec(6), shape) == inference_peak(opt_spec(7), shape)
-    assert inference_peak(opt_spec(6), shape) < training_peaks(opt_spec(6), shape)[0] / 4
+    assert inference_peak(deep_spec(6), shape) == inference_peak(deep_spec(7), shape)
+    assert inference_peak(deep_spec(6), shape) < training_peaks(deep_spec(6), shape)[0] / 4
 
 
 GROUPED = {
@@ -168,10 +155,10 @@ def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
 ):
     placement = placement_of({"micro_batch_tokens": 128, "gpus_per_node": 2})
     placement = replace(placement, generate_tokens=generate_tokens)
-    spec = {"rule": "train_rlhf", "settings": {}, "inputs": {}}
+    spec = {"rule": "train_rlhf", "settings": {"max_response_length": 8}, "inputs": {}}
     job = JobSizes(spec, placement, None, gpu_memory)
-    prompts = TokenCounts(None, 0, 0, 24, [])
+    prompts = TokenCounts(math.nan, 0, 0, 24, [])
     model = small_spec(POLICY)
     assert measure_size(model).kv == 32
-    shape = job.generation_batch(model, prompts, 8, num_responses)
+    shape = job.generation(model, prompts, num_responses).shape
     assert (shape.sequences, shape.length, shape.targets) == (sequences, 32, 8)

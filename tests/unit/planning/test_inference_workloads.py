@@ -1,6 +1,7 @@
 """Workloads of jobs that sample and evaluate, by hand."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -9,7 +10,6 @@ import yaml
 
 from snakechat.planning.activation_memory import POLICY, ModelSpec
 from snakechat.planning.compute_time import GPUS, generation_seconds
-from snakechat.planning.hub_catalog import MODEL_CONFIGS
 from snakechat.planning.inference_workloads import compute_teacher
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.job_sizes import JobSizes
@@ -18,7 +18,9 @@ from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.run_options import RunOptions
-from support.specs import ONE_GPU
+from support.specs import ONE_GPU, SMALL, opt_spec
+
+pytestmark = pytest.mark.usefixtures("opt_hub")
 
 H100 = GPUS["h100"]
 SAMPLED = {"max_response_length": 64, "num_generations": 2, "generation_backend": "hf"}
@@ -29,10 +31,15 @@ def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.
 
     files: Paths in the folder, which the job reads.
     """
-    specs = {"base": {"rule": "fetch_model", "settings": {"hub": f"facebook/opt-{model}"}}}
+    hub = {"hub": f"facebook/opt-{model}", "revision": "main"}
+    specs = {"base": {"rule": "fetch_model", "settings": hub}}
     specs["trained"] = {"rule": "train_sft", "settings": {}, "inputs": {"model": {"path": "base"}}}
-    specs["tokens"] = {"rule": "tokenize_rlhf", "inputs": {}}
-    specs["tokens"]["settings"] = {"datasets": [], "max_prompt_length": 100}
+    # A dataset whose number of rows is unknown.
+    specs["records"] = {"rule": "import_dataset", "settings": {"hub": "someone/something"}}
+    specs["rows"] = {"rule": "split_dataset", "settings": {"weights": {"rlhf": 1}}}
+    read = {"records.a": {"path": "records"}, "rows.a": {"path": "rows"}}
+    specs["tokens"] = {"rule": "tokenize_rlhf", "inputs": read}
+    specs["tokens"]["settings"] = {"datasets": [["a", 1]], "max_prompt_length": 100}
     entries = {name: {"path": "tokens" if name == "tokens" else "trained"} for name in inputs}
     digests = {name: file_digest(folder / name) for name in files}
     specs["job"] = {"rule": rule, "settings": {"dtype": "bf16", **settings}, "inputs": entries}
@@ -55,15 +62,27 @@ def test_responses_to_prompt_sets(tmp_path):
     prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300, "b" * 30])
     settings = {"prompt_sets": ["mine"], "max_response_length": 100}
     job = estimate("prompt_eval", settings, ("base", "sft"), ["prompts/mine.yaml"], folder=tmp_path)
-    workload = job.workload
     assert job.warnings == []
-    # 300 bytes are 100 tokens. One model is in memory at a time.
-    assert (workload.generation.length, workload.generation.sequences) == (200, 2)
-    assert job.memory["weights"] == weight_bytes(workload.frozen[0])
-    # Greedy and sampled responses in a batch each.
-    seconds = 2 * generation_seconds(workload.frozen[0], 2, workload.generation, H100, 1)
-    compute = workload.flops / H100.flops / 0.4
-    assert job.seconds == pytest.approx(2 * seconds + compute)
+    sampled, _ = generations = job.workload.generations
+    # 300 bytes are 100 tokens. Greedy and sampled responses, to both prompts at a time.
+    assert (sampled.shape.length, sampled.shape.sequences, sampled.num_responses) == (200, 2, 4)
+    # One model is in memory at a time.
+    assert job.memory["weights"] == weight_bytes(sampled.model)
+    seconds = sum(generation_seconds(generation, H100, 1) for generation in generations)
+    compute = job.workload.flops / H100.flops / 0.4
+    assert job.seconds == pytest.approx(seconds + compute)
+
+
+def test_scores_of_prompt_sets(tmp_path):
+    pair = {"prompt": "a" * 30, "chosen": "b" * 60, "rejected": "c" * 90}
+    prompt_sets(tmp_path, "prompts/pairs/mine.yaml", [pair, pair])
+    files = ["prompts/pairs/mine.yaml"]
+    job = estimate("rw_eval", {"prompt_sets": ["mine"]}, files=files, folder=tmp_path)
+    assert job.warnings == []
+    assert job.workload.largest.length == 60
+    # Two rows of 60 tokens, two operations for each weight, and attention.
+    weights = weight_bytes(job.workload.frozen[0]) / 4
+    assert job.workload.flops == pytest.approx(2 * 60 * (2 * weights + 4 * 24 * 2048 * 60))
 
 
 def test_an_evaluation_compares_all_models_of_a_recipe():
@@ -73,7 +92,7 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
         (("sft", "rlhf"), ("base", "sft", "compare_with.dpo/a", "rlhf")), 1
     ):
         job = estimate("evaluate_rlhf", settings, (*models, "tokens"))
-        seconds[number], flops[number] = job.seconds, job.flops
+        seconds[number], flops[number] = job.seconds, job.workload.flops
     # Each one evaluates its own responses, and the first one those of all.
     assert flops[2] == pytest.approx(2 * flops[1])
     assert seconds[2] == pytest.approx(2 * seconds[1])
@@ -85,7 +104,7 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
         ("1.3b", 8, 1, None),
         ("30b", 8, 1, "vllm_tensor_parallel_size: 4"),
         ("30b", 8, 4, None),
-        ("66b", 2, 2, "no placement helps"),
+        ("66b", 2, 2, "nothing that was tried helps"),
     ],
 )
 def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
@@ -97,9 +116,7 @@ def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
     else:
         [warning] = job.warnings
         assert warning.startswith("does not fit: vllm needs ")
-        assert f" and uses 30% of a GPU, 24.0 GiB; {suggestion}" in warning.replace(
-            "fits with ", ""
-        )
+        assert " and uses 30% of a GPU of 80.0 GiB; " in warning and suggestion in warning
 
 
 @pytest.mark.parametrize(
@@ -108,50 +125,50 @@ def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
     [(10_000, "30b", 191), (10_000, "1.3b", 256), (200, "30b", 100)],
 )
 def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses, model, sequences):
-    spec = {"rule": "generate_responses", "settings": {"generation_backend": "vllm"}, "inputs": {}}
+    settings = {"generation_backend": "vllm", "max_response_length": 64}
+    spec = {"rule": "generate_responses", "settings": settings, "inputs": {}}
     placement = replace(ONE_GPU, gpus_per_node=8, vllm_tensor_parallel_size=4)
     job = JobSizes(spec, placement, Plan({}, set()), H100.memory)
-    config = json.dumps(MODEL_CONFIGS[f"facebook/opt-{model}"])
     prompts = TokenCounts(100, 100, 0, 100, [])
-    model = ModelSpec(config, POLICY, "bf16")
-    shape = job.generation_batch(model, prompts, 64, num_responses)
+    generation = job.generation(opt_spec(f"opt-{model}"), prompts, num_responses)
+    shape = generation.shape
     assert (shape.sequences, shape.length, shape.targets) == (sequences, 164, 64)
+    assert (generation.is_captured, generation.vllm_ranks) == (True, 4)
     # 30 % of the memory of 4 GPUs without the weights; 164 tokens, 48 layers of 7168 elements.
     space = 4 * 0.3 * 80 * 2**30 - 2 * 29_974_540_288
     assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191
-    generation = job.generation(model, num_responses, shape)
-    assert (generation.is_captured, generation.num_ranks) == (True, 4)
 
 
 @pytest.mark.parametrize(
-    ("model", "train_on", "expected"),
+    ("vocabulary", "train_on", "expected"),
     [
-        ("facebook/opt-1.3b", "response", 100 * 10 * 8 * (4 + 2)),
-        ("facebook/opt-1.3b", "all_tokens", 100 * 30 * 8 * (4 + 2)),
-        ("bigscience/bloom-1b1", "all_tokens", 100 * 30 * 8 * (4 + 4)),
+        (1 << 16, "response", 100 * 10 * 8 * (4 + 2)),
+        (1 << 16, "all_tokens", 100 * 30 * 8 * (4 + 2)),
+        ((1 << 16) + 1, "all_tokens", 100 * 30 * 8 * (4 + 4)),
     ],
 )
-def test_the_files_of_a_teacher(model, train_on, expected):
+def test_the_files_of_a_teacher(vocabulary, train_on, expected):
     job = SimpleNamespace(
-        tokens=lambda split: TokenCounts(100, 20, 10, 50, []),
-        model=lambda *_: ModelSpec(json.dumps(MODEL_CONFIGS[model]), POLICY, "bf16"),
+        tokens=lambda: TokenCounts(100, 20, 10, 50, []),
+        model=lambda *_: ModelSpec(json.dumps(SMALL | {"vocab_size": vocabulary}), POLICY, "bf16"),
         micro_batch=lambda *_: None,
         settings={"train_on": train_on, "teacher_top_k": 8},
     )
-    assert compute_teacher(job).result_bytes(None) == expected
+    assert compute_teacher(job).file_bytes == expected
+
+
+def test_the_time_is_unknown_without_the_number_of_rows():
+    job = estimate("generate_responses", SAMPLED, ("model", "tokens"))
+    assert math.isnan(job.seconds) and job.memory["cache"] > 0
 
 
 EVALUATION = {**SAMPLED, "num_prompts": 10, "reward": [], "judge": []}
-
-
-NO_GRAPHS = "assumed: without CUDA graphs, each layer takes 1 ms to sample a token"
 
 
 @pytest.mark.parametrize(
     ("placement", "is_captured"),
     [
         ({}, True),
-        ({"cuda_graphs": True}, True),
         ({"cuda_graphs": False}, False),
         # The whole weights have 2.5 of 80 GiB.
         ({"gpus_per_node": 8, "zero_stage": 3}, True),
@@ -160,8 +177,7 @@ NO_GRAPHS = "assumed: without CUDA graphs, each layer takes 1 ms to sample a tok
 def test_cuda_graphs_sample_by_default(placement, is_captured):
     job = estimate("evaluate_rlhf", EVALUATION, ("sft", "rlhf", "tokens"), **placement)
     generation = job.workload.generations[0]
-    assert (generation.is_captured, generation.num_ranks) == (is_captured, 1)
-    assert (NO_GRAPHS in job.notes) == (not is_captured)
+    assert (generation.is_captured, generation.vllm_ranks) == (is_captured, 0)
     # 24 layers of 1 ms; with a graph, 2.5 GiB and the cache of 20 responses are read.
-    per_token = generation.seconds(H100, job.num_gpus) / 64
+    per_token = generation_seconds(generation, H100, job.num_gpus) / 64
     assert per_token == pytest.approx(0.0022 if is_captured else 0.024, rel=0.1)

@@ -1,18 +1,20 @@
 """Estimates of whole jobs: whether they fit, and what they cost."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.planning.activation_memory import measure_size
 from snakechat.planning.compute_time import GPUS
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.memory import GIB
 from snakechat.planning.plan import Plan, PlannedJob
 from support.specs import ONE_GPU
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("opt_hub")]
 
 SETTINGS = {"max_length": 512, "epochs": 1, "dtype": "bf16", "lora_rank": 0, "train_base": "none"}
 SETTINGS |= {"max_steps": None, "global_batch_size": 8}
@@ -37,7 +39,7 @@ def plan_sft(
         specs[path]["inputs"] = entries
         return path
 
-    base = add("fetch_model", {"hub": model})
+    base = add("fetch_model", {"hub": model, "revision": "main"})
     records = add("import_dataset", data)
     rows = add("split_dataset", SPLIT, records=records)
     settings = SETTINGS | dict(settings)
@@ -69,33 +71,20 @@ def test_a_job_that_fits_has_no_warnings():
     [
         ({"gpu": "v100-32g"}, ["micro_batch_tokens: 4096", "activation_checkpointing: true"]),
         ({"model": "facebook/opt-6.7b"}, ["zero_stage: 2, offload: optimizer", "lora_rank: 128"]),
-        (
-            {"model": "facebook/opt-13b", "gpus_per_node": 8},
-            ["zero_stage: 3", "zero_stage: 2, offload: optimizer"],
-        ),
+        ({"model": "facebook/opt-13b", "gpus_per_node": 8}, ["zero_stage: 3"]),
     ],
 )
 def test_a_warning_suggests_settings_with_which_the_job_fits(options, suggestions):
     job = estimate_sft(**options)
-    warning = job.warnings[0]
+    needed, _, suggested = job.warnings[0].partition("; fits with ")
     size = f"does not fit: {sum(job.memory.values()) / GIB:,.1f} GiB at {job.moment}"
-    assert warning.startswith(size)
-    _, _, suggested = warning.partition("; fits with ")
-    for suggestion in suggestions:
-        assert suggestion in suggested.split(" | ")
-        changes = dict(setting.split(": ") for setting in suggestion.split(", "))
-        changes = {key: json.loads(v) if v[0] in "0123456789t" else v for key, v in changes.items()}
-        settings = {key: changes.pop(key) for key in ("lora_rank",) if key in changes}
-        changed = estimate_sft(**{**options, **changes}, settings=settings)
-        assert not [text for text in changed.warnings if "does not fit" in text]
+    assert needed.startswith(size)
+    assert set(suggestions) <= set(suggested.split(" | "))
 
 
-def test_settings_are_combined_if_none_is_sufficient_by_itself():
-    placement = {"gpus_per_node": 8, "micro_batch_tokens": 16384}
-    job = estimate_sft(gpu="v100-32g", model="facebook/opt-13b", **placement)
-    _, _, suggested = job.warnings[0].partition("; fits with all of ")
-    for setting in ("activation_checkpointing: true", "zero_stage: 3", "offload: parameters"):
-        assert setting in suggested.split(", ")
+def test_suggested_settings_fit():
+    options = {"model": "facebook/opt-6.7b", "zero_stage": 2, "offload": "optimizer"}
+    assert not [text for text in estimate_sft(**options).warnings if "does not fit" in text]
 
 
 def test_cpu_memory_of_a_node_is_estimated():
@@ -109,8 +98,7 @@ def test_cpu_memory_of_a_node_is_estimated():
 def test_a_job_on_a_cpu_is_limited_by_mem_mb_and_has_no_hours():
     job = estimate_sft(model="facebook/opt-125m", gpus_per_node=0, mem_mb=3000)
     assert "mem_mb has 2.9 GiB" in job.warnings[0]
-    assert (job.num_gpus, job.seconds) == (0, None)
-    assert job.flops > 0
+    assert job.num_gpus == 0 and math.isnan(job.seconds)
     assert estimate_sft(model="facebook/opt-125m", gpus_per_node=0).warnings == []
 
 
@@ -122,11 +110,11 @@ def test_flops_hours_and_disk_by_hand():
     # A fifth of 76,256 rows of 256 tokens; 6 operations per weight, and attention in 24 layers.
     tokens = 0.2 * 76_256 * 256
     flops = tokens * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 256)
-    assert job.flops == pytest.approx(flops)
+    assert job.workload.flops == pytest.approx(flops)
     assert job.seconds == pytest.approx(flops / 312e12 / 0.4)
     assert job.disk == 2 * OPT_1_3B_WEIGHTS
     assert job.notes == [
-        "assumed: a has as many rows as in the hub catalog",
+        "assumed: a has as many rows as the Hub listed in 2024",
         "assumed until tokenize_sft a is built: 256 tokens per row, half of the limit",
     ]
 
@@ -134,20 +122,7 @@ def test_flops_hours_and_disk_by_hand():
 def test_max_steps_limits_the_work():
     whole, short = estimate_sft(), estimate_sft(settings={"max_steps": 10})
     # Steps of 8 rows, of a fifth of 76,256 rows.
-    assert short.flops == pytest.approx(whole.flops * 80 / (0.2 * 76_256))
-
-
-def test_adapters_train_with_fewer_operations_at_a_lower_rate():
-    job = estimate_sft(settings={"lora_rank": 128})
-    tokens = 0.2 * 76_256 * 256
-    total, adapters = job.workload.num_weights()
-    assert total == OPT_1_3B_WEIGHTS + adapters
-    # 4 operations for each weight, and 2 more for a trained one.
-    flops = tokens * (4 * total + 2 * adapters + 12 * 24 * 2048 * 256)
-    assert job.flops == pytest.approx(flops)
-    assert job.seconds == pytest.approx(flops / 312e12 / 0.3)
-    assert job.notes[-1] == "assumed: training adapters reaches 30% of the TFLOPS"
-    assert estimate_sft(settings={"lora_rank": 128}, gpus_per_node=0).notes == job.notes[:-1]
+    assert short.workload.flops == pytest.approx(whole.workload.flops * 80 / (0.2 * 76_256))
 
 
 def test_disk_and_time_of_a_download():
@@ -162,7 +137,7 @@ def test_disk_and_time_of_a_download():
 def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
     plan, path = plan_sft(data={"hub": "someone/something"})
     job = JobEstimate(path, plan, GPUS["h100"])
-    assert job.flops is job.seconds is None
+    assert math.isnan(job.seconds)
     assert job.memory["weights"] > 0
     assert job.notes[0] == "unknown until a is split: number of rows"
 
@@ -175,7 +150,7 @@ def test_existing_tokens_are_counted(tmp_path):
         with RaggedWriter(tokens, f"train.{field}", 300) as writer:
             writer.write([[1] * length for length in lengths])
     job = JobEstimate(path, plan._replace(stale={path}), GPUS["h100"])
-    assert job.flops == pytest.approx(120 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 60))
+    assert job.workload.flops == pytest.approx(120 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 60))
     largest = job.workload.largest
     assert (largest.length, largest.sequences) == (90, 8192 // 90)
     assert job.notes == []
@@ -186,15 +161,17 @@ def test_existing_tokens_are_counted(tmp_path):
 
 
 def test_the_config_of_an_existing_model_is_read(tmp_path):
-    plan, path = plan_sft(model="someone/model", folder=tmp_path)
-    job = JobEstimate(path, plan, GPUS["h100"])
-    [warning] = job.warnings
-    assert warning == (
-        f"the size of someone/model is not known before its download: build {tmp_path}/fetch_model"
-        " first"
-    )
-    assert job.memory is None
     (tmp_path / "fetch_model").mkdir()
     config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 32}
     (tmp_path / "fetch_model/config.json").write_text(json.dumps(config | {"n_positions": 16}))
-    assert JobEstimate(path, plan, GPUS["h100"]).workload.num_weights() == (2144, 2144)
+    [trained] = estimate_sft(model="someone/model", folder=tmp_path).workload.trained
+    assert measure_size(trained.model).weights == 2144
+
+
+def test_a_model_of_an_object_store_has_no_estimate_before_it_is_fetched():
+    plan, path = plan_sft()
+    plan.jobs["out/fetch_model"].spec["settings"] = {}
+    job = JobEstimate(path, plan, GPUS["h100"])
+    [warning] = job.warnings
+    assert "is not known before its download: build out/fetch_model" in warning
+    assert job.memory == {}

@@ -1,7 +1,4 @@
-"""Command lines with options of Snakemake, what targets consist of, and which results are made."""
-
-import argparse
-import shlex
+"""What targets consist of, and which results are made."""
 
 import pytest
 
@@ -14,62 +11,11 @@ from snakechat.jobs.specs import Specs
 from snakechat.planning.plan import Plan, PlannedJob, upstream_paths
 from snakechat.planning.planner import (
     jobs_of_target,
-    parse_arguments,
     stale_results,
     with_upstream,
 )
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_command_line import read_config
-
-
-def parse(line):
-    """Return the targets, the kind and the options for Snakemake of a command line."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("targets", nargs="*")
-    parser.add_argument("--kind", choices=("a", "b"), default="a")
-    arguments, options = parse_arguments(parser, shlex.split(line))
-    return arguments.targets, arguments.kind, options
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("", ([], "a", [])),
-        ("x y", (["x", "y"], "a", [])),
-        ("x --kind b", (["x"], "b", [])),
-        ("x --configfile mine.yaml", (["x"], "a", ["--configfile", "mine.yaml"])),
-        ("--kind b x --config seed=2 a=1", (["x"], "b", ["--config", "seed=2", "a=1"])),
-        ("x y --kind=b -c 2 --force", (["x", "y"], "b", ["-c", "2", "--force"])),
-        ("--cores 2", ([], "a", ["--cores", "2"])),
-        ("x -- --configfile mine.yaml", (["x"], "a", ["--configfile", "mine.yaml"])),
-        # After the separator, an option of the program is Snakemake's too.
-        ("x -- --kind c", (["x"], "a", ["--kind", "c"])),
-        # As for Snakemake, which reads all words after --configfile as files.
-        ("--configfile mine.yaml x", ([], "a", ["--configfile", "mine.yaml", "x"])),
-    ],
-)
-def test_options_of_snakemake_begin_at_an_unknown_option_or_a_separator(line, expected):
-    assert parse(line) == expected
-
-
-@pytest.mark.parametrize("line", ["x --kind c", "x --kind c --cores 2", "--cores 2 --kind c"])
-def test_a_wrong_value_of_an_own_option_is_an_error(line, capsys):
-    with pytest.raises(SystemExit):
-        parse(line)
-    assert "invalid choice: 'c'" in capsys.readouterr().err
-
-
-def test_an_own_option_after_those_of_snakemake_is_an_error_with_advice(capsys):
-    with pytest.raises(SystemExit):
-        parse("x --configfile mine.yaml --kind b")
-    assert "write --kind before --configfile" in capsys.readouterr().err
-
-
-def test_an_unknown_option_before_the_separator_is_an_error(capsys):
-    with pytest.raises(SystemExit):
-        parse("x --cores 2 -- --force")
-    assert "unrecognized arguments: --cores" in capsys.readouterr().err
-
 
 # --- targets ----------------------------------------------------------------------------------
 

@@ -1,6 +1,7 @@
 """The ZeRO stage and checkpointing that a training takes where its placement has `auto`."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -18,6 +19,8 @@ from snakechat.planning.stage_choice import (
     possible_choices,
 )
 from support.specs import ONE_GPU
+
+pytestmark = pytest.mark.usefixtures("opt_hub")
 
 SETTINGS = {"dtype": "bf16", "lora_rank": 0, "train_base": "none", "epochs": 1, "max_steps": None}
 SETTINGS |= {"global_batch_size": 8}
@@ -37,7 +40,7 @@ def determine(gpu_memory, placement=NODE, model="6.7b", **settings):
     """Return the choice for SFT of an OPT model whose rows have up to 512 tokens."""
     tokens = {"rule": "tokenize_sft", "name": "a", "inputs": {}}
     tokens["settings"] = {"max_length": 512, "datasets": []}
-    hub = {"rule": "fetch_model", "settings": {"hub": f"facebook/opt-{model}"}}
+    hub = {"rule": "fetch_model", "settings": {"hub": f"facebook/opt-{model}", "revision": "main"}}
     jobs = {"model": PlannedJob(hub), "tokens": PlannedJob(tokens)}
     chosen, reason = determine_stage(
         sft_spec(**settings), placement, Plan(jobs, set()), gpu_memory * GIB
@@ -57,7 +60,6 @@ def determine(gpu_memory, placement=NODE, model="6.7b", **settings):
         ("6.7b", 0, 80, (2, False)),
         # With adapters, there is little to divide: the weights themselves have 56 GiB.
         ("30b", 128, 80, (0, True)),
-        ("6.7b", 0, 40, (2, True)),
         ("6.7b", 0, 24, (3, True)),
         # Weights of 122 GiB are divided; there is space for activations of 55 GiB.
         ("66b", 128, 141, (3, False)),
@@ -92,7 +94,6 @@ def test_if_nothing_fits_the_last_choice_is_taken():
         # Smaller ones come before checkpointing, and checkpointing before stage 3.
         ("6.7b", 8, 40, (2, False, 2048)),
         ("6.7b", 8, 24, (3, True, 8192)),
-        ("6.7b", 8, 10, (3, True, 2048)),
     ],
 )
 def test_micro_batches_follow_the_memory(model, gpus, gpu_memory, chosen):
@@ -190,16 +191,10 @@ def test_a_run_that_resumes_keeps_its_stage(make_job):
     job = make_job(8 * GIB, gpus_per_node=8)
     save_state(job, 9, **{"evaluations.best": 1, "actor.zero_stage": 2, "critic.zero_stage": 0})
     save_state(job, 10, **{"evaluations.best": 1, "actor.zero_stage": 3, "critic.zero_stage": 0})
+    # A damaged state is ignored.
+    (job.states / "00000011").mkdir()
     choose_stage(job)
     assert (job.placement.zero_stage, job.placement.activation_checkpointing) == (3, False)
-
-
-def test_a_damaged_state_is_ignored(make_job):
-    job = make_job(8 * GIB, gpus_per_node=8)
-    save_state(job, 9, **{"policy.zero_stage": 2})
-    (job.states / "00000010").mkdir()
-    choose_stage(job)
-    assert job.placement.zero_stage == 2
 
 
 def test_all_processes_take_the_choice_of_the_first_one(make_job, monkeypatch, capsys):
@@ -219,7 +214,7 @@ def test_all_processes_take_the_choice_of_the_first_one(make_job, monkeypatch, c
         # 40 % of 1e15 operations per second for 600 seconds.
         (1e9, 2.5e17, 0, True),
         (1e9, 2.3e17, 0, False),
-        (1e9, None, 0, False),
+        (1e9, math.nan, 0, False),
         (1e9, 2.5e17, 3, False),
         # Its comparison with transformers is in fp32.
         (5e8, 2.5e17, 0, False),

@@ -9,6 +9,8 @@ from snakechat.workflow.run_options import RunOptions
 from support.configs import load
 from support.specs import ONE_GPU
 
+pytestmark = pytest.mark.usefixtures("opt_hub")
+
 
 @pytest.mark.parametrize("lora_rank", [0, 128])
 def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
@@ -16,7 +18,11 @@ def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
     recipe |= {"algorithm": "distill", "teacher": "models/opt-6.7b"}
     config = load({"rlhf": {"recipes": {"mine": recipe}}})
     specs = {
-        name: {"rule": "fetch_model", "inputs": {}, "settings": {"hub": f"facebook/opt-{name}"}}
+        name: {
+            "rule": "fetch_model",
+            "inputs": {},
+            "settings": {"hub": f"facebook/opt-{name}", "revision": "main"},
+        }
         for name in ("1.3b", "6.7b")
     }
     tokens = {"datasets": [], "max_prompt_length": 256}

@@ -58,8 +58,6 @@ def test_locks_records_the_store_and_estimates_make_no_result_stale():
     """They are imported by every job, and no content depends on them."""
     names = program_code(SCRIPTS / "train_sft.py").digests
     unwanted = {f"snakechat/workflow/{name}.py" for name in ("locks", "run_record", "shared_store")}
-    unwanted |= {
-        f"snakechat/planning/{name}.py" for name in ("stage_choice", "memory", "footprint")
-    }
+    unwanted |= {f"snakechat/planning/{name}.py" for name in ("stage_choice", "memory", "workload")}
     assert unwanted.isdisjoint(names)
     assert {"snakechat/workflow/job.py", "snakechat/workflow/distributed.py"} <= names.keys()
