@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,9 +30,8 @@ from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import (  # noqa: E402
     add_lora,
-    base_weights,
     disable_adapters,
-    merge_adapters,
+    merged_layers,
 )
 from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.weight_writing import write_weights  # noqa: E402
@@ -336,10 +334,10 @@ def train_and_save(folder, placement, settings):
     exact.mkdir(exist_ok=True)
     write_weights(policy.model, exact, engine.gathered, engine.master)
     distributed.barrier()
-    merge_adapters(policy.model, partial(engine.gathered, update=True))
     with engine.gathered(list(policy.model.parameters())):
-        weights = base_weights(policy.model).items()
-        merged = {name: weight.detach().clone() for name, weight in weights}
+        merged = {
+            name: weight.clone() for block in merged_layers(policy.model) for name, weight in block
+        }
     saved, in_fp32 = (load_file(path / "model.safetensors") for path in (folder, exact))
     return {"merged": merged, "saved": saved, "in_fp32": in_fp32}
 

@@ -115,18 +115,6 @@ def merged_layers(
             ]
 
 
-def merge_adapters(model: nn.Module, gather: Gather = no_gather) -> None:
-    """Merge adapters into the weights of their layers, and disable them.
-
-    gather: a context that keeps the changes of weights.
-    """
-    for layer in adapted_layers(model).values():
-        base: Any = layer.base_layer
-        with gather([base.weight, *adapter_weights(layer)]):
-            base.weight.data.copy_(merge(layer))
-        layer.enable_adapters(False)
-
-
 def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
     """Return the layers that have adapters, by the names that their weights have without."""
     return {

@@ -296,11 +296,9 @@ class DeepSpeedEngine(Engine):
         for index in range(len(self.master_weights)):
             self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
 
-    def gathered(
-        self, weights: Sequence[torch.Tensor], update: bool = False
-    ) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         if self.stage == 3:
-            return deepspeed.zero.GatheredParameters(weights, modifier_rank=0 if update else None)
+            return deepspeed.zero.GatheredParameters(weights)
         return contextlib.nullcontext()
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:

@@ -199,15 +199,10 @@ class Engine(ABC):
         """Copy the master weights into the module."""
 
     @abstractmethod
-    def gathered(
-        self, weights: Sequence[torch.Tensor], update: bool = False
-    ) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Return a context in which every process has the whole of some weights.
 
         All processes must enter it with the same weights.
-
-        Args:
-            update: Keep the changes that the first process makes to the weights.
         """
 
     @abstractmethod
@@ -346,9 +341,7 @@ class ReplicatedEngine(Engine):
             if weights.data_ptr() != master.data_ptr():
                 weights.copy_(master.detach())
 
-    def gathered(
-        self, weights: Sequence[torch.Tensor], update: bool = False
-    ) -> AbstractContextManager[Any]:
+    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,6 @@ from snakechat.modeling.lora import (
     base_weights,
     disable_adapters,
     linear_layers,
-    merge_adapters,
     merged_layers,
 )
 from snakechat.modeling.models import DTYPES, make_causal
@@ -120,18 +119,6 @@ def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, token
     config = json.loads((tmp_path / "saved/config.json").read_text())
     assert config["dtype"] == str(DTYPES[dtype]).removeprefix("torch.")
     assert AutoModelForCausalLM.from_pretrained(tmp_path / "saved").dtype == DTYPES[dtype]
-
-
-def test_merging_adapters_in_place_gives_the_saved_weights(scorer, tokenizer, tmp_path):
-    model = randomize_adapters(add_lora(scorer, 2, 1)).to(torch.bfloat16)
-    before = logits_of(model)
-    save_model(model, tokenizer, tmp_path)
-    merge_adapters(model)
-    saved = load_file(tmp_path / "model.safetensors")
-    weights = base_weights(model)
-    assert all(torch.equal(weights[name], weight) for name, weight in saved.items())
-    # The adapters do not apply a second time.
-    torch.testing.assert_close(logits_of(model), before, rtol=0.05, atol=0.05)
 
 
 # Disabled adapters give the reference model of a policy.
