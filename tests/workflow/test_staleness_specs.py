@@ -234,7 +234,6 @@ ACCESS = {
     "key_env": "KEY",
     "requests_per_minute": 60,
     "concurrency": 2,
-    "prices": {"prompt": 1.0, "completion": 2.0},
 }
 STORAGE = {
     "save_steps": 7,

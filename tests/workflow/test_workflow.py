@@ -13,7 +13,7 @@ def test_code_edited_after_planning_is_an_error(quick, tmp_path):
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(copy.spec_of("output/eval/reward/tiny")))
     program = copy.folder / "scripts/evaluate_reward.py"
-    with edited(program, ('"ties"', '"draws"')):
+    with edited(program, ("pairwise_loss(*scores)", "pairwise_loss(*scores) * 2")):
         job = copy.run("python", "scripts/evaluate_reward.py", "--spec", str(spec))
     assert job.returncode == 1
     assert job.stdout == (
