@@ -121,7 +121,7 @@ def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
         (tree.folder / target / "report.html").read_text() for tree in (quick, copy)
     )
     assert rows_in(chinese)["准确率"] == rows_in(english)["accuracy"]
-    assert '<html lang="zh">' in chinese and "留出数据" in chinese
+    assert '<html lang="zh">' in chinese and "方括号内" in chinese
     assert rows_in(chinese)["host"] == ["a|&lt;script&gt;"] and "|<script" not in chinese
     # Back to English, without a job.
     copy.options = quick.options
