@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -93,6 +94,19 @@ def variables_of_forks():
     """An error for a test that leaves a variable with which programs do not start as forks."""
     yield
     assert imported_with(os.environ) == imported_with(ENVIRONMENT)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers():
+    """Restore the handlers that a training in the process of the test replaces.
+
+    A training that was stopped ignores further signals, and so would the programs that later tests
+    start.
+    """
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 # A program that prints the specs of the jobs of a target.

@@ -86,7 +86,7 @@ def main(job):
                     torch.empty(1 << 50)
             if event == "pause" and step == 2:
                 print("pausing", flush=True)
-                time.sleep(5)
+                time.sleep(3)
             barrier()
             logger.log(step, [], loss=all_reduce_sum(torch.tensor(float(counter.value))).item())
     if event == "write late" and is_last_rank:
