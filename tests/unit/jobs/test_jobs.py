@@ -77,6 +77,16 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
+@pytest.mark.parametrize(
+    ("train_on", "read"),
+    [("all_tokens", "all_tokens"), ("response", "response"), ("all_turns", "response")],
+)
+def test_a_teacher_reads_all_tokens_or_the_targets(load, train_on, read):
+    recipe = {"teacher": "models/tiny", "train_on": train_on}
+    config = load({"sft": {"recipes": {"tiny": recipe}}})
+    assert settings_of(config, "compute_teacher", "tiny")["train_on"] == read
+
+
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     def skipped(change):
         return settings_of(load(change), "tokenize_sft", "tiny").get("skip_rejected")
