@@ -7,9 +7,9 @@
 Reads all files of all results, earlier versions included. With --same-as, also compares each result
 with the result at the same path in another tree, file by file.
 
-Prints one line per problem, one line per accepted change (scripts/accept.py), and a summary. Exits
-with 0 if there is no problem, with 1 if there are problems, with 2 if there are no results. Changes
-nothing: delete the folder of a damaged result, and build it again.
+Prints one line per problem, one line per accepted change (scripts/accept.py), and a summary. The
+exit code is 0 without problems, 1 with problems and 2 without results. Changes nothing: delete the
+folder of a damaged result, and build it again.
 """
 
 import argparse
@@ -154,7 +154,7 @@ def find_differences(folder: Path, manifest: Manifest, twin: Path) -> Iterator[s
     if manifest["spec"] != twin_manifest["spec"]:
         yield f"{twin}: was made from another spec"
         return
-    # That its files are those of its manifest.
+    # The files have to agree with the manifest before the manifests are compared.
     yield from find_problems(twin)
     varying = VARYING_FILES.get(twin_manifest["spec"]["rule"], "")
     files, twin_files = manifest["files"], twin_manifest["files"]

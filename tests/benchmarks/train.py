@@ -306,7 +306,7 @@ def rss_mb(kind="VmRSS"):
 
 
 def peak_mb():
-    """Return the peak memory of this process. getrusage would include that of its parent."""
+    """Return the peak memory of this process. getrusage would include its parent."""
     return rss_mb("VmHWM")
 
 

@@ -94,8 +94,8 @@ def recipe_type(stage: str) -> Any:
 def checked(values: Any, declared: Any, *place: str) -> Any:
     """Return values of the config, or those at a place in it, as values of a type.
 
-    Numbers become those of the type: 1 and the text 1e-5, which is no number in YAML, are floats
-    where a float is expected.
+    Numbers are converted to the declared type: where a float is expected, 1 becomes 1.0. The text
+    1e-5 also becomes a float, because YAML does not parse it as a number.
 
     Raises:
         ConfigError: A key or value is invalid; the message names the key.

@@ -33,7 +33,7 @@ def removed_rows(
         dataset: Name of the dataset, for errors.
 
     Raises:
-        InputError: A digest that the config names is that of no row; or a file of digests changed
+        InputError: No row has a digest that the config names; or a file of digests changed
             since it was planned, or has a line that is not a digest.
     """
     if "exclude" not in settings:

@@ -100,7 +100,7 @@ def packed_attention(
         max_length_q,
         max_length_q,
         scale=scaling,
-        # The token itself counts in a model's window, and not in that of the kernel.
+        # A model counts the token itself in its window, the kernel does not.
         window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
         **(VARLEN_GQA if is_grouped else {}),
     )

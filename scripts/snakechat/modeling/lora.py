@@ -32,8 +32,8 @@ def add_lora(
 ) -> PreTrainedModel:
     """Add adapters to all linear layers of the transformer blocks, and return the model.
 
-    Only the adapters and a score head (if any) are trained. The experts of a mixture are no linear
-    layers, and have none.
+    Only the adapters and a score head (if any) are trained. The experts of a mixture get no
+    adapters: they are not linear layers.
 
     Args:
         train_base: "embeddings_and_norms" also trains all weights without an adapter, and the

@@ -329,7 +329,7 @@ def inference_activations(model: ModelSpec, shape: BatchShape) -> Memory:
 def result_bytes(workload: Workload, save_dtype: str | None) -> float:
     """Return the bytes of the trained model, or of the other files of the result.
 
-    save_dtype: The dtype of the files; None for that of the training.
+    save_dtype: The dtype of the files. Defaults to the dtype of training.
     """
     if not workload.trained:
         return workload.file_bytes

@@ -18,25 +18,30 @@ pytestmark = pytest.mark.slow
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 ROLLOUT_CASES = [f"{name} {stage}" for name in ("rollouts", "rollouts lora") for stage in (0, 3)]
 ALONE = ["choice", "sample", "frozen 0", "sampling 0", "sampling lora 0"]
-ALONE += ["lora 0", "bf16 2", *ROLLOUT_CASES]
+ALONE += ["lora 0", *ROLLOUT_CASES]
+
+
+def run_cases(folder, number, *names):
+    """Return what each of a number of processes returned for the named cases, or for all."""
+    folder.mkdir(exist_ok=True)
+    process = launch(number, ROOT / "tests/support/worker.py", folder, *names)
+    try:
+        output, _ = process.communicate(timeout=600)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    assert process.returncode == 0, output[-5000:]
+    assert "Warning" not in output
+    return [torch.load(folder / f"{rank}.pt") for rank in range(number)]
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """What each rank returned for each case, as lists by number of processes."""
-    results = {}
-    for number, names in ((1, ALONE), (2, [])):
-        folder = tmp_path_factory.mktemp("processes")
-        process = launch(number, ROOT / "tests/support/worker.py", folder, *names)
-        try:
-            output, _ = process.communicate(timeout=600)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        assert process.returncode == 0, output[-5000:]
-        assert "Warning" not in output
-        results[number] = [torch.load(folder / f"{rank}.pt") for rank in range(number)]
-    return results
+    return {
+        number: run_cases(tmp_path_factory.mktemp("processes"), number, *names)
+        for number, names in ((1, ALONE), (2, []))
+    }
 
 
 def assert_close(values, expected, tolerance=1e-6):
@@ -77,10 +82,15 @@ def test_a_repeated_run_is_bit_identical_and_all_ranks_have_its_weights(case, ru
             assert torch.equal(rank[case]["weights"], weights)
 
 
-# The rounding error of bf16 is about 0.004 at a loss of 4, and differs with the place in memory.
-@pytest.mark.parametrize(("case", "tolerance"), [("bf16 2", 0.01), ("lora 0", 1e-6)])
-def test_two_processes_train_like_one(case, tolerance, runs):
-    assert_close(runs[2][0][case]["losses"], runs[1][0][case]["losses"], tolerance)
+def test_two_processes_train_like_one(runs):
+    assert_close(runs[2][0]["lora 0"]["losses"], runs[1][0]["lora 0"]["losses"])
+
+
+def test_two_processes_train_like_one_in_bf16(tmp_path):
+    # Without other cases: kernels of bf16 round by where tensors lie in memory.
+    one, two = (run_cases(tmp_path / f"{number}", number, "bf16 2") for number in (1, 2))
+    # The rounding error of bf16 is about 0.004 at a loss of 4.
+    assert_close(two[0]["bf16 2"]["losses"], one[0]["bf16 2"]["losses"], 0.005)
 
 
 @pytest.mark.parametrize("case", ["offload optimizer 3", "offload parameters 3", "checkpointing 3"])
