@@ -356,8 +356,6 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
             raise InputError(
                 f"{folder}: {damage}: delete {folder} and start the build again"
             ) from None
-    # The launcher becomes the program, without the functions that would save it.
-    cache.save()
 
 
 def check_code(spec: Mapping[str, Any], program: str) -> None:
