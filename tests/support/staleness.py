@@ -10,9 +10,7 @@ Snakemake plans in a copy of `built`: the quick build, and what OURS adds to its
 import copy
 import functools
 import json
-import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +19,7 @@ import yaml
 
 from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, update
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
 from snakechat.workflow.code_digests import Modules, read_source
@@ -28,60 +27,30 @@ from snakechat.workflow.pins import LOCK, pins_of, read_lock
 from snakechat.workflow.snakemake_command_line import read_config
 from support.cases import some
 
+TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", "generations")}
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
-# model start from the SFT model; their base model is not fetched.
-TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
-TOKENIZERS |= {"tokenize_generations"}
+# model start from the SFT model; their base model is not fetched. Nothing reads the other results.
 READERS = {
     "import_dataset": {
-        "split_dataset",
-        "label_pairs",
-        "init_model",
         *TOKENIZERS,
-        "evaluate_rlhf",
-        "draw_report",
+        *("split_dataset", "label_pairs", "init_model", "evaluate_rlhf", "draw_report"),
     },
     "split_dataset": {*TOKENIZERS, "evaluate_rlhf", "draw_report"},
-    "fetch_model": set(),
     "init_model": {
         *TOKENIZERS,
-        "train_sft",
-        "evaluate_sft",
-        "evaluate_rlhf",
-        "prompt_eval",
-        "compare_zero",
+        *("train_sft", "evaluate_sft", "evaluate_rlhf", "prompt_eval", "compare_zero"),
     },
-    # Of MINE alone.
-    "compute_teacher": set(),
-    "tokenize_sft": {
-        "train_sft",
-        "evaluate_sft",
-        "train_rlhf",
-        "draw_report",
-        "compare_zero",
-    },
+    "tokenize_sft": {"train_sft", "evaluate_sft", "train_rlhf", "draw_report", "compare_zero"},
     "train_sft": {
-        "evaluate_sft",
-        "train_reward",
-        "compute_reference",
-        "train_dpo",
-        "evaluate_dpo",
-        "train_rlhf",
-        "generate_responses",
-        "score_responses",
-        "evaluate_rlhf",
-        "draw_report",
-        "prompt_eval",
+        *("evaluate_sft", "train_reward", "compute_reference", "train_dpo", "evaluate_dpo"),
+        *("train_rlhf", "evaluate_rlhf", "generate_responses", "score_responses"),
+        *("draw_report", "prompt_eval"),
     },
     "evaluate_sft": {"draw_report"},
     "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
     "train_reward": {
-        "evaluate_reward",
-        "train_rlhf",
-        "score_responses",
-        "evaluate_rlhf",
-        "draw_report",
-        "rw_eval",
+        *("evaluate_reward", "train_rlhf", "score_responses", "evaluate_rlhf"),
+        *("draw_report", "rw_eval"),
     },
     "evaluate_reward": {"draw_report"},
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
@@ -94,24 +63,17 @@ READERS = {
     "tokenize_generations": {"generate_responses", "score_responses"},
     "generate_responses": {"score_responses"},
     "score_responses": {"select_responses"},
-    # No recipe of TARGETS reads these records.
-    "select_responses": set(),
-    "label_pairs": set(),
-    "draw_report": set(),
-    # Of DPO.
-    "check_gate": set(),
-    "prompt_eval": set(),
-    "rw_eval": set(),
-    # Of SFT.
-    "compare_zero": set(),
-    # Of DPO.
-    "compare_runs": set(),
 }
+
+
+def readers(rule):
+    """Return the rules that read the result of a rule."""
+    return READERS.get(rule, set())
 
 
 def stale(*rules):
     """Return rules and all rules downstream of them."""
-    return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
+    return set(rules).union(*(stale(*readers(rule)) for rule in rules))
 
 
 # The rules that a change of the spec of train_sft makes stale. Its settings and code are also those
@@ -289,7 +251,6 @@ def replaced(path, *replacements):
     return edit
 
 
-RULES = set(READERS)
 SCRIPTS = ROOT / "scripts"
 
 
@@ -429,43 +390,8 @@ def pin(library):
     return Row(edit, stale_everywhere(users), EVERY_RULE)
 
 
-def backwards(value):
-    """Return mappings with their keys in reverse order."""
-    if not isinstance(value, dict):
-        return value
-    return {key: backwards(inner) for key, inner in reversed(value.items())}
-
-
-def move_the_model(folder):
-    (folder / "model").rename(folder / "elsewhere")
-    # Files next to the weights that are not read.
-    (folder / "elsewhere/training_args.bin").write_text("old")
-    (folder / "elsewhere/onnx").mkdir()
-    (folder / "elsewhere/onnx/model.safetensors").write_text("old")
-    write_config(folder, nested("models.near.path", "elsewhere"))
-
-
 def edit_a_row(folder):
     replaced("mine/train-1.jsonl", (" 0007.", " 7777."))(folder)
-
-
-def touch_everything(folder):
-    # Inputs become newer than results, and sources newer than all.
-    now = time.time()
-    for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
-        os.utime(path, (now - number, now - number), follow_symlinks=False)
-
-
-def put_the_clock_ahead(folder, seconds=3600):
-    # As a node whose clock is an hour ahead would leave its results.
-    ahead = time.time() + seconds
-    for path in (folder / "output").rglob("*"):
-        os.utime(path, (ahead, ahead))
-
-
-def put_the_clock_back(folder):
-    # The sources are newer than all results.
-    put_the_clock_ahead(folder, -3600)
 
 
 # A program that writes a constant, and the files that rules and model cards read: it builds in no
@@ -489,25 +415,12 @@ def main(job):
 
 run(main)
 '''
-STUB_TARGETS = (*TINY, "output/sft/other", "output/reward/tiny")
-
-
-def stub_config(*changes):
-    """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
-    settings = {"reward": "reward/other", "num_generations": 2, "reward_functions": {"shop": 1}}
-    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
 
 def build_stubs(workflow):
-    """Build STUB_TARGETS with a stub in place of each program."""
+    """Build TINY with a stub in place of each program."""
     copy_sources(workflow.folder)
+    write_inputs(workflow.folder)
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
-    write_stub_config(workflow.folder, stub_config())
-    workflow.build(*STUB_TARGETS)
-
-
-def write_stub_config(folder, config):
-    """Write config.yaml."""
-    text = yaml.safe_dump(config, sort_keys=False)
-    (folder / "config.yaml").write_text(text)
+    workflow.build(*TINY)

@@ -13,6 +13,7 @@ from snakechat.config.recipes import STAGES
 from support import llm_endpoint
 from support.hub import serving
 from support.staleness import (
+    QUICK_FILE,
     TARGETS,
     build_stubs,
     lines,
@@ -104,8 +105,9 @@ def built(quick, make_once, tmp_path_factory):
 @pytest.fixture
 def stubs(make_once, tmp_path):
     """A copy of a build with a stub in place of each program, for one test."""
-    built = make_once("stubs", lambda folder: build_stubs(Workflow(folder)))
-    return Workflow(built).copy(tmp_path / "stubs")
+    options = ("--configfile", str(QUICK_FILE), "mine.yaml")
+    built = make_once("stubs", lambda folder: build_stubs(Workflow(folder, *options)))
+    return Workflow(built, *options).copy(tmp_path / "stubs")
 
 
 @pytest.fixture
