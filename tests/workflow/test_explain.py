@@ -96,18 +96,3 @@ def test_results_are_read_from_the_working_directory_of_snakemake(built, tmp_pat
     assert explain(built, target, "--directory", str(tmp_path)) == (
         "evaluate_sft tiny is stale: output/eval/sft/tiny: metrics.json is missing\n"
     )
-
-
-def test_only_specs_and_snapshots_are_written(copy):
-    (copy.folder / "output/eval/sft/tiny/metrics.json").unlink()
-    (copy.folder / "output/eval/reward/tiny.manifest.json").unlink()
-
-    def files():
-        paths = [path for path in copy.folder.rglob("*") if path.is_file()]
-        apart = (".snakemake", "__pycache__", "specs", "code")
-        return {path: path.read_bytes() for path in paths if not {*apart} & {*path.parts}}
-
-    before = files()
-    with edited(copy.folder / "config.yaml", ("learning_rate: 4.0e-3", "learning_rate: 3.0e-3")):
-        assert "learning_rate" in explain(copy, TARGET)
-    assert files() == before
