@@ -22,8 +22,7 @@ from snakechat.config.loading import load_config, update
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
-from snakechat.workflow.code_digests import Modules, read_source
-from snakechat.workflow.pins import LOCK, pins_of, read_lock
+from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.snakemake_command_line import read_config
 from support.cases import some
 
@@ -329,14 +328,6 @@ def rules_to_run(built, specs, digests):
     return {rule for rule, _ in run}
 
 
-# Targets for which every rule has a job.
-EVERY_RULE = (*TINY, MINE)
-
-
-# Read once for all rows.
-MODULES = Modules(SCRIPTS)
-
-
 def fresh(edit):
     """A row with an edit after which nothing must run."""
     return Row(edit, set(), TARGETS)
@@ -345,49 +336,6 @@ def fresh(edit):
 def program_of(rule):
     """Return the path of the program that a rule runs."""
     return SCRIPTS / f"{'tokenize_phase' if rule in TOKENIZERS else rule}.py"
-
-
-@functools.cache
-def code_of(rule):
-    """Return the files of scripts/ that a rule runs, with their digests."""
-    # tests/unit/workflow/test_program_code.py compares these with what Python finds.
-    return MODULES.code(program_of(rule).stem).digests
-
-
-def stale_everywhere(users):
-    """Return the rules that a change of the specs of rules makes stale, of EVERY_RULE."""
-    rules = stale(*users) | (SFT_TRAINED if "train_sft" in users else set())
-    rules |= TAUGHT if "compute_teacher" in users else set()
-    # What MINE is made from; its base model is not initialized.
-    before = {"import_dataset", "split_dataset", "fetch_model", "tokenize_sft"}
-    return rules | (TOKENIZED if before & users else set())
-
-
-def code(name):
-    """A row with another meaning of a file in scripts/."""
-
-    def edit(folder):
-        with (folder / "scripts" / name).open("a") as file:
-            # A statement that counts wherever the module is imported.
-            file.write("\nassert True\n")
-
-    users = {rule for rule in RULES if name in code_of(rule)}
-    return Row(edit, stale_everywhere(users), EVERY_RULE)
-
-
-@functools.cache
-def pins_of_rule(rule):
-    """Return the libraries that a rule depends on, with their pinned versions."""
-    return pins_of(MODULES.code(program_of(rule).stem).imports - {"vllm"})
-
-
-def pin(library):
-    """A row with another version of a library in the pins."""
-    users = {rule for rule in RULES if library in pins_of_rule(rule)}
-    old = f"\n{library}=={read_lock(LOCK).versions[library]} "
-    lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
-    edit = replaced(lock, (old, f"\n{library}==0.0.1 "))
-    return Row(edit, stale_everywhere(users), EVERY_RULE)
 
 
 def edit_a_row(folder):

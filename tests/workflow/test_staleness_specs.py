@@ -6,7 +6,7 @@ import shutil
 import yaml
 
 from snakechat.config.recipes import STAGES
-from snakechat.jobs.rules import RULES
+from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (
     CONFIG,
     COPIED,
@@ -22,14 +22,12 @@ from support.staleness import (
     TOKENIZED,
     TOKENIZERS,
     Row,
-    code,
     config,
     edit_a_row,
     few_rows,
     fresh,
     lines,
     nested,
-    pin,
     replaced,
     rows,
     setting,
@@ -45,6 +43,7 @@ DATASET = {"import_dataset", "split_dataset"}
 SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
 REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
 PROMPT_PAGES = {"prompt_eval", "rw_eval"}
+PAGES = {"draw_report", "compare_runs", *PROMPT_PAGES}
 # The rules that run models.
 RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in STAGES}
 RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses", "compare_zero"}
@@ -79,7 +78,7 @@ SETTINGS = {
     "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
     "on_bad_row of generated datasets": Row(setting("on_bad_row", "skip"), set()),
     "split": Row(setting("split.weights.reward", 3), stale("split_dataset")),
-    "language": Row(setting("language", "zh"), {"draw_report", "compare_runs", *PROMPT_PAGES}),
+    "language": Row(setting("language", "zh"), PAGES),
     # Datasets.
     "the files of a dataset of the hub": far({"import_dataset"}, train="a.jsonl", eval="b.jsonl"),
     "how a dataset is read": mine(IMPORTED, keep=["chosen"]),
@@ -406,22 +405,47 @@ def write_reward_functions(folder):
     (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
 
 
-# Programs, modules of several rooms, one that every program imports, and some that no rule imports.
-MODULES = (
-    "train_sft.py",
-    "tokenize_phase.py",
-    "draw_report.py",
-    "explain.py",
-    "snakechat/workflow/job.py",
-    "snakechat/data/ragged_arrays.py",
-    "snakechat/training/engine.py",
-    "snakechat/algorithms/policy_gradient.py",
-    "snakechat/reporting/plots.py",
-    "snakechat/reporting/model_card.py",
-    "snakechat/planning/planner.py",
-)
-CODE = {name: code(name) for name in MODULES}
-CODE |= {name: pin(name) for name in ("torch", "peft", "matplotlib", "sympy", "tqdm", "snakemake")}
+def code(name, rules=()):
+    """A row with another meaning of a file in scripts/."""
+
+    def edit(folder):
+        with (folder / "scripts" / name).open("a") as file:
+            # A statement that counts wherever the module is imported.
+            file.write("\nassert True\n")
+
+    return Row(edit, set(rules))
+
+
+def pin(library, rules=()):
+    """A row with another version of a library in the pins."""
+    old = f"\n{library}=={read_lock(LOCK).versions[library]} "
+    lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
+    return Row(replaced(lock, (old, f"\n{library}==0.0.1 ")), set(rules))
+
+
+# The rules that use a module or a library, and those downstream.
+CODE = {
+    "a program": code("train_sft.py", SFT_TRAINED),
+    "a program of several rules": code("tokenize_phase.py", stale(*TOKENIZERS)),
+    "a page": code("draw_report.py", {"draw_report"}),
+    "a tool": code("explain.py"),
+    "what all programs import": code("snakechat/workflow/job.py", stale("import_dataset")),
+    "data": code("snakechat/data/ragged_arrays.py", stale("split_dataset")),
+    "training": code("snakechat/training/engine.py", SFT_TRAINED),
+    "preference losses": code(
+        "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
+    ),
+    "policy losses": code("snakechat/algorithms/policy_gradient.py", stale("train_rlhf")),
+    "plots": code("snakechat/reporting/plots.py", PAGES),
+    "model cards": code("snakechat/reporting/model_card.py"),
+    "planning": code("snakechat/planning/planner.py"),
+    "torch": pin("torch", stale("init_model", "label_pairs")),
+    "what torch requires": pin("sympy", stale("init_model", "label_pairs")),
+    "peft": pin("peft", SFT_TRAINED),
+    "matplotlib": pin("matplotlib", PAGES),
+    "tqdm": pin("tqdm"),
+    "snakemake": pin("snakemake"),
+}
 CODE |= {
     "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
     "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
@@ -430,16 +454,6 @@ CODE |= {
     "comments in the pins": fresh(replaced("requirements.txt", ("# Written by", "# By"))),
     "reward functions that the recipe does not name": fresh(write_reward_functions),
 }
-
-
-def test_what_the_code_and_the_libraries_of_rules_are():
-    assert CODE["snakechat/workflow/job.py"].rules == set(RULES)
-    for name in ("planning/planner.py", "reporting/model_card.py"):
-        assert not CODE[f"snakechat/{name}"].rules
-    trainings = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
-    assert trainings <= CODE["torch"].rules and "import_dataset" not in CODE["torch"].rules
-    assert CODE["matplotlib"].rules.isdisjoint(trainings)
-    assert not CODE["tqdm"].rules and not CODE["snakemake"].rules
 
 
 @rows(CODE)
