@@ -22,6 +22,7 @@ from snakechat.config.loading import load_config, update
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
+from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.snakemake_command_line import read_config
 from support.cases import some
@@ -263,9 +264,8 @@ def source_of(data, is_reward):
     return read_source(data, "a module", is_reward)
 
 
-def remembered(data, path, is_reward):
-    """read_source with a memory, by the content of a module."""
-    return source_of(data, is_reward)
+# Each version of a module is parsed once.
+code_digests.read_source = lambda data, path, is_reward: source_of(data, is_reward)
 
 
 @functools.cache
@@ -307,7 +307,7 @@ def specs_of(folder, targets):
     for file in (folder / "config.yaml", QUICK_FILE, folder / "mine.yaml"):
         update(values, copy.deepcopy(parsed(file.read_bytes())))
     config = load_config(values, folder, folder, {})
-    specs = Specs(config, folder, read=remembered)
+    specs = Specs(config, folder)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
     return specs, {job: specs.spec(*job)[1] for job in with_upstream(specs, wanted)}
 

@@ -44,7 +44,6 @@ from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import Placement, placement_values
 from snakechat.workflow.preflight import (
-    check_dtype,
     check_folders,
     check_gpus,
     import_reward_functions,
@@ -274,11 +273,6 @@ class RuleFunctions:
         planned = snakemake_adapter.jobs_to_run(self.workflow)
         jobs = [job for job in planned if job.rule in RULES]
         specs = [self._specs.spec(job.rule, job.name)[0] for job in jobs]
-        for job, spec in zip(jobs, specs, strict=True):
-            if job.rule in (f"train_{stage}" for stage in STAGES):
-                placement = self._placement(job.rule, job.name)
-                recipe = "/".join(recipe_of(job.rule, job.name))
-                check_dtype(recipe, spec["settings"]["dtype"], placement.gpus_per_node)
         forced = [spec["path"] for job, spec in zip(jobs, specs, strict=True) if job.forced]
         try:
             self.snapshot.write()
