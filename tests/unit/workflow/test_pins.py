@@ -45,9 +45,6 @@ numpy==2.4.6 \\
     #   -r requirements.in
     #   tensorboard
     #   transformers
-protobuf==7.36.2 \\
-    --hash=sha256:04
-    # via tensorboard
 pyyaml==6.0.3 \\
     --hash=sha256:05
     # via transformers
