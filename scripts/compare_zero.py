@@ -16,9 +16,9 @@ from typing import Any
 from snakechat.reporting.formatting import format_cell
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.manifest import RUN_RECORD
 from snakechat.workflow.placement import Placement, ZeroStage, placement_values
 from snakechat.workflow.run_options import RunOptions
-from snakechat.workflow.run_record import run_record_path
 from snakechat.workflow.value_types import changed_values
 
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
@@ -138,7 +138,7 @@ def train(
     with log.open("w") as file:
         code = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT).returncode
     if code == 0:
-        return json.loads(run_record_path(spec["path"]).read_text())
+        return json.loads(Path(spec["path"], RUN_RECORD).read_text())
     last_line = log.read_text().strip().rpartition("\n")[2]
     # The system kills a single process without a message.
     killed = code in (-signal.SIGKILL, 128 + signal.SIGKILL)

@@ -30,7 +30,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from snakechat.workflow.gpus import GpusBusy, claim_gpus
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.gpus import claim_gpus
 from snakechat.workflow.job import read_spec, reuse_result
 from snakechat.workflow.placement import SERIAL, parse_placement
 from snakechat.workflow.run_options import parse_options
@@ -216,5 +217,5 @@ def end_of_processes(arguments: list[str]) -> tuple[int, str | None]:
 if __name__ == "__main__":
     try:
         main()
-    except GpusBusy as error:
+    except InputError as error:
         sys.exit(f"error: {error}")

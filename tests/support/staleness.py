@@ -10,9 +10,7 @@ Snakemake plans in a copy of `built`: the quick build, and what OURS adds to its
 import copy
 import functools
 import json
-import os
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -21,67 +19,38 @@ import yaml
 
 from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, update
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.planning.planner import jobs_of_target, with_upstream
-from snakechat.workflow.code_digests import Modules, read_source
-from snakechat.workflow.pins import LOCK, pins_of, read_lock
+from snakechat.workflow import code_digests
+from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.snakemake_command_line import read_config
 from support.cases import some
 
+TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", "generations")}
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
-# model start from the SFT model; their base model is not fetched.
-TOKENIZERS = {"tokenize_sft", "tokenize_reward", "tokenize_dpo", "tokenize_rlhf"}
-TOKENIZERS |= {"tokenize_generations"}
+# model start from the SFT model; their base model is not fetched. Nothing reads the other results.
 READERS = {
     "import_dataset": {
-        "split_dataset",
-        "label_pairs",
-        "init_model",
         *TOKENIZERS,
-        "evaluate_rlhf",
-        "draw_report",
+        *("split_dataset", "label_pairs", "init_model", "evaluate_rlhf", "draw_report"),
     },
     "split_dataset": {*TOKENIZERS, "evaluate_rlhf", "draw_report"},
-    "fetch_model": set(),
     "init_model": {
         *TOKENIZERS,
-        "train_sft",
-        "evaluate_sft",
-        "evaluate_rlhf",
-        "prompt_eval",
-        "compare_zero",
+        *("train_sft", "evaluate_sft", "evaluate_rlhf", "prompt_eval", "compare_zero"),
     },
-    # Of MINE alone.
-    "compute_teacher": set(),
-    "tokenize_sft": {
-        "train_sft",
-        "evaluate_sft",
-        "train_rlhf",
-        "draw_report",
-        "compare_zero",
-    },
+    "tokenize_sft": {"train_sft", "evaluate_sft", "train_rlhf", "draw_report", "compare_zero"},
     "train_sft": {
-        "evaluate_sft",
-        "train_reward",
-        "compute_reference",
-        "train_dpo",
-        "evaluate_dpo",
-        "train_rlhf",
-        "generate_responses",
-        "score_responses",
-        "evaluate_rlhf",
-        "draw_report",
-        "prompt_eval",
+        *("evaluate_sft", "train_reward", "compute_reference", "train_dpo", "evaluate_dpo"),
+        *("train_rlhf", "evaluate_rlhf", "generate_responses", "score_responses"),
+        *("draw_report", "prompt_eval"),
     },
     "evaluate_sft": {"draw_report"},
     "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
     "train_reward": {
-        "evaluate_reward",
-        "train_rlhf",
-        "score_responses",
-        "evaluate_rlhf",
-        "draw_report",
-        "rw_eval",
+        *("evaluate_reward", "train_rlhf", "score_responses", "evaluate_rlhf"),
+        *("draw_report", "rw_eval"),
     },
     "evaluate_reward": {"draw_report"},
     "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
@@ -94,24 +63,17 @@ READERS = {
     "tokenize_generations": {"generate_responses", "score_responses"},
     "generate_responses": {"score_responses"},
     "score_responses": {"select_responses"},
-    # No recipe of TARGETS reads these records.
-    "select_responses": set(),
-    "label_pairs": set(),
-    "draw_report": set(),
-    # Of DPO.
-    "check_gate": set(),
-    "prompt_eval": set(),
-    "rw_eval": set(),
-    # Of SFT.
-    "compare_zero": set(),
-    # Of DPO.
-    "compare_runs": set(),
 }
+
+
+def readers(rule):
+    """Return the rules that read the result of a rule."""
+    return READERS.get(rule, set())
 
 
 def stale(*rules):
     """Return rules and all rules downstream of them."""
-    return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
+    return set(rules).union(*(stale(*readers(rule)) for rule in rules))
 
 
 # The rules that a change of the spec of train_sft makes stale. Its settings and code are also those
@@ -289,7 +251,6 @@ def replaced(path, *replacements):
     return edit
 
 
-RULES = set(READERS)
 SCRIPTS = ROOT / "scripts"
 
 
@@ -303,9 +264,8 @@ def source_of(data, is_reward):
     return read_source(data, "a module", is_reward)
 
 
-def remembered(data, path, is_reward):
-    """read_source with a memory, by the content of a module."""
-    return source_of(data, is_reward)
+# Each version of a module is parsed once.
+code_digests.read_source = lambda data, path, is_reward: source_of(data, is_reward)
 
 
 @functools.cache
@@ -347,7 +307,7 @@ def specs_of(folder, targets):
     for file in (folder / "config.yaml", QUICK_FILE, folder / "mine.yaml"):
         update(values, copy.deepcopy(parsed(file.read_bytes())))
     config = load_config(values, folder, folder, {})
-    specs = Specs(config, folder, read=remembered)
+    specs = Specs(config, folder)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
     return specs, {job: specs.spec(*job)[1] for job in with_upstream(specs, wanted)}
 
@@ -368,14 +328,6 @@ def rules_to_run(built, specs, digests):
     return {rule for rule, _ in run}
 
 
-# Targets for which every rule has a job.
-EVERY_RULE = (*TINY, MINE)
-
-
-# Read once for all rows.
-MODULES = Modules(SCRIPTS)
-
-
 def fresh(edit):
     """A row with an edit after which nothing must run."""
     return Row(edit, set(), TARGETS)
@@ -386,86 +338,8 @@ def program_of(rule):
     return SCRIPTS / f"{'tokenize_phase' if rule in TOKENIZERS else rule}.py"
 
 
-@functools.cache
-def code_of(rule):
-    """Return the files of scripts/ that a rule runs, with their digests."""
-    # tests/unit/workflow/test_program_code.py compares these with what Python finds.
-    return MODULES.code(program_of(rule).stem).digests
-
-
-def stale_everywhere(users):
-    """Return the rules that a change of the specs of rules makes stale, of EVERY_RULE."""
-    rules = stale(*users) | (SFT_TRAINED if "train_sft" in users else set())
-    rules |= TAUGHT if "compute_teacher" in users else set()
-    # What MINE is made from; its base model is not initialized.
-    before = {"import_dataset", "split_dataset", "fetch_model", "tokenize_sft"}
-    return rules | (TOKENIZED if before & users else set())
-
-
-def code(name):
-    """A row with another meaning of a file in scripts/."""
-
-    def edit(folder):
-        with (folder / "scripts" / name).open("a") as file:
-            # A statement that counts wherever the module is imported.
-            file.write("\nassert True\n")
-
-    users = {rule for rule in RULES if name in code_of(rule)}
-    return Row(edit, stale_everywhere(users), EVERY_RULE)
-
-
-@functools.cache
-def pins_of_rule(rule):
-    """Return the libraries that a rule depends on, with their pinned versions."""
-    return pins_of(MODULES.code(program_of(rule).stem).imports - {"vllm"})
-
-
-def pin(library):
-    """A row with another version of a library in the pins."""
-    users = {rule for rule in RULES if library in pins_of_rule(rule)}
-    old = f"\n{library}=={read_lock(LOCK).versions[library]} "
-    lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
-    edit = replaced(lock, (old, f"\n{library}==0.0.1 "))
-    return Row(edit, stale_everywhere(users), EVERY_RULE)
-
-
-def backwards(value):
-    """Return mappings with their keys in reverse order."""
-    if not isinstance(value, dict):
-        return value
-    return {key: backwards(inner) for key, inner in reversed(value.items())}
-
-
-def move_the_model(folder):
-    (folder / "model").rename(folder / "elsewhere")
-    # Files next to the weights that are not read.
-    (folder / "elsewhere/training_args.bin").write_text("old")
-    (folder / "elsewhere/onnx").mkdir()
-    (folder / "elsewhere/onnx/model.safetensors").write_text("old")
-    write_config(folder, nested("models.near.path", "elsewhere"))
-
-
 def edit_a_row(folder):
     replaced("mine/train-1.jsonl", (" 0007.", " 7777."))(folder)
-
-
-def touch_everything(folder):
-    # Inputs become newer than results, and sources newer than all.
-    now = time.time()
-    for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
-        os.utime(path, (now - number, now - number), follow_symlinks=False)
-
-
-def put_the_clock_ahead(folder, seconds=3600):
-    # As a node whose clock is an hour ahead would leave its results.
-    ahead = time.time() + seconds
-    for path in (folder / "output").rglob("*"):
-        os.utime(path, (ahead, ahead))
-
-
-def put_the_clock_back(folder):
-    # The sources are newer than all results.
-    put_the_clock_ahead(folder, -3600)
 
 
 # A program that writes a constant, and the files that rules and model cards read: it builds in no
@@ -489,25 +363,12 @@ def main(job):
 
 run(main)
 '''
-STUB_TARGETS = (*TINY, "output/sft/other", "output/reward/tiny")
-
-
-def stub_config(*changes):
-    """Return a config with recipes tiny and other of sft and reward, and an rlhf recipe of both."""
-    settings = {"reward": "reward/other", "num_generations": 2, "reward_functions": {"shop": 1}}
-    return merged(CONFIG, QUICK, OURS, nested("rlhf.recipes.tiny", settings), *changes)
 
 
 def build_stubs(workflow):
-    """Build STUB_TARGETS with a stub in place of each program."""
+    """Build TINY with a stub in place of each program."""
     copy_sources(workflow.folder)
+    write_inputs(workflow.folder)
     for rule in RULES:
         (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
-    write_stub_config(workflow.folder, stub_config())
-    workflow.build(*STUB_TARGETS)
-
-
-def write_stub_config(folder, config):
-    """Write config.yaml."""
-    text = yaml.safe_dump(config, sort_keys=False)
-    (folder / "config.yaml").write_text(text)
+    workflow.build(*TINY)

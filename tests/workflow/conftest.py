@@ -1,7 +1,6 @@
 """The build that the tests of staleness share."""
 
 import contextlib
-import json
 import shutil
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +12,7 @@ from snakechat.config.recipes import STAGES
 from support import llm_endpoint
 from support.hub import serving
 from support.staleness import (
+    QUICK_FILE,
     TARGETS,
     build_stubs,
     lines,
@@ -21,33 +21,7 @@ from support.staleness import (
     specs_of,
     write_config,
     write_inputs,
-    write_sources,
 )
-
-
-def add_label(path):
-    """Make the config of a classifier that of a reward model."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"id2label": {"0": "SCORE"}}))
-
-
-def llama_of(model, folder):
-    """Return the files of a tiny Llama with the tokenizer of a model, given that model's files.
-
-    folder: a folder for the files.
-    """
-    # It imports torch.
-    from transformers import AutoTokenizer
-
-    from snakechat.modeling.models import make_causal
-    from support.families import LLAMA
-
-    folder.mkdir()
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_bytes(model[name])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    init = {**LLAMA, "model_type": "llama", "max_position_embeddings": 128}
-    make_causal(init, tokenizer, seed=1).save_pretrained(folder)
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def add_inputs(folder):
@@ -55,20 +29,13 @@ def add_inputs(folder):
 
     Return the files of the model by name.
     """
-    write_sources(folder)
+    # The classifier is never built; planning reads only its config.json.
+    write_inputs(folder)
     model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
-    (folder / "tokenizer").mkdir()
+    for name, content in model.items():
+        (folder / "model" / name).write_bytes(content)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (folder / "tokenizer" / name).write_bytes(model[name])
-    (folder / "model").mkdir()
-    for name in model:
-        (folder / "model" / name).write_bytes(model[name])
-    # This model is never built; planning reads only its config.json.
-    (folder / "classifier").mkdir()
-    for name, content in model.items():
-        content = content.replace(b"ForCausalLM", b"ForSequenceClassification")
-        (folder / "classifier" / name).write_bytes(content)
-    add_label(folder / "classifier/config.json")
     return model
 
 
@@ -86,8 +53,7 @@ def built(quick, make_once, tmp_path_factory):
             # Its address changes no result.
             write_config(folder, nested("llm_judges.wise.url", endpoint.url))
             rows = {"train.jsonl": lines(*range(40)).encode()}
-            far = llama_of(model, tmp_path_factory.mktemp("llama") / "model")
-            hub.repositories = {"model/lab/far": far, "dataset/lab/far": rows}
+            hub.repositories = {"model/lab/far": model, "dataset/lab/far": rows}
             workflow.environment = {
                 "HF_ENDPOINT": hub.endpoint,
                 "HF_HOME": str(tmp_path_factory.mktemp("home")),
@@ -104,8 +70,9 @@ def built(quick, make_once, tmp_path_factory):
 @pytest.fixture
 def stubs(make_once, tmp_path):
     """A copy of a build with a stub in place of each program, for one test."""
-    built = make_once("stubs", lambda folder: build_stubs(Workflow(folder)))
-    return Workflow(built).copy(tmp_path / "stubs")
+    options = ("--configfile", str(QUICK_FILE), "mine.yaml")
+    built = make_once("stubs", lambda folder: build_stubs(Workflow(folder, *options)))
+    return Workflow(built, *options).copy(tmp_path / "stubs")
 
 
 @pytest.fixture

@@ -82,21 +82,6 @@ def test_a_full_or_read_only_disk_loses_no_result(copy):
         assert contents(result) != before
 
 
-def test_a_run_resumes_after_its_checkpoint_found_a_full_disk(copy):
-    (copy.folder / "more.yaml").write_text("save_steps: 1")
-    target, states = "output/sft/tiny", copy.folder / "output/state"
-    weights = copy.folder / target / "model.safetensors"
-    before = weights.read_bytes()
-    shutil.rmtree((copy.folder / target).resolve())
-    states.mkdir(exist_ok=True)
-    with small_disk(states):
-        fill(states)
-        assert errors(copy, target) == (1, [f"error: No space left on device: {target}"])
-        (states / ".filler").unlink()
-        assert errors(copy, target) == (0, [])
-    assert weights.read_bytes() == before
-
-
 def test_a_build_on_a_full_or_read_only_disk_ends_in_one_line(sources):
     output = sources.folder / "output"
     output.mkdir()

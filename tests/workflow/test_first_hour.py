@@ -38,15 +38,6 @@ def test_a_missing_gpu_ends_the_build_before_its_first_job(without_gpu):
     assert not (without_gpu.folder / "output/logs").exists()
 
 
-def test_fp16_on_a_cpu_ends_the_build_before_its_first_job(sources):
-    config = "sft={recipes: {tiny: {dtype: fp16}}}"
-    process = sources.snakemake("--cores", "1", "output/sft/tiny", "--config", config)
-    assert process.returncode == 1
-    error = "error: sft/tiny: dtype: fp16 requires a GPU: set dtype to bf16 or fp32"
-    assert last_line(process) == error
-    assert not (sources.folder / "output/logs").exists()
-
-
 def test_results_of_another_config_are_named(sources):
     manifest = sources.folder / "output/rlhf/mine.manifest.json"
     manifest.parent.mkdir(parents=True)

@@ -35,18 +35,9 @@ JOBS = {
 # tests/unit/workflow/test_publishing.py kills at each change of a file.
 KINDS = ("train_rlhf",)
 
-# The progress of a job, by the last of these files below output/ that its run has written.
+# Files below output/ that the run of a job writes.
 LOCK, METRICS = "{parent}/.{name}.lock", "store/{job}/{name}/.*.tmp/metrics.jsonl"
-TRACES = {
-    LOCK: "as the program begins",
-    METRICS: "in the loop",
-    "state/{job}/*/*/.tmp": "while a state is saved",
-    "store/{job}/{name}/.*.tmp/manifest.json": "in publishing",
-    "store/{job}/{name}/[!.]*/manifest.json": "in publishing",
-    "{parent}/{name}": "after publishing",
-}
-PUBLISHING = ("in publishing", "after publishing")
-WRITING = ("while a state is saved", *PUBLISHING)
+STATE = "state/{job}/*/*/.tmp"
 
 
 def is_touched(path, since):
@@ -78,18 +69,10 @@ class Result:
         self.folder.unlink()
 
     def trace(self, pattern):
-        """Return the file of a pattern of TRACES."""
+        """Return the file of LOCK, METRICS or STATE."""
         parent, name = self.folder.parent.relative_to(self.output), self.folder.name
         found = self.output.glob(pattern.format(parent=parent, name=name, job=self.job))
         return next(found, self.output / "none")
-
-    def progress(self, since):
-        """Return the progress of the job that was started at a time."""
-        reached = "before the program"
-        for pattern, place in TRACES.items():
-            if is_touched(self.trace(pattern), since):
-                reached = place
-        return reached
 
     def steps(self, since):
         """Return the logged steps of the training that was started at a time."""
@@ -202,29 +185,28 @@ def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, 
     uninterrupted, seconds = built
     expected, result, duration = Result(uninterrupted, job), Result(tree, job), seconds[job]
     draw = random.Random(f"{job} {kills}")
-    # One moment in each interval of the command's duration. Every second kill waits from there
-    # until files are written, which is too short to be hit by chance.
-    phases = itertools.cycle([None, WRITING, None, PUBLISHING])
+    # One moment in each interval of the command's duration. Every second kill of a training waits
+    # from there until a state is saved, which is too short to be hit by chance.
+    phases = itertools.cycle([False, job.startswith("train_")])
     moments = [((number + draw.random()) / kills, next(phases)) for number in range(kills)]
 
-    def run_until(moment, phase):
+    def run_until(moment, saves):
         """Run the command and kill it at a moment; return whether it still ran, and its age."""
         with started(tree, result.target) as build:
             build.wait_until(lambda: build.age >= moment)
-            if phase:
-                build.wait_until(lambda: result.progress(build.started) in phase)
+            if saves:
+                build.wait_until(lambda: is_touched(result.trace(STATE), build.started))
                 time.sleep(draw.expovariate(200))
             age = build.age
         status, output = build.end()
-        print(f"{job}: {age:.2f} of {duration:.2f} s: {status}, {result.progress(build.started)}")
         assert status in (0, -signal.SIGKILL), output[-5000:]
         return status == -signal.SIGKILL, age
 
     result.delete(leave_folder=True)
     is_uninterrupted = True
     while moments:
-        fraction, phase = moments[0]
-        was_killed, age = run_until(fraction * duration, phase)
+        fraction, saves = moments[0]
+        was_killed, age = run_until(fraction * duration, saves)
         if was_killed:
             moments.pop(0)
             is_uninterrupted = False
@@ -233,18 +215,12 @@ def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, 
         result.check_all(expected)
         if is_uninterrupted:
             duration = min(duration, age)
-            moments[0] = (fraction * 0.95, phase)
+            moments[0] = (fraction * 0.95, saves)
         result.delete(leave_folder=draw.random() < 0.5)
         is_uninterrupted = True
 
     tree.build(result.target)
     result.check_all(expected)
-
-
-def wait_for_program(result):
-    """Wait until the process that makes a result ends."""
-    with result.trace(LOCK).open() as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def test_the_same_command_does_not_disturb_a_program_that_outlives_snakemake(tree, built):
@@ -262,22 +238,9 @@ def test_the_same_command_does_not_disturb_a_program_that_outlives_snakemake(tre
         assert second.returncode == 1
         assert f"error: output/sft/tiny is being made by {holder}: wait" in second.stdout
         assert "MissingOutputException" not in second.stdout
-        wait_for_program(result)
-    tree.build(result.target)
-    result.check_all(expected)
-
-
-@pytest.mark.exhaustive
-def test_a_program_and_the_same_command_started_before_it_ends_make_the_same_bytes(tree, built):
-    expected, result = Result(built[0], "train_sft"), Result(tree, "train_sft")
-    result.delete()
-    with started(tree, result.target) as orphaned:
-        log = result.output / "logs/train_sft/tiny.log"
-        orphaned.wait_until(lambda: is_touched(log, orphaned.started))
-        orphaned.process.kill()
-        again = tree.snakemake(result.target, "--cores", "2")
-        assert again.returncode == 0 or "output/sft/tiny is being made by process" in again.stdout
-        wait_for_program(result)
+        # Until the program ends.
+        with result.trace(LOCK).open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
     tree.build(result.target)
     result.check_all(expected)
 

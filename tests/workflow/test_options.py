@@ -9,25 +9,6 @@ import pytest
 from conftest import ROOT
 
 
-def test_a_dry_run_names_what_has_changed(copy):
-    """The reasons of its first jobs; those of the others are the jobs before them."""
-    module = copy.folder / "scripts/snakechat/algorithms/preference.py"
-    module.write_text(module.read_text().replace("1 / (2 * beta)", "1 / (3 * beta)"))
-    with (copy.folder / "mine/train-1.jsonl").open("a") as file:
-        file.write("\n")
-    process = copy.snakemake(
-        *("output/dpo/tiny", "output/sft/mine", "output/reward/tiny", "-n"),
-        *("--config", "reward={recipes: {tiny: {epochs: 7}}}"),
-    )
-    reasons = [line for line in process.stdout.splitlines() if line.startswith("Reason:")]
-    for reason in (
-        "snakechat/algorithms/preference.py changed",
-        "epochs changed from",
-        "train/train-1.jsonl changed",
-    ):
-        assert any(reason in line for line in reasons), reasons
-
-
 @pytest.fixture
 def tree(quick, tmp_path):
     """A copy of the quick build."""
@@ -69,11 +50,18 @@ def test_options_that_do_not_fit_name_what_does(tree, options, advice):
     assert {path: after[path] for path in before} == before
 
 
-@pytest.mark.parametrize("options", [RATE, ("--forceall",)])
-def test_a_dry_run_writes_nothing(tree, options):
-    (tree.folder / "output/dpo/tiny.manifest.json").unlink()
+def test_a_dry_run_names_what_has_changed_and_writes_nothing(tree):
+    """The reasons of its first jobs; those of the others are the jobs before them."""
+    module = tree.folder / "scripts/snakechat/algorithms/preference.py"
+    module.write_text(module.read_text().replace("1 / (2 * beta)", "1 / (3 * beta)"))
+    (tree.folder / "output/eval/dpo/tiny.manifest.json").unlink()
     before = states(tree.folder)
-    assert tree.snakemake("output/dpo/tiny", "-n", *options).returncode == 0
+    for options in (("--forceall",), ("--config", "reward={recipes: {tiny: {epochs: 7}}}")):
+        process = tree.snakemake("output/dpo/tiny", "output/reward/tiny", "-n", *options)
+        assert process.returncode == 0
+    reasons = [line for line in process.stdout.splitlines() if line.startswith("Reason:")]
+    for reason in ("snakechat/algorithms/preference.py changed", "epochs changed from"):
+        assert any(reason in line for line in reasons), reasons
     assert states(tree.folder) == before
 
 
@@ -146,12 +134,12 @@ def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
 
 
 @pytest.mark.parametrize("target", ["output/eval/sft/tiny", "output/eval/sft/tiny/metrics.json"])
-def test_folders_and_files_of_results_are_targets(target, built):
+def test_folders_and_files_of_results_are_targets(target, quick):
     """No rule has them as outputs: the results' manifests are."""
-    up_to_date = built.snakemake(target, "-n")
+    up_to_date = quick.snakemake(target, "-n")
     assert up_to_date.returncode == 0 and "Nothing to be done" in up_to_date.stdout
     assert "missing" not in up_to_date.stdout
-    forced = built.snakemake(target, "-n", "-f")
+    forced = quick.snakemake(target, "-n", "-f")
     assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 
 from conftest import Workflow
 from snakechat.workflow.manifest import UNLISTED_FILES
@@ -13,38 +14,47 @@ from support.staleness import (
     Row,
     edit_a_row,
     fresh,
-    put_the_clock_ahead,
-    put_the_clock_back,
     rows,
     stale,
-    touch_everything,
 )
 
 
-def empty(result):
-    for file in files_of(result):
-        file.unlink()
+def touch_everything(folder):
+    # Inputs become newer than results, and sources newer than all.
+    now = time.time()
+    for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
+        os.utime(path, (now - number, now - number), follow_symlinks=False)
+
+
+def put_the_clock_ahead(folder, seconds=3600):
+    # As a node whose clock is an hour ahead would leave its results.
+    ahead = time.time() + seconds
+    for path in (folder / "output").rglob("*"):
+        os.utime(path, (ahead, ahead))
+
+
+def put_the_clock_back(folder):
+    # The sources are newer than all results.
+    put_the_clock_ahead(folder, -3600)
 
 
 def delete(result):
     shutil.rmtree(result.resolve())
 
 
-def lengthen_a_file(result):
-    with next(files_of(result)).open("a") as file:
-        file.write(" ")
-
-
 def cut_a_file(result):
     os.truncate(next(files_of(result)), 1)
 
 
-def delete_a_file(result):
-    next(files_of(result)).unlink()
-
-
 def delete_the_manifest(result):
     result.with_name(f"{result.name}.manifest.json").unlink()
+
+
+def delete_manifest_touch_inputs(result):
+    # Snakemake looks through a missing result, and would compare the times of what is behind it.
+    delete_the_manifest(result)
+    for path in ("tokens/sft/tiny.manifest.json", "data/toy.manifest.json"):
+        (result.parent.parent / path).touch()
 
 
 def cut_the_manifest(result):
@@ -62,30 +72,23 @@ def damaged(path, damage, rules, targets=TINY):
     return Row(lambda folder: damage(folder / "output" / path), rules, targets)
 
 
+SFT = ("output/sft/tiny",)
+SFT_RULES = {"train_sft", "evaluate_sft", "report", "draw_report"}
 RESULTS = {
     "everything touched": fresh(touch_everything),
     "a clock ahead of time": fresh(put_the_clock_ahead),
     "a clock behind time": fresh(put_the_clock_back),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
-    **{
-        f"{damage.__name__} of a model": damaged("sft/tiny", damage, stale("train_sft"))
-        for damage in (empty, lengthen_a_file, cut_a_file, delete_a_file, cut_the_manifest)
-    },
-    "records emptied": damaged("data/toy", empty, stale("import_dataset")),
-    "an evaluation emptied": damaged("eval/dpo/tiny", empty, stale("evaluate_dpo")),
-    "a page emptied": damaged("rw_eval/reward/tiny", empty, {"rw_eval"}),
+    "a truncated model": damaged("sft/tiny", cut_a_file, stale("train_sft")),
+    "a truncated manifest": damaged("sft/tiny", cut_the_manifest, stale("train_sft")),
+    "a truncated page": damaged("rw_eval/reward/tiny", cut_a_file, {"rw_eval"}),
     # Results whose input is missing stay valid, unless the input itself is a target.
-    "a model without its manifest": damaged("sft/tiny", delete_the_manifest, set()),
+    "a model without its manifest": damaged("sft/tiny", delete_manifest_touch_inputs, set()),
     "a model deleted": damaged("sft/tiny", delete, set()),
-    **{
-        f"{damage.__name__} of a model that is requested": damaged(
-            "sft/tiny",
-            damage,
-            {"train_sft", "evaluate_sft", "report", "draw_report"},
-            ("output/sft/tiny",),
-        )
-        for damage in (delete, delete_the_manifest)
-    },
+    "a requested model deleted": damaged("sft/tiny", delete, SFT_RULES, SFT),
+    "a requested model without its manifest": damaged(
+        "sft/tiny", delete_the_manifest, SFT_RULES, SFT
+    ),
     "a model of a target without its manifest": damaged(
         "rlhf/tiny", delete_the_manifest, stale("train_rlhf")
     ),

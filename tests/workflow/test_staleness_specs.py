@@ -6,7 +6,7 @@ import shutil
 import yaml
 
 from snakechat.config.recipes import STAGES
-from snakechat.jobs import rules
+from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (
     CONFIG,
     COPIED,
@@ -16,23 +16,18 @@ from support.staleness import (
     MINE,
     NEAR,
     RECIPES,
-    RULES,
     SFT_TRAINED,
     SPLIT,
     TAUGHT,
     TOKENIZED,
     TOKENIZERS,
     Row,
-    backwards,
-    code,
     config,
     edit_a_row,
     few_rows,
     fresh,
     lines,
-    move_the_model,
     nested,
-    pin,
     replaced,
     rows,
     setting,
@@ -48,6 +43,7 @@ DATASET = {"import_dataset", "split_dataset"}
 SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
 REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
 PROMPT_PAGES = {"prompt_eval", "rw_eval"}
+PAGES = {"draw_report", "compare_runs", *PROMPT_PAGES}
 # The rules that run models.
 RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in STAGES}
 RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses", "compare_zero"}
@@ -82,14 +78,10 @@ SETTINGS = {
     "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
     "on_bad_row of generated datasets": Row(setting("on_bad_row", "skip"), set()),
     "split": Row(setting("split.weights.reward", 3), stale("split_dataset")),
-    "language": Row(setting("language", "zh"), {"draw_report", "compare_runs", *PROMPT_PAGES}),
+    "language": Row(setting("language", "zh"), PAGES),
     # Datasets.
-    "the path of a dataset": mine(IMPORTED, path="another"),
-    "another dataset of the hub": far({"import_dataset"}, hub="lab/other"),
     "the files of a dataset of the hub": far({"import_dataset"}, train="a.jsonl", eval="b.jsonl"),
     "how a dataset is read": mine(IMPORTED, keep=["chosen"]),
-    "the files of a dataset": mine(IMPORTED, train="train-1.jsonl", eval="test.jsonl"),
-    "the split of a dataset": mine(SPLIT, split={**SHARES, "sft": 3}),
     "the number of rows": mine(SPLIT, max_rows=20),
     "exclude": mine(SPLIT, exclude=["0" * 32]),
     "a generated dataset": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
@@ -151,7 +143,6 @@ SETTINGS = {
         tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
     ),
     "an LLM judge as reward model": Row(tiny_rlhf(reward="llm_judges/wise"), stale("train_rlhf")),
-    "the algorithm": Row(tiny_rlhf(algorithm="rloo", num_generations=2), stale("train_rlhf")),
     "distillation": Row(tiny_rlhf(algorithm="distill", teacher="dpo/tiny"), stale("train_rlhf")),
     "ptx": Row(tiny_rlhf(ptx="other"), {"tokenize_sft", *stale("train_rlhf")}),
     "arguments of a reward function": Row(
@@ -191,10 +182,6 @@ SETTINGS = {
     "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
     "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), {"prompt_eval"}),
     "zero": Row(setting("zero.steps", 3), stale("compare_zero")),
-    # A comparison of sets of values would not notice this.
-    "two values swapped": Row(
-        tiny_rlhf(rollout_batch_size=64, global_batch_size=128), stale("train_rlhf")
-    ),
 }
 
 
@@ -204,6 +191,13 @@ def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
 
 
 # --- settings without effect --------------------------------------------------------------------
+
+
+def backwards(value):
+    """Return mappings with their keys in reverse order."""
+    if not isinstance(value, dict):
+        return value
+    return {key: backwards(inner) for key, inner in reversed(value.items())}
 
 
 def reformat_the_config(folder):
@@ -242,7 +236,6 @@ STORAGE = {
     "container": "docker://registry.example.com/snakechat",
 }
 UNAFFECTED = {
-    "comments in the config": fresh(replaced("config.yaml", ("# All settings", "# The settings"))),
     "order and style of the config": fresh(reformat_the_config),
     "spelling of values": fresh(
         replaced(
@@ -256,13 +249,12 @@ UNAFFECTED = {
         )
     ),
     "another store and image": fresh(config(STORAGE)),
-    "the keys of a deployment": fresh(setting("deployments.cpu", PLACE)),
     "a deployment for all recipes": fresh(setting("deployment", "multi_node")),
     "placement": fresh(
-        config(*(nested(f"{stage}.recipes.tiny.placement", PLACE) for stage in RECIPES))
-    ),
-    "placement of the critic": fresh(
-        setting("rlhf.recipes.tiny.placement", {"critic_zero_stage": 1, "offload_frozen": True})
+        config(
+            *(nested(f"{stage}.recipes.tiny.placement", PLACE) for stage in RECIPES),
+            nested("rlhf.recipes.tiny.placement", {"critic_zero_stage": 1, "offload_frozen": True}),
+        )
     ),
     "where and how a judge is asked": fresh(setting("llm_judges.wise", ACCESS)),
     "a judge that nothing asks": fresh(setting("llm_judges.kind.rubric", "Be brief.")),
@@ -275,9 +267,13 @@ UNAFFECTED = {
             )
         )
     ),
-    "another recipe": fresh(setting("sft.recipes.350m.epochs", 3)),
-    "another dataset": fresh(setting("datasets.local.path", "elsewhere")),
-    "another model": fresh(setting("models.opt-125m.revision", "v2")),
+    "another recipe, dataset and model": fresh(
+        config(
+            nested("sft.recipes.350m.epochs", 3),
+            nested("datasets.local.path", "elsewhere"),
+            nested("models.opt-125m.revision", "v2"),
+        )
+    ),
     "a preset whose values the recipe has or overrides": fresh(
         config(
             nested("rlhf.presets.mine", {"kl_coef": 0.15, "ppo_epochs": 1}),
@@ -287,7 +283,6 @@ UNAFFECTED = {
     "the common seed as seed of the recipe": fresh(
         config(*(nested(f"{stage}.recipes.tiny.seed", CONFIG["seed"]) for stage in RECIPES))
     ),
-    "a weight of one": fresh(setting("sft.recipes.tiny.datasets", [{"toy": 1.0}])),
     "the common split as split of the dataset": fresh(setting("datasets.toy.split", SHARES)),
     "the common template as template of the model": fresh(setting("models.far.template", "auto")),
     "globs of the same files": fresh(
@@ -353,6 +348,15 @@ def move_the_dataset(folder):
     write_config(folder, nested("datasets.mine.path", str(folder / "moved")))
 
 
+def move_the_model(folder):
+    (folder / "model").rename(folder / "elsewhere")
+    # Files next to the weights that are not read.
+    (folder / "elsewhere/training_args.bin").write_text("old")
+    (folder / "elsewhere/onnx").mkdir()
+    (folder / "elsewhere/onnx/model.safetensors").write_text("old")
+    write_config(folder, nested("models.near.path", "elsewhere"))
+
+
 CHANGES = (
     edit_a_row,
     replace_a_file_by_an_older_one,
@@ -401,22 +405,47 @@ def write_reward_functions(folder):
     (folder / "rewards/new.py").write_text("def score(prompts, responses):\n    return [0, 0]\n")
 
 
-# Programs, modules of several rooms, one that every program imports, and some that no rule imports.
-MODULES = (
-    "train_sft.py",
-    "tokenize_phase.py",
-    "draw_report.py",
-    "explain.py",
-    "snakechat/workflow/job.py",
-    "snakechat/data/ragged_arrays.py",
-    "snakechat/training/engine.py",
-    "snakechat/algorithms/policy_gradient.py",
-    "snakechat/reporting/plots.py",
-    "snakechat/reporting/model_card.py",
-    "snakechat/planning/planner.py",
-)
-CODE = {name: code(name) for name in MODULES}
-CODE |= {name: pin(name) for name in ("torch", "peft", "matplotlib", "sympy", "tqdm", "snakemake")}
+def code(name, rules=()):
+    """A row with another meaning of a file in scripts/."""
+
+    def edit(folder):
+        with (folder / "scripts" / name).open("a") as file:
+            # A statement that counts wherever the module is imported.
+            file.write("\nassert True\n")
+
+    return Row(edit, set(rules))
+
+
+def pin(library, rules=()):
+    """A row with another version of a library in the pins."""
+    old = f"\n{library}=={read_lock(LOCK).versions[library]} "
+    lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
+    return Row(replaced(lock, (old, f"\n{library}==0.0.1 ")), set(rules))
+
+
+# The rules that use a module or a library, and those downstream.
+CODE = {
+    "a program": code("train_sft.py", SFT_TRAINED),
+    "a program of several rules": code("tokenize_phase.py", stale(*TOKENIZERS)),
+    "a page": code("draw_report.py", {"draw_report"}),
+    "a tool": code("explain.py"),
+    "what all programs import": code("snakechat/workflow/job.py", stale("import_dataset")),
+    "data": code("snakechat/data/ragged_arrays.py", stale("split_dataset")),
+    "training": code("snakechat/training/engine.py", SFT_TRAINED),
+    "preference losses": code(
+        "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
+    ),
+    "policy losses": code("snakechat/algorithms/policy_gradient.py", stale("train_rlhf")),
+    "plots": code("snakechat/reporting/plots.py", PAGES),
+    "model cards": code("snakechat/reporting/model_card.py"),
+    "planning": code("snakechat/planning/planner.py"),
+    "torch": pin("torch", stale("init_model", "label_pairs")),
+    "what torch requires": pin("sympy", stale("init_model", "label_pairs")),
+    "peft": pin("peft", SFT_TRAINED),
+    "matplotlib": pin("matplotlib", PAGES),
+    "tqdm": pin("tqdm"),
+    "snakemake": pin("snakemake"),
+}
 CODE |= {
     "comments": fresh(all_code(lambda text: f"# A comment.\n{text}\n    # Another.\n")),
     "docstrings": fresh(all_code(lambda text: text.replace('"""', '"""Again: ', 1))),
@@ -425,17 +454,6 @@ CODE |= {
     "comments in the pins": fresh(replaced("requirements.txt", ("# Written by", "# By"))),
     "reward functions that the recipe does not name": fresh(write_reward_functions),
 }
-
-
-def test_the_table_knows_all_rules_and_what_their_code_is():
-    assert set(rules.RULES) == RULES
-    assert CODE["snakechat/workflow/job.py"].rules == RULES
-    for name in ("planning/planner.py", "reporting/model_card.py"):
-        assert not CODE[f"snakechat/{name}"].rules
-    trainings = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
-    assert trainings <= CODE["torch"].rules and "import_dataset" not in CODE["torch"].rules
-    assert CODE["matplotlib"].rules.isdisjoint(trainings)
-    assert not CODE["tqdm"].rules and not CODE["snakemake"].rules
 
 
 @rows(CODE)

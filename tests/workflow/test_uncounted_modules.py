@@ -24,7 +24,6 @@ REASONS = {
     "progress_lines.ProgressLines.is_due": "whether a line of the log is printed",
     "run_record.peak_memory_mb": RECORD,
     "run_record.run_record": RECORD,
-    "run_record.run_record_path": RECORD,
     "store.is_undamaged": RUN,
     "store.store_key": PLACE,
     "store.stored_folder": PLACE,

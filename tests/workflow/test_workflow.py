@@ -7,57 +7,52 @@ import pytest
 from conftest import edited
 
 
-def test_code_edited_after_planning_is_an_error(quick, tmp_path):
+@pytest.fixture
+def copy(quick, tmp_path):
+    """A copy of the quick build, and a function that runs a program with the spec of a result."""
     copy = quick.copy(tmp_path / "copy")
-    # On a cluster a job may wait for hours between its planning and its start.
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps(copy.spec_of("output/eval/reward/tiny")))
+
+    def error_of(program, result):
+        spec = tmp_path / "spec.json"
+        spec.write_text(json.dumps(copy.spec_of(result)))
+        process = copy.run("python", f"scripts/{program}.py", "--spec", str(spec))
+        assert process.returncode == 1
+        return process.stdout
+
+    return copy, error_of
+
+
+def test_code_edited_after_planning_is_an_error(copy):
+    """On a cluster a job may wait for hours between its planning and its start."""
+    copy, error_of = copy
     program = copy.folder / "scripts/evaluate_reward.py"
     with edited(program, ("pairwise_loss(*scores)", "pairwise_loss(*scores) * 2")):
-        job = copy.run("python", "scripts/evaluate_reward.py", "--spec", str(spec))
-    assert job.returncode == 1
-    assert job.stdout == (
-        "error: evaluate_reward.py changed since this build was planned: start it again\n"
-    )
+        assert error_of("evaluate_reward", "output/eval/reward/tiny") == (
+            "error: evaluate_reward.py changed since this build was planned: start it again\n"
+        )
 
 
-def test_a_damaged_input_is_an_error(quick, tmp_path):
-    copy = quick.copy(tmp_path / "copy")
+def test_a_damaged_input_is_an_error(copy):
+    copy, error_of = copy
     weights = copy.folder / "output/sft/tiny/model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps(copy.spec_of("output/eval/sft/tiny")))
-    job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
-    assert job.returncode == 1
-    assert job.stdout == (
+    assert error_of("evaluate_sft", "output/eval/sft/tiny") == (
         "error: output/sft/tiny: model.safetensors has other content:"
         " delete output/sft/tiny and start the build again\n"
     )
 
 
-def test_an_input_with_a_truncated_manifest_is_an_error(quick, tmp_path):
-    copy = quick.copy(tmp_path / "copy")
+def test_an_input_with_a_truncated_manifest_is_an_error(copy):
+    copy, error_of = copy
     manifest = copy.folder / "output/sft/tiny.manifest.json"
     manifest.write_text(manifest.read_text()[:500])
-    spec = tmp_path / "spec.json"
-    spec.write_text(json.dumps(copy.spec_of("output/eval/sft/tiny")))
-    job = copy.run("python", "scripts/evaluate_sft.py", "--spec", str(spec))
-    assert job.returncode == 1
-    assert job.stdout == (
+    assert error_of("evaluate_sft", "output/eval/sft/tiny") == (
         "error: output/sft/tiny.manifest.json cannot be read: delete it and start the build again\n"
     )
-    assert "train_sft" in copy.planned()
     copy.build("output/sft/tiny")
     assert json.loads(manifest.read_text())["files"]
-
-
-def test_dry_run_needs_no_torch(sources):
-    # A torch that cannot be imported shadows the real one.
-    (sources.folder / "torch.py").write_text("raise ImportError('a dry run imports torch')\n")
-    planned = sources.planned("output/rlhf/tiny", "output/dpo/tiny")
-    assert planned >= {"import_dataset", "train_sft", "train_reward", "train_dpo", "train_rlhf"}
 
 
 @pytest.mark.parametrize("result", ["rlhf/66b", "dpo/llama2-7b"])

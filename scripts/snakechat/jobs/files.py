@@ -135,18 +135,13 @@ def excluded_files(config: Config, dataset: str) -> dict[str, Path]:
     return files
 
 
-def model_folder(config: Config, name: str) -> Path | str | None:
-    """Return the folder or the URL of a base model, or None if it has no path."""
-    return config.source_of("models", name)
-
-
 def base_model_files(config: Config, name: str) -> Mapping[str, Path | str]:
     """Return the files that a base model with a path is read from, by name, without its card.
 
     Raises:
         InputError: The folder does not exist or has no weights.
     """
-    folder = model_folder(config, name)
+    folder = config.source_of("models", name)
     if folder is None:
         return {}
     place = f"config: models.{name}.path"

@@ -13,7 +13,6 @@ from snakechat.config.recipes import Config
 from snakechat.jobs.files import (
     dataset_folder,
     excluded_files,
-    model_folder,
     tokenizer_folder,
 )
 from snakechat.jobs.rules import RULES
@@ -106,7 +105,7 @@ def _import_dataset(config: Config, name: str) -> dict[str, Any]:
 
 
 def _fetch_model(config: Config, name: str) -> dict[str, Any]:
-    source = model_folder(config, name)
+    source = config.source_of("models", name)
     return {"source": str(source or ""), "license": declared_license(config, "models", name)}
 
 

@@ -5,7 +5,7 @@ results are the inputs. The inputs themselves count by their content, which the 
 (snakechat.workflow.manifest).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import RULES, Rule
-from snakechat.workflow.code_digests import Modules, Source, read_source
+from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.pins import pins_of
 from snakechat.workflow.spec_files import MEMORY
@@ -26,22 +26,15 @@ class Specs:
         config: The checked config.
         root: Folder of scripts/ and of the locked requirements.
         rules: The rules by name.
-        read: Reads the source of a module.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        root: Path,
-        rules: Mapping[str, Rule] = RULES,
-        read: Callable[[bytes, str, bool], Source] = read_source,
-    ) -> None:
+    def __init__(self, config: Config, root: Path, rules: Mapping[str, Rule] = RULES) -> None:
         self.config, self.root, self.rules = config, root, rules
         self.file_digests = DigestCache(MEMORY / "digests.json")
         # A spec is asked for many times, by jobs downstream and by Snakemake.
         self.spec = cache(self._spec)
         self.describe = cache(self._describe)
-        self._code = cache(Modules(root / "scripts", read).code)
+        self._code = cache(Modules(root / "scripts").code)
         self._pins = cache(partial(pins_of, digests=self.file_digests.digests))
 
     def result(self, rule: str, name: str) -> str:

@@ -44,7 +44,6 @@ from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import Placement, placement_values
 from snakechat.workflow.preflight import (
-    check_dtype,
     check_folders,
     check_gpus,
     import_reward_functions,
@@ -134,7 +133,7 @@ class RuleFunctions:
         self.build_file = str(self._build.path)
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
-        snakemake_adapter.before_report(workflow, self._start_report)
+        snakemake_adapter.before_report(workflow, self._staleness.start_report)
         snakemake_adapter.after_build(workflow, fails_in_one_line(self.finish))
         # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
@@ -274,11 +273,6 @@ class RuleFunctions:
         planned = snakemake_adapter.jobs_to_run(self.workflow)
         jobs = [job for job in planned if job.rule in RULES]
         specs = [self._specs.spec(job.rule, job.name)[0] for job in jobs]
-        for job, spec in zip(jobs, specs, strict=True):
-            if job.rule in (f"train_{stage}" for stage in STAGES):
-                placement = self._placement(job.rule, job.name)
-                recipe = "/".join(recipe_of(job.rule, job.name))
-                check_dtype(recipe, spec["settings"]["dtype"], placement.gpus_per_node)
         forced = [spec["path"] for job, spec in zip(jobs, specs, strict=True) if job.forced]
         try:
             self.snapshot.write()
@@ -347,11 +341,6 @@ class RuleFunctions:
         """Check options and decide what is stale; Snakemake knows both at its first question."""
         snakemake_command_line.check_command(self.workflow)
         snakemake_adapter.decide_staleness(self.workflow, self._changes)
-
-    def _start_report(self) -> None:
-        """Require all results to be up to date from now on."""
-        # Not bound when the workflow is read: a build that waited decides anew.
-        self._staleness.start_report()
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""

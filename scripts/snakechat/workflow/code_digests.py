@@ -11,7 +11,7 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,17 +177,13 @@ class Modules:
 
     Args:
         scripts: The folder of our modules.
-        read: read_source, or a function that returns the same.
 
     Attributes:
         rewards: The folder of reward functions and of their helper modules.
     """
 
-    def __init__(
-        self, scripts: Path, read: Callable[[bytes, str, bool], Source] = read_source
-    ) -> None:
+    def __init__(self, scripts: Path) -> None:
         self.scripts, self.rewards = scripts, scripts.parent / "rewards"
-        self._read = read
         self._paths: dict[Key, Path | None] = {}
         self._modules: dict[Key, Module] = {}
 
@@ -249,7 +245,7 @@ class Modules:
         if key in WITHOUT_EFFECT:
             return Module(None, imports, libraries)
         path = self.path(key)
-        source = self._read(path.read_bytes(), str(path), key[0] == REWARDS)
+        source = read_source(path.read_bytes(), str(path), key[0] == REWARDS)
         for each in source.imports:
             imports += self._imported(key, *each, libraries)
         if source.is_dynamic:

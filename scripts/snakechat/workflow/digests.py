@@ -3,12 +3,10 @@
 Standard library only: the workflow imports this module while it plans.
 """
 
-import atexit
 import errno
 import hashlib
 import json
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -25,9 +23,6 @@ CHUNK_BYTES = 1 << 20
 # Seconds after the last change of a file in which another change may leave its times as they are:
 # FAT has the coarsest times, 2 s. One more for the clock of a file server.
 RECENT = 3.0
-# Seconds of work after which a digest cache is saved: as many are lost with a process that is
-# killed.
-UNSAVED_SECONDS = 1.0
 # Reading from more disks or servers at once than this rarely helps.
 MAX_THREADS = 8
 # Seconds before the first line of progress.
@@ -126,23 +121,16 @@ def is_recent(identity: Identity, now: float) -> bool:
 
 
 class DigestCache:
-    """Cached digests of files; `cache[path]` reads a file only if its identity changed.
+    """Cached digests of files: a file is read only if its identity changed.
 
-    The cache is saved when it has cost a second, and at exit: a process that is killed loses at
-    most a second of work. Whatever is wrong with the file of the cache costs time only.
+    Whatever is wrong with the file of the cache costs time only.
     """
 
     def __init__(self, path: str | Path) -> None:
-        # The working directory may be another one when the process ends.
+        # The working directory may be another one later.
         self.path = Path(path).absolute()
         # Identity and digest by real path.
         self.entries = self._read()
-        self.unsaved: dict[str, list[Any]] = {}
-        self.unsaved_seconds = 0.0
-        atexit.register(self.save)
-
-    def __getitem__(self, path: str | Path) -> str:
-        return self.digests([str(path)])[str(path)]
 
     def digests(self, paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
         """Return the digests of files, in the order of the paths; several threads read them.
@@ -152,59 +140,42 @@ class DigestCache:
         """
         order, found = dict.fromkeys(paths), dict[AnyPath, str]()
         changed: dict[AnyPath, tuple[str, Identity]] = {}
-        now, started = time.time(), time.monotonic()
+        now = time.time()
         for path in order:
             real = os.path.realpath(str(path))
             identity = file_identity(real)
             entry = self.entries.get(real)
-            if entry and entry[:-1] == identity:
+            if isinstance(entry, list) and entry[:-1] == identity:
                 found[path] = entry[-1]
             else:
                 changed[path] = real, identity
         if changed:
             found |= file_digests(changed)
             # An edit after or during the digest must not be hidden by equal times.
-            self.unsaved |= {
-                real: [*before, found[path]]
-                for path, (real, before) in changed.items()
-                if not is_recent(before, now) and file_identity(real) == before
-            }
-            self.entries |= self.unsaved
-            self.unsaved_seconds += time.monotonic() - started
-            if self.unsaved_seconds > UNSAVED_SECONDS:
-                self.save()
+            self._add(
+                {
+                    real: [*before, found[path]]
+                    for path, (real, before) in changed.items()
+                    if not is_recent(before, now) and file_identity(real) == before
+                }
+            )
         return {path: found[path] for path in order}
 
-    def save(self) -> None:
-        """Write new entries to the file of the cache; an error costs time only."""
-        if self.unsaved:
-            # With the entries that another process wrote in the meantime.
-            self.entries = self._read() | self.unsaved
+    def _add(self, entries: dict[str, list[Any]]) -> None:
+        """Add entries, and write the file of the cache; an error costs time only."""
+        if entries:
+            # With those that another process wrote in the meantime.
+            self.entries = {**self.entries, **self._read(), **entries}
             with suppress(OSError):
                 write_atomically(self.path, canonical_json(self.entries), durable=False)
-        self.unsaved, self.unsaved_seconds = {}, 0.0
 
     def _read(self) -> dict[str, list[Any]]:
-        """Return the valid entries of the file of the cache."""
+        """Return the entries in the file of the cache."""
         try:
             entries = json.loads(self.path.read_text())
         except (OSError, ValueError, RecursionError):
             return {}
-        if not isinstance(entries, dict):
-            return {}
-        return {path: entry for path, entry in entries.items() if _is_entry(entry)}
-
-
-def _is_entry(entry: Any) -> bool:
-    """Return whether a JSON value has the form of an entry: an identity and a digest."""
-    if not isinstance(entry, list) or len(entry) != 5:
-        return False
-    *identity, digest = entry
-    return (
-        all(type(number) is int for number in identity)
-        and isinstance(digest, str)
-        and re.fullmatch("[0-9a-f]{64}", digest) is not None
-    )
+        return entries if isinstance(entries, dict) else {}
 
 
 # --- writing ----------------------------------------------------------------------------------

@@ -9,9 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-
-class GpusBusy(Exception):
-    """Too few GPUs are free; the message says how many and what to do."""
+from snakechat.workflow.errors import InputError
 
 
 def claim_gpus(number: int) -> None:
@@ -20,7 +18,7 @@ def claim_gpus(number: int) -> None:
     Does nothing if the machine has fewer GPUs: the program that needs them reports that.
 
     Raises:
-        GpusBusy: Other jobs use too many of the GPUs.
+        InputError: Other jobs use too many of the GPUs.
     """
     devices = visible_devices()
     slurm_job = os.environ.get("SLURM_JOB_ID")
@@ -39,7 +37,7 @@ def claim_gpus(number: int) -> None:
             if len(claimed) < number and try_lock(folder / f"{device.replace('/', '-')}.lock"):
                 claimed.append(device)
     if len(claimed) < number:
-        raise GpusBusy(
+        raise InputError(
             f"{len(claimed)} of {len(devices)} GPUs are free and this job needs {number}: start"
             f" Snakemake with --resources gpu={len(devices)}, so that it counts them"
         )

@@ -31,6 +31,7 @@ from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
+    RUN_RECORD,
     Manifest,
     input_digest,
     read_input,
@@ -45,7 +46,7 @@ from snakechat.workflow.placement import (
     placement_values,
 )
 from snakechat.workflow.run_options import DEFAULTS, RunOptions, parse_options
-from snakechat.workflow.run_record import run_record, run_record_path
+from snakechat.workflow.run_record import run_record
 from snakechat.workflow.shared_store import put_result, take_result
 from snakechat.workflow.snapshot import read_build
 from snakechat.workflow.store import (
@@ -356,8 +357,6 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
             raise InputError(
                 f"{folder}: {damage}: delete {folder} and start the build again"
             ) from None
-    # The launcher becomes the program, without the functions that would save it.
-    cache.save()
 
 
 def check_code(spec: Mapping[str, Any], program: str) -> None:
@@ -397,7 +396,7 @@ def write_manifest(job: Job[Any], started: float) -> None:
         "facts": job.facts,
         "files": result_files(job.result),
     }
-    run_record_path(job.result).write_text(
+    (job.result / RUN_RECORD).write_text(
         run_record(job.spec, job.placement, job.options, job.record, started)
     )
     for path in sorted(job.result.rglob("*"), reverse=True):

@@ -40,16 +40,11 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
             "files": {"number": len(spec["files"]), "digest": digest(spec["files"])},
             "spec": digest(spec),
             "content": content_digest(manifest),
-            "inputs": input_paths(spec["inputs"]),
+            "inputs": sorted({entry["path"] for entry in spec["inputs"].values()}),
         }
         if "accepted" in manifest:
             jobs[spec["path"]]["accepted"] = manifest["accepted"]
     return jobs
-
-
-def input_paths(inputs: Mapping[str, Mapping[str, str]]) -> list[str]:
-    """Return the sorted unique paths of the inputs of a spec."""
-    return sorted({entry["path"] for entry in inputs.values()})
 
 
 def lineage_columns(jobs: Lineage) -> list[list[str]]:

@@ -121,11 +121,6 @@ def input_digest(spec: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
     return digest(upstream) if spec.get("shows_provenance") else content_digest(upstream)
 
 
-def result_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
-    """Return the digest of everything that determines the content of a result."""
-    return digest([spec, input_digests])
-
-
 def read_input(entry: Mapping[str, str]) -> Manifest:
     """Return the manifest of an input of a job.
 

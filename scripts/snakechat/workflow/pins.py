@@ -94,7 +94,7 @@ def pins_of(
         name = distribution(module)
         if name in versions or name in WITHOUT_EFFECT:
             pending.append(name)
-        elif module not in pins and _is_installed(module):
+        elif module not in pins and importlib.util.find_spec(module):
             providers = _providers(module)
             pending += [name for name in providers if name in versions]
             unlocked = [name for name in providers if name not in versions]
@@ -213,11 +213,6 @@ def _normalized(name: str) -> str:
 def _public(version: str | None) -> str | None:
     """Return a version without its build, such as +cpu."""
     return version and version.partition("+")[0]
-
-
-def _is_installed(module: str) -> bool:
-    """Return whether Python finds a module."""
-    return importlib.util.find_spec(module) is not None
 
 
 def _providers(module: str) -> list[str]:

@@ -31,12 +31,6 @@ def check_gpus(recipe: str) -> None:
         raise InputError(no_gpu(recipe))
 
 
-def check_dtype(recipe: str, dtype: str, num_gpus: int) -> None:
-    """Raise InputError for a recipe that trains in fp16 on a CPU."""
-    if dtype == "fp16" and not num_gpus:
-        raise InputError(f"{recipe}: dtype: fp16 requires a GPU: set dtype to bf16 or fp32")
-
-
 def import_reward_functions(sources: Path, names: Collection[str]) -> None:
     """Import reward functions in a process of its own, as jobs will.
 

@@ -72,18 +72,13 @@ def run_record(
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 
 
-def run_record_path(folder: str | Path) -> Path:
-    """Return the path of the record of the run that made a result."""
-    return Path(folder, RUN_RECORD)
-
-
 def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:
     """Return the record of the run that made a result; None if it is missing or damaged.
 
     spec: The digest of a spec: the record of a run with another one counts as missing.
     """
     try:
-        record = json.loads(run_record_path(folder).read_text())
+        record = json.loads(Path(folder, RUN_RECORD).read_text())
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(record, dict):

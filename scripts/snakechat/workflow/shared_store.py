@@ -13,13 +13,12 @@ Standard library only: jobs use this module before their program imports anythin
 import os
 import shutil
 import stat
-import sys
 import uuid
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from snakechat.workflow.digests import CHUNK_BYTES, fsync
+from snakechat.workflow.errors import warn
 from snakechat.workflow.manifest import MANIFEST, RUN_RECORD, Manifest
 from snakechat.workflow.store import Damaged, check_result, read_checked_manifest
 
@@ -51,10 +50,10 @@ def take_result(shared: Path, target: Path) -> bool:
         # Without a warning where another process removed the result in the meantime.
         if shared.is_dir():
             if isinstance(problem, Damaged):
-                _warn(f"{shared} is damaged and removed: {problem}")
+                warn(f"{shared} is damaged and removed: {problem}")
                 remove_result(shared)
             else:
-                _warn(f"{shared} is ignored: {problem.strerror}: {problem.filename}")
+                warn(f"{shared} is ignored: {problem.strerror}: {problem.filename}")
         return False
     with suppress(OSError):
         # The time of the last use.
@@ -74,8 +73,10 @@ def put_result(folder: Path, shared: Path, replace: bool) -> None:
         return
     temporary = shared.with_name(f".{shared.name}.{uuid.uuid4().hex}.tmp")
     try:
-        make_folders(temporary)
-        copy_result(folder, temporary, read_checked_manifest(folder), make_folder)
+        for path in [*reversed(temporary.parents), temporary]:
+            if not path.is_dir():
+                make_folder(path)
+        copy_result(folder, temporary, read_checked_manifest(folder))
         if replace:
             remove_result(shared)
         try:
@@ -86,23 +87,15 @@ def put_result(folder: Path, shared: Path, replace: bool) -> None:
                 raise
         fsync(shared.parent)
     except Damaged as problem:
-        _warn(f"{folder} is not stored in {shared.parent}: {problem}")
+        warn(f"{folder} is not stored in {shared.parent}: {problem}")
     except OSError as error:
-        _warn(f"{folder} is not stored in {shared.parent}: {error.strerror}")
+        warn(f"{folder} is not stored in {shared.parent}: {error.strerror}")
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def copy_result(
-    source: Path,
-    target: Path,
-    manifest: Manifest,
-    make_folder: Callable[[Path], None] = Path.mkdir,
-) -> None:
+def copy_result(source: Path, target: Path, manifest: Manifest) -> None:
     """Fill a folder with links to the files of a result, or copies; the manifest comes last.
-
-    Args:
-        make_folder: Creates a folder.
 
     Raises:
         OSError: A file is missing, or cannot be read or written.
@@ -174,14 +167,3 @@ def make_folder(folder: Path) -> None:
         return
     with suppress(PermissionError):
         folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode))
-
-
-def make_folders(folder: Path) -> None:
-    """Create a folder and its missing parents, each with the mode of its parent."""
-    for path in [*reversed(folder.parents), folder]:
-        if not path.is_dir():
-            make_folder(path)
-
-
-def _warn(message: str) -> None:
-    print(f"warning: {message}", file=sys.stderr)

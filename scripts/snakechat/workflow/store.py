@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from snakechat.workflow.digests import file_digests, fsync
+from snakechat.workflow.digests import digest, file_digests, fsync
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -29,7 +29,6 @@ from snakechat.workflow.manifest import (
     Manifest,
     manifest_path,
     parse_manifest,
-    result_key,
 )
 
 STORE = Path("output/store")
@@ -51,8 +50,8 @@ class Damaged(Exception):
 
 
 def store_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
-    """Return the key of a result, given its spec and the digests of its inputs."""
-    return result_key(spec, input_digests)[:KEY_DIGITS]
+    """Return the digest of everything that determines a result: its spec and its inputs."""
+    return digest([spec, input_digests])[:KEY_DIGITS]
 
 
 def stored_folder(store: Path, rule: str, name: str, key: str) -> Path:

@@ -55,13 +55,6 @@ def inputs_of(config, rule, name):
     return describe(config, rule, name).inputs
 
 
-def make_files(folder):
-    """Write files with the names of those of a model and a dataset."""
-    folder.mkdir()
-    for name in ("config.json", "model.safetensors", "train.jsonl", "notes.txt"):
-        (folder / name).write_text("{}")
-
-
 # --- settings and inputs -------------------------------------------------------------------------
 
 
@@ -98,37 +91,22 @@ def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
 
 
 def test_a_model_is_compared_with_those_that_it_is_made_from(load):
-    base, sft = ("init_model", "tiny"), ("train_sft", "tiny")
-    assert models_of(load(), "sft", "tiny") == {"base": base, "sft": sft}
-    assert models_of(load(), "dpo", "tiny") == {
-        "base": base,
-        "sft": sft,
-        "dpo": ("train_dpo", "tiny"),
-    }
-    config = load({"rlhf": {"recipes": {"tiny": {"compare_with": ["dpo/tiny"]}}}})
+    recipe = {"actor": "dpo/tiny", "compare_with": ["sft/tiny"]}
+    config = load({"rlhf": {"recipes": {"tiny": recipe}}})
     assert models_of(config, "rlhf", "tiny") == {
-        "base": base,
-        "sft": sft,
-        "compare_with.dpo/tiny": ("train_dpo", "tiny"),
+        "base": ("init_model", "tiny"),
+        "sft": ("train_sft", "tiny"),
+        "dpo": ("train_dpo", "tiny"),
+        "compare_with.sft/tiny": ("train_sft", "tiny"),
         "rlhf": ("train_rlhf", "tiny"),
     }
-
-
-def test_rlhf_from_a_dpo_model_reads_the_stages_before_it(load):
-    config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny"}}}})
-    inputs = inputs_of(config, "train_rlhf", "tiny")
-    assert inputs["actor"] == ("train_dpo", "tiny")
-    assert list(models_of(config, "rlhf", "tiny")) == ["base", "sft", "dpo", "rlhf"]
-    assert inputs_of(config, "draw_report", "rlhf/tiny")["evaluate_dpo"] == (
-        "evaluate_dpo",
-        "tiny",
-    )
+    assert inputs_of(config, "train_rlhf", "tiny")["actor"] == ("train_dpo", "tiny")
+    reported = inputs_of(config, "draw_report", "rlhf/tiny")
+    assert reported["evaluate_dpo"] == ("evaluate_dpo", "tiny")
 
 
 def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
     config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny-iterative"}}}})
-    inputs = inputs_of(config, "train_rlhf", "tiny")
-    assert inputs["actor"] == ("train_dpo", "tiny-iterative")
     rounds = {f"toy-round-{number}": ["reward"] for number in (1, 2, 3)}
     trained_on = phases_of_datasets(config, "tiny")
     assert trained_on == {"toy": ["reward", "rlhf", "sft"], **rounds}
@@ -158,30 +136,6 @@ def test_the_data_of_teachers_counts_too(load):
     changes["datasets"]["toy-judge"]["split"]["rlhf"] = 1
     trained_on = phases_of_datasets(load(changes), "mine")
     assert trained_on == {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["rlhf", "sft"]}
-
-
-def test_responses_do_not_depend_on_what_scores_them(load):
-    recipes = {name: {"model": "rlhf/tiny"} for name in ("mine", "other")}
-    recipes["mine"] |= {"reward": "reward/tiny"}
-    recipes["other"] |= {"reward": None, "reward_functions": {"shop": 2}}
-    config = load({"generations": {"recipes": recipes}})
-    assert settings_of(config, "generate_responses", "mine") == settings_of(
-        config, "generate_responses", "other"
-    )
-    assert inputs_of(config, "generate_responses", "mine")["model"] == ("train_rlhf", "tiny")
-    assert inputs_of(config, "score_responses", "mine")["reward"] == ("train_reward", "tiny")
-    assert "reward" not in inputs_of(config, "score_responses", "other")
-
-
-@pytest.mark.parametrize("stage", ["sft", "reward", "dpo", "generations"])
-def test_a_plain_model_is_one_of_the_section_models(load, stage):
-    rule = "generate_responses" if stage == "generations" else f"train_{stage}"
-    short, full = (
-        describe(load({stage: {"recipes": {"tiny": {"model": name}}}}), rule, "tiny")
-        for name in ("opt-125m", "models/opt-125m")
-    )
-    assert short.inputs["model"] == ("fetch_model", "opt-125m")
-    assert full == short
 
 
 # An actor from a folder with a chat template, and a classifier without one.
@@ -219,17 +173,14 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
     settings = config.program_settings("rlhf", "tiny")
     assert settings["reward"] == [("reward/tiny", 1), ("reward/judge", 0.5)]
-    inputs = inputs_of(config, "train_rlhf", "tiny")
-    assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
-    assert "reward" not in inputs
-    assert (
-        inputs_of(config, "evaluate_rlhf", "tiny")["reward.reward/judge"]
-        == inputs["reward.reward/judge"]
-    )
-    assert inputs_of(config, "draw_report", "rlhf/tiny")["train_reward"] == (
-        "train_reward",
-        "tiny",
-    )
+    for rule in ("train_rlhf", "evaluate_rlhf"):
+        inputs = inputs_of(config, rule, "tiny")
+        assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
+        assert inputs["reward.reward/judge"] == ("train_reward", "judge")
+        assert "reward" not in inputs
+    # The report shows the first one.
+    reported = inputs_of(config, "draw_report", "rlhf/tiny")
+    assert reported["train_reward"] == ("train_reward", "tiny")
 
 
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
@@ -243,36 +194,40 @@ def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load
 # --- files ---------------------------------------------------------------------------------------
 
 
+def write_files(folder, *names):
+    """Write files of one empty row."""
+    for name in names:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("{}")
+
+
+def local(load, path="mine", **settings):
+    """Return a config whose dataset `local` has a path."""
+    return load({"datasets": {"local": {"path": path, **settings}}})
+
+
 def test_files_of_a_dataset_are_named_by_split(load, tmp_path):
-    for name in ("train-1.jsonl", "train-2.jsonl", "test.jsonl", "README.md"):
-        (tmp_path / "mine").mkdir(exist_ok=True)
-        (tmp_path / "mine" / name).write_text("{}")
-    config = load({"datasets": {"local": {"path": "mine"}}})
+    write_files(tmp_path, "mine/train-1.jsonl", "mine/train-2.jsonl", "mine/test.jsonl")
+    config, single = local(load), local(load, "mine/test.jsonl")
     files = dataset_files(config, "local")
     assert files.keys() == {"train/train-1.jsonl", "train/train-2.jsonl", "eval/test.jsonl"}
     assert all(path.is_file() for path in files.values())
-    assert dataset_folder(config, "local").resolve() == tmp_path / "mine"
-    single = load({"datasets": {"local": {"path": "mine/test.jsonl"}}})
     assert dataset_files(single, "local").keys() == {"train/test.jsonl"}
-    assert dataset_folder(single, "local").resolve() == tmp_path / "mine"
+    for each in (config, single):
+        assert dataset_folder(each, "local").resolve() == tmp_path / "mine"
     assert dataset_files(config, "toy") == {} and dataset_folder(config, "toy") is None
 
 
 def test_a_remark_names_data_files_that_no_split_has(load, tmp_path):
-    (tmp_path / "mine").mkdir()
-    for name in ("train.jsonl", "test.jsonl", "validation.jsonl", "README.md"):
-        (tmp_path / "mine" / name).write_text("{}")
-    config = load({"datasets": {"local": {"path": "mine"}}})
-    assert unread_files_remark(config, "local") is None
-    for name in ("more.jsonl", "other.jsonl"):
-        (tmp_path / "mine" / name).write_text("{}")
-    assert unread_files_remark(config, "local") == (
+    write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "mine/README.md")
+    assert unread_files_remark(local(load), "local") is None
+    write_files(tmp_path, "mine/more.jsonl", "mine/other.jsonl")
+    assert unread_files_remark(local(load), "local") == (
         "datasets.local: mine: not read: more.jsonl and 1 more, because other files have train in"
         " their path: rename them, or select the files by train:"
     )
-    for entry in ({"path": "mine", "train": "train.jsonl"}, {"path": "mine/train.jsonl"}):
-        assert unread_files_remark(load({"datasets": {"local": entry}}), "local") is None
-    assert unread_files_remark(config, "toy") is None
+    selected = local(load, train="train.jsonl"), local(load, "mine/train.jsonl")
+    assert [unread_files_remark(config, "local") for config in selected] == [None, None]
 
 
 def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
@@ -283,53 +238,46 @@ def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
         return {"train.jsonl": "1", "test.jsonl": "2", "README.md": "3"}
 
     monkeypatch.setattr("snakechat.jobs.files.list_files", list_files)
-    config = load({"datasets": {"local": {"path": url}}})
+    config = local(load, url)
     assert dataset_files(config, "local") == {"train/train.jsonl": "1", "eval/test.jsonl": "2"}
     assert dataset_files(config, "local") and listed == [url]
     assert dataset_folder(config, "local") == url
 
 
-def test_a_missing_dataset_and_a_broken_link_are_errors(load, tmp_path):
-    config = load({"datasets": {"local": {"path": "mine"}}})
+def test_files_that_cannot_be_read_are_errors(load, tmp_path):
+    config, link = local(load), tmp_path / "mine/rows.jsonl"
     with pytest.raises(InputError, match=r"datasets\.local\.path: mine does not exist"):
         dataset_files(config, "local")
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/rows.jsonl").symlink_to("nowhere")
+    write_files(tmp_path, "secret", "mine/kept.jsonl")
+    link.symlink_to("nowhere")
     with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is a broken link")):
         dataset_files(config, "local")
-    (tmp_path / "mine/rows.jsonl").unlink()
-    os.mkfifo(tmp_path / "mine/rows.jsonl")
+    link.unlink()
+    os.mkfifo(link)
     with pytest.raises(InputError, match=re.escape("mine: rows.jsonl is not a regular file")):
         dataset_files(config, "local")
-
-
-def test_link_out_of_the_folder_is_an_error_unless_links_are_followed(load, tmp_path):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "secret").write_text("{}")
-    (tmp_path / "mine/rows.jsonl").symlink_to("../secret")
-    config = load({"datasets": {"local": {"path": "mine"}}})
+    link.unlink()
+    link.symlink_to("../secret")
     with pytest.raises(InputError, match=r"mine: rows\.jsonl is a link to .*/secret, outside of"):
         dataset_files(config, "local")
-    config = load({"datasets": {"local": {"path": "mine", "follow_links": True}}})
-    assert dataset_files(config, "local").keys() == {"train/rows.jsonl"}
+    config = local(load, follow_links=True)
+    assert "train/rows.jsonl" in dataset_files(config, "local")
     # What a job computes does not depend on it.
     assert "follow_links" not in settings_of(config, "import_dataset", "local")
 
 
 def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
     snapshot = tmp_path / "cache/snapshots/c0ffee"
-    (tmp_path / "cache/blobs").mkdir(parents=True)
-    (tmp_path / "cache/blobs/0a1b").write_text("{}")
     (snapshot / "data").mkdir(parents=True)
+    write_files(tmp_path / "cache", "blobs/0a1b")
     (snapshot / "data/rows.jsonl").symlink_to("../../../blobs/0a1b")
     # The folder itself may be a link.
     (tmp_path / "mine").symlink_to(snapshot)
-    config = load({"datasets": {"local": {"path": "mine"}}})
-    assert dataset_files(config, "local").keys() == {"train/data/rows.jsonl"}
+    assert dataset_files(local(load), "local").keys() == {"train/data/rows.jsonl"}
 
 
 def test_a_source_of_the_hub_defaults_to_the_main_branch(load, tmp_path):
-    make_files(tmp_path / "mine")
+    write_files(tmp_path, "mine/config.json", "mine/model.safetensors")
     source = {"hub": "me/mine"}
     config = load(
         {
@@ -347,50 +295,40 @@ def test_a_local_model_needs_weights(load, tmp_path):
     config = load({"models": {"opt-125m": {"path": "model"}}})
     with pytest.raises(InputError, match=r"models\.opt-125m\.path: there is no folder model"):
         base_model_files(config, "opt-125m")
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text("{}")
+    write_files(tmp_path, "model/config.json")
     with pytest.raises(InputError, match=r"no \*\.safetensors"):
         base_model_files(config, "opt-125m")
-    (tmp_path / "model/model.safetensors").write_text("")
-    assert base_model_files(config, "opt-125m").keys() == {"config.json", "model.safetensors"}
 
 
 def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
-    config = load(
-        {
-            "models": {"opt-125m": {"path": "given"}},
-            "datasets": {"rm-static": {"path": "given/train.jsonl"}},
-        }
-    )
-    given = tmp_path / "given"
-    make_files(given)
+    given = {"models": {"opt-125m": {"path": "given"}}}
+    config = load({**given, "datasets": {"rm-static": {"path": "given/train.jsonl"}}})
+    write_files(tmp_path, *(f"given/{n}" for n in ("config.json", "model.safetensors")))
+    write_files(tmp_path, "given/train.jsonl", "given/notes.txt")
 
     def described(card):
-        (given / "README.md").write_text(card)
-        files = base_model_files(config, "opt-125m"), dataset_files(config, "rm-static")
+        (tmp_path / "given/README.md").write_text(card)
         return (
-            settings_of(config, "fetch_model", "opt-125m"),
-            settings_of(config, "import_dataset", "rm-static"),
-            files,
+            settings_of(config, "fetch_model", "opt-125m")["card"],
+            settings_of(config, "import_dataset", "rm-static")["card"],
+            *(base_model_files(config, "opt-125m"), dataset_files(config, "rm-static")),
         )
 
-    model, dataset, files = before = described("---\nlicense: mit\n---\nSmall.\n")
-    assert model["card"] == dataset["card"] == {"licence": "mit"}
-    assert files[0].keys() == {"config.json", "model.safetensors"}
+    before = described("---\nlicense: mit\n---\nSmall.\n")
+    assert before[:2] == ({"licence": "mit"}, {"licence": "mit"})
+    assert before[2].keys() == {"config.json", "model.safetensors"}
     assert described("---\nlicense: mit\n---\nLarge.\n") == before
     after = described("---\nlicense: apache-2.0\n---\nSmall.\n")
-    assert (after[0] != model, after[1] != dataset, after[2] == files) == (True, True, True)
+    assert after == ({"licence": "apache-2.0"}, {"licence": "apache-2.0"}, *before[2:])
 
 
 def test_a_tokenizer_folder_needs_files(load, tmp_path):
-    tokenizer = {"train_on": None, "vocab_size": None, "path": "tokenizer"}
     values = copy.deepcopy(VALUES)
-    values["models"]["tiny"]["tokenizer"] = {"path": tokenizer["path"]}
+    values["models"]["tiny"]["tokenizer"] = {"path": "tokenizer"}
     config = load_config(values, tmp_path, tmp_path, {})
     with pytest.raises(InputError, match="tokenizer has no tokenizer files"):
         tokenizer_files(config, "tiny")
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer/tokenizer.json").write_text("{}")
+    write_files(tmp_path, "tokenizer/tokenizer.json")
     assert tokenizer_files(config, "tiny").keys() == {"tokenizer.json"}
     assert tokenizer_files(load(), "tiny") == {}
 
@@ -406,11 +344,8 @@ def test_missing_prompt_sets_are_errors(load, tmp_path):
 # --- default targets -----------------------------------------------------------------------------
 
 
-def test_a_fresh_tree_builds_the_tiny_recipe(load):
-    assert default_targets(load()) == [FIRST_TARGET]
-
-
 def test_results_that_exist_are_the_default_targets(load, tmp_path):
+    assert default_targets(load()) == [FIRST_TARGET]
     results = ("sft/tiny", "sft/350m", "reward/tiny", "dpo/tiny", "rlhf/tiny", "sft/removed")
     pages = (
         "prompt_eval/sft/tiny.html",

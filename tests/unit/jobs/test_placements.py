@@ -31,6 +31,8 @@ class OneRecipe:
         ({"gpus_per_node": 0, "threads": 2}, {"nodes": 1, "gpus_per_node": 0, "threads": 2}),
         ({"threads": 3}, {"nodes": 1, "gpus_per_node": 1, "threads": 1}),
         ({"zero_stage": "auto"}, {"nodes": 1, "gpus_per_node": 1, "threads": 8}),
+        # Partitioned models.
+        ({"nodes": 4, "zero_stage": 3}, {}),
     ],
 )
 def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
@@ -39,36 +41,23 @@ def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
     assert job_placement(config, "evaluate_sft", "a") == replace(config.placement, **expected)
 
 
-def test_evaluations_of_partitioned_models_have_all_processes():
-    config = OneRecipe(nodes=4, zero_stage=3)
-    assert job_placement(config, "evaluate_sft", "a") == config.placement
+NONE = dict.fromkeys(RESOURCES)
+STEP = {"mpi": "srun", "tasks_per_gpu": 0}
 
 
-def test_resources_of_one_node():
-    resources = job_resources(PLACEMENT, attempt=1)
-    assert tuple(resources) == RESOURCES
-    assert resources == {
-        "nodes": 1,
-        "gpu": 8,
-        "gres": None,
-        "mpi": None,
-        "tasks": None,
-        "tasks_per_gpu": None,
-        "mem_mb": 1000,
-        "runtime": 60,
-    }
-
-
-def test_resources_of_several_nodes_are_those_of_each_node():
-    resources = job_resources(replace(PLACEMENT, nodes=4), attempt=1)
-    assert resources["gpu"] is None and resources["gres"] == "gpu:8"
-    assert (resources["mpi"], resources["tasks"], resources["tasks_per_gpu"]) == ("srun", 4, 0)
-
-
-def test_a_job_without_gpus_asks_for_none():
-    resources = job_resources(replace(PLACEMENT, gpus_per_node=0), attempt=1)
-    assert resources["gpu"] is None and resources["gres"] is None
-    assert job_resources(replace(PLACEMENT, gpus_per_node=0, nodes=2), 1)["gres"] is None
+@pytest.mark.parametrize(
+    ("placement", "expected"),
+    [
+        ({}, {"nodes": 1, "gpu": 8}),
+        # Resources of each node.
+        ({"nodes": 4}, {"nodes": 4, "gres": "gpu:8", "tasks": 4, **STEP}),
+        ({"gpus_per_node": 0}, {"nodes": 1}),
+        ({"gpus_per_node": 0, "nodes": 2}, {"nodes": 2, "tasks": 2, **STEP}),
+    ],
+)
+def test_resources_of_a_job(placement, expected):
+    expected = {**NONE, "mem_mb": 1000, "runtime": 60, **expected}
+    assert job_resources(replace(PLACEMENT, **placement), attempt=1) == expected
 
 
 @pytest.mark.parametrize(("attempt", "factor"), [(1, 1), (2, 1.5), (3, 2)])

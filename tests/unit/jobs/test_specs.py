@@ -26,12 +26,12 @@ def specs(tmp_path, monkeypatch):
     return make_specs(tmp_path)
 
 
-def make_specs(root, rate=0.1, deterministic=False):
+def make_specs(root, deterministic=False):
     def read(config, name):
         return Description({"source": name}, files={"rows": root / "rows.txt"})
 
     def train(config, stage, name):
-        return Description({"rate": rate, "stage": stage}, inputs={"rows": ("read", name)})
+        return Description({"rate": 0.1, "stage": stage}, inputs={"rows": ("read", name)})
 
     rules = {
         "read": Rule(read, "data", "read"),
@@ -54,21 +54,24 @@ def test_a_spec_holds_settings_inputs_files_code_and_pins(specs):
     assert specs.manifest("train", "sft/a") == "output/models/train/sft/a.manifest.json"
 
 
+def test_the_code_of_a_spec_has_the_reward_functions_of_its_settings(specs, tmp_path):
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards/mine.py").write_text("WORDS = []\n")
+    description = Description({"reward_functions": {"mine": 1}})
+    rules = {"train": Rule(lambda config, name: description, "models/train", "tool")}
+    spec, _ = Specs(specs.config, tmp_path, rules).spec("train", "a")
+    assert spec["code"].keys() == {"tool.py", "rewards/mine.py"}
+
+
 @pytest.mark.parametrize("edited", ["rows.txt", "scripts/read.py"])
 def test_a_change_upstream_changes_the_spec_upstream_alone(specs, tmp_path, edited):
     """The spec downstream stays; its result counts the content of the input (Staleness)."""
-    before = {rule: specs.spec(rule, name)[1] for rule, name in (("read", "a"), ("train", "sft/a"))}
+    upstream, downstream = specs.spec("read", "a"), specs.spec("train", "sft/a")
     with (tmp_path / edited).open("a") as file:
         file.write("two = 2\n")
     again = make_specs(tmp_path)
-    assert again.spec("read", "a")[1] != before["read"]
-    assert again.spec("train", "sft/a")[1] == before["train"]
-
-
-def test_a_change_downstream_leaves_the_specs_upstream(specs, tmp_path):
-    again = make_specs(tmp_path, rate=0.2)
-    assert again.spec("read", "a") == specs.spec("read", "a")
-    assert again.spec("train", "sft/a")[1] != specs.spec("train", "sft/a")[1]
+    assert again.spec("read", "a") != upstream
+    assert again.spec("train", "sft/a") == downstream
 
 
 def test_only_specs_of_jobs_that_run_models_have_deterministic_and_only_if_it_is_true(

@@ -1,14 +1,11 @@
-"""Digests of code: which edits change them."""
+"""Digests of code: which edits change them, and which modules and files count."""
 
 from functools import partial
 
 import pytest
 
-from conftest import ROOT
 from snakechat.workflow.code_digests import code_digests, program_code
 from support.sources import write_sources
-
-SCRIPTS = ROOT / "scripts"
 
 SOURCE = '''"""A module."""
 
@@ -34,64 +31,34 @@ async def wait(seconds=2):
 '''
 
 
-@pytest.fixture
-def digest_of(tmp_path):
-    def source(text):
-        path = tmp_path / "module.py"
-        path.write_text(text)
-        return program_code(path).digests
-
-    return source
-
-
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("old", "new", "counts"),
     [
-        ("# Pi times the square.", "# Another comment."),
-        ('"""A module."""', '"""Another module."""'),
-        ('"""A module."""\n', ""),
-        ('    """A circle."""\n\n', ""),
-        ('        """Its area."""\n', ""),
-        ('    """Wait."""\n', ""),
-        ("radius * radius", "(radius\n            * radius)  # wrapped"),
-        ('"waited"', "'waited'"),
+        ("# Pi times the square.", "# Another comment.", False),
+        ('"""A module."""\n', "", False),
+        ('"""A circle."""', '"""Another class."""', False),
+        ('        """Its area."""\n', "", False),
+        ('    """Wait."""\n', "", False),
+        ("radius * radius", "(radius\n            * radius)  # wrapped", False),
+        ("radius * radius", "radius + radius", True),
+        ("LIMIT = 3", "LIMIT = 3.0", True),
+        ("LIMIT = 3\n", "", True),
+        ("scale=1.0", "*, scale=1.0", True),
+        ("import math", "import cmath as math", True),
+        ('"waited"', '"Waited"', True),
+        ("seconds=2", "seconds=True", True),
     ],
 )
-def test_comments_docstrings_and_layout_do_not_change_the_digest(digest_of, old, new):
+def test_code_counts_and_comments_docstrings_and_layout_do_not(tmp_path, old, new, counts):
     assert SOURCE.count(old) >= 1
-    assert digest_of(SOURCE.replace(old, new)) == digest_of(SOURCE)
+    path = tmp_path / "module.py"
+    path.write_text(SOURCE)
+    before = code_digests(path)
+    path.write_text(SOURCE.replace(old, new))
+    assert (code_digests(path) != before) == counts
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("radius * radius", "radius + radius"),
-        ("LIMIT = 3", "LIMIT = 4"),
-        ("LIMIT = 3", "LIMIT = 3.0"),
-        ("LIMIT = 3\n", ""),
-        ("LIMIT", "BOUND"),
-        ("scale=1.0", "*, scale=1.0"),
-        ("import math", "import cmath as math"),
-        ('"waited"', '"Waited"'),
-        ("async def", "def"),
-        ("return area * scale", "area * scale"),
-        (
-            "        square = radius * radius\n        area = math.pi * square\n",
-            "        area = math.pi * square\n        square = radius * radius\n",
-        ),
-    ],
-)
-def test_edits_of_code_change_the_digest(digest_of, old, new):
-    assert SOURCE.count(old) >= 1
-    assert digest_of(SOURCE.replace(old, new)) != digest_of(SOURCE)
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [("1", "True"), ("0", "False"), ("0", "None"), ("''", "None"), ("[]", "None"), ("0", "-0.0")],
-)
-def test_equal_or_empty_constants_of_different_types_have_different_digests(digest_of, old, new):
-    assert digest_of(f"x = {old}\n") != digest_of(f"x = {new}\n")
+# --- imports ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -100,66 +67,111 @@ def write(tmp_path):
     return partial(write_sources, tmp_path / "scripts")
 
 
-# program.py imports a and, through it, b; b and c import each other; only other.py imports d.
-FLAT = {
-    "program.py": "import json\n\nfrom pkg.a import one\n\none()\n",
-    "other.py": "from pkg.d import one\n\none()\n",
+# The packages of two rooms, one in another; pkg.a imports pkg.b, and that and pkg.c each other.
+FILES = {
+    "tool.py": "import program\n",
     "pkg/__init__.py": "",
     "pkg/a.py": "import numpy\n\n\ndef one():\n    from pkg.b import two\n    return two\n",
     "pkg/b.py": "from pkg.c import three\n\ntwo = lambda: three\n",
     "pkg/c.py": "from pkg.b import two\n\nthree = 3\n",
-    "pkg/d.py": "from pkg.a import one\n",
+    "pkg/low/__init__.py": "attribute = 1\n",
+    "pkg/low/d.py": "print()\n",
+    "pkg/low/e.py": "print()\n",
+    "pkg/low/deep/__init__.py": "",
+    "pkg/low/deep/f.py": "print()\n",
 }
-REACHED = ["pkg/__init__.py", "pkg/a.py", "pkg/b.py", "pkg/c.py"]
+PKG, LOW, DEEP = (f"pkg/{folder}__init__.py" for folder in ("", "low/", "low/deep/"))
+ONE = {PKG, "pkg/a.py", "pkg/b.py", "pkg/c.py"}
+
+
+def reached(root, program="program.py"):
+    """The files that a program reaches, without itself."""
+    return set(code_digests(root / program)) - {program}
+
+
+@pytest.mark.parametrize(
+    ("line", "files"),
+    [
+        ("from pkg.a import one as first, one as second\nsecond", ONE),
+        ("from pkg.a import *", ONE),
+        ("from pkg import a as other\nother.one", ONE),
+        ("import json, pkg.a as other\nprint(other)", ONE),
+        ("def late():\n    from pkg import a\n    return a.one()", ONE),
+        ("if False:\n    from pkg.a import one", ONE),
+        ("import typing\nif typing.TYPE_CHECKING:\n    from pkg.a import one", ONE),
+        ("try:\n    from pkg.a import one\nexcept ImportError:\n    pass", ONE),
+        # Each package on the way to a module counts.
+        ("import pkg.low.deep.f as f", {PKG, LOW, DEEP, "pkg/low/deep/f.py"}),
+        # A module, an attribute of the package and a package in one statement.
+        ("from pkg.low import d, attribute, deep", {PKG, LOW, "pkg/low/d.py", DEEP}),
+        # A module outside the package, which imports the program.
+        ("from tool import main", {"tool.py"}),
+        # Other distributions; the last one has a module with the name of one of ours.
+        ("import json", set()),
+        ("import pkgother.a", set()),
+        ("import library.tool\nfrom library import tool", set()),
+        # Imports by names that are made at run time count all modules.
+        ("import importlib\nimportlib.import_module('pkg' + '.a').one()", FILES.keys()),
+        ("from importlib import import_module as load\nload('pkg.a')", FILES.keys()),
+        ("__import__('pkg.a')", FILES.keys()),
+        ("import runpy\nrunpy.run_path('tool.py')", FILES.keys()),
+    ],
+)
+def test_imports_of_a_program_are_followed(write, line, files):
+    assert reached(write({**FILES, "program.py": f"{line}\n"})) == files
+
+
+@pytest.mark.parametrize(
+    ("module", "line", "files"),
+    [
+        ("pkg/low/d.py", "from . import e", {"pkg/low/e.py"}),
+        ("pkg/low/d.py", "from . import attribute", set()),
+        ("pkg/low/d.py", "from .deep import f", {DEEP, "pkg/low/deep/f.py"}),
+        ("pkg/low/d.py", "from ..c import name", {"pkg/b.py", "pkg/c.py"}),
+        ("pkg/low/d.py", "from .. import c", {"pkg/b.py", "pkg/c.py"}),
+        # In an __init__.py, one dot is the package itself.
+        (LOW, "from . import e", {"pkg/low/e.py"}),
+        (PKG, "from .c import name", {"pkg/b.py", "pkg/c.py"}),
+    ],
+)
+def test_relative_imports_are_followed(write, module, line, files):
+    root = write({**FILES, "program.py": "import pkg.low.d", module: f"{line}\nprint()"})
+    assert reached(root) == {PKG, LOW, "pkg/low/d.py"} | files
+
+
+def test_a_package_hides_a_module_of_the_same_name_as_in_python(write):
+    root = write({**FILES, "pkg/low/d/__init__.py": "", "program.py": "import pkg.low.d"})
+    assert reached(root) == {PKG, LOW, "pkg/low/d/__init__.py"}
+
+
+@pytest.mark.parametrize("line", ["from pkg.missing import name", "from .missing import name"])
+def test_a_missing_module_of_ours_is_an_error(write, line):
+    root = write({**FILES, "program.py": "import pkg.low.d", "pkg/low/d.py": line})
+    with pytest.raises(FileNotFoundError, match="missing"):
+        code_digests(root / "program.py")
+
+
+def test_a_program_that_is_not_python_is_an_error_that_names_it(write):
+    root = write({**FILES, "program.py": "import tool", "tool.py": "a b"})
+    with pytest.raises(SyntaxError) as error:
+        code_digests(root / "program.py")
+    assert error.value.filename.endswith("tool.py")
+
+
+# --- edits --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def flat(write):
-    return write(FLAT)
+def program(write):
+    """The path of a program that imports pkg.a."""
+    return write({**FILES, "program.py": "from pkg.a import one\n\none()\n"}) / "program.py"
 
 
-def test_code_is_the_program_and_the_modules_that_it_reaches(flat):
-    assert sorted(code_digests(flat / "program.py")) == sorted(["program.py", *REACHED])
-
-
-def test_an_edit_changes_the_digest_of_its_module_only(flat):
-    before = code_digests(flat / "program.py")
-    (flat / "pkg/c.py").write_text("from pkg.b import two\n\nthree = 4\n")
-    after = code_digests(flat / "program.py")
+def test_an_edit_changes_the_digest_of_its_module_only(program):
+    before = code_digests(program)
+    (program.parent / "pkg/c.py").write_text("from pkg.b import two\n\nthree = 4\n")
+    after = code_digests(program)
     assert [name for name in before if before[name] != after[name]] == ["pkg/c.py"]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "from pkg.a import one as first, one as second\nsecond",
-        "from pkg.a import *",
-        "from pkg import a as other\nother.one",
-        "import pkg.a\npkg.a.one",
-        "import json, pkg.a as other\nprint(other)",
-        "def late():\n    from pkg import a\n    return a.one()\n",
-        "if False:\n    from pkg.a import one\n",
-        "import typing\nif typing.TYPE_CHECKING:\n    from pkg.a import one\n",
-        "try:\n    from pkg.a import one\nexcept ImportError:\n    pass\none()\n",
-    ],
-)
-def test_import_statements_of_every_form_are_followed(flat, line):
-    (flat / "program.py").write_text(f"{line}\n")
-    assert sorted(code_digests(flat / "program.py")) == sorted(["program.py", *REACHED])
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import importlib\nimportlib.import_module('pkg' + '.a').one()\n",
-        "from importlib import import_module as load\nload('pkg.a')\n",
-        "__import__('pkg.a')\n",
-        "import runpy\nrunpy.run_path('other.py')\n",
-    ],
-)
-def test_an_import_by_a_name_that_is_made_at_run_time_counts_all_modules(flat, line):
-    (flat / "program.py").write_text(f"{line}\n")
-    assert code_digests(flat / "program.py").keys() == FLAT.keys()
 
 
 @pytest.mark.parametrize(
@@ -172,165 +184,106 @@ def test_an_import_by_a_name_that_is_made_at_run_time_counts_all_modules(flat, l
         "import linecache",
     ],
 )
-def test_a_module_that_reads_its_own_source_counts_with_comments_and_docstrings(flat, line):
+def test_a_module_that_reads_its_own_source_counts_with_comments_and_docstrings(program, line):
     source = f'def one():\n    """Text."""\n\n\n{line}\n'
-    (flat / "pkg/a.py").write_text(source)
-    digests = {code_digests(flat / "program.py")["pkg/a.py"]}
-    for edited in (source.replace("Text", "Another"), f"# Comment.\n{source}", f"\n{source}"):
-        (flat / "pkg/a.py").write_text(edited)
-        digests.add(code_digests(flat / "program.py")["pkg/a.py"])
+    digests = set()
+    for text in (source, source.replace("Text", "Another"), f"# Comment.\n{source}", f"\n{source}"):
+        (program.parent / "pkg/a.py").write_text(text)
+        digests.add(code_digests(program)["pkg/a.py"])
     assert len(digests) == 4
 
 
-def test_comments_count_in_a_reward_function_that_may_open_its_own_file(flat):
-    reward = flat.with_name("rewards") / "mine.py"
-    reward.parent.mkdir()
-    for line, changes in (("WORDS = open(__file__).read()", True), ("WORDS = []", False)):
-        reward.write_text(f"{line}\n")
-        before = code_digests(flat / "program.py", ["mine"])["rewards/mine.py"]
-        reward.write_text(f"# Comment.\n{line}\n")
-        after = code_digests(flat / "program.py", ["mine"])["rewards/mine.py"]
-        assert (before != after) == changes
-
-
-@pytest.mark.parametrize("line", ["import json", "from os import path", "import pkgother.a"])
-def test_imports_of_other_distributions_are_not_followed(flat, line):
-    (flat / "program.py").write_text(f"{line}\n")
-    assert sorted(code_digests(flat / "program.py")) == ["program.py"]
-
-
-def test_a_library_is_not_ours_because_one_of_its_modules_has_the_name_of_ours(flat):
-    (flat / "program.py").write_text("import library.other\nfrom library import other\n")
-    assert sorted(code_digests(flat / "program.py")) == ["program.py"]
-
-
-# Two rooms of a package; each module prints something and imports nothing unless a test makes it.
-ROOMS = {
-    "program.py": "",
-    "tool.py": "print()\n",
-    "pkg/__init__.py": "print()\n",
-    "pkg/top.py": "print()\n",
-    "pkg/low/__init__.py": "print()\nattribute = 1\n",
-    "pkg/low/a.py": "print()\n",
-    "pkg/low/b.py": "print()\n",
-    "pkg/low/deep/__init__.py": "print()\n",
-    "pkg/low/deep/c.py": "print()\n",
-    "pkg/high/__init__.py": "print()\n",
-    "pkg/high/d.py": "print()\n",
-}
-PKG, LOW, DEEP, HIGH = (f"pkg/{folder}__init__.py" for folder in ("", "low/", "low/deep/", "high/"))
-
-
-def reached(root, program="program.py"):
-    """The files that a program reaches, without itself."""
-    return set(code_digests(root / program)) - {program}
-
-
-@pytest.mark.parametrize(
-    ("line", "files"),
-    [
-        ("import pkg", {PKG}),
-        ("import pkg.low.deep.c as c", {PKG, LOW, DEEP, "pkg/low/deep/c.py"}),
-        ("from pkg import low", {PKG, LOW}),
-        # A module, an attribute of the package and a package in one statement.
-        ("from pkg.low import a, attribute, deep", {PKG, LOW, "pkg/low/a.py", DEEP}),
-        ("from pkg.low.deep.c import name", {PKG, LOW, DEEP, "pkg/low/deep/c.py"}),
-        # A module in scripts/ outside the package.
-        ("from tool import main", {"tool.py"}),
-    ],
-)
-def test_a_program_reaches_each_package_on_the_way_to_a_module(write, line, files):
-    assert reached(write({**ROOMS, "program.py": line})) == files
-
-
-@pytest.mark.parametrize(
-    ("module", "line", "files"),
-    [
-        ("pkg/low/a.py", "from . import b", {"pkg/low/b.py"}),
-        ("pkg/low/a.py", "from . import attribute", set()),
-        ("pkg/low/a.py", "from .deep import c", {DEEP, "pkg/low/deep/c.py"}),
-        ("pkg/low/a.py", "from ..high.d import name", {HIGH, "pkg/high/d.py"}),
-        ("pkg/low/a.py", "from .. import high", {HIGH}),
-        # In an __init__.py, one dot is the package itself.
-        (LOW, "from . import b", {"pkg/low/b.py"}),
-        (PKG, "from .high.d import name", {HIGH, "pkg/high/d.py"}),
-    ],
-)
-def test_relative_imports_are_followed(write, module, line, files):
-    root = write({**ROOMS, "program.py": "import pkg.low.a", module: f"{line}\nprint()"})
-    assert reached(root) == {PKG, LOW, "pkg/low/a.py"} | files
-
-
-def test_a_package_hides_a_module_of_the_same_name_as_in_python(write):
-    root = write({**ROOMS, "pkg/low/a/__init__.py": "print()", "program.py": "import pkg.low.a"})
-    assert reached(root) == {PKG, LOW, "pkg/low/a/__init__.py"}
-
-
-def test_programs_that_import_each_other_end(write):
-    root = write(
-        {**ROOMS, "program.py": "import tool", "tool.py": "import program, pkg.top; print()"}
-    )
-    assert reached(root) == {"tool.py", PKG, "pkg/top.py"}
-
-
-@pytest.mark.parametrize("line", ["from pkg.missing import name", "from .missing import name"])
-def test_a_missing_module_of_ours_is_an_error(write, line):
-    root = write({**ROOMS, "program.py": "import pkg.low.a", "pkg/low/a.py": line})
-    with pytest.raises(FileNotFoundError, match="missing"):
-        code_digests(root / "program.py")
-
-
-def test_a_program_that_is_not_python_is_an_error_that_names_it(write):
-    with pytest.raises(SyntaxError) as error:
-        code_digests(
-            write({**ROOMS, "program.py": "import pkg.top", "pkg/top.py": "a b"}) / "program.py"
-        )
-    assert error.value.filename.endswith("pkg/top.py")
-
-
-def test_reward_functions_of_a_program_and_their_imports_are_part_of_its_code(flat):
-    rewards = flat.with_name("rewards")
-    rewards.mkdir()
-    (rewards / "first.py").write_text("from pkg.d import one\n\nscore = one\n")
-    (rewards / "second.py").write_text("import json\n")
-    (rewards / "third.py").write_text("from pkg.a import one\n")
-    digests = code_digests(flat / "program.py", ["first", "second"])
-    without = code_digests(flat / "program.py")
-    assert digests.keys() - without.keys() == {
-        "rewards/first.py",
-        "rewards/second.py",
-        "pkg/d.py",
-    }
-    assert all(digests[name] == without[name] for name in without)
-    assert digests["pkg/d.py"] == code_digests(flat / "other.py")["pkg/d.py"]
-
-
-@pytest.fixture
-def with_templates(flat):
-    """The flat package with templates and a translation that no module names yet."""
+def test_templates_and_translations_that_a_module_names_are_part_of_the_code(write, program):
+    before = code_digests(program).keys()
     texts = {
-        "templates/base.html": "base",
-        "templates/page.html": '{% extends "base.html" %}',
-        "templates/other.html": '{% extends "base.html" %}',
-        "locale/texts.yaml": "one: 一",
+        "pkg/templates/base.html": "base",
+        "pkg/templates/page.html": '{% extends "base.html" %}',
+        "pkg/templates/other.html": '{% extends "base.html" %}',
+        "pkg/locale/texts.yaml": "one: 一",
     }
-    for name, text in texts.items():
-        path = flat / "pkg" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return flat
-
-
-def test_templates_and_translations_that_a_module_names_are_part_of_the_code(with_templates):
-    program = with_templates / "program.py"
-    without = code_digests(program)
-    assert all(name.endswith(".py") for name in without)
+    write(texts)
+    assert code_digests(program).keys() == before
     program.write_text(program.read_text() + 'render("page.html")\n')
-    with_page = code_digests(program)
-    assert with_page.keys() - without.keys() == {
-        "pkg/templates/base.html",
-        "pkg/templates/page.html",
-    }
+    pages = {"pkg/templates/base.html", "pkg/templates/page.html"}
+    assert code_digests(program).keys() - before == pages
     # The string may be in any module of the program.
-    (with_templates / "pkg/b.py").write_text('from pkg.c import three\n\ntwo = "texts.yaml"\n')
-    assert code_digests(program).keys() - with_page.keys() == {"pkg/locale/texts.yaml"}
+    write({"pkg/b.py": 'from pkg.c import three\n\ntwo = "texts.yaml"\n'})
+    assert code_digests(program).keys() - before == {*pages, "pkg/locale/texts.yaml"}
+
+
+# --- reward functions ---------------------------------------------------------------------------
+
+# rewards/mine.py imports a module in rewards/ and one of ours, and reads a file.
+REWARD = {
+    "program.py": "print()\n",
+    "pkg/__init__.py": "",
+    "pkg/tools.py": "def sign():\n    return 1\n\n\ndef other():\n    return 2\n",
+    "tools.py": "def weight():\n    return 3\n",
+    "../rewards/mine.py": "from pkg.tools import sign\nfrom words import count\n\n"
+    'FILES = ["words.txt", "lists/more words.txt"]\n\n\n'
+    "def score(prompts, responses):\n    return [sign() * count(each) for each in responses]\n",
+    "../rewards/words.py": "from . import length\n\n\ndef count(text):\n"
+    "    return length.length(text)\n",
+    "../rewards/length.py": "import scipy\nfrom tools import weight\n\n\n"
+    "def length(text):\n    return weight() * len(text) + bool(scipy)\n",
+    "../rewards/other.py": "print()\n",
+    "../rewards/words.txt": "good\n",
+    "../rewards/others.txt": "one\n",
+    "../rewards/lists/more words.txt": "better\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "counts"),
+    [
+        ("../rewards/mine.py", "sign() *", "-sign() *", True),
+        ("pkg/tools.py", "return 2", "return -2", True),
+        ("tools.py", "return 3", "return -3", True),
+        ("../rewards/words.py", "return length", "return -length", True),
+        ("../rewards/length.py", "* len", "* -len", True),
+        ("../rewards/other.py", "print()", "print(1)", False),
+        ("../rewards/words.txt", "good", "bad", True),
+        ("../rewards/others.txt", "one", "two", False),
+        ("../rewards/lists/more words.txt", "better", "worse", True),
+        ("../rewards/mine.py", "FILES =", "# A comment.\nFILES =", False),
+    ],
+)
+def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file, old, new, counts):
+    root = write(REWARD)
+    before = program_code(root / "program.py", ["mine"])
+    assert REWARD[file].count(old) == 1
+    write({file: REWARD[file].replace(old, new)})
+    after = program_code(root / "program.py", ["mine"])
+    names = before.digests.keys()
+    assert after.digests.keys() == names
+    different = {each for each in names if before.digests[each] != after.digests[each]}
+    assert different == ({file.removeprefix("../")} if counts else set())
+    assert before.imports == {"scipy"}
+    assert program_code(root / "program.py").digests.keys() == {"program.py"}
+
+
+def test_comments_count_in_a_reward_function_that_may_open_its_own_file(write):
+    digests = set()
+    for comment in ("", "# A comment.\n"):
+        text = f"{comment}WORDS = open(__file__).read()\n"
+        root = write({**REWARD, "../rewards/mine.py": text})
+        digests.add(code_digests(root / "program.py", ["mine"])["rewards/mine.py"])
+    assert len(digests) == 2
+
+
+def test_a_reward_function_finds_modules_in_rewards_and_our_modules_do_not(write):
+    files = {
+        "program.py": "import words\nwords.one()",
+        "../rewards/words.py": "print()\n",
+        "../rewards/mine.py": "import words\nwords.count\n",
+    }
+    code = program_code(write(files) / "program.py", ["mine"])
+    assert code.digests.keys() == {"program.py", "rewards/mine.py", "rewards/words.py"}
+    assert code.imports == {"words"}
+
+
+@pytest.mark.parametrize("expression", ["-" * 9000 + "1", "+".join("1" * 2000)])
+def test_a_deep_expression_is_an_error(write, expression):
+    folder = write({**REWARD, "../rewards/other.py": f"x = {expression}\n"})
+    with pytest.raises(ValueError, match="an expression is nested too deeply"):
+        program_code(folder / "program.py", ["other"])

@@ -10,33 +10,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from conftest import ROOT
-from snakechat.training.metric_logs import MetricsLogger
-from snakechat.workflow import distributed
 from snakechat.workflow.code_digests import code_digests
 from support.launching import launch
 
 pytestmark = pytest.mark.slow
-
-
-def test_in_a_single_process_collective_operations_return_their_argument():
-    tensor = torch.tensor([1.0, 2.0])
-    assert (distributed.rank(), distributed.world_size()) == (0, 1)
-    assert distributed.all_reduce_sum(tensor) is tensor
-    assert distributed.all_reduce_max(3) == 3
-    assert distributed.broadcast_from_first(False) is False
-    distributed.barrier()
-
-
-def test_only_rank_0_logs(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("RANK", "1")
-    job = SimpleNamespace(result=tmp_path, log_folder=tmp_path / "logs", spec={"rule": "train_sft"})
-    with MetricsLogger(job, 2) as logger:
-        logger.log(1, ["loss"], loss=0.5)
-    assert not list(tmp_path.iterdir())
-    assert capsys.readouterr().err == ""
 
 
 PROGRAM = '''
@@ -141,13 +120,6 @@ LOSSES = [3.0, 9.0, 18.0, 30.0]
 def test_two_processes_publish_one_result(job):
     assert job.run(2, "none") == (0, [])
     assert losses_of(job) == LOSSES
-    manifest = job.target.with_name("tiny.manifest.json")
-    manifest.unlink()
-    time_of_result = (job.target / "manifest.json").stat().st_mtime_ns
-    assert job.run(2, "none") == (0, [])
-    # The manifest is restored and the result is not built again.
-    assert manifest.exists()
-    assert (job.target / "manifest.json").stat().st_mtime_ns == time_of_result
 
 
 def test_a_result_is_published_after_the_last_rank_has_finished(job):

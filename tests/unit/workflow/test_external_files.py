@@ -24,15 +24,12 @@ def file(tmp_path):
 
 
 def swap_and_put_back(path):
-    """Replace a file by another one and restore it; return the content in between."""
+    """Replace a file by another one and restore it."""
     aside = path.with_name("aside")
     path.rename(aside)
     path.write_bytes(b"not planned")
-    between = path.read_bytes()
     path.unlink()
     aside.rename(path)
-    assert path.read_bytes() == CONTENT
-    return between
 
 
 def edit_and_restore(path):
@@ -42,29 +39,11 @@ def edit_and_restore(path):
     os.utime(path, (10**9, 10**9))
 
 
-def retarget(path):
-    """Make a link to a copy of the file take its place."""
-    copy = path.with_name("copy")
-    copy.write_bytes(CONTENT)
-    path.unlink()
-    path.symlink_to(copy)
-
-
-def test_files_as_planned_are_read(file, tmp_path):
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"other"), os.unlink])
+def test_a_change_since_planning_is_noticed_before_reading(file, change):
     with planned_files({file: DIGEST}):
         assert file.read_bytes() == CONTENT
-    with planned_files({}):
-        pass
-
-
-@pytest.mark.parametrize("change", ["edited", "deleted", "a folder"])
-def test_a_change_since_planning_is_noticed_before_reading(file, change):
-    if change == "edited":
-        file.write_bytes(b"other")
-    else:
-        file.unlink()
-    if change == "a folder":
-        file.mkdir()
+    change(file)
     with (
         pytest.raises(InputError, match=r"source.jsonl changed since this build was planned"),
         planned_files({file: DIGEST}),
@@ -72,10 +51,7 @@ def test_a_change_since_planning_is_noticed_before_reading(file, change):
         raise AssertionError("read")
 
 
-CHANGES = [swap_and_put_back, edit_and_restore, retarget, os.unlink, os.utime]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", [swap_and_put_back, edit_and_restore, os.unlink])
 @pytest.mark.parametrize("check", ["planned", "unchanged"])
 def test_a_change_while_reading_is_noticed_after_it(file, change, check):
     reading = planned_files({file: DIGEST}) if check == "planned" else unchanged_files([file])

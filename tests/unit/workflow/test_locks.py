@@ -34,16 +34,15 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def in_background():
-    """A function that starts a command, which is killed at the end of the test."""
+def holder(tmp_path):
+    """A function that starts a process that holds the lock; returns it and the id of its child."""
     started = []
 
-    def start(*command, **options):
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options
-        )
-        started.append(process)
-        return process
+    def start(*arguments):
+        command = [sys.executable, "-c", HOLD, tmp_path / "x/lock", *arguments]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        started.append(subprocess.Popen(command, text=True, **pipes))
+        return started[-1], started[-1].stdout.readline().strip()
 
     yield start
     for process in started:
@@ -51,37 +50,22 @@ def in_background():
         process.communicate()
 
 
-@pytest.fixture
-def holder(in_background, tmp_path):
-    """A function that starts a process that holds the lock; returns it and the id of its child."""
-
-    def start(*arguments):
-        process = in_background(sys.executable, "-c", HOLD, tmp_path / "x/lock", *arguments)
-        return process, process.stdout.readline().strip()
-
-    return start
-
-
 def name_of(process):
     """Return the name that a process writes into its lock."""
     return f"process {process.pid} on {platform.node()}"
 
 
-def test_the_name_of_an_earlier_holder_is_overwritten(tmp_path):
-    acquire_lock(tmp_path / "a/b/lock")
-    (tmp_path / "lock").write_text("process 12345678901234567890 on a host of a long name\n" * 9)
-    acquire_lock(tmp_path / "lock")
-    assert (tmp_path / "lock").read_text() == f"process {os.getpid()} on {platform.node()}\n"
-
-
 def test_a_held_lock_raises_an_error_with_the_id_and_host_of_the_holder(holder, tmp_path):
+    path = tmp_path / "x/lock"
+    path.parent.mkdir()
+    path.write_text("process 12345678901234567890 on a host of a long name\n" * 9)
     process, _ = holder()
     for _ in range(2):
         with pytest.raises(AlreadyLocked) as locked:
-            acquire_lock(tmp_path / "x/lock")
+            acquire_lock(path)
         assert str(locked.value) == name_of(process)
     # The failed attempt does not change the name in the file.
-    assert (tmp_path / "x/lock").read_text() == f"{name_of(process)}\n"
+    assert path.read_text() == f"{name_of(process)}\n"
 
 
 def test_a_lock_is_released_when_its_process_is_killed(holder, tmp_path):
@@ -103,24 +87,15 @@ def test_children_of_a_killed_process_do_not_keep_its_lock(holder, tmp_path):
         os.kill(int(child), 9)
 
 
-def failing_flock(number):
+def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypatch, capsys):
     def flock(*_):
         raise OSError(number, os.strerror(number))
 
-    return flock
-
-
-def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(fcntl, "flock", failing_flock(errno.ENOLCK))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    number = errno.ENOLCK
     acquire_lock(tmp_path / "lock")
-    assert capsys.readouterr().err == (
-        f"warning: {tmp_path}/lock: this file system has no locks: do not start the same build"
-        " twice\n"
-    )
-
-
-def test_other_errors_of_locking_are_raised(tmp_path, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", failing_flock(errno.EIO))
+    assert "this file system has no locks: do not start the same" in capsys.readouterr().err
+    number = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         acquire_lock(tmp_path / "lock")
 

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import re
 import sys
+from contextlib import nullcontext
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -13,7 +14,6 @@ from packaging.requirements import Requirement
 
 from conftest import ROOT
 from snakechat.workflow import pins
-from snakechat.workflow.code_digests import program_code
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import (
     DISTRIBUTIONS,
@@ -33,7 +33,6 @@ TEXT = """\
 # A comment.
 jinja2==3.1.6 \\
     --hash=sha256:00 \\
-    --hash=sha256:01
     # via
     #   -r requirements.in
     #   torch
@@ -46,9 +45,6 @@ numpy==2.4.6 \\
     #   -r requirements.in
     #   tensorboard
     #   transformers
-protobuf==7.36.2 \\
-    --hash=sha256:04
-    # via tensorboard
 pyyaml==6.0.3 \\
     --hash=sha256:05
     # via transformers
@@ -93,6 +89,8 @@ def lock(tmp_path):
         # They only display; what they require counts if something else requires it.
         (("tqdm", "tensorboard"), {}),
         (("tensorboard", "numpy"), {"numpy": "2.4.6"}),
+        # A module of torch.
+        (("torchgen",), {"jinja2": "3.1.6", "markupsafe": "3.0.4", "torch": "2.13.0"}),
         # Neither locked nor installed.
         (("nowhere_at_all",), {}),
     ],
@@ -107,12 +105,8 @@ def test_the_minor_version_of_python_counts_and_is_checked(lock, monkeypatch):
     before = pins_of(["numpy"], lock)
     monkeypatch.setattr(sys, "version_info", SimpleNamespace(major=3, minor=99))
     assert pins_of(["numpy"], lock) == {"numpy": "2.4.6", "python": "3.99"} != before
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"^python 3.99 is installed, .* use the environment that"):
         check_installed({**before, "numpy": importlib.metadata.version("numpy")})
-    assert str(error.value) == (
-        f"python 3.99 is installed, and this build was planned with {before['python']}: use the"
-        " environment that Snakemake runs in"
-    )
 
 
 @pytest.fixture
@@ -170,54 +164,25 @@ def test_files_that_changed_since_the_build_was_planned_are_an_error(lock, site)
     planned = {name: pin for name, pin in pins_of(["mine"], lock).items() if name != "numpy"}
     check_installed(planned)
     (site / "my_other/__init__.py").write_text("C = 2\n")
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"^my_other 1\.0 \(files .* install the same files every"):
         check_installed(planned)
-    assert re.fullmatch(
-        r"my_other 1\.0 \(files \w+\) is installed, and this build was planned with 1\.0"
-        r" \(files \w+\):"
-        " install the same files everywhere, or start the build again",
-        str(error.value),
-    )
 
 
-def test_an_alias_of_a_locked_library_counts_by_the_lock(lock):
-    # torchgen is a module of torch.
-    assert pins_of(["torchgen"], lock) == pins_of(["torch"], lock)
-
-
-def test_a_lock_without_comments_is_rejected(lock):
+def test_a_lock_without_comments_and_a_missing_one_are_rejected(lock):
     lock.write_text("numpy==2.4.6 \\\n    --hash=sha256:03\n")
     with pytest.raises(InputError, match=r"does not say what requires numpy: run `make lock`"):
         pins_of(["numpy"], lock)
-
-
-def test_a_missing_lock_is_reported(lock):
     (lock.parent / TORCH_LOCK).unlink()
+    lock.write_text("")
     with pytest.raises(InputError, match=r"requirements-torch\.txt: No such file"):
         pins_of(["numpy"], lock)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    """Pretend that these versions are installed."""
-    versions = {"torch": "2.13.0+cu130", "transformers": "5.23.0", "numpy": "2.4.6"}
-
-    def version(name):
-        if name not in versions:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return versions[name]
-
-    monkeypatch.setattr(pins.importlib.metadata, "version", version)
-    return versions
-
-
-def test_the_build_of_an_installed_version_does_not_matter(installed):
-    check_installed({"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"})
 
 
 @pytest.mark.parametrize(
     "wrong, message",
     [
+        # The build of a version does not matter.
+        ({"torch": "2.13.0+cu130"}, None),
         (
             {"transformers": "5.22.0"},
             "transformers 5.22.0 is installed, and this build was planned with 5.23.0:"
@@ -236,13 +201,19 @@ def test_the_build_of_an_installed_version_does_not_matter(installed):
     ],
 )
 def test_versions_that_differ_are_reported_with_the_command_that_installs_them(
-    installed, wrong, message
+    monkeypatch, wrong, message
 ):
     planned = {"numpy": "2.4.6", "torch": "2.13.0", "transformers": "5.23.0"}
-    installed |= wrong
-    for name in [name for name, version in wrong.items() if version is None]:
-        del installed[name]
-    with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
+    installed = planned | wrong
+
+    def version(name):
+        if installed[name] is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(pins.importlib.metadata, "version", version)
+    error = pytest.raises(InputError, match=f"^{re.escape(message)}$") if message else nullcontext()
+    with error:
         check_installed(planned)
 
 
@@ -265,13 +236,6 @@ def test_every_direct_requirement_is_locked_at_a_version_that_satisfies_it(lock,
     versions = read_lock(ROOT / lock).versions
     for name, requirement in requirements(source).items():
         assert requirement.specifier.contains(versions[name]), name
-
-
-def test_every_locked_distribution_has_hashes():
-    for path in ROOT.glob("requirements*.txt"):
-        blocks = re.findall(r"^[a-z0-9].*\n(?:[ \t].*\n)*", path.read_text(), re.MULTILINE)
-        if path.with_suffix(".in").exists() or path.name == TORCH_LOCK:
-            assert blocks and all("--hash=sha256:" in block for block in blocks), path
 
 
 def test_all_that_locked_distributions_require_is_locked():
@@ -307,22 +271,6 @@ def test_every_library_that_a_program_imports_is_locked():
         assert distribution(module) in map(distribution, distributions[module])
     assert set(DISTRIBUTIONS) <= imported
     assert versions.keys() >= WITHOUT_EFFECT
-
-
-def test_which_pins_which_programs_depend_on():
-    programs = [*ROOT.glob("scripts/train_*.py"), *ROOT.glob("scripts/draw_*.py")]
-    programs += [ROOT / f"scripts/{name}.py" for name in ("import_dataset", "tokenize_phase")]
-    found = {path.stem: pins_of(program_code(path).imports).keys() for path in programs}
-
-    def programs_of(name):
-        return {program for program, names in found.items() if name in names}
-
-    trainers = {"train_sft", "train_reward", "train_dpo", "train_rlhf"}
-    assert programs_of("deepspeed") == programs_of("peft") == trainers
-    assert programs_of("transformers") == {*trainers, "tokenize_phase"}
-    assert programs_of("matplotlib") == {"draw_report"}
-    assert trainers <= programs_of("torch") == programs_of("sympy")
-    assert not any(programs_of(name) for name in ("tqdm", "tensorboard", "protobuf", "snakemake"))
 
 
 def test_the_file_of_the_environment_names_the_locks_and_their_digest():

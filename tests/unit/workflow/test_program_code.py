@@ -48,16 +48,7 @@ def test_nothing_in_our_programs_makes_all_modules_count():
 def test_libraries_of_our_programs():
     split = program_code(SCRIPTS / "split_dataset.py").imports
     training = program_code(SCRIPTS / "train_sft.py").imports
+    drawing = program_code(SCRIPTS / "draw_report.py").imports
     assert {"torch", "transformers", "deepspeed"} <= training
     assert split.isdisjoint({"torch", "transformers", "deepspeed", "matplotlib"})
-    drawing = program_code(SCRIPTS / "draw_report.py").imports
     assert "matplotlib" in drawing - training and "torch" not in drawing
-
-
-def test_locks_records_the_store_and_estimates_make_no_result_stale():
-    """They are imported by every job, and no content depends on them."""
-    names = program_code(SCRIPTS / "train_sft.py").digests
-    unwanted = {f"snakechat/workflow/{name}.py" for name in ("locks", "run_record", "shared_store")}
-    unwanted |= {f"snakechat/planning/{name}.py" for name in ("stage_choice", "memory", "workload")}
-    assert unwanted.isdisjoint(names)
-    assert {"snakechat/workflow/job.py", "snakechat/workflow/distributed.py"} <= names.keys()

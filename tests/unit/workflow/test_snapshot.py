@@ -48,34 +48,20 @@ def build_of(snapshot, seed=1, forced=()):
     return Build(str(snapshot), {"seed": seed}, {}, list(forced), {})
 
 
-def test_a_snapshot_is_written_when_asked(root):
-    snapshot = take_snapshot(root)
-    assert not list(Path().iterdir())
-    (root / "scripts/train.py").write_text("# edited\n")
-    snapshot.write()
-    assert (snapshot.folder / "scripts/train.py").read_text() == "# scripts/train.py\n"
-
-
 def test_a_snapshot_keeps_the_sources_as_they_were(root):
     (root / "scripts/__pycache__").mkdir()
     (root / "scripts/__pycache__/train.pyc").touch()
     (root / "README.md").touch()
     # As Emacs locks a file.
     (root / "scripts/.#train.py").symlink_to("nothing")
-    before = contents(root)
-    snapshot = copy_of(root)
-    assert copy_of(root) == snapshot
+    before, snapshot = contents(root), take_snapshot(root)
+    assert not list(Path().iterdir())
     (root / "scripts/train.py").write_text("# edited\n")
-    assert copy_of(root) != snapshot
-    assert contents(snapshot) == {name: before[name] for name in NAMES}
-
-
-def test_an_interrupted_copy_is_not_used(root):
-    snapshot = copy_of(root)
-    interrupted = snapshot.with_name(f".{snapshot.name}.1")
-    snapshot.rename(interrupted)
-    (interrupted / "scripts/train.py").unlink()
-    assert contents(copy_of(root)) == contents(root)
+    snapshot.write()
+    assert contents(snapshot.folder) == {name: before[name] for name in NAMES}
+    assert copy_of(root) != snapshot.folder
+    (root / "scripts/train.py").write_text(before["scripts/train.py"])
+    assert copy_of(root) == snapshot.folder
 
 
 def test_a_full_disk_leaves_no_part_of_a_copy(root, monkeypatch):

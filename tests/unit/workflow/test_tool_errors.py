@@ -34,15 +34,6 @@ def test_an_error_is_one_line(error, line, capsys):
     assert capsys.readouterr().err == line
 
 
-def test_other_exceptions_are_not_hidden():
-    @one_line_errors()
-    def main():
-        raise KeyError("a")
-
-    with pytest.raises(KeyError):
-        main()
-
-
 @pytest.mark.parametrize("is_full", [False, True])
 def test_output_that_cannot_be_written(is_full):
     program = (
