@@ -28,10 +28,12 @@ from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.modeling import acceleration
+from snakechat.modeling.models import choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -247,6 +249,13 @@ def write_reference(job):
     keys = {"mismatched_max_length": None, "batches": None, "dtype": job.settings.dtype}
     changes = {"result": folder, "settings": SimpleNamespace(**keys)}
     importlib.import_module("compute_reference").main(SimpleNamespace(**vars(job) | changes))
+
+
+@contextmanager
+def configured(gpus=1, **placement):
+    """Context in which this process is configured for a placement; yields its device."""
+    with acceleration.using(acceleration.current()):
+        yield choose_device(placement_of({"gpus_per_node": gpus, **placement}))
 
 
 class Finished(Exception):
