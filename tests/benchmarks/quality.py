@@ -238,14 +238,6 @@ def write_pairs(folder, source, phase, held_out, trained):
     return {"path": str(folder), "format": "plain", "split": split}
 
 
-def write_lines(folder, **splits):
-    """Write each split as JSON lines: pairs of prompt and solution."""
-    folder.mkdir()
-    for split, rows in splits.items():
-        lines = (json.dumps({"prompt": prompt, "solution": solution}) for prompt, solution in rows)
-        (folder / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines))
-
-
 def write_questions(folder):
     """Write the arithmetic questions; return their dataset.
 
@@ -256,17 +248,20 @@ def write_questions(folder):
         for operator in OPERATORS
         for numbers in combinations_with_replacement(range(1, 10), 2)
     ]
-
-    def rows(order):
-        for operator, *numbers in (pairs[row] for row in order):
-            for first, second in sorted({tuple(numbers), tuple(reversed(numbers))}):
-                result = first + second if operator == "+" else first * second
-                for wording in WORDINGS:
-                    yield wording.format(f"{first} {operator} {second}"), result
-
     order = np.random.default_rng(SEED).permutation(len(pairs))
     number = round(QUESTIONS_HELD_OUT * len(pairs))
-    write_lines(folder, test=rows(order[:number]), train=rows(order[number:]))
+    splits = {"test": order[:number], "train": order[number:]}
+    folder.mkdir()
+    for split, rows in splits.items():
+        with open(folder / f"{split}.jsonl", "w") as file:
+            for row in rows:
+                operator, *numbers = pairs[row]
+                for first, second in sorted({tuple(numbers), tuple(reversed(numbers))}):
+                    question = f"{first} {operator} {second}"
+                    result = first + second if operator == "+" else first * second
+                    for wording in WORDINGS:
+                        line = {"prompt": wording.format(question), "solution": result}
+                        file.write(json.dumps(line) + "\n")
     return {"path": str(folder), "format": "prompt", "keep": ["solution"]}
 
 
@@ -289,18 +284,17 @@ def write_sorting(folder):
     while len(triples) < SORTING_TRAINED + SORTING_HELD_OUT:
         triples.add(tuple(sorted(map(int, generator.choice(100, 3, replace=False)))))
     triples = sorted(triples)
-
-    def rows(order):
-        for row in order:
-            shuffled, solution = (
-                ", ".join(map(str, each))
-                for each in (generator.permutation(triples[row]), triples[row])
-            )
-            yield f"Sort these numbers: {shuffled}", solution
-
     order = generator.permutation(len(triples))
-    held_out, trained = order[:SORTING_HELD_OUT], order[SORTING_HELD_OUT:]
-    write_lines(folder, test=rows(held_out), train=rows(trained))
+    folder.mkdir()
+    for split, rows in (("test", order[:SORTING_HELD_OUT]), ("train", order[SORTING_HELD_OUT:])):
+        with open(folder / f"{split}.jsonl", "w") as file:
+            for row in rows:
+                shuffled, solution = (
+                    ", ".join(map(str, each))
+                    for each in (generator.permutation(triples[row]), triples[row])
+                )
+                line = {"prompt": f"Sort these numbers: {shuffled}", "solution": solution}
+                file.write(json.dumps(line) + "\n")
     return {
         "path": str(folder),
         "format": "instruct",
