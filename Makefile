@@ -92,7 +92,7 @@ bench-train: $(VENV)/demo
 
 # Steps of RLOO and GRPO, compared with TRL.
 bench-rlhf: $(VENV)/demo $(TRL)/ready
-	$(ACTIVATE) python tests/benchmarks/rlhf.py --trl-python $(TRL)/bin/python > $(VENV)/rlhf.json
+	$(ACTIVATE) python tests/benchmarks/rlhf.py > $(VENV)/rlhf.json
 	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
 
 # Training on one GPU, with models of random weights. Appends each result as soon as it exists.

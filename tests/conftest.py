@@ -1,6 +1,5 @@
 """Snakemake as users run it, tiny models, and builds that many tests share."""
 
-import atexit
 import contextlib
 import fcntl
 import functools
@@ -18,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.placement import SERIAL
-from support.program_forks import ProgramForks, imported_with
-from support.snakemake_fork import run_snakemake
+from support.program_forks import start_server
 
 # Before torch is imported. Test processes and their builds share the cores: with several threads,
 # each operation would wait until all of them have had one.
@@ -31,6 +29,8 @@ os.environ.pop("PYTHONUNBUFFERED", None)
 ENVIRONMENT = dict(os.environ)
 
 ROOT = Path(__file__).resolve().parent.parent
+# Runs programs as forks: support/program_forks.py.
+PYTHON = ROOT / "tests/bin/python"
 
 # The files of a checkout that a build reads.
 SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
@@ -70,9 +70,7 @@ def pytest_addoption(parser):
 @functools.cache
 def program_forks():
     """Return the environment with which programs start as forks, until the tests end."""
-    forks = ProgramForks(ENVIRONMENT)
-    atexit.register(forks.stop)
-    return forks.environment
+    return start_server(ENVIRONMENT)
 
 
 @pytest.fixture
@@ -87,13 +85,6 @@ def opt_hub(monkeypatch):
         return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
 
     monkeypatch.setattr(model_configs, "hub_config", config_of)
-
-
-@pytest.fixture(autouse=True)
-def variables_of_forks():
-    """An error for a test that leaves a variable with which programs do not start as forks."""
-    yield
-    assert imported_with(os.environ) == imported_with(ENVIRONMENT)
 
 
 @pytest.fixture(autouse=True)
@@ -129,8 +120,8 @@ class Workflow:
 
     def snakemake(self, *arguments):
         """Run Snakemake with the workflow's options, as `run` runs a command."""
-        arguments = (*arguments, *self.options)
-        return run_snakemake(self.folder, arguments, self._whole_environment())
+        program = Path(sys.executable).with_name("snakemake")
+        return self.run(PYTHON, program, *arguments, *self.options)
 
     def run(self, *command):
         """Run a command; return the finished process with its output as text."""
@@ -144,8 +135,7 @@ class Workflow:
         )
 
     def _whole_environment(self):
-        # Stubs of programs that the requirements do not install, then the environment.
-        folders = ROOT / "tests/bin", Path(sys.executable).parent, os.environ["PATH"]
+        folders = PYTHON.parent, Path(sys.executable).parent, os.environ["PATH"]
         path = os.pathsep.join(map(str, folders))
         return {**os.environ, **program_forks(), **self.environment, "PATH": path}
 

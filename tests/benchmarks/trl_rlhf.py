@@ -18,6 +18,7 @@ Settings tried with TRL 1.16.0 on this job (sequences/s of CPU time, one thread,
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -26,7 +27,7 @@ os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
 import torch
-from train import BETAS, RATE, Clock, peak_mb, rss_mb
+from measuring import BETAS, RATE, SEED, peak_mb, rss_mb
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -41,50 +42,38 @@ TRAINERS = {"rloo": (RLOOConfig, RLOOTrainer), "grpo": (GRPOConfig, GRPOTrainer)
 MICRO_BATCHES = {"8,192": 1, "50,272": 4}
 
 
-def timed(trainer, clock):
-    """Return a subclass of a trainer that takes token ids as prompts and records times."""
+def of_ids(trainer):
+    """Return a subclass of a trainer that takes token ids as prompts."""
 
-    class Timed(trainer):
+    class OfIds(trainer):
         def _tokenize_prompts(self, prompts):
             return prompts, None, {}
 
-        def _generate(self, prompts):
-            generated = super()._generate(prompts)
-            responses = generated[1]
-            clock.take("generate", responses=len(responses), tokens=sum(map(len, responses)))
-            return generated
-
-        def _generate_and_score_completions(self, inputs):
-            scored = super()._generate_and_score_completions(inputs)
-            clock.take("score")
-            return scored
-
-    return Timed
+    return OfIds
 
 
 class StepEnd(TrainerCallback):
-    """Records the end of a step."""
+    """Records the end of each step."""
 
-    def __init__(self, clock):
-        self.clock = clock
+    def __init__(self):
+        self.ends = []
 
     def on_step_end(self, *_, **__):
-        self.clock.take("train")
-        self.clock.end()
+        self.ends.append(time.perf_counter())
 
 
 def main():
-    """Train on the prompts of FOLDER/SEED.json; print the times of the steps as JSON."""
-    folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+    """Train on the prompts of FOLDER/ROUND.json; print the times of the steps as JSON."""
+    folder, turn = Path(sys.argv[1]), int(sys.argv[2])
     datasets.disable_progress_bars()
-    idle, clock = rss_mb(), Clock()
-    case = SimpleNamespace(**json.loads((folder / f"{seed}.json").read_text()))
+    idle, steps, tokens = rss_mb(), StepEnd(), []
+    case = SimpleNamespace(**json.loads((folder / f"{turn}.json").read_text()))
     config, trainer = TRAINERS[case.algorithm]
     num_responses = case.prompts * case.num_generations
-    micro_batches = MICRO_BATCHES[case.vocab_size]
+    micro_batches = MICRO_BATCHES[case.vocabulary]
     arguments = config(
         output_dir=str(folder / "trl"),
-        seed=seed,
+        seed=SEED + turn,
         per_device_train_batch_size=num_responses // micro_batches,
         gradient_accumulation_steps=micro_batches,
         num_train_epochs=1,
@@ -108,20 +97,21 @@ def main():
         dataloader_pin_memory=False,
     )
     prompts = [{"prompt": ids} for step in case.steps for ids in step]
-    trained = timed(trainer, clock)(
+    trained = of_ids(trainer)(
         model=str(folder / "actor"),
-        reward_funcs=reward_function(folder / "reward"),
+        reward_funcs=reward_function(folder / "reward", tokens),
         args=arguments,
         train_dataset=datasets.Dataset.from_list(prompts),
         processing_class=AutoTokenizer.from_pretrained(folder / "actor"),
-        callbacks=[StepEnd(clock)],
+        callbacks=[steps],
     )
     trained.train()
-    print(json.dumps({"steps": clock.steps, "idle_mb": idle, "peak_mb": peak_mb()}))
+    result = {"ends": steps.ends, "response_tokens": tokens}
+    print(json.dumps({**result, "idle_mb": idle, "peak_mb": peak_mb()}))
 
 
-def reward_function(folder):
-    """Return the reward model as a function of token ids.
+def reward_function(folder, tokens):
+    """Return the reward model as a function of token ids, which also appends numbers of tokens.
 
     TRL passes decoded text to reward models, and tokenizes it again: responses of random weights
     would become longer and lose their eos.
@@ -130,6 +120,7 @@ def reward_function(folder):
     pad_id = model.config.pad_token_id
 
     def reward(prompts, completion_ids, **_):
+        tokens.append([*map(len, completion_ids)])
         rows = [torch.tensor(a + b) for a, b in zip(prompts, completion_ids, strict=True)]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
         with torch.inference_mode():

@@ -25,8 +25,13 @@ from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.kubernetes_pods import POD_SECURITY
 from support.pods import LOG, serving
 
-PROFILE = ROOT / "profiles/kubernetes"
-MANIFESTS = ("namespace.yaml", "volume.yaml", "driver.yaml")
+FOLDER = ROOT / "profiles/kubernetes"
+PROFILE = yaml.safe_load((FOLDER / "config.yaml").read_text())
+NAMESPACE, VOLUME, DRIVER = (
+    list(yaml.safe_load_all((FOLDER / name).read_text()))
+    for name in ("namespace.yaml", "volume.yaml", "driver.yaml")
+)
+DRIVER_POD = DRIVER[-1]["spec"]["template"]["spec"]
 DOCKERFILE = (ROOT / "envs/Dockerfile").read_text()
 # The oldest and the newest maintained API.
 VERSIONS = ("1.34", "1.37")
@@ -42,11 +47,6 @@ def valid(document):
     for version in VERSIONS:
         kubernetes_validate.validate(document, version, strict=True)
     return document
-
-
-def manifests(path):
-    """Return all documents of a file."""
-    return list(yaml.safe_load_all(path.read_text()))
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +122,13 @@ def container_of(job):
 def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow, tmp_path):
     job = valid({"apiVersion": "batch/v1", "kind": "Job", **imported})
     container, volume = container_of(job), workflow.folder.parent
-    profile = yaml.safe_load((PROFILE / "config.yaml").read_text())
-    assert container["image"] == profile["container-image"]
+    assert container["image"] == PROFILE["container-image"]
     check_restricted(job["spec"]["template"]["spec"])
     assert job["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
+    assert not cluster.secrets
     assert {"name": "snakechat", "mountPath": str(volume)} in container["volumeMounts"]
     claim = {"name": "snakechat", "persistentVolumeClaim": {"claimName": "snakechat"}}
     assert claim in job["spec"]["template"]["spec"]["volumes"]
-    assert not cluster.secrets
     # The plugin copied and installed nothing.
     files = [path for path in (workflow.folder / ".snakemake").rglob("*") if path.is_file()]
     assert files and not {"storage", "pip-deployments"} & {part for f in files for part in f.parts}
@@ -169,7 +168,6 @@ def test_a_job_with_gpus_limits_them_and_is_retried_with_more_memory(prepared, c
     ]
     for job, request in zip(jobs, resources, strict=True):
         valid({"apiVersion": "batch/v1", "kind": "Job", **job})
-        check_restricted(job["spec"]["template"]["spec"])
         assert request["requests"] == {**request["limits"], "cpu": "7600m"}
         [toleration] = job["spec"]["template"]["spec"]["tolerations"]
         assert toleration["key"] == "nvidia.com/gpu"
@@ -202,41 +200,31 @@ def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(
 # --- manifests for kubectl apply --------------------------------------------------------------
 
 
-def test_manifests_are_valid():
-    documents = [valid(document) for name in MANIFESTS for document in manifests(PROFILE / name)]
+def test_manifests_are_valid_and_agree_with_the_profile():
     # All are in the namespace of the profile, which accepts restricted pods alone.
-    namespace, *others = documents
+    namespace, *others = [valid(each) for each in (*NAMESPACE, *VOLUME, *DRIVER)]
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
     namespaces = {document["metadata"]["namespace"] for document in others}
-    profile = yaml.safe_load((PROFILE / "config.yaml").read_text())
-    assert namespaces == {namespace["metadata"]["name"]} == {profile["kubernetes-namespace"]}
-    image = profile["container-image"]
+    assert namespaces == {namespace["metadata"]["name"]} == {PROFILE["kubernetes-namespace"]}
+    [claim, path] = PROFILE["kubernetes-persistent-volumes"][0].split(":")
+    [mounted] = DRIVER_POD["volumes"]
+    [volume] = VOLUME
+    assert mounted["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"] == claim
+    image = PROFILE["container-image"]
     assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image)
-
-
-def test_the_pod_of_the_driver_is_restricted_and_it_alone_gets_a_token():
-    account, *_, deployment = manifests(PROFILE / "driver.yaml")
-    driver = deployment["spec"]["template"]["spec"]
-    check_restricted(driver)
-    assert account["automountServiceAccountToken"] is False
-    assert driver["automountServiceAccountToken"] is True
-
-
-def test_profile_volume_and_driver_name_the_same_claim_path_and_image():
-    profile = yaml.safe_load((PROFILE / "config.yaml").read_text())
-    [claim, path] = profile["kubernetes-persistent-volumes"][0].split(":")
-    [volume] = manifests(PROFILE / "volume.yaml")
-    assert volume["metadata"]["name"] == claim
-    driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
-    [mounted] = driver["volumes"]
-    assert mounted["persistentVolumeClaim"]["claimName"] == claim
-    for container in driver["containers"]:
-        assert container["image"] == profile["container-image"]
+    for container in DRIVER_POD["containers"]:
+        assert container["image"] == image
         assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": path}]
 
 
+def test_the_pod_of_the_driver_is_restricted_and_it_alone_gets_a_token():
+    check_restricted(DRIVER_POD)
+    assert DRIVER[0]["automountServiceAccountToken"] is False
+    assert DRIVER_POD["automountServiceAccountToken"] is True
+
+
 def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
-    role = next(document for document in manifests(PROFILE / "driver.yaml") if "rules" in document)
+    role = next(document for document in DRIVER if "rules" in document)
     permitted = {
         (verb, resource)
         for rule in role["rules"]
@@ -258,8 +246,7 @@ def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
 def test_all_pods_run_as_the_user_of_the_image():
     number = re.search(r"useradd .*--uid (\d+)", DOCKERFILE)[1]
     assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == [number]
-    driver = manifests(PROFILE / "driver.yaml")[-1]["spec"]["template"]["spec"]
-    assert driver["securityContext"] == POD_SECURITY
+    assert DRIVER_POD["securityContext"] == POD_SECURITY
     assert {POD_SECURITY[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {int(number)}
 
 

@@ -103,7 +103,8 @@ def error_of(process):
 
 
 def test_one_process_is_plain_python(start):
-    # An operator sets the variables of a group for a single node too.
+    # Snakemake sets OMP_NUM_THREADS to at most --cores, and an operator sets the variables of a
+    # group for a single node too.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     process = start(OMP_NUM_THREADS="3", **group)
     [variables] = variables_of(process)
@@ -261,19 +262,3 @@ def test_a_group_of_another_number_of_nodes_is_an_error(start):
     assert error_of(start(nodes=1, PET_NNODES="2")) == (
         "error: the placement has 1 nodes and PET_NNODES is 2: set both to the same number"
     )
-
-
-@pytest.mark.parametrize(("threads", "cores"), [(3, 1), (1, 8)])
-def test_threads_on_the_cpu_do_not_depend_on_cores(tmp_path, threads, cores):
-    program = tmp_path / "program.py"
-    program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
-    placement = json.dumps({"nodes": 1, "gpus_per_node": 0, "threads": threads})
-    # Snakemake sets the variable to at most --cores.
-    printed = subprocess.run(
-        [sys.executable, ROOT / "scripts/launch.py", program, "--placement", placement],
-        env={**os.environ, "OMP_NUM_THREADS": str(cores)},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    assert printed.stdout == f"{threads}\n"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT, SOURCES, Workflow
+from conftest import ROOT, Workflow, copy_sources
 from support.cluster import CONF, SLURM_CONF, Cluster, wait_until
 from support.tutorials import follow
 
@@ -99,13 +99,9 @@ def built(workflow, *arguments):
 
 def clone(folder):
     """Copy the sources, with a link to the profile."""
-    for name in SOURCES:
-        if name == "slurm":
-            (folder / name).symlink_to("profiles/slurm")
-        elif (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name)
-        else:
-            shutil.copy(ROOT / name, folder / name)
+    copy_sources(folder)
+    shutil.rmtree(folder / "slurm")
+    (folder / "slurm").symlink_to("profiles/slurm")
 
 
 @pytest.fixture(scope="module")
@@ -176,42 +172,26 @@ def log_of(job, output):
 # --- a build --------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def tiny(prepared, cluster):
-    """The tiny recipe, built up to its report, and its jobs by rule."""
+def test_the_tiny_recipe_is_built_from_data_to_report(prepared, cluster):
     built(prepared, "output/rlhf/tiny", *GPUS)
-    jobs = [job for job in cluster.jobs() if "Comment" in job]
-    return prepared, {job["Comment"].split("_wildcards")[0]: job for job in jobs}
-
-
-def test_the_tiny_recipe_is_built_from_data_to_report(tiny):
-    workflow, _ = tiny
-    assert (workflow.folder / "output/rlhf/tiny/model.safetensors").exists()
-    assert (workflow.folder / "output/report/rlhf/tiny.manifest.json").exists()
-    local = Workflow(workflow.folder, *OPTIONS[-3:])
+    assert (prepared.folder / "output/rlhf/tiny/model.safetensors").exists()
+    assert (prepared.folder / "output/report/rlhf/tiny.manifest.json").exists()
+    local = Workflow(prepared.folder, *OPTIONS[-3:])
     assert local.planned("output/rlhf/tiny") == set()
-
-
-def test_only_trainings_request_gpus(tiny):
-    _, jobs = tiny
+    jobs = [job for job in cluster.jobs() if "Comment" in job]
+    jobs = {job["Comment"].split("_wildcards")[0]: job for job in jobs}
+    # Trainings alone request GPUs, and pages are built without jobs.
     requested = {rule: job.get("TresPerJob") for rule, job in jobs.items()}
     training = {"rule_train_sft": "gres:gpu:2", "rule_train_reward": "gres:gpu:2"}
     training["rule_train_rlhf"] = "gres:gpu:1"
     assert {rule: gpus for rule, gpus in requested.items() if gpus} == training
     data = ("import_dataset", "split_dataset", "init_model", "tokenize_sft", "tokenize_rlhf")
     assert requested.keys() > training.keys() | {f"rule_{rule}" for rule in data}
-
-
-def test_sft_and_reward_are_trained_at_the_same_time_on_different_nodes(tiny):
-    _, jobs = tiny
+    assert not {"rule_draw_report", "rule_report", "rule_rlhf"} & jobs.keys()
+    # SFT and reward model are trained at the same time on different nodes.
     first, second = jobs["rule_train_sft"], jobs["rule_train_reward"]
     assert {first["BatchHost"], second["BatchHost"]} == {"n1", "n2"}
     assert max(first["StartTime"], second["StartTime"]) < min(first["EndTime"], second["EndTime"])
-
-
-def test_pages_are_built_without_cluster_jobs(tiny):
-    _, jobs = tiny
-    assert not {"rule_draw_report", "rule_report", "rule_rlhf"} & jobs.keys()
 
 
 def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, cluster, tmp_path):

@@ -1,8 +1,9 @@
 """CUDA tensors on a CPU: they claim to be on a GPU, and the CPU computes them.
 
-    load_guard(library)    # gpu.guard, before torch and this module are imported
     with emulation() as counts:
         ...
+
+It needs the compiled cuda_guard.cpp, which the fixture `emulated` preloads.
 
 As on a GPU, an operation on tensors of both devices raises an error, and so does an operation
 without a deterministic kernel if deterministic kernels are requested. Operations for which the host

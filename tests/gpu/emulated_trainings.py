@@ -1,10 +1,9 @@
 """Trainings on emulated CUDA: the cases of test_emulated_cuda.py.
 
-    emulated_trainings.py GUARD FOLDER NAME...
+    emulated_trainings.py FOLDER
 
 Runs the unchanged `main` of trainers on a small model, for three steps, with deterministic kernels.
-For each, writes the waits of the host, the number of captured decoding steps and the error, if any,
-to FOLDER/NAME.json.
+Prints JSON: for each, the waits of the host, the number of captured decoding steps and the error.
 """
 
 import contextlib
@@ -14,11 +13,12 @@ import traceback
 from pathlib import Path
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parents[2]
-for folder in ("tests", "scripts"):
-    sys.path.insert(0, str(ROOT / folder))
-
-from gpu.guard import load_guard  # noqa: E402
+from gpu.emulated_cuda import emulation
+from gpu.workloads import tiny_job, train
+from snakechat.modeling import acceleration
+from snakechat.modeling.fixed_decoding import FixedDecoder
+from snakechat.training.metric_logs import StepTimer
+from snakechat.workflow import deterministic
 
 STEPS = 3
 # Training of workloads.TINY_CASES, and changes of the placement.
@@ -34,19 +34,10 @@ CASES = {
 }
 
 
-def main(guard, folder, *names):
-    load_guard(guard)
-    # After the guard: these import torch.
-    from gpu.emulated_cuda import emulation
-    from gpu.workloads import tiny_job, train
-    from snakechat.modeling import acceleration
-    from snakechat.modeling.fixed_decoding import FixedDecoder
-    from snakechat.training.metric_logs import StepTimer
-    from snakechat.workflow import deterministic
-
+def main(folder):
     deterministic.request_deterministic_kernels()
-    for name in names:
-        case, changes = CASES[name]
+    results = {}
+    for name, (case, changes) in CASES.items():
         placement = {"gpus_per_node": 1, **changes}
         with contextlib.ExitStack() as stack:
             counts, captured = stack.enter_context(emulation()), []
@@ -65,8 +56,8 @@ def main(guard, folder, *names):
             except Exception:
                 error = traceback.format_exc()
         waits = [[*key, number] for key, number in sorted(counts.waits.items())]
-        result = {"error": error, "waits": waits, "captured_steps": len(captured)}
-        (folder / f"{name}.json").write_text(json.dumps(result, indent=1))
+        results[name] = {"error": error, "waits": waits, "captured_steps": len(captured)}
+    print(json.dumps(results))
 
 
 def timed_phase(measured, counts):
@@ -98,4 +89,4 @@ def captured_phase(counts, steps):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:])
+    main(Path(sys.argv[1]))

@@ -185,8 +185,7 @@ def decoding(bench):
     """Measure sampling of the chat model: eager, and captured for the first and a second time."""
     import torch
 
-    from gpu.passes import configured
-    from gpu.workloads import SHAPES, make_model, now
+    from gpu.workloads import SHAPES, configured, make_model, now
     from snakechat.modeling.generation import sample_responses
 
     size = bench.size

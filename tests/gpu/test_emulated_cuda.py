@@ -1,23 +1,18 @@
-"""All trainers on CUDA tensors that a CPU computes (emulated_cuda.py): devices, kernels, waits.
+"""CUDA tensors that a CPU computes (emulated_cuda.py): all trainers, measurements, memory.
 
 The trainings run with deterministic kernels, in several micro-batches a step.
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
-from conftest import ROOT
 from gpu.emulated_trainings import CASES, STEPS
 from gpu.workloads import ON_PROMPTS
 
 pytestmark = pytest.mark.slow
 
-HERE = ROOT / "tests/gpu"
 # Waits of an optimizer step: the gradient norm of each engine, and the metrics of each update.
 # Those of ZeRO 2 are DeepSpeed's.
 WAITS_OF_STEP = {"sft": 1, "reward": 1, "dpo": 1, "ppo": 4, "grpo": 2, "gsm8k": 2}
@@ -26,16 +21,10 @@ TOKENS = ON_PROMPTS["max_response_length"]
 
 
 @pytest.fixture(scope="module")
-def results(guard, tmp_path_factory):
+def results(emulated, tmp_path_factory):
     """The result of each case, from one process."""
-    folder = tmp_path_factory.mktemp("emulated")
-    command = [sys.executable, HERE / "emulated_trainings.py", guard, folder, *CASES]
-    environment = {**os.environ, "DS_ACCELERATOR": "cuda", "OMP_NUM_THREADS": "1"}
-    process = subprocess.run(
-        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=900
-    )
-    assert process.returncode == 0, process.stderr[-5000:]
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in CASES}
+    output = emulated("emulated_trainings.py", tmp_path_factory.mktemp("emulated"))
+    return json.loads(output.splitlines()[-1])
 
 
 def waits(result, phase):
@@ -81,3 +70,36 @@ def test_a_captured_step_of_decoding_does_not_wait(results):
         assert results[name]["captured_steps"] >= STEPS * (TOKENS - 1) // 2
         assert not waits(results[name], "captured")
     assert not results["not captured"]["captured_steps"]
+
+
+# All sections of measure.py in one process, which imports torch once.
+MEASUREMENTS = """
+import sys
+from pathlib import Path
+from gpu import measure
+from gpu.emulated_cuda import rehearsal
+
+folder = Path(sys.argv[1])
+for name, (section, _) in measure.SECTIONS.items():
+    with rehearsal():
+        section(measure.Bench(name, folder / "out.jsonl", folder, measure.REHEARSAL))
+"""
+
+
+def test_all_measurements_of_a_gpu_run(emulated, tmp_path):
+    emulated("-c", MEASUREMENTS, tmp_path)
+    lines = {}
+    for line in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()):
+        lines.setdefault(line.pop("section"), []).append(line)
+    assert [*lines] == ["versions", "trainers", "sft", "decoding", "ppo"]
+    for training in lines["trainers"]:
+        assert training["steps"] == 3 and training["largest_difference"] < 1e-3, training
+    for case in [*lines["decoding"], *lines["sft"]]:
+        assert case["tokens_per_second"] > 0
+    assert all(lines["ppo"][0][name] > 0 for name in ("generate", "score", "train"))
+
+
+def test_the_peak_of_two_steps_at_real_size_is_that_of_the_estimate(emulated):
+    output = emulated("simulated_memory.py", accelerator="cpu")
+    for name, case in json.loads(output.splitlines()[-1]).items():
+        assert case["peak"] == pytest.approx(case["estimate"], rel=0.03), name

@@ -33,7 +33,15 @@ def reference(tmp_path_factory):
     return results
 
 
-@pytest.fixture(scope="module")
+# None: all GPUs.
+DEVICES = [
+    ("cpu", 1),
+    pytest.param(("cuda", 1), marks=pytest.mark.gpu),
+    pytest.param(("cuda", None), marks=pytest.mark.gpu),
+]
+
+
+@pytest.fixture(scope="module", params=DEVICES, ids=str)
 def runs(request, reference, tmp_path_factory):
     """The runs of a device in a number of processes."""
     device, number = request.param
@@ -45,15 +53,6 @@ def runs(request, reference, tmp_path_factory):
     return run(device, number or torch.cuda.device_count(), tmp_path_factory.mktemp("gpus"))
 
 
-# None: all GPUs.
-DEVICES = [
-    ("cpu", 1),
-    pytest.param(("cuda", 1), marks=pytest.mark.gpu),
-    pytest.param(("cuda", None), marks=pytest.mark.gpu),
-]
-
-
-@pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)
 def test_losses_equal_those_of_a_cpu_without_zero(runs, reference):
     expected = reference["0 fp32"][0]["losses"]
     assert expected[-1] < expected[0]
@@ -63,7 +62,6 @@ def test_losses_equal_those_of_a_cpu_without_zero(runs, reference):
             assert whole["losses"] == pytest.approx(expected, rel=tolerance), case
 
 
-@pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)
 def test_an_interrupted_run_goes_on_with_the_same_losses(runs):
     for rank in runs:
         for case, (whole, interrupted) in rank.items():
@@ -72,7 +70,6 @@ def test_an_interrupted_run_goes_on_with_the_same_losses(runs):
             assert interrupted["losses"] == pytest.approx(whole["losses"], rel=tolerance), case
 
 
-@pytest.mark.parametrize("runs", DEVICES, indirect=True, scope="module", ids=str)
 def test_greedy_responses_of_the_trained_model_equal_those_of_a_cpu(runs, reference):
     expected = reference["0 fp32"][0]["responses"]
     for rank in runs:

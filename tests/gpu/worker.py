@@ -111,33 +111,25 @@ def run(stage, dtype, placement, device, interrupted):
     return {"losses": losses, "responses": responses}
 
 
-def join(device_type):
-    """Join the group of all processes; return its placement and the device."""
-    size = distributed.world_size()
-    placement = placement_of({"gpus_per_node" if device_type == "cuda" else "nodes": size})
-    return placement, init_process_group(placement)
-
-
 def main(device_type, folder):
     # Libraries of a GPU read it once.
     os.environ.update(deterministic.ENVIRONMENT)
-    placement, device = join(device_type)
-    results = {
-        f"{stage} {dtype}": [
+    size = distributed.world_size()
+    placement = placement_of({"gpus_per_node" if device_type == "cuda" else "nodes": size})
+    device, results = init_process_group(placement), {}
+
+    def add(stage, dtype, case=""):
+        results[f"{stage} {dtype}{case}"] = [
             run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)
         ]
-        for stage, dtype in CASES[device_type]
-    }
+
+    for stage, dtype in CASES[device_type]:
+        add(stage, dtype)
     if device_type == "cuda":
         with acceleration.using(dataclasses.replace(acceleration.current(), compile=True)):
-            results["2 fp32 compiled"] = [
-                run(2, "fp32", placement, device, interrupted) for interrupted in (False, True)
-            ]
+            add(2, "fp32", " compiled")
         acceleration.use_deterministic_kernels(warn_only=False)
-        stage, dtype = CASES[device_type][-1]
-        results[f"{stage} {dtype} deterministic"] = [
-            run(stage, dtype, placement, device, interrupted) for interrupted in (False, True)
-        ]
+        add(stage, dtype, " deterministic")
     (folder / f"{distributed.rank()}.json").write_text(json.dumps(results))
 
 

@@ -28,10 +28,12 @@ from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.modeling import acceleration
+from snakechat.modeling.models import choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,8 +157,7 @@ def tokens_folder(name, folder, num_rows, limit):
     path, random = folder / f"tokens-{name}-{num_rows}-{limit}", np.random.default_rng(SEED)
     if path.exists():
         return path
-    path.mkdir()
-    vocab_size = SHAPES[name]["vocab_size"]
+    vocab_size, fields = SHAPES[name]["vocab_size"], {}
     for field, median, highest in (
         ("prompt", limit / 4, limit * 5 // 8),
         ("chosen", limit / 9, limit * 3 // 8),
@@ -165,10 +166,18 @@ def tokens_folder(name, folder, num_rows, limit):
         lengths = np.exp(random.normal(np.log(median), 0.75, num_rows)).astype(int)
         # Ids of special tokens come first.
         rows = [random.integers(10, vocab_size, max(2, min(n, highest))) for n in lengths]
+        fields[field] = [row.tolist() for row in rows]
+    write_tokens(path, vocab_size, **fields)
+    return path
+
+
+def write_tokens(path, vocab_size, **fields):
+    """Write a folder of tokens: each field, and its first row as held-out data."""
+    path.mkdir()
+    for field, rows in fields.items():
         for split, part in (("train", rows), ("eval", rows[:1])):
             with RaggedWriter(path, f"{split}.{field}", vocab_size) as writer:
-                writer.write([row.tolist() for row in part])
-    return path
+                writer.write(part)
 
 
 def make_job(stage, inputs, result, placement, **settings):
@@ -240,6 +249,13 @@ def write_reference(job):
     keys = {"mismatched_max_length": None, "batches": None, "dtype": job.settings.dtype}
     changes = {"result": folder, "settings": SimpleNamespace(**keys)}
     importlib.import_module("compute_reference").main(SimpleNamespace(**vars(job) | changes))
+
+
+@contextmanager
+def configured(gpus=1, **placement):
+    """Context in which this process is configured for a placement; yields its device."""
+    with acceleration.using(acceleration.current()):
+        yield choose_device(placement_of({"gpus_per_node": gpus, **placement}))
 
 
 class Finished(Exception):

@@ -25,7 +25,7 @@ NUM_MERGES = 120
 
 def gpt2():
     """gpt2: one special token behind the others, neither pad token nor chat template."""
-    tokenizer = byte_level(last=["<|endoftext|>"])
+    tokenizer = byte_level(["<|endoftext|>"])
     names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
     return wrapped(tokenizer, **names)
 
@@ -47,8 +47,10 @@ MISTRAL_TEMPLATE = """\
 
 def mistral():
     """mistralai/Mistral-7B-Instruct-v0.3: [INST] and [/INST] are tokens; no pad token."""
-    tokenizer = sentence_piece(["<unk>", "<s>", "</s>", "[INST]", "[/INST]"], prefix=True)
-    tokenizer.post_processor = starts_with(tokenizer, "<s>")
+    tokenizer = sentence_piece(["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
     return wrapped(
         tokenizer,
         unk_token="<unk>",
@@ -78,7 +80,7 @@ def chatml(system):
 
 def qwen2_5():
     """Qwen/Qwen2.5 (base): eos is pad, while the chat template ends turns with <|im_end|>."""
-    tokenizer = byte_level(last=["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.normalizer = normalizers.NFC()
     template = chatml("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
     names = dict.fromkeys(("eos_token", "pad_token"), "<|endoftext|>")
@@ -88,27 +90,23 @@ def qwen2_5():
 # Types.
 
 
-def byte_level(first=(), last=()):
-    """A byte-level BPE tokenizer. first, last: special tokens before and behind the others."""
+def byte_level(special):
+    """A byte-level BPE tokenizer with special tokens behind the others."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=len(first) + len(alphabet) + NUM_MERGES,
-        special_tokens=list(first),
-        initial_alphabet=alphabet,
-        show_progress=False,
-    )
+    size = len(alphabet) + NUM_MERGES
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.add_special_tokens(list(last))
+    tokenizer.add_special_tokens(special)
     return tokenizer
 
 
-def sentence_piece(special, prefix):
+def sentence_piece(special):
     """A BPE tokenizer as converted from SentencePiece: spaces are "▁", rare characters bytes.
 
-    prefix: whether a text, and text behind a special token, starts with a space.
+    A text, and text behind a special token, starts with a space.
     """
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -125,20 +123,12 @@ def sentence_piece(special, prefix):
             byte_fallback=True,
         )
     )
-    spaces = normalizers.Replace(" ", "▁")
-    start = [normalizers.Prepend("▁")] if prefix else []
-    tokenizer.normalizer = normalizers.Sequence([*start, spaces])
+    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    tokenizer.normalizer = normalizers.Sequence(spaces)
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*parts, *([decoders.Strip(" ", 1, 0)] * prefix)])
+    tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
     return tokenizer
-
-
-def starts_with(tokenizer, bos):
-    """A post-processor that starts a text with bos."""
-    return processors.TemplateProcessing(
-        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
-    )
 
 
 def wrapped(tokenizer, **names):

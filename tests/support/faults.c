@@ -4,7 +4,7 @@
  * move or delete something below FAULT_FOLDER, of every library: Python, Rust and C++. Without this
  * variable, nothing happens. Others:
  *
- *   FAULT        kill    SIGKILL immediately before the change
+ *   FAULT_KIND   kill    SIGKILL immediately before the change
  *                ENOSPC  the disk is full from this change on: what needs space fails
  *                EIO     this change alone fails
  *                clock   the clock shows FAULT_SECONDS more from this change on
@@ -45,7 +45,7 @@ static void note(const char *call, const char *path) {
 
 /* Count a change; return the errno with which it fails, or 0. */
 static int fault(const char *call, const char *path, int needs_space) {
-    const char *folder = getenv("FAULT_FOLDER"), *kind = getenv("FAULT");
+    const char *folder = getenv("FAULT_FOLDER"), *kind = getenv("FAULT_KIND");
     const char *at = getenv("FAULT_AT");
     if (!folder || strncmp(path, folder, strlen(folder)))
         return 0;
@@ -231,7 +231,7 @@ WRAP(int, rmdir, (const char *path), (path), fault_at("delete", AT_FDCWD, path, 
 /* --- clock ------------------------------------------------------------------------------- */
 
 static long shift(void) {
-    const char *kind = getenv("FAULT"), *at = getenv("FAULT_AT");
+    const char *kind = getenv("FAULT_KIND"), *at = getenv("FAULT_AT");
     if (!kind || strcmp(kind, "clock") || !at || changes < atoi(at))
         return 0;
     return atol(getenv("FAULT_SECONDS"));

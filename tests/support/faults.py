@@ -48,26 +48,6 @@ def compile_faults(folder):
     return library
 
 
-def fault(folder, kind=None, at=None, log=None, seconds=None):
-    """Return the variables of a fault; see faults.c.
-
-    Args:
-        folder: Folder whose changes count.
-        kind: kill, ENOSPC, EIO or clock.
-        at: Number of the change.
-        log: File that gets a line per change.
-        seconds: What the clock shows more, for kind clock.
-    """
-    values = {
-        "FAULT_FOLDER": f"{Path(folder).resolve()}/",
-        "FAULT": kind,
-        "FAULT_AT": at,
-        "FAULT_LOG": log,
-        "FAULT_SECONDS": seconds,
-    }
-    return {name: str(value) for name, value in values.items() if value is not None}
-
-
 class Worker:
     """A process with the library of faults that runs programs in forks."""
 
@@ -75,8 +55,17 @@ class Worker:
         self.process = process
 
     def run(self, *words, **named):
-        """Run a program, with a fault in output/ or not; return its exit code and its output."""
-        variables = fault("output", **named) if named else {}
+        """Run a program, with a fault or not; return its exit code and its output.
+
+        named: A fault in output/; faults.c has the variables: `at` is FAULT_AT.
+        """
+        if named:
+            named["folder"] = f"{Path('output').resolve()}/"
+        variables = {
+            f"FAULT_{name.upper()}": str(value)
+            for name, value in named.items()
+            if value is not None
+        }
         self.process.stdin.write(json.dumps([variables, words]) + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline()), Path("printed").read_text()

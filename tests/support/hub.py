@@ -3,15 +3,13 @@
 import hashlib
 import json
 import re
-import threading
 from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 import yaml
+
+from support.stub_server import StubServer, running
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -22,17 +20,7 @@ LARGE = (".parquet", ".safetensors", ".bin")
 ELSEWHERE = "/elsewhere"
 
 
-@dataclass
-class Request:
-    """A request and the status of its response."""
-
-    command: str
-    path: str
-    token: str | None
-    status: int = 0
-
-
-class Hub(ThreadingHTTPServer):
+class Hub(StubServer):
     """The requests of the hub's API for listing and downloading files.
 
     As on the hub, requests for large files are redirected to another host.
@@ -41,29 +29,20 @@ class Hub(ThreadingHTTPServer):
         repositories: {file: bytes} of each "model/OWNER/NAME" or "dataset/OWNER/NAME".
         requests: All requests so far.
         tokens: Token that a repository requires, if any.
-        faults: Fault of a repository or of one file ("dataset/OWNER/NAME/FILE"):
+        faults: Fault of a repository:
             "damaged": one byte of each file is wrong
             "list": requests for the list of files get the response 500
             "html": the list of files is a page of another server
             "forbidden": 403
     """
 
-    daemon_threads = True
-
-    def __init__(self, handler=None):
-        super().__init__(("127.0.0.1", 0), handler or Handler)
+    def __init__(self):
+        super().__init__()
         self.repositories, self.faults, self.tokens = {}, {}, {}
         self.requests = []
 
-    @property
-    def endpoint(self):
-        return f"http://127.0.0.1:{self.server_port}"
-
     def commit(self, repository):
         return hashlib.sha1(repository.encode()).hexdigest()
-
-    def is_private(self, name):
-        return False
 
     def loads(self, repository):
         """Return how often each file of a repository was sent."""
@@ -76,17 +55,58 @@ class Hub(ThreadingHTTPServer):
                     loads[file] += 1
         return loads
 
+    def answer(self, request):
+        self.requests.append(request)
+        path, here = request.path, not request.path.startswith(ELSEWHERE)
+        file = None
+        path = path.removeprefix(ELSEWHERE)
+        if match := API.fullmatch(path):
+            kind, name, revision = match.groups()
+        elif match := FILE.fullmatch(path):
+            kind, name, revision, file = match.groups()
+        else:
+            return respond(404, headers={"X-Error-Code": "RepoNotFound"})
+        repository = f"{kind or 'model'}/{name}"
+        commit, files = self.commit(repository), self.repositories.get(repository)
+        fault = self.faults.get(repository)
+        token = self.tokens.get(repository)
+        if files is None:
+            return respond(404, headers={"X-Error-Code": "RepoNotFound"})
+        if token and here and request.headers.get("Authorization") != f"Bearer {token}":
+            return respond(401, headers={"X-Error-Message": "Invalid username or password."})
+        if revision not in ("main", commit):
+            return respond(404, headers={"X-Error-Code": "RevisionNotFound"})
+        if fault == "forbidden":
+            return respond(403, headers={"X-Error-Message": "not for you"})
+        if fault == "list" and not file:
+            return respond(500)
+        if not file:
+            if fault == "html":
+                return respond(200, b"<html>Please log in</html>")
+            siblings = [listed(file, data) for file, data in files.items()]
+            about = {"id": name, "sha": commit, "siblings": siblings, "private": False}
+            return respond(200, json.dumps(about).encode())
+        if file not in files:
+            return respond(404, headers={"X-Error-Code": "EntryNotFound"})
+        if here and path.endswith(LARGE):
+            host = f"http://localhost:{self.server_port}"
+            headers = {"Location": host + ELSEWHERE + request.url, "X-Repo-Commit": commit}
+            headers["X-Linked-ETag"] = f'"{name_of(file, files[file])}"'
+            return respond(302, headers=headers | {"X-Linked-Size": len(files[file])})
+        data = files[file]
+        headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
+        if data and fault == "damaged":
+            data = data[:-1] + bytes([data[-1] ^ 1])
+        return respond(200, data, headers)
 
-@contextmanager
+
+def respond(status, data=b"", headers=None):
+    return status, headers or {}, data
+
+
 def serving(kind=Hub):
     """Run a Hub in a thread."""
-    hub = kind()
-    threading.Thread(target=hub.serve_forever, args=(0.02,), daemon=True).start()
-    try:
-        yield hub
-    finally:
-        hub.shutdown()
-        hub.server_close()
+    return running(kind())
 
 
 @contextmanager
@@ -107,76 +127,6 @@ def serving_opt(home):
             hub.repositories[f"model/facebook/{name}"] = files
         environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0"}
         yield hub, environment | {"NO_PROXY": "127.0.0.1,localhost"}
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Handle requests for the list of files of a revision, and for files."""
-
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.do_GET()
-
-    def do_GET(self):
-        hub, url = self.server, urlsplit(self.path)
-        path = unquote(url.path)
-        self.request_seen = Request(self.command, path, self.headers.get("Authorization"))
-        hub.requests.append(self.request_seen)
-        file, here = None, not path.startswith(ELSEWHERE)
-        path = path.removeprefix(ELSEWHERE)
-        if match := API.fullmatch(path):
-            kind, name, revision = match.groups()
-        elif match := FILE.fullmatch(path):
-            kind, name, revision, file = match.groups()
-        else:
-            return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
-        repository = f"{kind or 'model'}/{name}"
-        commit = hub.commit(repository)
-        fault = hub.faults.get(f"{repository}/{file}", hub.faults.get(repository))
-        files, token = hub.repositories.get(repository), hub.tokens.get(repository)
-        if files is None:
-            return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
-        if token and here and self.request_seen.token != f"Bearer {token}":
-            return self.respond(401, headers={"X-Error-Message": "Invalid username or password."})
-        if revision not in ("main", commit):
-            return self.respond(404, headers={"X-Error-Code": "RevisionNotFound"})
-        if fault == "forbidden":
-            return self.respond(403, headers={"X-Error-Message": "not for you"})
-        if fault == "list" and not file:
-            return self.respond(500)
-        if not file:
-            if fault == "html":
-                return self.respond(200, b"<html>Please log in</html>")
-            siblings = [listed(file, data) for file, data in files.items()]
-            about = {
-                "id": name,
-                "sha": commit,
-                "siblings": siblings,
-                "private": hub.is_private(name),
-            }
-            return self.respond(200, json.dumps(about).encode())
-        if file not in files:
-            return self.respond(404, headers={"X-Error-Code": "EntryNotFound"})
-        if here and path.endswith(LARGE):
-            host = f"http://localhost:{hub.server_port}"
-            headers = {"Location": host + ELSEWHERE + self.path, "X-Repo-Commit": commit}
-            headers["X-Linked-ETag"] = f'"{name_of(file, files[file])}"'
-            return self.respond(302, headers=headers | {"X-Linked-Size": len(files[file])})
-        data = files[file]
-        headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
-        if data and fault == "damaged":
-            data = data[:-1] + bytes([data[-1] ^ 1])
-        self.respond(200, data, headers)
-
-    def respond(self, status, data=b"", headers=None):
-        self.request_seen.status = status
-        self.send_response(status)
-        for name, value in {"Content-Length": len(data), **(headers or {})}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
 
 
 def listed(path, data):

@@ -1,10 +1,6 @@
 """An OpenAI-compatible endpoint in a thread, and judges that ask it."""
 
-import json
 import time
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -14,11 +10,12 @@ from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.llm_judges import judge_access, judge_settings
 from snakechat.workflow.reply_cache import ReplyCache
 from snakechat.workflow.run_options import RunOptions
+from support.stub_server import StubServer, running
 
 SECRET = "sk-very-secret"
 
 
-class Server(ThreadingHTTPServer):
+class Server(StubServer):
     """An endpoint.
 
     replies: a text, (status, headers, body), or a function of the request's body that returns one
@@ -27,49 +24,31 @@ class Server(ThreadingHTTPServer):
     """
 
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__()
         self.replies, self.requests = ["A"], []
 
     @property
     def url(self):
-        return f"http://127.0.0.1:{self.server_port}/v1"
+        return f"{self.endpoint}/v1"
 
     @property
     def texts(self):
         """The texts of the requests, after the instructions."""
         return [body["messages"][1]["content"] for _, _, body in self.requests]
 
-    def reply(self, body):
-        """Return (status, headers, body) for a request."""
+    def answer(self, request):
+        body = request.json
+        self.requests.append((request.path, request.headers, body))
         reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         reply = reply(body) if callable(reply) else reply
         if isinstance(reply, tuple):
             return reply
         usage = {"prompt_tokens": 100, "completion_tokens": 2}
-        return 200, {}, json.dumps({"choices": [{"message": {"content": reply}}], "usage": usage})
+        return 200, {}, {"choices": [{"message": {"content": reply}}], "usage": usage}
 
 
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append((self.path, dict(self.headers), body))
-        status, headers, text = self.server.reply(body)
-        self.send_response(status)
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(text if isinstance(text, bytes) else text.encode())
-
-    def log_message(self, *_):
-        """Log nothing."""
-
-
-@contextmanager
 def serving():
-    with Server() as server:
-        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        yield server
-        server.shutdown()
+    return running(Server())
 
 
 @pytest.fixture(name="server")

@@ -9,28 +9,24 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+
+from support.stub_server import StubServer, running
 
 # The log of a pod that fails at once.
 LOG = "the log of a pod that failed"
 
 
-class Cluster(ThreadingHTTPServer):
+class Cluster(StubServer):
     """The server.
 
     jobs: the bodies of all jobs so far, by name. secrets: the data of existing secrets, by
     name. run: whether pods run their commands; otherwise they fail at once.
     """
 
-    daemon_threads = True
-
-    def __init__(self, folder):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.folder = Path(folder)
+    def __init__(self):
+        super().__init__()
         self.jobs, self.pods, self.secrets = {}, {}, {}
         self.run = True
 
@@ -39,9 +35,7 @@ class Cluster(ThreadingHTTPServer):
         config = {
             "current-context": "here",
             "contexts": [{"name": "here", "context": {"cluster": "here", "user": "me"}}],
-            "clusters": [
-                {"name": "here", "cluster": {"server": f"http://127.0.0.1:{self.server_port}"}}
-            ],
+            "clusters": [{"name": "here", "cluster": {"server": self.endpoint}}],
             "users": [{"name": "me", "user": {}}],
         }
         path.write_text(json.dumps(config))
@@ -89,66 +83,37 @@ class Cluster(ThreadingHTTPServer):
         code = self.pods[name][1].poll()
         return {} if code is None else {"failed" if code else "succeeded": 1}
 
+    def answer(self, request):
+        segments, ok = request.path.split("/"), (200, {"Content-Type": "application/json"})
+        if request.command == "DELETE":
+            self.secrets.pop(segments[-1], None)
+            return *ok, {}
+        if request.command == "POST":
+            body = request.json
+            if segments[-1] == "jobs":
+                self.start(body)
+            else:
+                self.secrets[body["metadata"]["name"]] = body["data"]
+            return *ok, body
+        if segments[-1] == "log":
+            # As in Kubernetes: a container that never restarted has no previous log.
+            if request.query.get("previous") == ["True"]:
+                return 400, {}, {}
+            log, _ = self.pods[segments[-2]]
+            return *ok, log.read_text()
+        if segments[-1] == "pods":
+            name = request.query["labelSelector"][0].removeprefix("job-name=")
+            return *ok, {"items": [self.pod(name)]}
+        return *ok, {**self.jobs[segments[-2]], "status": self.status(segments[-2])}
+
 
 @contextmanager
 def serving():
     """Yield a Cluster that responds to requests."""
-    with tempfile.TemporaryDirectory() as folder, Cluster(folder) as cluster:
-        threading.Thread(target=cluster.serve_forever, args=(0.02,), daemon=True).start()
+    with running(Cluster()) as cluster:
         try:
             yield cluster
         finally:
-            cluster.shutdown()
             for _, process in cluster.pods.values():
                 process.kill()
                 process.wait()
-
-
-class Handler(BaseHTTPRequestHandler):
-    """Responds to the requests of a Cluster."""
-
-    def log_message(self, *_):
-        pass
-
-    def do_POST(self):
-        body = self.body()
-        if self.path.endswith("/jobs"):
-            self.server.start(body)
-        else:
-            self.server.secrets[body["metadata"]["name"]] = body["data"]
-        self.respond(body)
-
-    def do_GET(self):
-        url = urlsplit(self.path)
-        query, segments = parse_qs(url.query), url.path.split("/")
-        if segments[-1] == "log":
-            # As in Kubernetes: a container that never restarted has no previous log.
-            previous = query.get("previous") == ["True"]
-            log, _ = self.server.pods[segments[-2]]
-            self.respond({}, 400) if previous else self.respond(log.read_text())
-        elif segments[-1] == "pods":
-            name = query["labelSelector"][0].removeprefix("job-name=")
-            self.respond({"items": [self.server.pod(name)]})
-        else:
-            self.respond(
-                {**self.server.jobs[segments[-2]], "status": self.server.status(segments[-2])}
-            )
-
-    def do_DELETE(self):
-        self.body()
-        self.server.secrets.pop(self.path.split("/")[-1], None)
-        self.respond({})
-
-    def body(self):
-        """Return the JSON body of the request, or None."""
-        text = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        return json.loads(text or "null")
-
-    def respond(self, body, code=200):
-        """Send a text, or any other value as JSON."""
-        text = (body if isinstance(body, str) else json.dumps(body)).encode()
-        self.send_response(code)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)

@@ -1,9 +1,10 @@
-"""Programs in forks of a process that has imported their libraries.
+"""Programs, and Snakemake, in forks of a process that has imported their libraries.
 
-The imports of torch, DeepSpeed and transformers take longer than most jobs of the tests, which
-start hundreds of them. tests/bin/python, the first `python` on the path of a build, sends its
-command line to this server, which forks. The fork has the caller's files, folder and environment,
-and imports the modules of the project itself. Signals to the caller reach the fork.
+The imports of torch, DeepSpeed and transformers take longer than most jobs of the tests, and that
+of Snakemake longer than a dry run; the tests start hundreds of both. tests/bin/python, the first
+`python` on the path of a build, sends its command line to this server, which forks. The fork has
+the caller's files, folder and environment, and imports the modules of the project itself. Signals
+to the caller reach the fork.
 
     python tests/support/program_forks.py LISTENER
 
@@ -11,12 +12,13 @@ LISTENER is the number of an open socket. The server ends when its standard inpu
 """
 
 import atexit
+import contextlib
 import gc
 import importlib
 import json
 import os
 import random
-import selectors
+import select
 import shutil
 import signal
 import socket
@@ -37,10 +39,13 @@ LIBRARIES = (
     "peft",
     "pyarrow.parquet",
     "scipy.stats",
+    "snakemake.cli",
+    "snakemake_logger_plugin_rich",
     "torch.utils.tensorboard",
     "transformers.generation",
     "transformers.models.auto.modeling_auto",
     "transformers.models.opt.modeling_opt",
+    "yte",
 )
 # Variables that libraries read once: with other values, programs run in plain Python.
 READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORCH", "TRANSFORMERS_")
@@ -51,41 +56,33 @@ OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_NCCL_")
 OF_COMPILER = ("TORCHINDUCTOR_CACHE_DIR",)
 
 
-class ProgramForks:
-    """A server that runs until the end of the tests.
+def start_server(environment):
+    """Start a server that runs until the tests end; return the variables that programs need.
 
-    Args:
-        environment: Its variables.
-
-    Attributes:
-        environment: Variables with which programs use the server.
+    environment: Variables of the server.
     """
+    # A process that forks must not have used a GPU.
+    if Path("/dev/nvidiactl").exists():
+        return {}
+    folder = tempfile.mkdtemp(prefix="forks-")
+    address = f"{folder}/socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, __file__, str(listener.fileno())],
+            stdin=subprocess.PIPE,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,
+            env={**environment, "PYTHONUTF8": "1"},
+        )
 
-    def __init__(self, environment):
-        self.environment = {}
-        # A process that forks must not have used a GPU.
-        if Path("/dev/nvidiactl").exists():
-            return
-        self.folder = tempfile.mkdtemp(prefix="forks-")
-        address = f"{self.folder}/socket"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(address)
-            listener.listen()
-            self.server = subprocess.Popen(
-                [sys.executable, __file__, str(listener.fileno())],
-                stdin=subprocess.PIPE,
-                pass_fds=[listener.fileno()],
-                start_new_session=True,
-                env={**environment, "PYTHONUTF8": "1"},
-            )
-        self.environment["PROGRAM_FORKS"] = address
+    def stop():
+        server.communicate()
+        shutil.rmtree(folder)
 
-    def stop(self):
-        """End the server."""
-        if self.environment:
-            self.server.stdin.close()
-            self.server.wait()
-            shutil.rmtree(self.folder)
+    atexit.register(stop)
+    return {"PROGRAM_FORKS": address}
 
 
 def imported_with(environment):
@@ -99,59 +96,53 @@ def imported_with(environment):
 
 def serve(listener, variables):
     """Fork for each caller with these variables; return in the forks alone, with the request."""
-    events = selectors.DefaultSelector()
-
-    def accept():
-        """Return the request in a fork, None in the server."""
+    # It waits for none of them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    while listener in select.select([listener, sys.stdin], [], [])[0]:
         caller, _ = listener.accept()
-        _, files, _, _ = socket.recv_fds(caller, 1, 3)
-        with caller.makefile("rb", buffering=0) as lines:
-            request = json.loads(lines.readline())
-        accepted = imported_with(request["environment"]) == variables
-        caller.sendall(json.dumps(accepted).encode() + b"\n")
-        pid = os.fork() if accepted else None
-        if pid == 0:
-            for number, file in enumerate(files):
-                os.dup2(file, number)
-            # Of the server and of all callers.
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            return request
-        for file in files:
-            os.close(file)
-        if accepted:
-            watch(caller, pid)
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return accept(caller, variables)
+        caller.close()
+    os._exit(0)
 
-    def watch(caller, pid):
-        """Forward signals of a caller to its fork, and the exit code of the fork to the caller."""
-        fork = os.pidfd_open(pid)
 
-        def forward():
-            numbers = caller.recv(8)
-            if not numbers:
-                # The caller was killed.
-                events.unregister(caller)
-            for number in numbers or [signal.SIGKILL]:
-                signal.pidfd_send_signal(fork, number)
+def accept(caller, variables):
+    """Return the request of a caller in a fork. Supervise the fork here: this does not return.
 
-        def report():
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            events.unregister(fork)
-            os.close(fork)
-            if caller in events.get_map():
-                events.unregister(caller)
-                caller.sendall(json.dumps(code).encode() + b"\n")
-            caller.close()
+    Forwards signals of the caller to the fork, and the exit code of the fork to the caller.
+    """
+    _, files, _, _ = socket.recv_fds(caller, 1, 3)
+    with caller.makefile("rb", buffering=0) as lines:
+        request = json.loads(lines.readline())
+    # Snakemake itself does not use the libraries that these variables are for.
+    is_snakemake = request["arguments"][0].endswith("/snakemake")
+    accepted = is_snakemake or imported_with(request["environment"]) == variables
+    caller.sendall(json.dumps(accepted).encode() + b"\n")
+    if not accepted:
+        os._exit(0)
+    program = os.fork()
+    if not program:
+        for number, file in enumerate(files):
+            os.dup2(file, number)
+        # Of the server and of the caller.
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        return request
+    for file in files:
+        os.close(file)
 
-        events.register(caller, selectors.EVENT_READ, forward)
-        events.register(fork, selectors.EVENT_READ, report)
+    def forward():
+        while number := caller.recv(1):
+            os.kill(program, number[0])
+        # The caller was killed, or the program has ended.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(program, signal.SIGKILL)
 
-    events.register(listener, selectors.EVENT_READ, accept)
-    events.register(sys.stdin, selectors.EVENT_READ, lambda: os._exit(0))
-    while True:
-        for key, _ in events.select():
-            # A report may have closed what a later event is about.
-            if events.get_map().get(key.fd) is key and (request := key.data()):
-                return request
+    threading.Thread(target=forward, daemon=True).start()
+    code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    with contextlib.suppress(ConnectionError):
+        caller.sendall(json.dumps(code).encode() + b"\n")
+    os._exit(0)
 
 
 def become(request):
@@ -162,6 +153,7 @@ def become(request):
     program = Path(request["arguments"][0])
     sys.argv = request["arguments"]
     sys.path[0] = str(program.resolve().parent)
+    sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     # So that the programs that it starts are forks too.
     sys.executable = str(Path(__file__).resolve().parents[1] / "bin/python")
     buffering = 1 if os.isatty(1) else -1
@@ -203,6 +195,8 @@ if __name__ == "__main__":
     variables = imported_with(os.environ)
     for library in LIBRARIES:
         importlib.import_module(library)
+    # Searches for plugins, once.
+    sys.modules["snakemake.cli"].get_argument_parser()
     # Collections in forks would visit, and copy, what they share.
     gc.freeze()
     run(become(serve(socket.socket(fileno=int(sys.argv[1])), variables)))

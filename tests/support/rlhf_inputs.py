@@ -14,8 +14,8 @@ from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.manifest import manifest_path
 from support.configs import load
+from support.stages import write_manifest
 
 NUM_PROMPTS, NUM_PAIRS, NUM_PROBES = 240, 64, 16
 # The tiny recipe with two steps of two updates each.
@@ -48,11 +48,8 @@ def make_inputs(folder, tokenizer):
             write_tokens(paths[name], split, rows, encoder)
         stats = {"eval": {"kept_of": {"toy": len(held_out)}}}
         (paths[name] / "stats.json").write_text(json.dumps(stats))
-    for name, path in paths.items():
-        spec = {"rule": name, "name": "tiny", "path": str(path)}
-        spec |= {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}
-        manifest = {"spec": spec, "inputs": {}, "lineage": {}, "files": {}, "facts": {}}
-        manifest_path(path).write_text(json.dumps(manifest))
+    for path in paths.values():
+        write_manifest(path)
     return {name: {"path": str(path)} for name, path in paths.items()}
 
 

@@ -23,9 +23,9 @@ class Block(NamedTuple):
     text: str
 
 
-def blocks_of(page, language="en"):
-    """Return the blocks of a page, such as tutorials/trl."""
-    text = (ROOT / "docs" / language / f"{page}.md").read_text()
+def blocks_of(page):
+    """Return the blocks of an English page, such as tutorials/trl."""
+    text = (ROOT / f"docs/en/{page}.md").read_text()
     return [Block(*found) for found in FENCE.findall(text)]
 
 

@@ -6,7 +6,6 @@ Runs cases, all by default, and writes what they returned to FOLDER/RANK.pt.
 """
 
 import itertools
-import json
 import os
 import signal
 import sys
@@ -25,7 +24,6 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
-from snakechat.data.ragged_arrays import RaggedWriter  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import (  # noqa: E402
@@ -35,7 +33,6 @@ from snakechat.modeling.lora import (  # noqa: E402
 )
 from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.weight_writing import write_weights  # noqa: E402
-from snakechat.planning.stage_choice import choose_stage  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.ema import Ema  # noqa: E402
 from snakechat.training.engine import make_engine, make_frozen  # noqa: E402
@@ -249,8 +246,7 @@ def train_and_sample(placement, lora=False):
 def evaluate_frozen(zero_stage, offload):
     """Evaluate frozen models; return their log-probabilities."""
     tables = []
-    responses, _ = ReversingSampler().sample(PROMPTS)
-    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, 16, torch.device("cpu"))
+    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, 16, torch.device("cpu"))
     for _ in range(2):
         policy = Policy(LanguageModel().model)
         frozen = make_frozen(policy, "fp32", replace(PLACEMENT, zero_stage=zero_stage), offload)
@@ -269,29 +265,9 @@ def evaluate_frozen(zero_stage, offload):
 # --- rollouts -----------------------------------------------------------------------------------
 
 
-class ReversingSampler:
-    """Returns each prompt reversed, then the same without its first token.
-
-    The log-probability of token id n is -n / 8.
-    """
-
-    num_ranks = 1
-
-    def __init__(self):
-        self.calls = []
-
-    def sample(self, prompts):
-        self.calls.append(len(prompts))
-        responses = [[prompt[::-1][first:] for prompt in prompts] for first in range(2)]
-        return responses, [[[-number / 8 for number in ids] for ids in row] for row in responses]
-
-
-def sample(prompts):
-    """Sample on all ranks; return the prompts per call on this rank and the gathered responses."""
-    sampler = ReversingSampler()
-    settings = SimpleNamespace(num_generations=2, max_response_length=8, generation_backend="vllm")
-    responses, logprobs = sample_on_all_ranks(sampler, prompts, settings)
-    return {"calls": sampler.calls, "responses": responses, "logprobs": logprobs}
+def reversed_prompts(prompts):
+    """Return each prompt reversed, then the same without its first token."""
+    return [[prompt[::-1][first:] for prompt in prompts] for first in range(2)]
 
 
 def train_on_rollouts(placement, lora=False):
@@ -300,7 +276,7 @@ def train_on_rollouts(placement, lora=False):
     if lora:
         add_lora(policy.model, 4, 8)
     engine = engine_for(policy, placement, {})
-    responses, _ = ReversingSampler().sample(PROMPTS)
+    responses = reversed_prompts(PROMPTS)
     # With 16 tokens per micro-batch, one process has three to four of them.
     rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, 16, torch.device("cpu"))
     run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
@@ -359,34 +335,10 @@ def collectives():
     }
 
 
-def choose(folder):
-    """Return the choice of a training for GPUs of 1 GiB and, if there is a second one, 256 MiB."""
-    (folder / "model").mkdir(parents=True, exist_ok=True)
-    config = {"model_type": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 500}
-    (folder / "model/config.json").write_text(json.dumps(config))
-    for field in ("prompt", "chosen"):
-        with RaggedWriter(folder, f"train.{field}", 500) as writer:
-            writer.write([[1] * 200])
-    inputs = {"model": {"rule": "fetch_model", "path": str(folder / "model")}}
-    inputs["tokens"] = {"rule": "tokenize_sft", "path": str(folder)}
-    settings = SETTINGS | {"lora_rank": 0, "train_base": "none", "epochs": 1, "max_steps": None}
-    settings |= {"dtype": "bf16", "global_batch_size": 8}
-    spec = {"rule": "train_sft", "inputs": inputs, "settings": settings}
-    placement = replace(
-        PLACEMENT, gpus_per_node=1, zero_stage="auto", activation_checkpointing="auto"
-    )
-    torch.cuda.mem_get_info = lambda: (0, (1 << 30) >> 2 * distributed.rank())
-    job = SimpleNamespace(spec=spec, placement=placement, states=folder / "states")
-    choose_stage(job)
-    return job.placement.zero_stage, job.placement.activation_checkpointing
-
-
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
     cases = {"collectives": collectives}
-    cases |= {"sample": lambda: sample(PROMPTS), "sample one": lambda: sample(PROMPTS[:1])}
-    cases["choice"] = lambda: choose(folder / f"choice-{distributed.rank()}")
     for stage in range(4):
         cases[f"stage {stage}"] = lambda stage=stage: train({"zero_stage": stage})
     for offload in ("optimizer", "parameters"):

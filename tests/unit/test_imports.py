@@ -1,4 +1,4 @@
-"""Libraries in their rooms, and what programs and planning import."""
+"""Imports: rooms import downwards, libraries stay in their rooms, planning loads no heavy one."""
 
 import ast
 import dataclasses
@@ -20,6 +20,20 @@ RULES = "\n".join(
     path.read_text() for path in (ROOT / "Snakefile", *sorted((ROOT / "rules").glob("*.smk")))
 )
 
+# From the lowest: a module imports from its own room and from those before it.
+ROOMS = (
+    "workflow",
+    "data",
+    "config",
+    "jobs",
+    "modeling",
+    "training",
+    "algorithms",
+    "evaluation",
+    "planning",
+    "reporting",
+    "rules",
+)
 # The rooms that may import a library.
 LIBRARIES = {
     "deepspeed": {"training"},
@@ -39,15 +53,22 @@ def tree_of(path):
     return ast.parse(path.read_text())
 
 
-def imported_libraries(path):
-    """Return the top-level names of all modules that a file imports, wherever in it."""
+@cache
+def imported_by(path):
+    """Return the dotted names of all modules, and of what is in them, that a file imports."""
     names = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
-            names |= {alias.name.partition(".")[0] for alias in node.names}
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(node.module.partition(".")[0])
+            assert not node.level, "imports are absolute"
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names
+
+
+def imported_libraries(path):
+    """Return the top-level names of all modules that a file imports, wherever in it."""
+    return {name.partition(".")[0] for name in imported_by(path)}
 
 
 def loaded_by(statement, libraries):
@@ -58,6 +79,20 @@ def loaded_by(statement, libraries):
     )
     assert process.returncode == 0, process.stderr
     return process.stdout.split()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_imports_point_downwards(room):
+    above = ROOMS[ROOMS.index(room) + 1 :]
+    paths = [path for path in MODULES if path.parent.name == room]
+    assert paths
+    for path in paths:
+        rooms = {name.split(".")[1] for name in imported_by(path) if "snakechat." in name}
+        assert not rooms.intersection(above), path
+
+
+def test_each_folder_of_the_package_is_a_room():
+    assert {path.parent.name for path in MODULES} == {"snakechat", *ROOMS}
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -78,14 +113,11 @@ def test_each_module_is_imported_somewhere():
         f"{package}.{name}"
         for package, name in re.findall(r"^ *from ([\w.]+) import (\w+)$", RULES, re.MULTILINE)
     }
-    for path in [*PROGRAMS, *MODULES, *(ROOT / "rewards").glob("*.py")]:
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Import):
-                imported |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
-                imported |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    imported |= set().union(
+        *map(imported_by, [*PROGRAMS, *MODULES, *(ROOT / "rewards").glob("*.py")])
+    )
     modules = {".".join(path.relative_to(SCRIPTS).with_suffix("").parts) for path in MODULES}
-    assert {name for name in modules - imported if not name.endswith("__init__")} == set()
+    assert not {name for name in modules - imported if not name.endswith("__init__")}
 
 
 def test_planning_loads_no_heavy_library():

@@ -6,7 +6,6 @@ import re
 import pytest
 
 from conftest import ROOT
-from support.program_forks import imported_with
 
 PROGRAMS = sorted(ROOT.glob("scripts/**/*.py")) + sorted(ROOT.glob("rewards/*.py"))
 RULES = [ROOT / "Snakefile", *sorted(ROOT.glob("rules/*.smk"))]
@@ -44,11 +43,3 @@ def test_commands_of_rules_quote_all_values():
     values = [value for path in RULES for value in VALUE.findall(path.read_text())]
     assert len(values) > 8
     assert {value for value in values if not value.endswith(":q")} == set()
-
-
-def test_jobs_of_builds_start_as_forks():
-    # A variable that the server of forks does not know would make each job import torch again.
-    [command] = re.findall('^RUN = f"(.*?) python', (ROOT / "rules/common.smk").read_text(), re.M)
-    assigned = dict(word.split("=") for word in command.split())
-    assert "PYTHONSAFEPATH" in assigned
-    assert imported_with(assigned) == {}

@@ -14,11 +14,8 @@ from support.launching import launch
 
 pytestmark = pytest.mark.slow
 
-# The prompts of tests/support/worker.py.
-PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 ROLLOUT_CASES = [f"{name} {stage}" for name in ("rollouts", "rollouts lora") for stage in (0, 3)]
-ALONE = ["choice", "sample", "frozen 0", "sampling 0", "sampling lora 0"]
-ALONE += ["lora 0", *ROLLOUT_CASES]
+ALONE = ["frozen 0", "sampling 0", "sampling lora 0", "lora 0", *ROLLOUT_CASES]
 
 
 def run_cases(folder, number, *names):
@@ -55,11 +52,6 @@ def test_collective_operations_of_two_processes(runs):
             "all_reduce_max": [10, True, 0.0],
             "broadcast_from_first": [True, 7, 0.1],
         }
-
-
-def test_all_processes_choose_for_the_smallest_gpu(runs):
-    assert [rank["choice"] for rank in runs[1]] == [(0, False)]
-    assert [rank["choice"] for rank in runs[2]] == [(0, True), (0, True)]
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -152,26 +144,6 @@ def test_partitioned_frozen_models_compute_the_same(runs):
 
 
 # --- rollouts -----------------------------------------------------------------------------------
-
-
-def test_ranks_divide_the_prompts_and_gather_the_responses(runs):
-    # The sampler returns each prompt reversed, then the same without its first token.
-    expected = [[prompt[::-1][first:] for prompt in PROMPTS] for first in (0, 1)]
-    for rank in (*runs[1], *runs[2]):
-        run = rank["sample"]
-        assert run["responses"] == expected
-        for responses, logprobs in zip(expected, run["logprobs"], strict=True):
-            assert logprobs.tolist() == [
-                [-number / 8 for number in ids] + [0.0] * (8 - len(ids)) for ids in responses
-            ]
-    assert [rank["sample"]["calls"] for rank in runs[2]] == [[3], [2]]
-
-
-def test_a_rank_without_prompts_has_the_responses_too(runs):
-    first, second = (rank["sample one"] for rank in runs[2])
-    assert (first["calls"], second["calls"]) == ([1], [])
-    assert first["responses"] == second["responses"] == [[[7, 6, 5, 4, 3]], [[6, 5, 4, 3]]]
-    assert torch.equal(first["logprobs"], second["logprobs"])
 
 
 @pytest.mark.parametrize("case", ROLLOUT_CASES)
