@@ -116,13 +116,6 @@ def test_responses_are_in_the_order_of_their_prompts(
     assert len(set(map(tuple, expected))) == len(PROMPTS)
 
 
-def test_top_k_and_top_p_of_the_generation_config_are_ignored(model, tokenizer):
-    model = copy.deepcopy(model)
-    model.generation_config.top_k, model.generation_config.top_p = 1, 0.01
-    first_tokens = {ids[0] for ids in sample(model, tokenizer, [PROMPTS[0]] * 64, length=1)}
-    assert len(first_tokens) > 1
-
-
 def logprobs_of(model, responses, temperature):
     """Log-probabilities of all response tokens, row by row, from a forward pass as in training."""
     policy, rows = Policy(model), np.arange(len(PROMPTS))
@@ -136,6 +129,10 @@ def logprobs_of(model, responses, temperature):
 
 
 # Model families, and rows that leave the batch.
+
+
+def with_choices(monkeypatch, **choices):
+    monkeypatch.setattr(acceleration, "_current", Acceleration(**choices))
 
 
 # Learned positions, ALiBi, rotary positions with a window, and windows of some layers.
@@ -169,7 +166,8 @@ def test_each_family_generates_what_uncached_passes_predict(member):
     assert sample_several(member, [eos], PROMPTS, 3, temperature=0, length=12) == [expected] * 3
 
 
-def test_logprobs_while_sampling_equal_those_of_training(member, tokenizer, monkeypatch):
+@pytest.mark.parametrize("choices", [{}, {"cuda_graphs": True, "stop_check_steps": 4}])
+def test_logprobs_while_sampling_equal_those_of_training(member, choices, tokenizer, monkeypatch):
     # With a cache and padding on the left, and packed.
     eos, tables, sample_tokens = tokenizer.eos_token_id, [], generation.sample_tokens
 
@@ -180,7 +178,9 @@ def test_logprobs_while_sampling_equal_those_of_training(member, tokenizer, monk
         tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
         return tokens
 
-    monkeypatch.setattr(generation, "sample_tokens", record)
+    for module in (generation, fixed_decoding):
+        monkeypatch.setattr(module, "sample_tokens", record)
+    with_choices(monkeypatch, **choices)
     responses = sample(member, [eos], PROMPTS, length=12)
     order = sorted(range(len(PROMPTS)), key=lambda row: -len(PROMPTS[row]))
     while_sampling = torch.empty(len(PROMPTS), 12)
@@ -190,10 +190,6 @@ def test_logprobs_while_sampling_equal_those_of_training(member, tokenizer, monk
 
 
 # Paths of GPUs, compared with the reference path.
-
-
-def with_choices(monkeypatch, **choices):
-    monkeypatch.setattr(acceleration, "_current", Acceleration(**choices))
 
 
 @pytest.mark.parametrize(
@@ -208,26 +204,6 @@ def test_decoding_of_a_gpu_samples_the_same_responses(ending, tokenizer, choices
     assert min(lengths) == 1 and max(lengths) == 10
     with_choices(monkeypatch, **choices)
     assert run() == expected
-
-
-def test_fixed_shapes_have_the_logprobs_of_the_reference_path(member, tokenizer, monkeypatch):
-    tables, sample_tokens = [], generation.sample_tokens
-
-    def record(logits, uniforms, temperature):
-        # No response ends.
-        logits = logits.index_fill(1, torch.tensor([299]), -math.inf)
-        tokens = sample_tokens(logits, uniforms, temperature)
-        tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
-        return tokens
-
-    for module in (generation, fixed_decoding):
-        monkeypatch.setattr(module, "sample_tokens", record)
-    responses = sample(member, [299], PROMPTS, length=12)
-    reference = torch.cat(tables, dim=1)
-    tables.clear()
-    with_choices(monkeypatch, cuda_graphs=True, stop_check_steps=4)
-    assert sample(member, [299], PROMPTS, length=12) == responses
-    torch.testing.assert_close(torch.cat(tables, dim=1), reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

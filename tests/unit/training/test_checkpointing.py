@@ -304,26 +304,6 @@ def test_a_run_without_an_undamaged_checkpoint_starts_from_the_beginning(expecte
     assert [line.split(" is damaged")[0][-8:] for line in warnings] == ["00000006", "00000003"]
 
 
-def test_an_incomplete_checkpoint_is_ignored(expected, capsys):
-    # A kill before the folder is renamed.
-    with pytest.raises(KilledError):
-        walk(job := make_job(save_steps=3), at={7: kill})
-    shutil.copytree(job.states / "00000006", job.states / ".tmp")
-    (job.states / ".tmp/another file").touch()
-    capsys.readouterr()
-    job = make_job()
-    assert outcome(job) == expected
-    assert job.record["resumed_after_step"] == 6
-    assert capsys.readouterr().err == "resuming after step 6\n"
-    # Later checkpoints contain nothing of it.
-    assert saved_steps(job) == [7, 8]
-    assert all(
-        checkpointing.is_undamaged(path / "0-of-1")
-        for path in checkpointing.checkpoints(job.states)
-    )
-    assert not (job.states / ".tmp").exists()
-
-
 def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(monkeypatch, expected):
     calls = itertools.count(1)
     works = checkpointing.save_file
@@ -382,16 +362,6 @@ def test_a_signal_during_a_save_ends_the_run_after_it(expected):
         walk(job := make_job(save_steps=6), component=component)
     assert saved_steps(job) == [6]
     assert outcome(make_job()) == expected
-
-
-@pytest.mark.parametrize("changes", [{"seed": 2}, {"made_from": "1"}, {"name": "small"}])
-def test_a_checkpoint_of_another_spec_or_other_inputs_is_not_used(changes):
-    stop(make_job(seed=1), 3)
-    other = make_job(**{"seed": 1, **changes})
-    _, done = walk(other)
-    assert done == list(range(1, STEPS + 1))
-    # It remains for the run that it belongs to.
-    assert walk(make_job(seed=1))[1] == list(range(4, STEPS + 1))
 
 
 @pytest.fixture

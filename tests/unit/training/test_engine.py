@@ -101,31 +101,6 @@ def test_activation_checkpointing_runs_each_layer_twice(recomputes, tokenizer):
     assert len(runs) == INIT["num_hidden_layers"] * (2 if recomputes else 1)
 
 
-def test_weight_decay_applies_to_matrices_only():
-    module = network()
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.fill_(1.0)
-    engine = engine_for(module, weight_decay=0.5)
-    engine.backward(engine(rows(1)[0]).sum() * 0.0, last=True)
-    engine.step()
-    # Without a gradient only the decay acts: 1 - .01 * .5.
-    for weight in module.parameters():
-        expected = 0.995 if weight.ndim > 1 else 1.0
-        torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected))
-
-
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_grad_norm_is_that_of_the_gradient_before_clipping(zero_stage):
-    steps = [rows(8, seed) for seed in (1, 2)]
-    _, norms = plain_weights(steps, max_grad_norm=0.1)
-    engine = engine_for(network(), zero_stage=zero_stage, max_grad_norm=0.1)
-    assert engine.grad_norm is None
-    for (inputs, targets), norm in zip(steps, norms, strict=True):
-        run_step(engine, inputs, targets, micro_batches=2)
-        assert engine.grad_norm == pytest.approx(norm, abs=1e-6)
-
-
 def test_grad_norm_of_a_large_gradient_is_accurate():
     # One sum of 16 million squares in fp32 would be wrong by 7e-4.
     module = nn.Linear(1 << 12, 1 << 12, bias=False)
@@ -211,23 +186,6 @@ def values_of(engine):
 
 def tensors_of(engine):
     return {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
-
-
-def test_two_engines_train_independently():
-    # As actor and critic: micro-batches of both, then a step of both.
-    steps = [rows(8, seed) for seed in (1, 2, 3)]
-    first, second = network(), network()
-    engines = engine_for(first), engine_for(second)
-    for inputs, targets in steps:
-        for number in range(2):
-            chunk = slice(4 * number, 4 * number + 4)
-            for engine, sign in zip(engines, (1, -1), strict=True):
-                loss = squared_error(engine(inputs[chunk]), sign * targets[chunk], 8)
-                engine.backward(loss, last=number == 1)
-        for engine in engines:
-            engine.step()
-    assert_equal_weights(weights_of(first), plain_weights(steps)[0])
-    assert_equal_weights(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
 
 
 @pytest.mark.parametrize(
