@@ -51,11 +51,11 @@ def weights_of(module):
         return torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
 
 
-def run_step(engine, inputs, targets, micro_batches, scale=1.0):
+def run_step(engine, inputs, targets, micro_batches):
     """Take one optimizer step whose rows are divided into micro-batches."""
     groups = list(zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True))
     for number, (group_inputs, group_targets) in enumerate(groups, start=1):
-        loss = squared_error(engine(group_inputs), group_targets, len(inputs)) * scale
+        loss = squared_error(engine(group_inputs), group_targets, len(inputs))
         engine.backward(loss, last=number == len(groups))
     engine.step()
 
