@@ -1,4 +1,4 @@
-"""Each trainer with LoRA, and with each combination of dtype and placement in config.yaml.
+"""Each trainer with LoRA, and each loss and algorithm of config.yaml.
 
 In one process; tests/unit/training/test_processes.py trains adapters in two.
 """
@@ -9,13 +9,10 @@ import random
 
 import pytest
 import torch
-from peft import PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from snakechat.config.recipes import STAGES
 from snakechat.data import toy
-from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import DTYPES
 from support.configs import load
 from support.stages import stages_of_small_model
@@ -51,9 +48,9 @@ PLACEMENT_KEYS = ("zero_stage", "critic_zero_stage", "offload", "offload_frozen"
 PLACEMENT_KEYS += ("activation_checkpointing",)
 
 
-def shipped_combinations():
-    """A stage, settings and placement of each combination in config.yaml, by a name of it."""
-    config, combinations = load(), {}
+def shipped_kinds():
+    """The first recipe of each loss and algorithm in config.yaml: stage, settings, placement."""
+    config, kinds = load(), {}
     for stage in STAGES:
         for name in config.values[stage]["recipes"]:
             recipe = config.recipe(stage, name)
@@ -66,13 +63,9 @@ def shipped_combinations():
                 settings.pop("critic_lora_rank")
             placement = recipe["placement"]
             placement = {key: placement[key] for key in PLACEMENT_KEYS if key in placement}
-            combination = stage, settings, placement
-            if combination not in combinations.values():
-                combinations[f"{stage}/{name}"] = combination
-    return combinations
-
-
-SHIPPED = shipped_combinations()
+            kind = stage, recipe.get("algorithm"), recipe.get("loss")
+            kinds.setdefault(kind, (stage, settings, placement))
+    return kinds
 
 
 @pytest.fixture(scope="module")
@@ -120,86 +113,48 @@ def check_result(folder, dtype):
     return weights
 
 
-# One of each loss and algorithm.
-KINDS = {
-    (stage, settings.get("algorithm"), settings.get("loss")): name
-    for name, (stage, settings, _) in reversed(SHIPPED.items())
-}
-
-
-@pytest.mark.parametrize("name", KINDS.values())
-def test_each_shipped_combination_trains(name, train):
-    stage, settings, placement = SHIPPED[name]
+@pytest.mark.parametrize(
+    ("stage", "settings", "placement"),
+    [pytest.param(*values, id="-".join(filter(None, k))) for k, values in shipped_kinds().items()],
+)
+def test_each_shipped_kind_of_recipe_trains(stage, settings, placement, train):
     settings = dict(settings)
-    folder = train(stage, settings.pop("dtype"), placement, **settings)
-    check_result(folder, SHIPPED[name][1]["dtype"])
+    dtype = settings.pop("dtype")
+    folder = train(stage, dtype, placement, **settings)
+    check_result(folder, dtype)
     assert (folder / "adapter").exists() == bool(settings["lora_rank"])
 
 
-def start_of(stage, stages):
-    """The folder of the model that a recipe of a stage starts from."""
-    return stages.result(
-        *(("train_sft", "plain") if stage == "rlhf" else ("fetch_model", "random"))
-    )
-
-
 @pytest.mark.parametrize(
-    ("stage", "dtype", "zero_stage"),
-    [("sft", "bf16", 3), ("reward", "bf16", 3), ("dpo", "fp16", 3), ("ppo", "bf16", 3)],
+    ("stage", "dtype", "train_base"),
+    [
+        ("sft", "bf16", "none"),
+        ("reward", "bf16", "none"),
+        # A run first skips the steps whose gradients overflow the initial loss scale.
+        ("dpo", "fp16", "none"),
+        ("rlhf", "bf16", "none"),
+        ("sft", "bf16", "embeddings_and_norms"),
+        ("rlhf", "bf16", "embeddings_and_norms"),
+    ],
 )
-def test_each_trainer_trains_and_merges_adapters(
-    stage, dtype, zero_stage, train, stages, tokenizer, fp16_on_cpu
-):
-    # In fp16, a run first skips the steps whose gradients overflow the initial loss scale.
-    settings = {**LORA, "epochs": 4 if dtype == "fp16" else 1}
-    if stage == "ppo":
-        settings |= {"critic_lora_rank": 4, "critic_lora_alpha": 8}
-    section = "rlhf" if stage in ("ppo", "grpo") else stage
-    if section == "rlhf":
-        settings["algorithm"] = stage
-    folder = train(section, dtype, {"zero_stage": zero_stage}, **settings)
-    merged = check_result(folder, dtype)
-    start = start_of(section, stages)
-    base = load_file(start / "model.safetensors")
-    layers = [name for name in base if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))]
-    assert len(layers) == 12
-    for name, weight in base.items():
-        is_changed = not torch.equal(merged[name].float(), weight.to(DTYPES[dtype]).float())
-        assert is_changed == (name in layers), name
-    # The adapter on the base gives the merged model, up to rounding.
-    auto_class, load_base = AutoModelForCausalLM, load_causal
-    if stage == "reward":
-        auto_class, load_base = AutoModelForSequenceClassification, load_reward_base
-    base_model = load_base(start, "fp32", tokenizer)
-    adapted = PeftModel.from_pretrained(base_model, folder / "adapter").eval()
-    ids = torch.tensor([[0, 9, 8, 7, 6, 5, 40]])
-    with torch.no_grad():
-        expected = adapted(ids).logits
-        logits = auto_class.from_pretrained(folder, dtype="float32").eval()(ids).logits
-    tolerance = {"fp32": 1e-4, "bf16": 0.05, "fp16": 0.01}[dtype] * expected.abs().max().item()
-    torch.testing.assert_close(logits, expected, rtol=0, atol=tolerance)
-
-
-def load_reward_base(folder, dtype, tokenizer):
-    """A model with a new score head, which the adapter replaces."""
-    return load_scorer(folder, dtype, tokenizer, new_head=True)
-
-
-@pytest.mark.parametrize("stage", ["sft", "rlhf"])
-def test_each_trainer_also_trains_embeddings_and_norms(stage, train, stages):
-    dtype = "bf16"
-    settings = {"algorithm": "ppo", "critic_lora_rank": 4} if stage == "rlhf" else {}
-    settings |= {**LORA, "train_base": "embeddings_and_norms"}
+def test_each_trainer_trains_adapters(stage, dtype, train_base, train, stages, fp16_on_cpu):
+    settings = {**LORA, "train_base": train_base, "epochs": 4 if dtype == "fp16" else 1}
+    start = "fetch_model", "random"
+    if stage == "rlhf":
+        settings |= {"algorithm": "ppo", "critic_lora_rank": 4, "critic_lora_alpha": 8}
+        start = "train_sft", "plain"
     folder = train(stage, dtype, {"zero_stage": 3}, **settings)
     merged = check_result(folder, dtype)
-    assert not (folder / "adapter").exists()
-    start = start_of(stage, stages)
-    base = load_file(start / "model.safetensors")
+    assert (folder / "adapter").exists() == (train_base == "none")
+    base = load_file(stages.result(*start) / "model.safetensors")
     changed = {
         name
         for name, weight in base.items()
         if not torch.equal(merged[name].float(), weight.to(DTYPES[dtype]).float())
     }
-    assert {name for name in changed if "embed_tokens" in name}
-    assert {name for name in changed if "layer_norm" in name}
-    assert {name for name in changed if "fc1.weight" in name}
+    layers = {name for name in base if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))}
+    assert len(layers) == 12 and layers <= changed
+    others = "".join(changed - layers)
+    trains_others = train_base != "none"
+    assert ("embed_tokens" in others, "layer_norm" in others) == (trains_others, trains_others)
+    assert trains_others or not others
