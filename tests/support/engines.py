@@ -36,6 +36,15 @@ def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
     return make_engine(module, settings, rate, num_steps, placement_of({"zero_stage": zero_stage}))
 
 
+def plain_optimizer(module):
+    """Return the optimizer of a module in plain PyTorch."""
+    groups = [
+        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
+        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+
+
 def rows(number, seed=1):
     random = torch.Generator().manual_seed(seed)
     return torch.randn(number, 4, generator=random), torch.randn(number, 1, generator=random)

@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from support.engines import (
     cosine,
     engine_for,
     network,
+    plain_optimizer,
     rows,
     run_step,
     squared_error,
@@ -49,11 +51,7 @@ NUM_TRAINED = 2 * 8 + 8 + 1
 def plain_weights(steps, max_grad_norm):
     """Return the weights after steps of plain PyTorch on whole batches, and the gradient norms."""
     module = network()
-    groups = [
-        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
-        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    optimizer = plain_optimizer(module)
     norms = []
     for inputs, targets in steps:
         optimizer.zero_grad()
@@ -227,6 +225,11 @@ def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
         engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
     engine.step()
     assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)
+
+
+def test_a_process_may_work_alone_for_hours():
+    backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.options._timeout >= timedelta(hours=6)
 
 
 def test_the_tested_version_of_deepspeed_is_the_pinned_one():

@@ -167,13 +167,6 @@ def test_ranks_divide_the_prompts_and_gather_the_responses(runs):
     assert [rank["sample"]["calls"] for rank in runs[2]] == [[3], [2]]
 
 
-def test_a_rank_without_prompts_has_the_responses_too(runs):
-    first, second = (rank["sample one"] for rank in runs[2])
-    assert (first["calls"], second["calls"]) == ([1], [])
-    assert first["responses"] == second["responses"] == [[[7, 6, 5, 4, 3]], [[6, 5, 4, 3]]]
-    assert torch.equal(first["logprobs"], second["logprobs"])
-
-
 @pytest.mark.parametrize("case", ROLLOUT_CASES)
 def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
     one, repeats = runs[1][0][case], [rank[case] for rank in runs[2]]
