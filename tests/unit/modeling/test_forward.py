@@ -37,10 +37,13 @@ MODELS = FAMILIES | WINDOWS
 PACKING_FAMILIES = [family for family in MODELS if family != "bloom"]
 
 # (packing, micro_batch_tokens): several rows in a packed sequence and several sequences in a
-# micro-batch; one row, whose responses share the prompt; each response in a sequence by itself.
-LAYOUTS = {"packed": (True, 60), "shared_prompt": (True, 1), "unpacked": (False, 70)}
+# micro-batch; the same with the padding of GPUs; one row, whose responses share the prompt; each
+# response in a sequence by itself.
+LAYOUTS = {"packed": (True, 60), "padded": (True, 60), "shared_prompt": (True, 1)}
+LAYOUTS["unpacked"] = (False, 70)
 CASES = [(family, "packed") for family in PACKING_FAMILIES]
 CASES += [("opt", "shared_prompt"), ("mistral, window", "shared_prompt")]
+CASES += [("opt", "padded"), ("qwen3, window", "padded")]
 CASES += [("opt", "unpacked"), ("bloom", "unpacked"), ("mistral, window", "unpacked")]
 LOSSES = ["sft", "sft with prompts", "sft of turns", "last_token", "per_token", "dpo"]
 
@@ -188,22 +191,13 @@ def relative_error(actual, reference):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("family", "layout"), CASES, indirect=["family"], scope="module")
-def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, loss):
+def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, loss, monkeypatch):
+    if layout == "padded":
+        choices = Acceleration(pad_to_multiple_of=64, prefetch=True)
+        monkeypatch.setattr(acceleration, "_current", choices)
     module = module_of(family, loss)
     value, grads = expected(family, loss)
     actual = compute_loss(module, loss, layout)
-    assert actual.item() == pytest.approx(value.item(), rel=1e-5)
-    assert relative_error(gradients(module, actual), grads) < 1e-5
-
-
-@pytest.mark.parametrize("loss", ["sft", "per_token", "dpo"])
-@pytest.mark.parametrize("family", ["opt", "qwen3, window"], indirect=True, scope="module")
-def test_padding_to_a_multiple_is_in_no_loss(family, loss, monkeypatch):
-    module = module_of(family, loss)
-    value, grads = expected(family, loss)
-    choices = Acceleration(pad_to_multiple_of=64, prefetch=True)
-    monkeypatch.setattr(acceleration, "_current", choices)
-    actual = compute_loss(module, loss, "packed")
     assert actual.item() == pytest.approx(value.item(), rel=1e-5)
     assert relative_error(gradients(module, actual), grads) < 1e-5
 

@@ -78,18 +78,10 @@ def handlers(monkeypatch, tmp_path):
         signal.signal(which, handler)
 
 
-def make_job(save_steps=1, rule="train_sft", name="tiny", made_from="0", **settings):
-    spec = {"rule": rule, "name": name, "path": f"output/sft/{name}", "inputs": {}}
-    tokens = {"rule": "tokenize_sft", "name": name, "path": "x", "inputs": {}, "files": {}}
-    files = {"rows": {"size": 1, "sha256": made_from}}
-    manifest = {"spec": {**tokens, "settings": {}}, "inputs": {}, "lineage": {}, "files": files}
-    return Job(
-        {**spec, "settings": settings, "requirements": {}},
-        {"tokens": {**manifest, "facts": {}}},
-        SERIAL,
-        RunOptions(save_steps=save_steps),
-        SimpleNamespace,
-    )
+def make_job(save_steps=1, name="tiny"):
+    spec = {"rule": "train_sft", "name": name, "path": f"output/sft/{name}", "inputs": {}}
+    spec |= {"settings": {}, "requirements": {}}
+    return Job(spec, {}, SERIAL, RunOptions(save_steps=save_steps), SimpleNamespace)
 
 
 def walk(job, steps=STEPS, at=None, component=None):
@@ -292,7 +284,7 @@ def test_signal_handlers_are_restored_when_a_run_ends_or_fails(handlers):
     walk(make_job())
     assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
     with pytest.raises(KilledError):
-        walk(make_job(seed=2), at={3: kill})
+        walk(make_job(name="failed"), at={3: kill})
     assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
 
 
