@@ -42,35 +42,19 @@ RLHF = {
     "critic_learning_rate": 0.01,
 }
 LORA = {"lora_rank": 4, "lora_alpha": 8}
-# Of a recipe in config.yaml.
-TRAINING_KEYS = ("algorithm", "dtype", "lora_rank", "critic_lora_rank", "train_base")
-TRAINING_KEYS += ("loss", "label_smoothing", "margin", "sft_coef")
-TRAINING_KEYS += ("scale_by_std", "loss_aggregation", "importance_sampling_level")
-TRAINING_KEYS += ("clip_range_high", "drop_uniform_groups")
-# With `distill`: the model that its actor starts from.
-TEACHER = {"teacher": "sft/plain"}
-PLACEMENT_KEYS = ("zero_stage", "critic_zero_stage", "offload", "offload_frozen")
-PLACEMENT_KEYS += ("activation_checkpointing",)
 
 
 def shipped_kinds():
-    """The first recipe of each loss and algorithm in config.yaml: stage, settings, placement."""
+    """The stage and the keys of the first recipe of each loss and algorithm in config.yaml."""
     config, kinds = load(), {}
     for stage in STAGES:
-        for name in config.values[stage]["recipes"]:
+        for name, keys in config.values[stage]["recipes"].items():
             recipe = config.recipe(stage, name)
-            settings = {key: recipe[key] for key in TRAINING_KEYS if key in recipe}
-            settings |= TEACHER if settings.get("algorithm") == "distill" else {}
-            for rank in ("lora_rank", "critic_lora_rank"):
-                # The matrices here are smaller than the ranks there.
-                settings[rank] = 4 if settings.get(rank) else 0
-            if stage != "rlhf":
-                settings.pop("critic_lora_rank")
-            placement = recipe["placement"]
-            placement = {key: placement[key] for key in PLACEMENT_KEYS if key in placement}
-            kind = stage, recipe.get("algorithm"), recipe.get("loss")
-            kinds.setdefault(kind, (stage, settings, placement))
-    return kinds
+            kinds.setdefault((stage, recipe.get("algorithm"), recipe.get("loss")), keys)
+    return {"-".join(filter(None, kind)): (kind[0], keys) for kind, keys in kinds.items()}
+
+
+SHIPPED = shipped_kinds()
 
 
 @pytest.fixture(scope="module")
@@ -121,16 +105,16 @@ def check_result(folder, dtype):
     return weights
 
 
-@pytest.mark.parametrize(
-    ("stage", "settings", "placement"),
-    [pytest.param(*values, id="-".join(filter(None, k))) for k, values in shipped_kinds().items()],
-)
-def test_each_shipped_kind_of_recipe_trains(stage, settings, placement, train):
-    settings = dict(settings)
-    dtype = settings.pop("dtype")
-    folder = train(stage, dtype, placement, **settings)
-    check_result(folder, dtype)
-    assert (folder / "adapter").exists() == bool(settings["lora_rank"])
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_each_shipped_kind_of_recipe_trains(kind, train, stages):
+    stage, keys = SHIPPED[kind]
+    own = {"placement", *(RLHF if stage == "rlhf" else ONE_MODEL)}
+    keys = {key: value for key, value in keys.items() if key not in own}
+    if keys.get("algorithm") == "distill":
+        # The model that its actor starts from.
+        keys["teacher"] = "sft/plain"
+    dtype = keys.pop("dtype", "bf16")
+    check_result(train(stage, dtype, **keys), dtype)
 
 
 @pytest.mark.parametrize(
