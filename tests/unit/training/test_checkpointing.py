@@ -156,26 +156,6 @@ def test_a_run_killed_in_any_step_resumes_from_its_last_checkpoint(step, expecte
     assert job.record["resumed_after_step"] == saved
 
 
-def test_tensors_and_values_are_restored_exactly():
-    class Mixed(Walk):
-        def state_dict(self):
-            return {
-                "bf16": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
-                "none": torch.zeros(0, 4),
-                "one": torch.tensor(3.0),
-                "of.dots": torch.arange(6).view(2, 3),
-                "rate": 0.1 + 0.2,
-                "rates": [1e-30, 3],
-            }
-
-        def load_state_dict(self, state):
-            self.restored = state
-
-    stop(make_job(), 1, component=(saved := Mixed()))
-    walk(make_job(), component=(component := Mixed()))
-    torch.testing.assert_close(component.restored, saved.state_dict(), rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(("save_steps", "kept"), [(1, [7, 8]), (3, [3, 6]), (9, [])])
 def test_checkpoints_are_saved_every_save_steps_and_the_last_two_are_kept(save_steps, kept):
     walk(job := make_job(save_steps))
