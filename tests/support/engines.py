@@ -36,6 +36,15 @@ def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
     return make_engine(module, settings, rate, num_steps, placement_of({"zero_stage": zero_stage}))
 
 
+def plain_optimizer(module):
+    """Return the optimizer of a module in plain PyTorch."""
+    groups = [
+        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
+        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+
+
 def rows(number, seed=1):
     random = torch.Generator().manual_seed(seed)
     return torch.randn(number, 4, generator=random), torch.randn(number, 1, generator=random)
@@ -51,11 +60,11 @@ def weights_of(module):
         return torch.cat([weight.detach().flatten().clone() for weight in module.parameters()])
 
 
-def run_step(engine, inputs, targets, micro_batches, scale=1.0):
+def run_step(engine, inputs, targets, micro_batches):
     """Take one optimizer step whose rows are divided into micro-batches."""
     groups = list(zip(inputs.chunk(micro_batches), targets.chunk(micro_batches), strict=True))
     for number, (group_inputs, group_targets) in enumerate(groups, start=1):
-        loss = squared_error(engine(group_inputs), group_targets, len(inputs)) * scale
+        loss = squared_error(engine(group_inputs), group_targets, len(inputs))
         engine.backward(loss, last=number == len(groups))
     engine.step()
 

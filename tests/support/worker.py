@@ -21,7 +21,7 @@ from torch.nn import functional
 from transformers import OPTConfig, OPTForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
@@ -40,21 +40,13 @@ from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
 from snakechat.workflow.placement import placement_of  # noqa: E402
 from snakechat.workflow.run_options import RunOptions  # noqa: E402
+from support import engines  # noqa: E402
+from support.engines import plain_optimizer  # noqa: E402
 
-SETTINGS = {
-    "weight_decay": 0.1,
-    "adam_betas": [0.9, 0.95],
-    "lr_schedule": "linear",
-    "warmup_steps": 0,
-    "min_lr_ratio": 0.0,
-    "max_grad_norm": 0.5,
-    "dtype": "fp32",
-    "lora_learning_rate": None,
-}
+SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
 PLACEMENT = placement_of({"nodes": distributed.world_size()})
 # Cases that run twice.
 REPEATED = ("stage 3", "bf16 2", "rollouts 3")
-LEARNING_RATE = 0.01
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 
@@ -103,7 +95,7 @@ def rows_of(step):
 
 def engine_for(module, placement, settings):
     settings = SimpleNamespace(**{**SETTINGS, **settings})
-    return make_engine(module, settings, LEARNING_RATE, STEPS, replace(PLACEMENT, **placement))
+    return make_engine(module, settings, engines.RATE, STEPS, replace(PLACEMENT, **placement))
 
 
 def train_step(engine, step):
@@ -119,9 +111,7 @@ def train_step(engine, step):
 
 
 def weights_of(engine):
-    weights = list(engine.module.parameters())
-    with engine.gathered(weights):
-        return torch.cat([weight.detach().flatten().clone() for weight in weights]).float()
+    return engines.weights_of(engine.module).float()
 
 
 # --- training -----------------------------------------------------------------------------------
@@ -141,15 +131,11 @@ def train(placement, settings=None, lora=False):
 def train_with_torch():
     """Train with torch alone, on whole batches."""
     module = LanguageModel().train()
-    groups = [
-        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
-        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=(0.9, 0.95))
+    optimizer = plain_optimizer(module)
     run = {"losses": [], "norms": []}
     for step in range(STEPS):
         for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * (1 - step / STEPS)
+            group["lr"] = engines.RATE * (1 - step / STEPS)
         optimizer.zero_grad()
         loss = module(rows_of(step)) / (ROWS * (LENGTH - 1))
         loss.backward()
@@ -157,8 +143,7 @@ def train_with_torch():
         optimizer.step()
         run["losses"].append(loss.item())
         run["norms"].append(norm.item())
-    weights = [weight.detach().flatten() for weight in module.parameters()]
-    return {**run, "weights": torch.cat(weights)}
+    return run
 
 
 def stop_and_resume(folder, placement, settings=None):

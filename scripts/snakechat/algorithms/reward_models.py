@@ -22,7 +22,7 @@ from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.model_check import NUM_PROMPTS, prompt_examples
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import load_frozen_scorer
+from snakechat.training.evaluated_models import loaded_scorer
 from snakechat.workflow.job import Job
 
 # A conversation whose encoding shows whether two models read responses alike.
@@ -120,7 +120,7 @@ def load_reward(
     template = settings.reward_templates[name]
     reader = choose_reader(name, folder, template, job.inputs[actor], settings.template)
     examples = reader_examples(reader, job.inputs["tokens"], split, settings)
-    module = load_frozen_scorer(folder, dtype, reader.tokenizer, job.placement, examples)
+    module = loaded_scorer(folder, dtype, reader.tokenizer, job.placement, examples)
     return RewardModel(name, module, weight, reader)
 
 

@@ -14,7 +14,7 @@ import torch
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.divergences import TopLogprobs
-from snakechat.modeling.forward import Policy
+from snakechat.modeling.forward import Policy, evaluation_batches
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
@@ -110,10 +110,9 @@ class TeacherSplit:
     @torch.no_grad()
     def mean_divergence(self, student: Policy, micro_batch_tokens: int) -> float:
         """Return a student's mean divergence, in nats per target token of the split."""
-        device, rows = next(student.parameters()).device, np.arange(len(self.examples))
         total = torch.zeros((), dtype=torch.float64)
-        for micro_batch in self.examples.micro_batches(
-            rows, micro_batch_tokens, student.supports_packing, device, self.with_prompts
+        for micro_batch in evaluation_batches(
+            student, self.examples, micro_batch_tokens, self.with_prompts
         ):
             divergences = self.sum_of_divergences(student, micro_batch)
             total += micro_batch.counted * divergences.double().cpu()

@@ -24,7 +24,6 @@ from typing import Any, Protocol, TypeVar
 import torch
 from safetensors.torch import load_file, save_file
 
-from snakechat.training.gpu_record import gpu_record
 from snakechat.workflow.distributed import (
     all_reduce_max,
     barrier,
@@ -182,6 +181,14 @@ class Generators:
         """Restore the generators of the devices that this machine has."""
         for name in state.keys() & self.generators:
             self.generators[name].set_state(state[name])
+
+
+def gpu_record() -> dict[str, str]:
+    """Return the GPU of this process and the versions of its software, as far as they are known."""
+    versions = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    if torch.distributed.is_nccl_available():
+        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    return {name: version for name, version in versions.items() if version}
 
 
 def checkpoints(folder: Path) -> list[Path]:

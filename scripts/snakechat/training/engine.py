@@ -85,8 +85,8 @@ def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> "
     return FrozenModel(module, choose_device(placement), offload)
 
 
-class FrozenModel(Generic[M]):
-    """A module that is evaluated and never trained.
+class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
+    """A module that is evaluated and never trained; a context closes it at its end.
 
     offload: keep the module in CPU memory while it is not in use.
     """
@@ -117,6 +117,9 @@ class FrozenModel(Generic[M]):
     def close(self) -> None:
         """Free the weights. The model cannot be used any more."""
         del self.module
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def parameter_groups(

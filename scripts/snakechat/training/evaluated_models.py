@@ -4,9 +4,8 @@ With ZeRO 3, the processes of the job partition the weights, so that a model nee
 of them. Each process evaluates its share of the rows, and all get all results.
 """
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -16,10 +15,12 @@ from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import choose_device
-from snakechat.training.engine import FrozenModel, M, make_frozen
+from snakechat.training.engine import FrozenModel, make_frozen
 from snakechat.training.zero_stages import evaluates_partitioned
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.placement import Placement
+
+P = TypeVar("P", Policy, Scorer)
 
 
 def start_evaluation(placement: Placement, dtype: str) -> torch.device:
@@ -35,7 +36,6 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
     return init_process_group(placement)
 
 
-@contextlib.contextmanager
 def loaded_policy(
     folder: Path,
     dtype: str,
@@ -43,8 +43,8 @@ def loaded_policy(
     placement: Placement,
     examples: Examples,
     samples: bool = False,
-) -> Iterator[FrozenModel[Policy]]:
-    """Load a language model within the context.
+) -> FrozenModel[Policy]:
+    """Return a language model, which is closed at the end of a context.
 
     Args:
         examples, samples: As for check_model.
@@ -53,49 +53,34 @@ def loaded_policy(
         InputError: As load_causal and check_model do.
     """
     deferred = evaluates_partitioned(placement, dtype)
-    policy = Policy(load_causal(folder, dtype, tokenizer, deferred))
-    with contextlib.closing(freeze(policy, dtype, placement)) as frozen:
-        # Its weights are then freed at the end of the context.
-        del policy
-        check_model(frozen.module, examples, frozen.sampling, samples)
-        yield frozen
+    model = load_causal(folder, dtype, tokenizer, deferred)
+    return _checked(Policy(model), dtype, placement, examples, samples)
 
 
-@contextlib.contextmanager
 def loaded_scorer(
     folder: Path,
     dtype: str,
     tokenizer: PreTrainedTokenizerBase,
     placement: Placement,
     examples: Examples,
-) -> Iterator[FrozenModel[Scorer]]:
-    """Load a reward model within the context.
+) -> FrozenModel[Scorer]:
+    """Return a reward model, which is closed at the end of a context.
 
     Raises:
         InputError: As load_scorer and check_model do.
     """
-    frozen = load_frozen_scorer(folder, dtype, tokenizer, placement, examples)
-    with contextlib.closing(frozen):
-        yield frozen
-
-
-def load_frozen_scorer(
-    folder: Path,
-    dtype: str,
-    tokenizer: PreTrainedTokenizerBase,
-    placement: Placement,
-    examples: Examples,
-) -> FrozenModel[Scorer]:
-    """Load a reward model; see loaded_scorer."""
     deferred = evaluates_partitioned(placement, dtype)
-    scorer = Scorer(load_scorer(folder, dtype, tokenizer, deferred=deferred))
-    frozen = freeze(scorer, dtype, placement)
-    check_model(frozen.module, examples, frozen.sampling)
-    return frozen
+    model = load_scorer(folder, dtype, tokenizer, deferred=deferred)
+    return _checked(Scorer(model), dtype, placement, examples)
 
 
-def freeze(module: M, dtype: str, placement: Placement) -> FrozenModel[M]:
+def _checked(
+    module: P, dtype: str, placement: Placement, examples: Examples, samples: bool = False
+) -> FrozenModel[P]:
     """Return a module on the device of this process, or partitioned over all of them."""
     if evaluates_partitioned(placement, dtype):
-        return make_frozen(module, dtype, placement, placement.offload == "parameters")
-    return FrozenModel(module, choose_device(placement), offload=False)
+        frozen = make_frozen(module, dtype, placement, placement.offload == "parameters")
+    else:
+        frozen = FrozenModel(module, choose_device(placement), offload=False)
+    check_model(frozen.module, examples, frozen.sampling, samples)
+    return frozen

@@ -49,7 +49,8 @@ class Evaluations:
         self.best_metric, self.greater_is_better = best_metric, greater_is_better
         # Best steps to which the remaining checkpoints refer.
         self.referenced_steps: list[int] = []
-        self.best_step, self.best_value, self.since_best = 0, self._worst_value, 0
+        self.best_step, self.since_best = 0, 0
+        self.best_value: float | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether the model is evaluated after a step; step 0 is before training."""
@@ -77,15 +78,9 @@ class Evaluations:
         elif rank() == 0:
             shutil.copytree(self._copy_of(self.best_step), folder, dirs_exist_ok=True)
 
-    @property
-    def _worst_value(self) -> float:
-        return -math.inf if self.greater_is_better else math.inf
-
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
-        is_better = value > self.best_value if self.greater_is_better else value < self.best_value
-        # False for NaN.
-        if not is_better:
+        if not self._is_best(value):
             return
         self.best_step, self.best_value, self.since_best = step, value, 0
         if not self.keeps_best:
@@ -99,19 +94,20 @@ class Evaluations:
                     shutil.rmtree(copy)
             os.replace(self.folder / ".best", self._copy_of(step))
 
+    def _is_best(self, value: float) -> bool:
+        if self.best_value is None:
+            return math.isfinite(value)
+        return value > self.best_value if self.greater_is_better else value < self.best_value
+
     def _copy_of(self, step: int) -> Path:
         return self.folder / f"best-{step}"
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint."""
         self.referenced_steps = [*self.referenced_steps, self.best_step][-CHECKPOINTS_KEPT:]
-        # JSON has no infinity.
-        value = None if self.best_step == 0 else self.best_value
-        return {"best_step": self.best_step, "best_value": value, "since_best": self.since_best}
+        return {name: getattr(self, name) for name in ("best_step", "best_value", "since_best")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
-        self.best_step, self.since_best = state["best_step"], state["since_best"]
+        vars(self).update(state)
         self.referenced_steps = [self.best_step]
-        value = state["best_value"]
-        self.best_value = self._worst_value if value is None else value

@@ -14,17 +14,13 @@ from snakechat.modeling import acceleration, attention, forward
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.attention import supports_varlen
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
-from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import checkpoint_activations, make_causal
-from snakechat.modeling.packing import row_boundaries
-from snakechat.modeling.saving import save_model
+from snakechat.modeling.models import checkpoint_activations
 from support.families import FAMILIES, WINDOWS, spread
+from support.passes import CPU, assert_equal, loss_and_gradients, saved_policy
 from support.varlen import loop_over_segments
 
-CPU = torch.device("cpu")
 KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
 MODELS = {name: keys for name, keys in (FAMILIES | WINDOWS).items() if name in KINDS}
 # Lengths of prompt and of two responses. Some rows are longer than the windows.
@@ -80,27 +76,7 @@ def allow_varlen(monkeypatch):
 
 @pytest.fixture(params=MODELS)
 def policy(request, tokenizer, tmp_path):
-    # Loaded models have no dropout.
-    save_model(make_causal(MODELS[request.param], tokenizer, 1), tokenizer, tmp_path)
-    return Policy(spread(load_causal(tmp_path, "fp32", tokenizer)))
-
-
-def loss_and_gradients(policy, examples):
-    """The sum of all log-probabilities, and its gradients, over packed micro-batches."""
-    policy.zero_grad()
-    micro_batches = list(
-        examples.micro_batches(np.arange(len(examples)), 60, True, CPU, with_prompts=True)
-    )
-    assert len(micro_batches) > 1
-    loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
-    loss.backward()
-    weights = [weight for weight in policy.parameters() if weight.requires_grad]
-    return loss.detach(), torch.cat([weight.grad.flatten() for weight in weights])
-
-
-def assert_equal(actual, expected):
-    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=0)
-    assert (actual[1] - expected[1]).norm() < 1e-5 * expected[1].norm()
+    return saved_policy(MODELS[request.param], tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +123,6 @@ def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, allow_v
     calls.clear()
     assert sample() == expected
     assert {*calls} == {"sdpa"}
-
-
-def test_boundaries_are_those_of_rows_and_padding():
-    row_ids = np.array([[1, 1, 2, 0, 0], [1, 1, 1, 1, 1], [1, 2, 2, 2, 0]])
-    assert row_boundaries(row_ids).tolist() == [0, 2, 3, 5, 10, 11, 14, 15]
 
 
 @pytest.mark.parametrize(

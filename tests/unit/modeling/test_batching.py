@@ -12,7 +12,6 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration, choose, prefetched
 from snakechat.modeling.batching import (
     Examples,
-    bucket_by_size,
     distribute_rows,
     global_batches,
     training_batches,
@@ -21,13 +20,6 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
 
 CPU = torch.device("cpu")
-
-
-# Optimizer steps.
-
-
-def batches(*arguments):
-    return [rows.tolist() for rows in global_batches(*arguments)]
 
 
 # Examples.
@@ -68,7 +60,9 @@ def test_prompts_that_are_all_the_same_have_no_mismatched_responses(rows):
 
 
 @pytest.mark.parametrize("packing", [True, False])
-def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing):
+def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, monkeypatch):
+    # More rows than are considered for one micro-batch.
+    monkeypatch.setattr("snakechat.modeling.packing.MAX_CANDIDATES", 16)
     random = np.random.default_rng(1)
     ids = [[[9] * length for length in random.integers(1, 9, 50)] for _ in range(3)]
     micro_batches = list(Examples(*ids).micro_batches(np.arange(50), 54, packing, CPU))
@@ -78,18 +72,6 @@ def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing):
     assert max(sizes) <= 54
     # The longest pair has 24 tokens, or 2 x 16: most of them leave space for another one.
     assert np.mean(sizes[:-1]) > 35
-
-
-# Buckets.
-
-
-def numbered(sizes):
-    """(row, size) of rows that are given longest first."""
-    return list(enumerate(sizes))
-
-
-def test_a_row_over_the_limit_is_a_bucket_by_itself():
-    assert bucket_by_size(numbered([500, 3, 3]), 100) == [[0], [1, 2]]
 
 
 # Distribution over ranks.
@@ -105,25 +87,6 @@ def lognormal_lengths(seed, number):
 def batch_size_in_tokens(sequences, size_of):
     """Tokens of a micro-batch, padding included."""
     return len(sequences) * max(sum(size_of[row] for row in rows) for rows in sequences)
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("packing", [True, False])
-def test_every_row_is_in_one_micro_batch_within_the_token_limit(packing, seed, monkeypatch):
-    # More rows than are considered for one micro-batch.
-    monkeypatch.setattr("snakechat.modeling.packing.MAX_CANDIDATES", 16)
-    random = np.random.default_rng(seed)
-    rows = random.permutation(1000)[: random.integers(1, 60)]
-    sizes = random.integers(1, 41, size=len(rows))
-    size_of = dict(zip(rows.tolist(), sizes.tolist(), strict=True))
-    distributed = distribute_rows(rows, sizes, 100, packing)
-    micro_batches = [packed for packed, counted in distributed if counted]
-    found = [row for packed in micro_batches for sequence in packed for row in sequence]
-    assert sorted(found) == sorted(size_of)
-    for packed in micro_batches:
-        assert batch_size_in_tokens(packed, size_of) <= 100
-        if not packing:
-            assert {len(sequence) for sequence in packed} == {1}
 
 
 # Measured: 0.110, 0.037 and 0.058; with one row per sequence 0.188, 0.038 and 0.417.
@@ -175,17 +138,10 @@ def test_each_row_is_on_one_rank_and_dummies_repeat_the_shortest(packing, world_
 # Acceleration on a GPU.
 
 
-def rows_of_chat_data(number):
-    """Prompts and responses with lengths as in hh-rlhf: log-normal, at most 512 together."""
-    random = np.random.default_rng(1)
-    prompts = np.exp(random.normal(4.8, 0.7, number)).clip(8, 384).astype(int)
-    responses = np.exp(random.normal(3.9, 0.8, number)).clip(2, 512 - prompts).astype(int)
-    return Examples(*([[7] * length for length in lengths] for lengths in (prompts, responses)))
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_prefetched_micro_batches_are_the_same(packing, monkeypatch):
-    examples = rows_of_chat_data(40)
+    lengths = lognormal_lengths(1, 40)
+    examples = Examples(*([[7] * length for length in lengths] for _ in range(2)))
 
     def micro_batches():
         return [*examples.micro_batches(np.arange(40), 1024, packing, CPU, with_prompts=True)]
@@ -218,13 +174,8 @@ def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
 @pytest.mark.parametrize(
     ("device", "placement", "expected"),
     [
-        ("cpu", {"cuda_graphs": True}, Acceleration()),
-        ("cpu", {"compile": True}, Acceleration(compile=True)),
-        (
-            "cuda",
-            {},
-            Acceleration(128, True, 8, cuda_graphs=True, attn_implementation="auto"),
-        ),
+        ("cpu", {"cuda_graphs": True, "compile": True}, Acceleration(compile=True)),
+        ("cuda", {}, Acceleration(128, True, 8, cuda_graphs=True, attn_implementation="auto")),
         (
             "cuda",
             {"cuda_graphs": False, "generate_tokens": 9, "attn_implementation": "sdpa"},
@@ -245,10 +196,11 @@ def test_rows_that_do_not_fill_a_batch_are_a_warning(num_rows, warns, capsys):
 
 
 def test_each_epoch_contains_every_row_once():
-    steps = batches(10, 4, 3, 1)
+    steps = [rows.tolist() for rows in global_batches(10, 4, 3, 1)]
     assert [len(rows) for rows in steps] == [4, 4, 2] * 3
     for epoch in range(3):
         rows = chain(*steps[3 * epoch : 3 * epoch + 3])
         assert sorted(rows) == list(range(10))
     # In another order, whatever the number of epochs is.
-    assert steps[:3] != steps[3:6] and steps[:3] == batches(10, 4, 1, 1)
+    assert steps[:3] != steps[3:6]
+    assert steps[:3] == [rows.tolist() for rows in global_batches(10, 4, 1, 1)]

@@ -17,25 +17,15 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import checkpoint_activations, choose_device, make_causal
-from snakechat.modeling.saving import save_model
+from snakechat.modeling.models import checkpoint_activations, choose_device
 from snakechat.training.engine import make_engine
 from snakechat.workflow.placement import placement_of
+from support.engines import SETTINGS
 from support.families import FAMILIES, spread
+from support.passes import CPU, assert_equal, loss_and_gradients, saved_policy
 
 pytestmark = pytest.mark.slow
 
-CPU = torch.device("cpu")
-SETTINGS = SimpleNamespace(
-    dtype="fp32",
-    weight_decay=0.1,
-    adam_betas=[0.9, 0.95],
-    lr_schedule="constant",
-    warmup_steps=0,
-    min_lr_ratio=0.0,
-    max_grad_norm=1.0,
-    lora_learning_rate=None,
-)
 PROMPTS, *RESPONSES = (
     [np.random.default_rng(field).integers(10, 300, 1 + row).tolist() for row in range(12)]
     for field in range(3)
@@ -50,49 +40,27 @@ def _forget_compiled_code():
 
 @pytest.fixture(params=["opt"])
 def policy(request, tokenizer, tmp_path):
-    model = make_causal(FAMILIES[request.param], tokenizer, 1)
-    # Loaded models have no dropout.
-    save_model(model, tokenizer, tmp_path)
-    return Policy(spread(load_causal(tmp_path, "fp32", tokenizer)))
-
-
-def loss_and_gradients(policy):
-    """The sum of all log-probabilities, and its gradients, over packed micro-batches."""
-    policy.zero_grad()
-    loss = 0.0
-    for micro_batch in EXAMPLES.micro_batches(
-        np.arange(len(EXAMPLES)), 60, policy.supports_packing, CPU
-    ):
-        micro_batch_loss = policy(micro_batch.batch, return_sum=True)
-        micro_batch_loss.backward()
-        loss += micro_batch_loss.item()
-    weights = [weight for weight in policy.parameters() if weight.requires_grad]
-    return loss, torch.cat([weight.grad.flatten() for weight in weights])
-
-
-def assert_equal(actual, expected):
-    assert actual[0] == pytest.approx(expected[0], rel=1e-5)
-    assert (actual[1] - expected[1]).norm() < 1e-5 * expected[1].norm()
+    return saved_policy(FAMILIES[request.param], tokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("policy", ["opt", "gemma3_text"], indirect=True)
 def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
-    expected = loss_and_gradients(policy)
+    expected = loss_and_gradients(policy, EXAMPLES)
     names = list(policy.state_dict())
     counter = CompileCounter()
     compile_layers(policy.model, counter)
     assert list(policy.state_dict()) == names
-    assert_equal(loss_and_gradients(policy), expected)
+    assert_equal(loss_and_gradients(policy, EXAMPLES), expected)
     assert 1 <= counter.frame_count <= 4
 
 
 def test_adapters_and_checkpointed_activations_can_be_compiled(policy):
     add_lora(policy.model, 2, 4)
     spread(policy.model)
-    expected = loss_and_gradients(policy)
+    expected = loss_and_gradients(policy, EXAMPLES)
     checkpoint_activations(policy.model)
     compile_layers(policy.model, "aot_eager")
-    assert_equal(loss_and_gradients(policy), expected)
+    assert_equal(loss_and_gradients(policy, EXAMPLES), expected)
 
 
 def test_sampling_with_a_cache_compiles_nothing(policy):
@@ -112,7 +80,7 @@ def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, mon
         placement = placement_of(compile_setting)
         choose_device(placement)
         module = Policy(load_causal(tmp_path, "fp32", tokenizer))
-        engine = make_engine(module, SETTINGS, 1e-3, 3, placement)
+        engine = make_engine(module, SimpleNamespace(**SETTINGS), 1e-3, 3, placement)
         values = []
         for _ in range(3):
             values.append(0.0)

@@ -51,19 +51,11 @@ def train_step(model):
     return {name for name, w in model.named_parameters() if not torch.equal(w, before[name])}
 
 
-def load(kind, folder, tokenizer):
-    if kind == "causal":
-        return load_causal(folder, "fp32", tokenizer)
-    return load_scorer(folder, "fp32", tokenizer, new_head=True)
-
-
-def reload(kind, folder, tokenizer):
-    return {"causal": load_causal, "scorer": load_scorer}[kind](folder, "fp32", tokenizer)
-
-
-@pytest.mark.parametrize(("kind", "rank"), [("scorer", 0), ("causal", 2)])
-def test_a_trained_model_is_saved_and_loaded(kind, rank, folder, tokenizer, tmp_path):
-    model = load(kind, folder, tokenizer)
+@pytest.mark.parametrize(
+    ("load", "options", "rank"), [(load_scorer, {"new_head": True}, 0), (load_causal, {}, 2)]
+)
+def test_a_trained_model_is_saved_and_loaded(load, options, rank, folder, tokenizer, tmp_path):
+    model = load(folder, "fp32", tokenizer, **options)
     if rank:
         model = add_lora(model, rank, 4)
     changed = train_step(model)
@@ -71,12 +63,13 @@ def test_a_trained_model_is_saved_and_loaded(kind, rank, folder, tokenizer, tmp_
     if rank:
         assert changed == {name for name, w in model.named_parameters() if w.requires_grad}
     save_model(model, tokenizer, tmp_path / "saved")
-    again = reload(kind, tmp_path / "saved", tokenizer)
+    again = load(tmp_path / "saved", "fp32", tokenizer)
     trained, loaded = logits_of(model), logits_of(again)
     # fp32 rounding: loaded weights may be aligned differently in memory, which changes the order of
     # sums in a matrix product; merged adapters are multiplied in another order.
     torch.testing.assert_close(loaded, trained, rtol=1e-4 if rank else 1e-5, atol=1e-5)
-    assert not torch.allclose(loaded, logits_of(load(kind, folder, tokenizer)), atol=1e-4)
+    before = load(folder, "fp32", tokenizer, **options)
+    assert not torch.allclose(loaded, logits_of(before), atol=1e-4)
     # Saving a loaded model gives the same bytes.
     save_model(again, tokenizer, tmp_path / "again")
     weights = [tmp_path / name / "model.safetensors" for name in ("saved", "again")]

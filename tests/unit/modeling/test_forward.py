@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.functional import softplus
-from transformers import PreTrainedConfig
 
 from snakechat.algorithms.preference import (
     divergent_positions,
@@ -17,13 +16,12 @@ from snakechat.algorithms.preference import (
     pairwise_loss,
     per_token_loss,
 )
-from snakechat.modeling import acceleration, forward, logprobs
+from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import (
     Policy,
     Scorer,
-    evaluate_sequences,
     pad_with_last,
     response_logprobs,
     response_scores,
@@ -39,10 +37,13 @@ MODELS = FAMILIES | WINDOWS
 PACKING_FAMILIES = [family for family in MODELS if family != "bloom"]
 
 # (packing, micro_batch_tokens): several rows in a packed sequence and several sequences in a
-# micro-batch; one row, whose responses share the prompt; each response in a sequence by itself.
-LAYOUTS = {"packed": (True, 60), "shared_prompt": (True, 1), "unpacked": (False, 70)}
+# micro-batch; the same with the padding of GPUs; one row, whose responses share the prompt; each
+# response in a sequence by itself.
+LAYOUTS = {"packed": (True, 60), "padded": (True, 60), "shared_prompt": (True, 1)}
+LAYOUTS["unpacked"] = (False, 70)
 CASES = [(family, "packed") for family in PACKING_FAMILIES]
 CASES += [("opt", "shared_prompt"), ("mistral, window", "shared_prompt")]
+CASES += [("opt", "padded"), ("qwen3, window", "padded")]
 CASES += [("opt", "unpacked"), ("bloom", "unpacked"), ("mistral, window", "unpacked")]
 LOSSES = ["sft", "sft with prompts", "sft of turns", "last_token", "per_token", "dpo"]
 
@@ -190,22 +191,13 @@ def relative_error(actual, reference):
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize(("family", "layout"), CASES, indirect=["family"], scope="module")
-def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, loss):
+def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, loss, monkeypatch):
+    if layout == "padded":
+        choices = Acceleration(pad_to_multiple_of=64, prefetch=True)
+        monkeypatch.setattr(acceleration, "_current", choices)
     module = module_of(family, loss)
     value, grads = expected(family, loss)
     actual = compute_loss(module, loss, layout)
-    assert actual.item() == pytest.approx(value.item(), rel=1e-5)
-    assert relative_error(gradients(module, actual), grads) < 1e-5
-
-
-@pytest.mark.parametrize("loss", ["sft", "per_token", "dpo"])
-@pytest.mark.parametrize("family", ["opt", "qwen3, window"], indirect=True, scope="module")
-def test_padding_to_a_multiple_is_in_no_loss(family, loss, monkeypatch):
-    module = module_of(family, loss)
-    value, grads = expected(family, loss)
-    choices = Acceleration(pad_to_multiple_of=64, prefetch=True)
-    monkeypatch.setattr(acceleration, "_current", choices)
-    actual = compute_loss(module, loss, "packed")
     assert actual.item() == pytest.approx(value.item(), rel=1e-5)
     assert relative_error(gradients(module, actual), grads) < 1e-5
 
@@ -228,9 +220,6 @@ def test_logprobs_and_scores_equal_those_of_separate_sequences(
                 assert sums[number, row] == pytest.approx(logprobs.sum().item(), rel=1e-5)
                 score = reference_scores(family.scorer.model, prompt, response)[-1]
                 assert scores[number, row] == pytest.approx(score.item(), rel=1e-4, abs=1e-5)
-
-
-# The comparisons above detect wrong masks and positions.
 
 
 # Policies.
@@ -274,23 +263,14 @@ def test_logits_are_computed_for_target_tokens_only(policy, return_sum, monkeypa
     assert batch.inputs.input_ids.numel() > num_states[0]
 
 
-def test_external_parameters_are_those_of_the_output_layer(policy):
+def test_the_output_layer_may_have_a_bias(policy):
     [weight] = policy.external_parameters()
-    assert weight is policy.model.lm_head.weight
-    batch = one_micro_batch(policy).batch
-    before = policy(batch)
-    head = nn.Linear(weight.shape[1], weight.shape[0])
+    head = nn.Linear(*reversed(weight.shape))
     head.weight = weight
     policy.model.set_output_embeddings(head)
-    assert policy.external_parameters()[0] is head.weight
-    assert policy.external_parameters()[1] is head.bias
-    # The bias is used.
-    with torch.no_grad():
-        head.bias.zero_()
-    torch.testing.assert_close(policy(batch), before)
-    with torch.no_grad():
-        head.bias[int(batch.inputs.input_ids.flatten()[batch.target_index[0]])] = 5.0
-    assert policy(batch)[0] > before[0] + 1
+    assert [*map(id, policy.external_parameters())] == [id(weight), id(head.bias)]
+    expected = reference_loss(policy.model, "sft").item()
+    assert compute_loss(policy, "sft", "packed").item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_empty_response_has_probability_1(policy):
@@ -299,54 +279,3 @@ def test_an_empty_response_has_probability_1(policy):
     assert sums[0] == 0 and sums[1] < 0
     [sums] = response_logprobs(policy, examples, 100, with_prompts=True)
     assert sums[0] < 0
-
-
-# evaluate_sequences.
-
-
-@pytest.fixture
-def module():
-    """A module of which only the device, supports_packing and the config are read."""
-    module = nn.Linear(1, 1)
-    module.supports_packing = True
-    module.model = SimpleNamespace(config=PreTrainedConfig())
-    return module
-
-
-def last_tokens(batch):
-    return batch.inputs.input_ids.flatten()[batch.last_index]
-
-
-LAST_TOKENS = [[response[-1] for response in responses] for responses in RESPONSES]
-
-
-@pytest.mark.parametrize("packing", [True, False])
-@pytest.mark.parametrize("micro_batch_tokens", [1, 40])
-def test_values_are_returned_in_the_order_of_rows(packing, micro_batch_tokens, module):
-    module.supports_packing = packing
-    assert (
-        evaluate_sequences(last_tokens, module, PAIRS, micro_batch_tokens).tolist() == LAST_TOKENS
-    )
-    assert (
-        evaluate_sequences(last_tokens, module, ROWS, micro_batch_tokens).tolist()
-        == LAST_TOKENS[:1]
-    )
-
-
-@pytest.mark.parametrize("world_size", [2, 8])
-def test_values_of_ranks_add_up(world_size, module, monkeypatch):
-    tables = []
-    monkeypatch.setattr(forward, "all_reduce_sum", lambda table: table)
-    monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    for rank in range(world_size):
-        monkeypatch.setenv("RANK", str(rank))
-        tables.append(evaluate_sequences(last_tokens, module, PAIRS, 40))
-    assert sum(tables).tolist() == LAST_TOKENS
-
-
-def test_pad_with_last_repeats_the_last_value_of_each_sequence():
-    values = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], requires_grad=True)
-    table = pad_with_last(values, torch.tensor([1, 3, 2]))
-    assert table.tolist() == [[1, 1, 1], [2, 3, 4], [5, 6, 6]]
-    table[:, 2].sum().backward()
-    assert values.grad.tolist() == [1, 0, 0, 1, 0, 1]

@@ -11,9 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoConfig,
-)
+from transformers import AutoConfig
 
 from init_model import train_tokenizer
 from snakechat.data import toy
@@ -23,16 +21,17 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.workflow.errors import InputError
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
+# Of folders with a language model.
+LOADERS = (load_causal, partial(load_scorer, new_head=True))
 
 
 def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
     rows, _ = toy.make_rows(100, 10, random.Random(1))
     larger = train_tokenizer((text for row in rows for text in row.values()), 310)
     assert len(larger) > len(tokenizer)
-    with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
-        load_causal(folder, "fp32", larger)
-    with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
-        load_scorer(folder, "fp32", larger, new_head=True)
+    for load in LOADERS:
+        with pytest.raises(InputError, match="310 tokens, but the model has only 300 embeddings"):
+            load(folder, "fp32", larger)
 
 
 def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
@@ -92,26 +91,21 @@ def test_weights_that_do_not_match_the_config_raise(
 
 def test_only_a_new_head_may_be_missing(folder, tokenizer):
     change_weights(folder, {LAYER: None})
-    for load in (load_causal, partial(load_scorer, new_head=True)):
+    for load in LOADERS:
         with pytest.raises(InputError, match=re.escape(LAYER)):
             load(folder, "fp32", tokenizer)
 
 
 def test_loading_a_reward_model_as_a_language_model_raises(scorer_folder, tokenizer):
     message = "scorer is a sequence classifier, expected a language model: use it as a reward model"
-    with pytest.raises(InputError, match=message):
-        load_causal(scorer_folder, "fp32", tokenizer)
-    with pytest.raises(InputError, match=message):
-        load_scorer(scorer_folder, "fp32", tokenizer, new_head=True)
+    for load in LOADERS:
+        with pytest.raises(InputError, match=message):
+            load(scorer_folder, "fp32", tokenizer)
 
 
-@pytest.mark.parametrize("config", ["gemma3"])
-def test_multimodal_models_are_named_with_their_text_model(tokenizer, tmp_path, config):
-    AutoConfig.for_model(config).save_pretrained(tmp_path)
-    message = (
-        rf"is a multimodal model \({config}\), expected a model of text only: use a checkpoint of"
-        rf" {config}_text"
-    )
+def test_multimodal_models_are_named_with_their_text_model(tokenizer, tmp_path):
+    AutoConfig.for_model("gemma3").save_pretrained(tmp_path)
+    message = r"is a multimodal model \(gemma3\), .*: use a checkpoint of gemma3_text"
     for load in (load_causal, load_scorer):
         with pytest.raises(InputError, match=message):
             load(tmp_path, "fp32", tokenizer)
@@ -133,7 +127,7 @@ def test_code_of_a_folder_never_runs(folder, tokenizer, monkeypatch):
         model_type="mine",
         auto_map={"AutoConfig": "mine.Config", "AutoModelForCausalLM": "mine.Model"},
     )
-    for load in (load_causal, partial(load_scorer, new_head=True)):
+    for load in LOADERS:
         with pytest.raises(InputError, match="contains custom code") as error:
             load(folder, "fp32", tokenizer)
         assert "\n" not in str(error.value)
@@ -150,9 +144,8 @@ def test_only_one_function_loads_folders():
     assert found == [str(SCRIPTS / "snakechat/data/model_files.py")]
 
 
-@pytest.mark.parametrize("family", ["t5"])
-def test_models_with_an_encoder_raise(folder, tokenizer, family):
-    AutoConfig.for_model(family).save_pretrained(folder)
+def test_models_with_an_encoder_raise(folder, tokenizer):
+    AutoConfig.for_model("t5").save_pretrained(folder)
     for load in (load_causal, load_scorer):
-        with pytest.raises(InputError, match=f"{family} has an encoder"):
+        with pytest.raises(InputError, match="t5 has an encoder"):
             load(folder, "fp32", tokenizer)

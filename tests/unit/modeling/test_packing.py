@@ -74,45 +74,6 @@ def test_a_packed_sequence_has_each_prompt_once_before_its_responses():
     assert batch.last_index.tolist() == [4, 7, 13, 5, 9, 15]
 
 
-def test_without_packing_each_response_is_a_sequence_after_a_copy_of_its_prompt():
-    batch, _ = collate_pairs(False, "A", "B", "C")
-    assert batch.inputs.input_ids.tolist() == [
-        [11, 12, 13, 14, 15],
-        [21, 22, 0, 0, 0],
-        [31, 32, 33, 34, 0],
-        [11, 12, 16, 0, 0],
-        [21, 23, 24, 0, 0],
-        [31, 32, 33, 35, 36],
-    ]
-    assert batch.inputs.position_ids is None
-    assert batch.inputs.attention_mask.eq(1).all()
-    assert batch.state_index.tolist() == [1, 2, 3, 5, 12, 16, 20, 21, 27, 28]
-    assert batch.target_index.tolist() == [2, 3, 4, 6, 13, 17, 21, 22, 28, 29]
-    assert batch.last_index.tolist() == [4, 6, 13, 17, 22, 29]
-
-
-@pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
-def test_with_prompts_all_tokens_but_the_first_are_targets(packing, sequences):
-    batch, ids = collate_pairs(packing, *sequences, with_prompts=True)
-    chosen = [12, 13, 14, 15, 22, 32, 33, 34]
-    assert ids[batch.target_index].tolist() == [*chosen, 12, 16, 23, 24, 32, 33, 35, 36]
-    chosen = [11, 12, 13, 14, 21, 31, 32, 33]
-    assert ids[batch.state_index].tolist() == [*chosen, 11, 12, 21, 23, 31, 32, 33, 35]
-    assert ids[batch.last_index].tolist() == [15, 22, 34, 16, 24, 36]
-    assert batch.target_lengths.tolist() == [4, 1, 3, 2, 2, 4]
-
-
-@pytest.mark.parametrize(("packing", "sequences"), [(True, ["AB", "C"]), (False, ["A", "B", "C"])])
-def test_targets_may_be_some_tokens_of_a_response(packing, sequences):
-    rows = [[(PAIRS[name][0], PAIRS[name][1][:1]) for name in names] for names in sequences]
-    batch = collate(rows, packing, CPU, trained=[[1, 0, 1], [1], [0]])
-    ids = batch.inputs.input_ids.flatten()
-    assert ids[batch.target_index].tolist() == [13, 15, 22]
-    assert ids[batch.state_index].tolist() == [12, 14, 21]
-    assert ids[batch.last_index].tolist() == [15, 22, 34]
-    assert batch.target_lengths.tolist() == [2, 1, 0]
-
-
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_response_may_have_one_token_or_none(packing):
     rows = [([11, 12], [[]]), ([21], [[22]]), ([31], [[]])]

@@ -6,7 +6,6 @@ from transformers import (
 )
 
 from snakechat.modeling.saving import save_model
-from support.models import files
 
 
 def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model(
@@ -20,12 +19,3 @@ def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model
     assert config.eos_token_id == [tokenizer.eos_token_id, 9]
     assert config.pad_token_id == tokenizer.pad_token_id
     assert config.repetition_penalty in (None, 1.0)
-
-
-def test_saving_the_same_model_twice_gives_the_same_bytes(model, tokenizer, tmp_path):
-    for name in ("first", "second"):
-        save_model(model, tokenizer, tmp_path / name)
-    assert files(tmp_path / "first") == files(tmp_path / "second")
-    for name in files(tmp_path / "first"):
-        first, second = (tmp_path / folder / name for folder in ("first", "second"))
-        assert first.read_bytes() == second.read_bytes()

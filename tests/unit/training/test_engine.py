@@ -3,6 +3,7 @@
 import copy
 import json
 import math
+from datetime import timedelta
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from support.engines import (
     cosine,
     engine_for,
     network,
+    plain_optimizer,
     rows,
     run_step,
     squared_error,
@@ -46,45 +48,37 @@ pytestmark = [
 NUM_TRAINED = 2 * 8 + 8 + 1
 
 
-def plain_weights(steps, scale=1.0, max_grad_norm=1.0):
+def plain_weights(steps, max_grad_norm):
     """Return the weights after steps of plain PyTorch on whole batches, and the gradient norms."""
     module = network()
-    groups = [
-        {"params": [w for w in module.parameters() if w.ndim > 1], "weight_decay": 0.1},
-        {"params": [w for w in module.parameters() if w.ndim == 1], "weight_decay": 0.0},
-    ]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.95))
+    optimizer = plain_optimizer(module)
     norms = []
     for inputs, targets in steps:
         optimizer.zero_grad()
-        (squared_error(module(inputs), targets, len(inputs)) * scale).backward()
+        squared_error(module(inputs), targets, len(inputs)).backward()
         norms.append(nn.utils.clip_grad_norm_(module.parameters(), max_grad_norm).item())
         optimizer.step()
     return weights_of(module), norms
 
 
-def assert_equal_weights(first, second):
-    torch.testing.assert_close(first, second, rtol=0, atol=1e-6)
-
-
 def test_a_wrong_number_of_processes_is_rejected(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"^placement: expected 8 processes \(.*\), 4 started: "):
         init_process_group(placement_of({"nodes": 4, "gpus_per_node": 2}))
-    assert str(error.value).startswith(
-        "placement: expected 8 processes (nodes: 4, gpus_per_node: 2), 4 started: start the job"
-        " with scripts/launch.py"
-    )
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 8])
-def test_a_step_does_not_depend_on_the_number_of_micro_batches(micro_batches):
+@pytest.mark.parametrize(("zero_stage", "micro_batches"), [(0, 1), (0, 8), (2, 2), (3, 2)])
+def test_steps_of_any_number_of_micro_batches_are_those_of_torch(zero_stage, micro_batches):
+    # Gradients are clipped; the norm is that before.
     steps = [rows(8, seed) for seed in (1, 2, 3)]
     module = network()
-    engine = engine_for(module)
-    for inputs, targets in steps:
+    engine = engine_for(module, zero_stage=zero_stage, max_grad_norm=0.1)
+    assert engine.grad_norm is None
+    weights, norms = plain_weights(steps, max_grad_norm=0.1)
+    for (inputs, targets), norm in zip(steps, norms, strict=True):
         run_step(engine, inputs, targets, micro_batches)
-    assert_equal_weights(weights_of(module), plain_weights(steps)[0])
+        assert engine.grad_norm == pytest.approx(norm, abs=1e-6)
+    torch.testing.assert_close(weights_of(module), weights, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("recomputes", [False, True])
@@ -99,31 +93,6 @@ def test_activation_checkpointing_runs_each_layer_twice(recomputes, tokenizer):
     [micro_batch] = examples.micro_batches(np.arange(1), 64, True, torch.device("cpu"))
     engine.backward(-engine(micro_batch.batch, return_sum=True), True)
     assert len(runs) == INIT["num_hidden_layers"] * (2 if recomputes else 1)
-
-
-def test_weight_decay_applies_to_matrices_only():
-    module = network()
-    with torch.no_grad():
-        for weight in module.parameters():
-            weight.fill_(1.0)
-    engine = engine_for(module, weight_decay=0.5)
-    engine.backward(engine(rows(1)[0]).sum() * 0.0, last=True)
-    engine.step()
-    # Without a gradient only the decay acts: 1 - .01 * .5.
-    for weight in module.parameters():
-        expected = 0.995 if weight.ndim > 1 else 1.0
-        torch.testing.assert_close(weight.detach(), torch.full_like(weight, expected))
-
-
-@pytest.mark.parametrize("zero_stage", [0, 2, 3])
-def test_grad_norm_is_that_of_the_gradient_before_clipping(zero_stage):
-    steps = [rows(8, seed) for seed in (1, 2)]
-    _, norms = plain_weights(steps, max_grad_norm=0.1)
-    engine = engine_for(network(), zero_stage=zero_stage, max_grad_norm=0.1)
-    assert engine.grad_norm is None
-    for (inputs, targets), norm in zip(steps, norms, strict=True):
-        run_step(engine, inputs, targets, micro_batches=2)
-        assert engine.grad_norm == pytest.approx(norm, abs=1e-6)
 
 
 def test_grad_norm_of_a_large_gradient_is_accurate():
@@ -194,40 +163,14 @@ def test_the_loss_scale_grows_after_100_steps_and_is_saved(fp16_on_cpu):
         engine.backward(engine(inputs).float().sum() / 1024, last=True)
         engine.step()
     _, resumed = fp16_layer(num_steps=1000)
-    resumed.load_state_dict(json.loads(json.dumps(values_of(engine))) | tensors_of(engine))
+    resumed.load_state_dict(copy.deepcopy(engine.state_dict()))
     for _ in range(60):
         for one in (engine, resumed):
             one.backward(one(inputs).float().sum() / 1024, last=True)
             one.step()
     assert engine.loss_scale == resumed.loss_scale == 131072
-    assert values_of(engine) == values_of(resumed)
-
-
-def values_of(engine):
-    return {
-        name: value for name, value in engine.state_dict().items() if not torch.is_tensor(value)
-    }
-
-
-def tensors_of(engine):
-    return {name: value for name, value in engine.state_dict().items() if torch.is_tensor(value)}
-
-
-def test_two_engines_train_independently():
-    # As actor and critic: micro-batches of both, then a step of both.
-    steps = [rows(8, seed) for seed in (1, 2, 3)]
-    first, second = network(), network()
-    engines = engine_for(first), engine_for(second)
-    for inputs, targets in steps:
-        for number in range(2):
-            chunk = slice(4 * number, 4 * number + 4)
-            for engine, sign in zip(engines, (1, -1), strict=True):
-                loss = squared_error(engine(inputs[chunk]), sign * targets[chunk], 8)
-                engine.backward(loss, last=number == 1)
-        for engine in engines:
-            engine.step()
-    assert_equal_weights(weights_of(first), plain_weights(steps)[0])
-    assert_equal_weights(weights_of(second), plain_weights([(i, -t) for i, t in steps])[0])
+    saved = json.dumps(engine.state_dict()["loss_scaler"])
+    assert json.loads(saved) == resumed.state_dict()["loss_scaler"]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +225,11 @@ def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
         engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
     engine.step()
     assert weights_of(module).float().tolist() == pytest.approx([0.6, 0.6], abs=0.003)
+
+
+def test_a_process_may_work_alone_for_hours():
+    backend = torch.distributed.group.WORLD._get_backend(torch.device("cpu"))
+    assert backend.options._timeout >= timedelta(hours=6)
 
 
 def test_the_tested_version_of_deepspeed_is_the_pinned_one():
@@ -343,11 +291,8 @@ def test_a_restored_engine_continues_as_if_it_had_not_stopped(zero_stage, dtype)
     for each in (engine, resumed):
         continue_training(each, 3, 6, dtype)
     assert torch.equal(weights_of(again), weights_of(module))
-    expected, restored = engine.state_dict(), resumed.state_dict()
-    assert restored.keys() == expected.keys()
-    for name, value in expected.items():
-        equal = torch.equal if torch.is_tensor(value) else lambda one, other: one == other
-        assert equal(restored[name], value), name
+    expected = engine.state_dict()
+    torch.testing.assert_close(resumed.state_dict(), expected, rtol=0, atol=0)
     # fp32 weights and two moments of the trained weights, whose groups are padded.
     tensors = [value for value in expected.values() if torch.is_tensor(value)]
     assert {value.dtype for value in tensors} == {torch.float32}

@@ -29,9 +29,9 @@ class Model:
         return {"loss": self.loss, "accuracy": 0.5}
 
 
-def evaluations_of(job):
+def evaluations_of(job, **options):
     model = Model()
-    return Evaluations(job, 25, model.evaluate, model.save)
+    return Evaluations(job, 25, model.evaluate, model.save, **options)
 
 
 @pytest.fixture
@@ -64,46 +64,43 @@ def test_a_run_stops_after_evaluations_without_a_lower_loss(patience, stops, job
     job.settings.early_stopping_patience = patience
     best = evaluations_of(job)
     stopped = []
-    for step, loss in enumerate([5.0, 3.0, 4.0, 2.0, 2.0, 2.5], start=1):
+    for step, loss in enumerate(LOSSES, start=1):
         evaluate(best, step, loss)
         stopped += [step] if best.should_stop else []
     assert stopped == stops
 
 
-def test_the_highest_value_of_a_metric_may_be_the_best(job):
-    model = Model()
-    best = Evaluations(job, 25, model.evaluate, model.save, "accuracy", greater_is_better=True)
-    for step, accuracy in enumerate([-3.0, -1.0, math.nan, -2.0], start=1):
-        model.step = step
-        best.evaluate = lambda accuracy=accuracy: {"loss": 1.0, "accuracy": accuracy}
-        best.run(step)
-    assert (best.best_step, best.best_value, best.since_best) == (2, -1.0, 2)
-    assert copies(job) == {"best-2": "step 2"}
-    again = Evaluations(job, 25, model.evaluate, model.save, "accuracy", greater_is_better=True)
-    again.load_state_dict({"best_step": 0, "best_value": None, "since_best": 0})
-    again.run(1)
-    assert again.best_step == 1
+LOSSES = [5.0, 3.0, math.nan, 2.0, 2.0, 2.5]
 
 
-@pytest.mark.parametrize("strategy", ["best", "last"])
-def test_the_lowest_loss_is_the_best(strategy, job):
-    job.settings.save_strategy = strategy
-    best = evaluations_of(job)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_lowest_loss_or_the_highest_value_is_the_best(sign, job):
+    best = evaluations_of(job, greater_is_better=sign < 0)
+    # Of a checkpoint before the first evaluation.
+    best.load_state_dict(best.state_dict())
     since = []
-    for step, loss in enumerate([5.0, 3.0, 4.0, 2.0, 2.0, 2.5], start=1):
-        evaluate(best, step, loss)
+    for step, loss in enumerate(LOSSES, start=1):
+        evaluate(best, step, sign * loss)
         since.append(best.since_best)
-    assert (best.best_step, best.best_value) == (4, 2.0)
+    assert (best.best_step, best.best_value) == (4, sign * 2.0)
     assert since == [0, 0, 1, 0, 1, 2]
-    assert bool(copies(job)) == (strategy == "best")
+    assert "best-4" in copies(job)
+
+
+def test_without_best_no_copies_are_kept(job, tmp_path):
+    job.settings.save_strategy = "last"
+    best = evaluations_of(job)
+    for step, loss in enumerate(LOSSES, start=1):
+        evaluate(best, step, loss)
+    assert not copies(job)
+    best.save_result(tmp_path / "result")
+    assert (tmp_path / "result/model").read_text() == "step 6"
 
 
 def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
     evaluate(best, 10, 3.0)
-    assert copies(job) == {"best-10": "step 10"}
     best.state_dict()
     evaluate(best, 20, 2.0)
-    assert copies(job) == {"best-10": "step 10", "best-20": "step 20"}
     # Not better: nothing changes.
     evaluate(best, 30, 2.5)
     assert copies(job) == {"best-10": "step 10", "best-20": "step 20"}

@@ -12,38 +12,17 @@ from snakechat.workflow.errors import InputError
 
 
 @pytest.fixture
-def make_job(tmp_path):
-    def job(name="job"):
-        result = tmp_path / name
-        result.mkdir(exist_ok=True)
-        return SimpleNamespace(
-            result=result,
-            log_folder=tmp_path / f"{name}.logs",
-            spec={"rule": "train_sft", "name": "mine"},
-        )
-
-    return job
+def job(tmp_path):
+    (tmp_path / "job").mkdir()
+    return SimpleNamespace(
+        result=tmp_path / "job",
+        log_folder=tmp_path / "job.logs",
+        spec={"rule": "train_sft", "name": "mine"},
+    )
 
 
-def log_steps(job, steps=3):
-    with MetricsLogger(job, steps) as logger:
-        for step in range(1, steps + 1):
-            logger.log(step, ["objective/kl"], **{"objective/kl": step / 8, "loss": 2.0 / step})
-
-
-def test_each_step_is_one_json_line_of_its_metrics(make_job):
-    job = make_job()
-    log_steps(job)
-    lines = (job.result / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"step": 1, "objective/kl": 0.125, "loss": 2.0},
-        {"step": 2, "objective/kl": 0.25, "loss": 1.0},
-        {"step": 3, "objective/kl": 0.375, "loss": 2.0 / 3},
-    ]
-
-
-def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(make_job, capsys):
-    with MetricsLogger(make_job(), 3) as logger:
+def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(job, capsys):
+    with MetricsLogger(job, 3) as logger:
         values = {"loss": 2.125, "learning_rate": 4.96e-4, "skipped_steps": 3}
         logger.log(1, ["loss"], **values)
         logger.log_times(1, {"train": 2.0}, 3000)
@@ -61,8 +40,7 @@ def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(make_job, ca
 LINES = [{"prompt": "\n\nHuman: *Hi*", "response": " <b>Yes</b>", "score": 0.123456, "kl": 1.0}]
 
 
-def test_responses_are_logged_as_json_lines(make_job):
-    job = make_job()
+def test_responses_are_logged_as_json_lines(job):
     with MetricsLogger(job, 2) as logger:
         logger.log_responses(1, LINES)
     # A resumed run.
@@ -79,18 +57,15 @@ def scalars(job, name):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_metric_that_is_not_finite_stops_the_run(make_job, value):
-    with MetricsLogger(make_job(), 3) as logger:
+def test_a_metric_that_is_not_finite_stops_the_run(job, value):
+    with MetricsLogger(job, 3) as logger:
         logger.log(1, ["loss"], loss=2.0)
         message = rf"step 2, rows \[3, 7\]: loss is {value}, training has diverged: try a lower"
         with pytest.raises(InputError, match=message):
             logger.log(2, ["loss"], [7, 3], loss=value)
 
 
-@pytest.fixture
-def resumed(make_job):
-    """A job whose first three of five steps are done, and their lines."""
-    job = make_job()
+def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
     with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
             logger.log(step, ["loss"], loss=step / 8)
@@ -98,46 +73,27 @@ def resumed(make_job):
     # spaces: existing lines are kept as they are.
     before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
     (job.result / "metrics.jsonl").write_bytes(before)
-    return job, before
-
-
-def resume(job):
     with MetricsLogger(job, 5) as logger:
-        logger.log(4, ["loss"], loss=4.0)
+        logger.log(4, ["loss"], loss=4.0, none=None)
         logger.log(5, ["loss"], loss=5.0)
-
-
-def test_a_resumed_run_appends_to_the_existing_lines(resumed):
-    job, before = resumed
-    resume(job)
     assert (job.result / "metrics.jsonl").read_bytes() == (
         before + b'{"step": 4, "loss": 4.0}\n{"step": 5, "loss": 5.0}\n'
     )
-
-
-def test_a_resumed_run_has_each_scalar_once(resumed):
-    job, _ = resumed
-    resume(job)
     assert scalars(job, "loss") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 4.0), (5, 5.0)]
 
 
-def times_of(job):
-    return [json.loads(line) for line in (job.log_folder / "times.jsonl").read_text().splitlines()]
-
-
-def test_times_are_written_to_the_log_folder_and_not_into_the_result(make_job):
-    job = make_job()
+def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
             logger.log(step, [], loss=1.0)
             logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
     sections = {"generate": 3.0, "train": 2.0, "responses": 8}
+    lines = (job.log_folder / "times.jsonl").read_text().splitlines()
     # 100 and 200 tokens in 5 seconds.
-    assert times_of(job) == [
+    assert [json.loads(line) for line in lines] == [
         {"step": 1, **sections, "tokens": 100, "tokens_per_second": 20.0},
         {"step": 2, **sections, "tokens": 200, "tokens_per_second": 40.0},
     ]
     assert scalars(job, "times/tokens_per_second") == [(1, 20.0), (2, 40.0)]
-    assert scalars(job, "times/train") == [(1, 2.0), (2, 2.0)]
     assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
     assert "times" not in (job.result / "metrics.jsonl").read_text()

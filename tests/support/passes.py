@@ -1,0 +1,38 @@
+"""Losses and gradients of packed micro-batches, for tests of other ways to compute them."""
+
+import numpy as np
+import torch
+
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
+from support.families import spread
+
+CPU = torch.device("cpu")
+
+
+def saved_policy(keys, tokenizer, folder):
+    """Return a policy with large weights, whose model was loaded from a folder."""
+    # Loaded models have no dropout.
+    save_model(make_causal(keys, tokenizer, 1), tokenizer, folder)
+    return Policy(spread(load_causal(folder, "fp32", tokenizer)))
+
+
+def loss_and_gradients(policy, examples):
+    """Return the sum of all log-probabilities, and its gradients, over several micro-batches."""
+    policy.zero_grad()
+    micro_batches = list(
+        examples.micro_batches(np.arange(len(examples)), 60, True, CPU, with_prompts=True)
+    )
+    assert len(micro_batches) > 1
+    loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
+    loss.backward()
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    return loss.detach(), torch.cat([weight.grad.flatten() for weight in weights])
+
+
+def assert_equal(actual, expected):
+    """Assert that losses and gradients are equal up to rounding."""
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-5, atol=0)
+    assert (actual[1] - expected[1]).norm() < 1e-5 * expected[1].norm()
