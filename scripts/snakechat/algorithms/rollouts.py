@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.data.reward_model_encoding import response_texts
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
-from snakechat.modeling.forward import Policy, Scorer, response_scores
+from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import GenerationSettings, Sampler, sample_responses
 from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import FrozenModel
@@ -243,11 +243,6 @@ class Rollouts:
             "response/length_p95": lengths.quantile(0.95).item(),
             "response/ended_by_eos": self.ended.float().mean().item(),
         }
-
-    def scores(self, reward: Scorer) -> Tensor:
-        """Return the reward model's score of each response [B]."""
-        scores = response_scores(reward, self.examples, self.micro_batch_tokens).flatten()
-        return self._on_device(scores.astype(np.float32))
 
     def logprobs(self, policy: Policy) -> Tensor:
         """Return the table of log-probabilities."""
