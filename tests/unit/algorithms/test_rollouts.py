@@ -99,20 +99,6 @@ def test_values_are_those_of_the_states_before_each_token(family):
     assert_table(make().values(family.scorer), rows)
 
 
-def test_the_mask_is_true_on_the_tokens_of_each_response():
-    rollouts = make()
-    lengths = [3, 1, 6, 2, 4, 1, 5, 2, 3, 3, 4, 4, 1, 1, 2]
-    assert rollouts.lengths.tolist() == lengths
-    assert rollouts.response_mask.tolist() == [
-        [place < length for place in range(6)] for length in lengths
-    ]
-    assert rollouts.ended.tolist() == ENDED
-
-
-def test_num_tokens_counts_all_responses_to_the_given_prompts():
-    assert make().num_tokens(np.array([3, 1])) == (2 + 3 + 1) + (1 + 5 + 4)
-
-
 @pytest.mark.parametrize("world_size", [1, 3])
 @pytest.mark.parametrize("packing", [True, False])
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3, 4], [3, 1]])
@@ -167,15 +153,15 @@ class Sampler:
 
     num_ranks = 1
 
-    def __init__(self, with_logprobs=True):
-        self.with_logprobs, self.prompts = with_logprobs, []
+    def __init__(self):
+        self.prompts = []
 
     def sample(self, prompts):
         self.prompts.append(prompts)
         numbers = [[factor * int(prompt[0]) for prompt in prompts] for factor in (1, 2)]
         responses = [[[number] * number for number in row] for row in numbers]
         logprobs = [[[-0.5 * number] * number for number in row] for row in numbers]
-        return responses, logprobs if self.with_logprobs else None
+        return responses, logprobs
 
 
 def settings(**changes):
