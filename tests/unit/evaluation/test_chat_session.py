@@ -12,25 +12,14 @@ from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.talking import (
+from support.talking import (  # noqa: F401
     CHAT_INIT,
     GREEDY,
-    make_folders,
+    chat_folders,
+    dialogue_session,
     pieces_of_response,
     script_response,
 )
-
-
-@pytest.fixture
-def folders(tokenizer, tmp_path):
-    """Folders of chat models by name."""
-    return make_folders(tokenizer, tmp_path)
-
-
-@pytest.fixture
-def dialogue(folders):
-    """A session with the dialogue template."""
-    return load(folders["rlhf"])
 
 
 @pytest.fixture
