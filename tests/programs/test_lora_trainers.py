@@ -5,7 +5,6 @@ In one process; tests/unit/training/test_processes.py trains adapters in two.
 
 import json
 import math
-import random
 
 import pytest
 import torch
@@ -14,11 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from snakechat.config.recipes import STAGES
-from snakechat.data import toy
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import DTYPES
 from support.configs import load
-from support.stages import stages_of_small_model
+from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -78,8 +76,7 @@ SHIPPED = shipped_combinations()
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """The results of recipes on a small model, in a working directory of their own."""
-    rows, _ = toy.make_rows(16, 0, random.Random(1))
-    train = [tuple(row.values()) for row in rows]
+    train = toy_rows(16)["train"]
     # The models learn these pairs, and would need more to do well on others.
     records = {"train": train, "eval": train[:12]}
     recipes = {"sft": {"plain": recipe("fp32")}, "reward": {"plain": recipe("fp32", epochs=8)}}
