@@ -121,19 +121,6 @@ def test_another_reference_model_is_an_error(unpaired):
         unpaired.run("train_dpo", "broken")
 
 
-def test_rows_longer_than_the_positions_of_the_reference_model_are_an_error(
-    tokenizer, group, tmp_path
-):
-    records = [("\n\nHuman: Where?\n\nAssistant:", " No map. " * 40, " No. ")] * 8
-    recipe = {**COMMON, "max_length": 128}
-    rows = {"train": records, "eval": records}
-    with (
-        stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": {"long": recipe}}) as stages,
-        pytest.raises(InputError, match=r"128 tokens exceed the model's 96 positions"),
-    ):
-        stages.run("compute_reference", "long")
-
-
 def test_the_loss_is_exact_in_16_bits_until_the_policy_changes(tokenizer, group, tmp_path):
     # Eight steps are two epochs, in which a row is packed with other rows each. The learning rate
     # is too small to change a weight; large weights and beta amplify rounding errors.

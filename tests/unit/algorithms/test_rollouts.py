@@ -171,18 +171,6 @@ def settings(**changes):
 
 
 NUMBER_PROMPTS = [np.array([number]) for number in (3, 1, 2)]
-NUMBER_RESPONSES = [[[3] * 3, [1], [2] * 2], [[6] * 6, [2] * 2, [4] * 4]]
-
-
-def test_logprobs_of_vllm_are_padded_with_zeros():
-    responses, logprobs = sample_on_all_ranks(
-        Sampler(), NUMBER_PROMPTS, settings(generation_backend="vllm")
-    )
-    assert responses == NUMBER_RESPONSES
-    assert logprobs.tolist() == [
-        [[-1.5] * 3 + [0] * 3, [-0.5] + [0] * 5, [-1] * 2 + [0] * 4],
-        [[-3] * 6, [-1] * 2 + [0] * 4, [-2] * 4 + [0] * 2],
-    ]
 
 
 def test_token_id_0_is_not_padding():
@@ -193,8 +181,8 @@ def test_token_id_0_is_not_padding():
     ]
 
 
-@pytest.mark.parametrize(("world_size", "num_ranks"), [(3, 1), (4, 2)])
-def test_responses_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
+@pytest.mark.parametrize(("world_size", "num_ranks"), [(1, 1), (3, 1), (4, 2)])
+def test_responses_and_logprobs_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     reduced, sampled = [], []
     monkeypatch.setattr(module, "all_reduce_sum", lambda tensor: reduced.append(tensor) or tensor)
@@ -208,13 +196,12 @@ def test_responses_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
     firsts = sampled[::num_ranks]
     assert sampled == [prompts for prompts in firsts for _ in range(num_ranks)]
     assert sorted(number for prompts in firsts for number in prompts) == [1, 2, 3]
-    # Token ids and log-probabilities alternate.
-    assert [
-        [(ids - 1)[ids > 0].tolist() for ids in row] for row in sum(reduced[::2])
-    ] == NUMBER_RESPONSES
-    assert torch.equal(sum(reduced[1::2]), logprobs_of_one_rank(monkeypatch))
-
-
-def logprobs_of_one_rank(monkeypatch):
-    monkeypatch.undo()
-    return sample_on_all_ranks(Sampler(), NUMBER_PROMPTS, settings(generation_backend="vllm"))[1]
+    # Token ids + 1 and log-probabilities alternate, padded with zeros.
+    assert sum(reduced[::2]).tolist() == [
+        [[4] * 3 + [0] * 3, [2] + [0] * 5, [3] * 2 + [0] * 4],
+        [[7] * 6, [3] * 2 + [0] * 4, [5] * 4 + [0] * 2],
+    ]
+    assert sum(reduced[1::2]).tolist() == [
+        [[-1.5] * 3 + [0] * 3, [-0.5] + [0] * 5, [-1] * 2 + [0] * 4],
+        [[-3] * 6, [-1] * 2 + [0] * 4, [-2] * 4 + [0] * 2],
+    ]
