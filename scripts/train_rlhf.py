@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import evaluate_tokens, make_experience, make_rewards
 from snakechat.algorithms.kl_coefficient import KLController
-from snakechat.algorithms.llm_judge import LlmJudge, load_judges, usage_record
+from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.policy_updates import Updater
 from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_functions import load_functions
@@ -106,8 +106,7 @@ def main(job: RlhfJob) -> None:
             if evaluations.should_stop:
                 break
     trainer.sampler.close()
-    if judges:
-        job.record["llm_judges"] = usage_record(judges.values())
+    record_usage(job, judges.values())
     evaluations.save_result(job.result)
     record_changed_weights(job, models.actor.model, job.inputs["actor"])
     kept_models.save_result(job.result)
