@@ -184,10 +184,10 @@ def test_ratio_statistics_count_the_tokens_without_a_gradient(advantage, low, hi
     # Values moved by 0, .1, -.3 and .5.
     [(0.2, 2), (0.4, 1), (0.05, 3), (0.0, 0)],
 )
-def test_value_statistics_count_what_value_loss_clips(clip_range, clipped):
+def test_clipped_values_are_those_that_value_loss_clips(clip_range, clipped):
     old = torch.tensor([1.0, 1.0, 1.0, 1.0])
     new = old + torch.tensor([0.0, 0.1, -0.3, 0.5])
-    assert policy_gradient.value_statistics(new, old, clip_range) == {"clipfrac": clipped}
+    assert policy_gradient.num_clipped_values(new, old, clip_range) == clipped
 
 
 def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
