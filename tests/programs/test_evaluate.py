@@ -93,19 +93,12 @@ def test_ema_weights_are_compared_if_they_exist(job):
 
 def test_functions_add_to_the_score_of_the_reward_model_and_not_to_the_judges(job, monkeypatch):
     _, before = evaluated(job)
-    functions = {"length": 2, "unused": 0}
 
     def score(prompts, responses, columns):
-        assert len(columns["messages"]) == len(responses)
         return np.array([float(len(p + a)) for p, a in zip(prompts, responses, strict=True)])
 
-    def load_functions(weights):
-        assert weights == functions
-        return {"length": (1.0, score)}
-
-    monkeypatch.setattr(evaluate_rlhf, "load_functions", load_functions)
-    job.settings.reward_functions = functions
-    metrics, after = evaluated(job)
+    monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: {"length": (1.0, score)})
+    _, after = evaluated(job)
     for name, lines in after.items():
         for old, new in zip(before[name], lines, strict=True):
             assert new["judge_score"] == pytest.approx(old["judge_score"], abs=1e-4)
