@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from snakechat.algorithms.llm_judge import LlmJudge, load_judges, usage_record
+from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
@@ -74,9 +74,9 @@ def main(job: Job[SimpleNamespace]) -> None:
     rates = None
     if settings.llm_judge and rank() == 0:
         rates = evaluator.llm_win_rates(models, job.result)
+    # All processes add up what they used.
+    record_usage(job, judges.values())
     if judges:
-        # All processes add up what they used.
-        job.record["llm_judges"] = usage_record(judges.values())
         job.facts["unreadable_replies"] = evaluator.unreadable
     if rank() > 0:
         return

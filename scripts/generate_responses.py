@@ -6,7 +6,6 @@ the order of the tokens. An interrupted run continues after its last complete ba
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -69,18 +68,20 @@ def generate(
     for number, split in enumerate(SPLITS):
         prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")
         batches = []
-        for start in progress(split, len(prompts)):
-            batches.append(job.states / f"{split}-{start:09}")
-            if batches[-1].exists():
-                continue
-            # Each batch has its own seed: a run that continues samples the same responses.
-            seed = np.random.SeedSequence([settings.seed, number, start, rank()])
-            torch.manual_seed(int(seed.generate_state(1)[0]))
+        progress = ProgressLines(split, "prompts", len(prompts), next_line=FIRST_LINE)
+        for start in range(0, len(prompts), BATCH_SIZE):
             rows = range(start, min(start + BATCH_SIZE, len(prompts)))
-            responses, _ = sample_on_all_ranks(
-                sampler, [prompts[row] for row in rows], settings, policy.sampling
-            )
-            save_batch(batches[-1], responses, len(tokenizer))
+            batches.append(job.states / f"{split}-{start:09}")
+            if not batches[-1].exists():
+                # Each batch has its own seed: a run that continues samples the same responses.
+                seed = np.random.SeedSequence([settings.seed, number, start, rank()])
+                torch.manual_seed(int(seed.generate_state(1)[0]))
+                responses, _ = sample_on_all_ranks(
+                    sampler, [prompts[row] for row in rows], settings, policy.sampling
+                )
+                save_batch(batches[-1], responses, len(tokenizer))
+            if rank() == 0:
+                progress.update(rows.stop)
         if rank() == 0:
             with RaggedWriter(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as writer:
                 for batch in batches:
@@ -88,15 +89,6 @@ def generate(
                     writer.write([ids[row].tolist() for row in range(len(ids))])
             print(f"{split}: {len(prompts):,} prompts, {settings.num_generations} responses each")
     sampler.close()
-
-
-def progress(split: str, num_prompts: int) -> Iterator[int]:
-    """Yield the first row of each batch; print lines about the progress over the prompts."""
-    lines = ProgressLines(split, "prompts", num_prompts, next_line=FIRST_LINE)
-    for start in range(0, num_prompts, BATCH_SIZE):
-        yield start
-        if rank() == 0:
-            lines.update(min(start + BATCH_SIZE, num_prompts))
 
 
 def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow.parquet as pq
 
-from snakechat.algorithms.llm_judge import load_judges, usage_record
+from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.exclusions import removed_rows
 from snakechat.data.phase_splits import limited_phases, split_rows
@@ -72,7 +72,7 @@ def main(job: Job[SimpleNamespace]) -> None:
                 " rubric, or more rows"
             )
     write_statistics(job)
-    job.record["llm_judges"] = usage_record([judge])
+    record_usage(job, [judge])
 
 
 if __name__ == "__main__":

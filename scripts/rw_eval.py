@@ -15,7 +15,6 @@ from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
-from snakechat.modeling.models import check_sequence_length
 from snakechat.reporting.labels import N_, label_of
 from snakechat.reporting.metric_tables import figure_cell
 from snakechat.reporting.metric_values import Figure, read_figure
@@ -43,8 +42,6 @@ def main(job: Job[Any]) -> None:
     start_evaluation(job.placement, DTYPE)
     examples = encode(pairs, Encoder(tokenizer, settings.template))
     with loaded_scorer(folder, DTYPE, tokenizer, job.placement, examples) as model:
-        longest = int((examples.prompt_lengths + examples.response_lengths).max())
-        check_sequence_length(model.module.model, longest)
         scores = response_scores(model.module, examples, job.placement.micro_batch_tokens)
     if rank() > 0:
         return

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from snakechat.algorithms.llm_judge import load_judges, usage_record
+from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
@@ -85,8 +85,7 @@ def main(job: Job[GenerationSettings]) -> None:
             print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
             if judges:
                 print(f"{split}: unreadable replies: {dict(unreadable)}")
-    if judges:
-        job.record["llm_judges"] = usage_record(judges.values())
+    record_usage(job, judges.values())
 
 
 def open_on_first_rank(

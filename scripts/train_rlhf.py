@@ -22,9 +22,9 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import evaluate_tokens, make_experience, make_rewards
 from snakechat.algorithms.kl_coefficient import KLController
-from snakechat.algorithms.llm_judge import LlmJudge, load_judges, usage_record
+from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.policy_updates import Updater
-from snakechat.algorithms.response_scoring import ResponseScorer
+from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
 from snakechat.algorithms.rlhf_models import RlhfJob, RlhfModels, load_models, make_engines
@@ -106,8 +106,7 @@ def main(job: RlhfJob) -> None:
             if evaluations.should_stop:
                 break
     trainer.sampler.close()
-    if judges:
-        job.record["llm_judges"] = usage_record(judges.values())
+    record_usage(job, judges.values())
     evaluations.save_result(job.result)
     record_changed_weights(job, models.actor.model, job.inputs["actor"])
     kept_models.save_result(job.result)
@@ -142,14 +141,8 @@ class RlhfTrainer:
         functions = load_functions(settings.reward_functions)
         rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
         weighted = weighted_judges(settings.reward, judges)
-        self.scorer = ResponseScorer(
-            settings,
-            rewards,
-            functions,
-            PromptTexts(tokens, "train"),
-            weighted,
-            models.critic_origin,
-        )
+        self.scorer = RewardSum(rewards, functions, PromptTexts(tokens, "train"), weighted)
+        self.normalization = ScoreNormalization(settings, models.critic_weight)
         if settings.eval_steps:
             self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"), weighted)
             self.eval_prompts = Ragged(tokens, "eval.prompt")
@@ -157,7 +150,7 @@ class RlhfTrainer:
                 tokens, settings.datasets, settings.eval_prompts, settings.seed
             ).rows
         if models.critic:
-            models.critic.normalizer = self.scorer.critic_normalizer
+            models.critic.normalizer = self.normalization.critic_normalizer
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
         self.sampler = make_sampler(
             settings,
@@ -186,7 +179,7 @@ class RlhfTrainer:
             "actor": self.actor,
             "critic": self.critic,
             "ema": self.ema,
-            "scorer": self.scorer,
+            "scorer": self.normalization,
             "kl_controller": self.kl_controller,
             "response_check": self.response_check,
             "score_check": self.score_check,
@@ -208,7 +201,9 @@ class RlhfTrainer:
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
                 self.score_check.check(scores.sum, step)
-            normalized_scores = self.scorer.normalize(scores.sum, rollouts.ended, rollouts.lengths)
+            normalized_scores = self.normalization.normalize(
+                scores.sum, rollouts.ended, rollouts.lengths
+            )
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
         with self.timer("logprobs"):
@@ -245,7 +240,7 @@ class RlhfTrainer:
         rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
         torch.default_generator.set_state(generator_state)
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
-        normalized = self.scorer.normalized(scores.sum, rollouts.ended, rollouts.lengths)
+        normalized = self.normalization.normalized(scores.sum, rollouts.ended, rollouts.lengths)
         evaluation = evaluate_tokens(rollouts, self.models.actor, self.models.reference, None)
         settings = self.settings
         return evaluation_metrics(

@@ -8,19 +8,12 @@ import pytest
 import chat
 from snakechat.evaluation.chat_session import load
 from snakechat.workflow.printable import printable_text
-from support.talking import make_folders, pieces_of_response, script_response
-
-
-@pytest.fixture
-def folders(tokenizer, tmp_path):
-    """Folders of chat models by name."""
-    return make_folders(tokenizer, tmp_path)
-
-
-@pytest.fixture
-def dialogue(folders):
-    """A session with the dialogue template."""
-    return load(folders["rlhf"])
+from support.talking import (  # noqa: F401
+    chat_folders,
+    dialogue_session,
+    pieces_of_response,
+    script_response,
+)
 
 
 @pytest.fixture
@@ -90,21 +83,13 @@ def test_two_models_respond_one_below_the_other(folders, run_chat):
     assert responses[0] != responses[1]
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("\x1b[31mred\x1b]0;title\x07", "\\x1b[31mred\\x1b]0;title\\x07"),
-        ("lines\nand\ttabs, 天空 é 👩\u200d🚀 [bold] \\x1b", None),
-    ],
-)
-def test_control_characters_are_escaped(folders, run_chat, monkeypatch, text, shown):
-    session = load(folders["rlhf"])
-    script_response(session, f" {text}.")
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: session)
-    output, _, _ = run_chat(folders["rlhf"], lines=[b"Why?"])
-    assert output == f"{shown or text}.\n"
+def test_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
+    script_response(dialogue, " \x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
+    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
+    output, _, _ = run_chat("x", lines=[b"Why?"])
+    assert output == "\\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.\n"
     # The session keeps the original text.
-    assert session.turns[-1] == ("assistant", f"{text}.")
+    assert dialogue.turns[-1] == ("assistant", "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
 
 
 @pytest.mark.parametrize(
@@ -160,10 +145,9 @@ def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
     assert second and dialogue.turns[0] == ("user", "Two?")
 
 
-def test_ctrl_c_ends_a_pipe(folders, run_chat, monkeypatch):
-    session = load(folders["rlhf"])
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: session)
-    script_response(session, " Yes indeed.")
-    interrupt_first_response(session)
-    output, _, code = run_chat(folders["rlhf"], lines=[b"One?", b"Two?"])
+def test_ctrl_c_ends_a_pipe(dialogue, run_chat, monkeypatch):
+    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
+    script_response(dialogue, " Yes indeed.")
+    interrupt_first_response(dialogue)
+    output, _, code = run_chat("x", lines=[b"One?", b"Two?"])
     assert code == 130 and "Yes indeed.".startswith(output)

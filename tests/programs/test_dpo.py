@@ -2,7 +2,6 @@
 
 import json
 import math
-import random
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,12 +12,11 @@ from transformers import AutoModelForCausalLM
 
 import evaluate_dpo
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.data import toy
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import COLUMNS
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, result_files
-from support.stages import stages_of_small_model
+from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -36,13 +34,10 @@ RECIPES = {
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """Trainings of a small random model on 32 pairs, which are also those of the evaluation."""
-    rows, _ = toy.make_rows(32, 0, random.Random(1))
-    records = [tuple(row.values()) for row in rows]
     recipes = {name: {**COMMON, **changes} for name, changes in RECIPES.items()}
     recipes["shifted"] = recipes["kto"] | {"max_steps": 1}
-    rows = {"train": records, "eval": records}
     folder = tmp_path_factory.mktemp("dpo")
-    with stages_of_small_model(folder, tokenizer, rows, {"dpo": recipes}) as stages:
+    with stages_of_small_model(folder, tokenizer, toy_rows(32), {"dpo": recipes}) as stages:
         yield stages
 
 
@@ -88,10 +83,9 @@ def test_kto_compares_rewards_with_the_reference_point_of_the_step(stages, monke
 @pytest.fixture(scope="module")
 def unpaired(tokenizer, group, tmp_path_factory):
     """KTO on responses that are labelled good or bad, twice as many good ones."""
-    rows, _ = toy.make_rows(48, 0, random.Random(1))
     records = [
         (prompt, None, rejected) if number % 3 == 0 else (prompt, chosen, None)
-        for number, (prompt, chosen, rejected) in enumerate(row.values() for row in rows)
+        for number, (prompt, chosen, rejected) in enumerate(toy_rows(48)["train"])
     ]
     rows = {"train": records, "eval": records}
     kto = {**COMMON, "loss": "kto", "undesirable_weight": 2.0, "eval_steps": 12}
@@ -127,29 +121,13 @@ def test_another_reference_model_is_an_error(unpaired):
         unpaired.run("train_dpo", "broken")
 
 
-def test_rows_longer_than_the_positions_of_the_reference_model_are_an_error(
-    tokenizer, group, tmp_path
-):
-    records = [("\n\nHuman: Where?\n\nAssistant:", " No map. " * 40, " No. ")] * 8
-    recipe = {**COMMON, "max_length": 128}
-    rows = {"train": records, "eval": records}
-    with (
-        stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": {"long": recipe}}) as stages,
-        pytest.raises(InputError, match=r"128 tokens exceed the model's 96 positions"),
-    ):
-        stages.run("compute_reference", "long")
-
-
 def test_the_loss_is_exact_in_16_bits_until_the_policy_changes(tokenizer, group, tmp_path):
-    rows, _ = toy.make_rows(32, 0, random.Random(1))
-    records = [tuple(row.values()) for row in rows]
     # Eight steps are two epochs, in which a row is packed with other rows each. The learning rate
     # is too small to change a weight; large weights and beta amplify rounding errors.
     recipe = {**COMMON, "loss": "kto", "dtype": "bf16", "beta": 5.0}
     recipe |= {"max_length": 96, "max_steps": 8, "learning_rate": 1e-12}
-    rows = {"train": records, "eval": records}
     recipes = {"dpo": {"still": recipe}}
-    with stages_of_small_model(tmp_path, tokenizer, rows, recipes, init_std=0.5) as stages:
+    with stages_of_small_model(tmp_path, tokenizer, toy_rows(32), recipes, init_std=0.5) as stages:
         losses = [step["loss"] for step in lines_of(stages.result("train_dpo", "still"))]
     assert losses == pytest.approx([0.5] * 8, abs=2e-4)
 
@@ -174,15 +152,12 @@ def exact_margins(model, base, pairs, beta):
 
 
 def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, tmp_path):
-    rows, _ = toy.make_rows(64, 0, random.Random(2))
-    records = [tuple(row.values()) for row in rows]
-    rows = {"train": records, "eval": records}
     recipe = {**COMMON, "dtype": "bf16", "epochs": 1, "learning_rate": 1e-4, "max_steps": 2}
     recipe |= {"max_length": 96}
     folder = tmp_path / "result"
     folder.mkdir()
     with stages_of_small_model(
-        tmp_path, tokenizer, rows, {"dpo": {"short": recipe}}, init_std=0.5
+        tmp_path, tokenizer, toy_rows(64, seed=2), {"dpo": {"short": recipe}}, init_std=0.5
     ) as stages:
         metrics = evaluate(stages, "short", folder)
         tokens = stages.result("tokenize_dpo", "short")
@@ -213,12 +188,9 @@ def weights_in(folder):
 def test_a_short_training_in_16_bits_states_what_its_weights_keep(
     tokenizer, group, tmp_path, capsys
 ):
-    rows, _ = toy.make_rows(32, 0, random.Random(1))
-    records = [tuple(row.values()) for row in rows]
     recipe = {**COMMON, "dtype": "bf16", "max_length": 96, "max_steps": 2, "learning_rate": 1e-5}
     recipes = {"short": recipe, "exact": {**recipe, "save_dtype": "fp32"}}
-    rows = {"train": records, "eval": records}
-    with stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": recipes}) as stages:
+    with stages_of_small_model(tmp_path, tokenizer, toy_rows(32), {"dpo": recipes}) as stages:
         jobs = {name: stages.run("train_dpo", name) for name in recipes}
     printed = capsys.readouterr()
     base = {name: weight.bfloat16() for name, weight in weights_in(tmp_path / "base").items()}

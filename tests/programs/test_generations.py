@@ -1,7 +1,6 @@
 """Generations: responses are sampled, scored and selected, in this process."""
 
 import json
-import random
 from dataclasses import replace
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 
 import generate_responses
 from conftest import ROOT
-from snakechat.data import toy
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_texts
@@ -19,7 +17,7 @@ from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.placement import placement_values
 from support.launching import launch
-from support.stages import stages_of_small_model
+from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -48,9 +46,7 @@ DATASETS = {
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """Generations of a small random model to 40 prompts, in batches of 16."""
-    rows, _ = toy.make_rows(40, 0, random.Random(1))
-    records = [tuple(row.values()) for row in rows]
-    rows = {"train": records, "eval": records}
+    rows = toy_rows(40)
     folder = tmp_path_factory.mktemp("generations")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generate_responses, "BATCH_SIZE", 16)

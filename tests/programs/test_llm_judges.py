@@ -1,12 +1,10 @@
 """LLM judges in RLHF, in generations and as labellers of pairs, in this process."""
 
 import json
-import random
 
 import pytest
 
 from snakechat.config.llm_judges import judge_access, judge_settings
-from snakechat.data import toy
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import read_texts
 from snakechat.data.scored_responses import read_scored_responses
@@ -15,10 +13,9 @@ from support.llm_endpoint import (  # noqa: F401
     compared_responses,
     judge_entry,
     llm_server,
-    prefer_first_in_alphabet,
 )
 from support.rlhf_training import rlhf_inputs, rlhf_training  # noqa: F401
-from support.stages import stages_of_small_model
+from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -69,18 +66,15 @@ GENERATIONS = {
 @pytest.fixture
 def stages(server, tokenizer, group, tmp_path):
     """Generations of a small random model to 8 prompts, and a dataset with labels."""
-    rows, _ = toy.make_rows(8, 0, random.Random(1))
-    records = [tuple(row.values()) for row in rows]
     datasets = {
         "pairs": {"generations": "mine", "select": "best_and_worst"},
         "labelled": {"label": "toy", "llm_judge": "wise"},
-        "few": {"label": "toy", "llm_judge": "wise", "max_rows": 3},
     }
     judges = {"wise": judge_entry(server)}
     with stages_of_small_model(
         tmp_path,
         tokenizer,
-        {"train": records, "eval": records},
+        toy_rows(8),
         {"generations": {"mine": GENERATIONS}},
         datasets,
         judges,

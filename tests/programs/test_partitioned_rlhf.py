@@ -1,7 +1,6 @@
 """Jobs of two processes at ZeRO 3: one is killed and the same command goes on; distillation."""
 
 import json
-import random
 import re
 import time
 from dataclasses import replace
@@ -9,11 +8,10 @@ from dataclasses import replace
 import pytest
 
 from conftest import ROOT
-from snakechat.data import toy
 from snakechat.workflow.placement import placement_values
 from support.killed_rank import VICTIM
 from support.launching import launch
-from support.stages import stages_of_small_model
+from support.stages import stages_of_small_model, toy_rows
 
 pytestmark = pytest.mark.slow
 
@@ -45,10 +43,8 @@ RECIPES = {"killed": RECIPE, "whole": RECIPE, "teacher": RECIPE, "distilled": DI
 @pytest.fixture(scope="module")
 def command(tokenizer, tmp_path_factory):
     """Return a function that runs the training of a recipe in two processes at ZeRO 3."""
-    rows, _ = toy.make_rows(STEPS * RECIPE["rollout_batch_size"], 0, random.Random(1))
-    records = [tuple(row.values()) for row in rows]
+    rows = toy_rows(STEPS * RECIPE["rollout_batch_size"])
     folder = tmp_path_factory.mktemp("killed")
-    rows = {"train": records, "eval": records}
     with stages_of_small_model(folder, tokenizer, rows, {"rlhf": RECIPES}) as stages:
 
         def run(name, died="-"):

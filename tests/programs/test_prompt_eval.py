@@ -85,23 +85,18 @@ def test_each_model_responds_to_each_prompt_with_each_decoder(job):
     assert texts_in(page, "td") == [printable_text(text) for text in texts]
 
 
-def test_greedy_and_sampled_responses_match_those_computed_by_hand(job, tokenizer):
+def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
     responses, _ = evaluated(job)
-    # As in training, by hand.
+    # As in training.
     ids = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
-    with torch.no_grad():
-        found = list(ids[0])
-        while len(found) < len(ids[0]) + 12 and found[-1] != tokenizer.eos_token_id:
-            found.append(int(model(torch.tensor([found])).logits[0, -1].argmax()))
-    greedy = tokenizer.decode(found[len(ids[0]) :], skip_special_tokens=True)
-    assert responses["rlhf", "greedy", PROMPTS[0]]["text"] == greedy
-    torch.manual_seed(1)
-    [drawn] = sample_responses(model, ids, [tokenizer.eos_token_id], 12, 1.0, 300)
-    for prompt, response in zip(PROMPTS, drawn, strict=True):
-        line = responses["rlhf", "sampled", prompt]
-        assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
-        assert line["ended"] == (response[-1] == tokenizer.eos_token_id)
+    for decoder, temperature in (("greedy", 0), ("sampled", 1.0)):
+        torch.manual_seed(1)
+        [drawn] = sample_responses(model, ids, [tokenizer.eos_token_id], 12, temperature, 300)
+        for prompt, response in zip(PROMPTS, drawn, strict=True):
+            line = responses["rlhf", decoder, prompt]
+            assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
+            assert line["ended"] == (response[-1] == tokenizer.eos_token_id)
     job.settings.seed = 2
     again, _ = evaluated(job)
     changed = {key[1] for key in responses if responses[key] != again[key]}
@@ -117,7 +112,7 @@ def test_a_page_in_chinese(job, monkeypatch):
     assert texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
 
 
-def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
+def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer, monkeypatch):
     job.settings.template = "chat"
     job.inputs = {"base": job.inputs["base"]}
     own = load_tokenizer(job.inputs["base"])
@@ -127,12 +122,14 @@ def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer):
         "{% endfor %}"
     )
     own.save_pretrained(job.inputs["base"])
-    responses, _ = evaluated(job)
-    model = load_causal(job.inputs["base"], "fp32", tokenizer)
-    ids = tokenizer(f"<{PROMPTS[0]}>", add_special_tokens=False).input_ids
-    [[greedy]] = sample_responses(model, [ids], [tokenizer.eos_token_id], 12, 0, 300)
-    text = tokenizer.decode(greedy, skip_special_tokens=True)
-    assert responses["base", "greedy", PROMPTS[0]]["text"] == text
+
+    def sample(policy, ids, *_):
+        texts = [f"<{prompt}>" for prompt in PROMPTS]
+        assert ids == tokenizer(texts, add_special_tokens=False).input_ids
+        return [[[5]] * len(ids)]
+
+    monkeypatch.setattr(prompt_eval, "sample_equally", sample)
+    evaluated(job)
     path = Path(job.options.source, "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")
     job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
@@ -189,36 +186,9 @@ def test_a_file_that_changed_after_planning_is_rejected(tmp_path):
 
 
 def test_every_set_has_prompts_and_pairs():
-    names = [path.name for path in sorted((ROOT / "prompts").glob("*.yaml"))]
-    assert names == ["en.yaml", "ja.yaml", "toy.yaml", "zh.yaml"]
-    sets = [Path(name).stem for name in names]
-    files = {path: file_digest(ROOT / path) for name in names for path in both(name)}
-    job = SimpleNamespace(
-        settings=SimpleNamespace(prompt_sets=sets),
-        options=RunOptions(source=str(ROOT)),
-        spec={"files": files},
-    )
-    assert [name for name in dict(read_sets(read_prompts, job))] == sets
-    assert [name for name in dict(read_sets(read_pairs, job))] == sets
-
-
-def both(name):
-    """The files of a set."""
-    return f"prompts/{name}", f"prompts/pairs/{name}"
-
-
-def test_a_base_model_overrides_the_prompt_sets(sources):
-    def planned(page, *options):
-        return sources.planned_specs(f"output/prompt_eval/{page}.html", *options)[
-            f"output/prompt_eval/{page}"
-        ]
-
-    toy = planned("dpo/tiny")
-    assert toy["settings"]["prompt_sets"] == ["toy"] and toy["files"].keys() == {"prompts/toy.yaml"}
-    assert toy["inputs"].keys() == {"base", "sft", "dpo"}
-    assert planned("sft/chinese")["settings"]["prompt_sets"] == ["zh", "en"]
-    assert planned("rlhf/1.3b", "--config", "prompt_sets=[zh]")["settings"]["prompt_sets"] == ["zh"]
-    page = "output/prompt_eval/sft/1.3b.html"
-    process = sources.snakemake(page, "-n", "--config", "prompt_sets=[fr]")
-    message = "prompt_sets names 'fr', and prompts has no fr.yaml (it has: en, ja, toy, zh)"
-    assert message in process.stdout
+    names = [path.stem for path in sorted((ROOT / "prompts").glob("*.yaml"))]
+    assert names == ["en", "ja", "toy", "zh"]
+    for read, kind in ((read_prompts, "prompts"), (read_pairs, "prompts/pairs")):
+        paths = [f"{kind}/{name}.yaml" for name in names]
+        files = {path: file_digest(ROOT / path) for path in paths}
+        assert list(dict(read(names, files, ROOT))) == names

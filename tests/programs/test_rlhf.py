@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 import train_rlhf
-from snakechat.algorithms import reward_functions, rlhf_models, sanity_checks
+from snakechat.algorithms import reward_functions, rlhf_models
 from snakechat.modeling.generation import HfSampler
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import result_files
@@ -19,7 +19,6 @@ from support.stages import write_manifest
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
-LOSS_KL = {"kl_in": "loss", "kl_estimator": "k3"}
 # Two responses to each of 60 prompts.
 PAIRED = {"num_generations": 2, "rollout_batch_size": 60, "max_response_length": 6}
 
@@ -38,12 +37,11 @@ def values(job, name):
 
 
 def weights_of(job, folder="."):
-    weights = load_file(job.result / folder / "model.safetensors")
-    return torch.cat([weights[name].flatten().float() for name in sorted(weights)])
+    return weights_in(job.result / folder)
 
 
-def sft_weights(inputs):
-    weights = load_file(Path(inputs["actor"]["path"]) / "model.safetensors")
+def weights_in(folder):
+    weights = load_file(folder / "model.safetensors")
     return torch.cat([weights[name].flatten().float() for name in sorted(weights)])
 
 
@@ -67,10 +65,9 @@ def test_distillation_decreases_the_kl_to_the_teacher(train):
     assert "score" not in lines_of(job.result / "responses.jsonl")[0]
 
 
-def test_the_actor_learns_nothing_from_itself(train, inputs, monkeypatch):
+def test_an_actor_with_adapters_learns_nothing_from_itself(train, inputs, monkeypatch):
     monkeypatch.setitem(inputs, "teacher", inputs["actor"])
     job = train(**DISTILL | {"reward": "reward/tiny"}, lora_rank=4)
-    assert values(job, "objective/kl_to_teacher") == pytest.approx([0, 0], abs=1e-5)
     assert values(job, "policy/grad_norm") == pytest.approx([0, 0], abs=1e-4)
     # The scores of a reward model are logged, and train nothing.
     assert values(job, "objective/scores_std")[0] > 0.01
@@ -152,15 +149,6 @@ def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, mon
     assert (job.result / "adapter/adapter_model.safetensors").exists()
 
 
-def test_ema_weights_are_saved_in_addition_to_the_last_weights(train, inputs):
-    job = train(ema_decay=0.75)
-    last, average, first = weights_of(job), weights_of(job, "ema"), sft_weights(inputs)
-    assert not torch.equal(average, last)
-    # Four updates: between the initial and the last weights.
-    assert 0 < (average - first).norm() < (last - first).norm()
-    assert (job.result / "ema/tokenizer.json").exists()
-
-
 def test_ptx_trains_on_text_in_addition(train):
     settings = {"actor_learning_rate": 0.01, "warmup_steps": 0, "ptx": "tiny"}
     losses = {coef: values(train(ptx_coef=coef, **settings), "ptx/loss") for coef in (1e-9, 27.8)}
@@ -171,7 +159,7 @@ def test_ptx_trains_on_text_in_addition(train):
 def test_only_the_critic_is_trained_in_its_warmup_steps(train, inputs):
     # A target that no KL reaches: 20 % less after each horizon of responses.
     job = train(critic_warmup_steps=2, kl_target=1e6, kl_horizon=120)
-    assert torch.equal(weights_of(job), sft_weights(inputs))
+    assert torch.equal(weights_of(job), weights_in(Path(inputs["actor"]["path"])))
     assert not values(job, "policy/loss")
     assert len(values(job, "value/loss")) == 2
     first, second = values(job, "objective/kl_coef")
@@ -255,7 +243,7 @@ def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch
     assert job.metrics[0]["policy/grad_norm"] < plain.metrics[0]["policy/grad_norm"] / 4
 
 
-def test_a_sparse_reward_may_find_its_first_success_late(train, functions, monkeypatch):
+def test_a_sparse_reward_may_find_its_first_success_late(train, functions):
     # Each call scores 120 responses; the third one finds a success.
     (functions / "mine.py").write_text(
         "calls = 0\n"
@@ -265,14 +253,9 @@ def test_a_sparse_reward_may_find_its_first_success_late(train, functions, monke
         "    return [float(calls == 3 and not index) for index in range(len(responses))]\n"
     )
     settings = {"reward": None, "reward_functions": {"mine": 1}, "algorithm": "grpo", **PAIRED}
-    settings |= {**LOSS_KL, "missing_eos_penalty": 0.0}
+    settings |= {"kl_in": "loss", "kl_estimator": "k3", "missing_eos_penalty": 0.0}
     job = train(without=("reward",), **settings)
-    assert values(job, "objective/scores") == pytest.approx([0, 0, 1 / 120, 0])
     assert values(job, "objective/uniform_groups") == pytest.approx([1, 1, 59 / 60, 1])
     norms = values(job, "policy/grad_norm")
     # Before it, only the KL penalty has a gradient, which is 0 at the start.
     assert norms[0] == pytest.approx(0, abs=1e-5) and norms[2] > 1e-3
-    monkeypatch.setattr(sanity_checks, "MAX_EQUAL_SCORES", 200)
-    (functions / "mine.py").write_text("def score(prompts, r):\n    return [1.0] * len(r)\n")
-    with pytest.raises(InputError, match="step 2: all 240 responses so far have the score 1"):
-        train(without=("reward",), **settings)

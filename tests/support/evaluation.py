@@ -54,20 +54,22 @@ def evaluation_job(tokenizer, tmp_path):
         "temperature": 1.0,
         "bootstrap_resamples": 100,
         "seed": 1,
-    }
-    settings |= {"dtype": "fp32", "max_response_length": 6, "exact_check": "shop"}
-    settings |= {
+        "dtype": "fp32",
+        "max_response_length": 6,
+        "exact_check": "shop",
         "llm_judge": None,
         "llm_judge_prompts": 2,
         "llm_judges": {},
         "reward": "reward/tiny",
         "judge": "reward/judge",
+        "reward_functions": {},
+        "reward_templates": {"reward/tiny": "dialogue", "reward/judge": "dialogue"},
         "template": "dialogue",
+        "datasets": [["toy", 1.0]],
+        "trained_on": {},
     }
-    settings |= {"datasets": [["toy", 1.0]], "trained_on": {}}
-    settings["reward_templates"] = {"reward/tiny": "dialogue", "reward/judge": "dialogue"}
     return SimpleNamespace(
-        settings=SimpleNamespace(**settings, reward_functions={}),
+        settings=SimpleNamespace(**settings),
         placement=PLACEMENT,
         options=DEFAULTS,
         inputs={**folders, "tokens": tokens},

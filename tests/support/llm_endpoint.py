@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.algorithms import chat_client
+from snakechat.algorithms.chat_client import ChatClient
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.llm_judges import judge_access, judge_settings
 from snakechat.workflow.reply_cache import ReplyCache
@@ -74,7 +75,8 @@ def judge_of(server, cache, **settings):
     """Return a judge that asks the endpoint. cache: folder of its replies."""
     judges = {"wise": judge_entry(server, **settings)}
     settings, access = judge_settings(judges, judges), judge_access(judges, judges)
-    return LlmJudge("wise", settings["wise"], access["wise"], ReplyCache(cache))
+    client = ChatClient("wise", settings["wise"], access["wise"], ReplyCache(cache))
+    return LlmJudge(client)
 
 
 def use_judge(job, server, **settings):

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import shutil
 import time
 from pathlib import Path
@@ -28,6 +29,7 @@ from snakechat.config.llm_judges import judge_access
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
+from snakechat.data import toy
 from snakechat.data.records import RecordWriter
 from snakechat.jobs.rules import RULES
 from snakechat.modeling.models import make_causal
@@ -155,6 +157,12 @@ def stages_of_small_model(folder, tokenizer, rows, recipes, datasets=None, llm_j
     os.chdir(folder)
     yield Stages(load(changes), folder, rows, {"random": folder / "base"})
     os.chdir(before)
+
+
+def toy_rows(number, seed=1):
+    """Return the same pairs of the toy for both splits: (prompt, chosen, rejected)."""
+    rows, _ = toy.make_rows(number, 0, random.Random(seed))
+    return {split: [tuple(row.values()) for row in rows] for split in ("train", "eval")}
 
 
 def write_manifest(path):

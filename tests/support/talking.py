@@ -1,10 +1,12 @@
 """Chat models for tests, and models that generate a given text."""
 
+import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from conftest import INIT
 from snakechat.data.dialogues import chat_template
+from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 
@@ -36,7 +38,8 @@ def as_chatml(tokenizer):
     )
 
 
-def make_folders(tokenizer, folder):
+@pytest.fixture(name="folders")
+def chat_folders(tokenizer, tmp_path):
     """Folders of two models with the dialogue template and of one with ChatML, by name."""
     dialogue = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
@@ -45,8 +48,14 @@ def make_folders(tokenizer, folder):
     dialogue.chat_template = chat_template(dialogue)
     tokenizers = {"rlhf": dialogue, "sft": dialogue, "chatml": as_chatml(tokenizer)}
     for seed, (name, each) in enumerate(tokenizers.items()):
-        save_model(make_causal(CHAT_INIT, each, seed), each, folder / name)
-    return {name: folder / name for name in tokenizers}
+        save_model(make_causal(CHAT_INIT, each, seed), each, tmp_path / name)
+    return {name: tmp_path / name for name in tokenizers}
+
+
+@pytest.fixture(name="dialogue")
+def dialogue_session(folders):
+    """A session with the dialogue template."""
+    return load(folders["rlhf"])
 
 
 def script_response(session, text, ended=True):

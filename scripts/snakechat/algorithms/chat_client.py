@@ -47,7 +47,7 @@ class ChatClient:
     """Sends conversations to a model and returns its replies.
 
     Args:
-        name: Name of the judge, for messages.
+        name: Name of the judge in the config, for messages.
         settings: Settings of the judge: model, and parameters, further fields of each request.
         access: Where and how it is asked (snakechat/config/llm_judges.py). Several processes of a
             job share concurrency and requests_per_minute.
@@ -63,7 +63,8 @@ class ChatClient:
     def __init__(
         self, name: str, settings: dict[str, Any], access: dict[str, Any], cache: ReplyCache
     ) -> None:
-        self.place, self.settings, self.cache = f"{JUDGES}.{name}", settings, cache
+        self.name, self.place = name, f"{JUDGES}.{name}"
+        self.settings, self.cache = settings, cache
         self.url: str = access["url"].rstrip("/")
         self.key = api_key(name, access["key_env"])
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}

@@ -45,23 +45,10 @@ MAX_QUOTED = 60
 
 
 class LlmJudge:
-    """Rates and compares responses.
+    """Rates and compares responses, by the replies of a client."""
 
-    Args:
-        name: Name of the judge in the config.
-        settings, access: Its settings, and where and how it is asked
-            (snakechat/config/llm_judges.py).
-        cache: The cache of its replies.
-
-    Raises:
-        InputError: As ChatClient does.
-    """
-
-    def __init__(
-        self, name: str, settings: dict[str, Any], access: dict[str, Any], cache: ReplyCache
-    ) -> None:
-        self.name, self.settings = name, settings
-        self.client = ChatClient(name, settings, access, cache)
+    def __init__(self, client: ChatClient) -> None:
+        self.client, self.name, self.settings = client, client.name, client.settings
 
     def rate(self, prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray:
         """Return the rating of each response, float64 [n]; NaN where the reply is unreadable.
@@ -145,7 +132,7 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
         return {}
     cache = ReplyCache(Path(job.options.shared_store or "output", REPLIES))
     access = job.options.llm_judges
-    return {name: LlmJudge(name, judges[name], access[name], cache) for name in judges}
+    return {name: LlmJudge(ChatClient(name, judges[name], access[name], cache)) for name in judges}
 
 
 def messages(instructions: str, texts: Mapping[str, str]) -> Messages:
@@ -199,8 +186,8 @@ def fill_missing(ratings: np.ndarray) -> np.ndarray:
     return np.where(known, ratings, means)
 
 
-def usage_record(judges: Iterable[LlmJudge]) -> dict[str, dict[str, int]]:
-    """Return what judges have used in all processes of this run, for run.json.
+def record_usage(job: Job[Any], judges: Iterable[LlmJudge]) -> None:
+    """Record what judges have used in all processes of this run, in run.json.
 
     Replies from the cache count as cache_hits only.
     """
@@ -212,4 +199,5 @@ def usage_record(judges: Iterable[LlmJudge]) -> dict[str, dict[str, int]]:
 
             numbers = all_reduce_sum(torch.tensor(numbers)).tolist()
         record[judge.name] = dict(zip(COUNTS, numbers, strict=True))
-    return record
+    if record:
+        job.record["llm_judges"] = record

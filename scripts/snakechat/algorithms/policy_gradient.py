@@ -237,13 +237,14 @@ def ratio_statistics(
     }
 
 
-def value_statistics(values: Tensor, old_values: Tensor, clip_range: float) -> dict[str, Tensor]:
-    """Return the sum over tokens of clipfrac: values that moved by more than clip_range.
+def num_clipped_values(values: Tensor, old_values: Tensor, clip_range: float) -> Tensor:
+    """Return the number of values that moved by more than clip_range.
 
-    Inputs of any shape; the sum is a scalar tensor. As in value_loss, a clip_range of 0 clips none.
+    Inputs of any shape; the number is a scalar tensor. As in value_loss, a clip_range of 0 clips
+    none.
     """
     limit = clip_range if clip_range > 0 else math.inf
-    return {"clipfrac": ((values - old_values).abs() > limit).sum(dtype=torch.float32)}
+    return ((values - old_values).abs() > limit).sum(dtype=torch.float32)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -223,11 +223,10 @@ def value_gradients(
         )
         loss = micro_batch.counted / num_tokens * losses.sum()
         engine.backward(loss, micro_batch.is_last)
-        statistics = policy_gradient.value_statistics(
+        clipped = policy_gradient.num_clipped_values(
             values.detach(), old.values, settings.value_clip_range
         )
-        clipfrac = statistics["clipfrac"] / num_tokens
-        sums += micro_batch.counted * torch.stack([loss.detach(), clipfrac])
+        sums += micro_batch.counted * torch.stack([loss.detach(), clipped / num_tokens])
     loss_sum, clipfrac_sum = all_reduce_sum(sums).tolist()
     return {"value/loss": loss_sum, "value/clipfrac": clipfrac_sum}
 

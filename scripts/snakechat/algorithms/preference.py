@@ -15,14 +15,6 @@ def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     return -functional.logsigmoid(chosen_scores - rejected_scores)
 
 
-def implicit_rewards(logprobs: Tensor, ref_logprobs: Tensor, beta: float) -> Tensor:
-    """Return beta * log(policy / reference) of whole responses (Rafailov et al. 2023, section 4).
-
-    Any shape.
-    """
-    return beta * (logprobs - ref_logprobs)
-
-
 def dpo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: float) -> Tensor:
     """Return the loss of each pair [B] from implicit rewards [B] (Rafailov et al. 2023, eq. 7).
 
@@ -100,6 +92,8 @@ def response_rewards(
 ) -> Tensor:
     """Return the implicit rewards of responses.
 
+    With a reference model, beta * log(policy / reference) (Rafailov et al. 2023, section 4).
+
     Args:
         logprobs: Log-probabilities of responses, any shape.
         ref_logprobs: Those under the reference model; None for losses without one.
@@ -111,8 +105,8 @@ def response_rewards(
     if ref_logprobs is None:
         return settings.beta * means
     if settings.length_normalized:
-        return implicit_rewards(means, ref_logprobs / lengths.clamp(min=1), settings.beta)
-    return implicit_rewards(logprobs, ref_logprobs, settings.beta)
+        return settings.beta * (means - ref_logprobs / lengths.clamp(min=1))
+    return settings.beta * (logprobs - ref_logprobs)
 
 
 def preference_losses(

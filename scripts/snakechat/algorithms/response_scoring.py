@@ -4,7 +4,7 @@ Shapes: B responses, as in snakechat/algorithms/rollouts.py.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,7 @@ from torch import Tensor
 
 from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.group_advantages import overlong_penalties
-from snakechat.algorithms.reward_functions import WeightedFunctions
-from snakechat.algorithms.reward_models import RewardModel
-from snakechat.algorithms.reward_sum import RewardSum, WeightedJudge
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.data.prompt_texts import PromptTexts
 
 
 class ScoreNormalizer:
@@ -52,13 +48,12 @@ class ScoreNormalizer:
         )
 
 
-class ResponseScorer(RewardSum):
-    """Scores responses in training, and normalizes the scores.
+class ScoreNormalization:
+    """Normalizes the scores of each step, clips them and subtracts penalties.
 
     Args:
         settings: The settings of the recipe.
-        rewards, functions, prompt_texts, judges: As in RewardSum.
-        critic_origin: The reward model that a critic is initialized from, or None.
+        critic_weight: The weight of the reward model that a critic is initialized from, or None.
 
     Attributes:
         normalizer: Normalizes the scores of each step.
@@ -67,19 +62,10 @@ class ResponseScorer(RewardSum):
             reward model.
     """
 
-    def __init__(
-        self,
-        settings: RlhfSettings,
-        rewards: Sequence[RewardModel],
-        functions: WeightedFunctions,
-        prompt_texts: PromptTexts,
-        judges: Sequence[WeightedJudge] = (),
-        critic_origin: RewardModel | None = None,
-    ) -> None:
-        super().__init__(rewards, functions, prompt_texts, judges)
-        self.settings, self.critic_origin = settings, critic_origin
+    def __init__(self, settings: RlhfSettings, critic_weight: float | None = None) -> None:
+        self.settings, self.has_origin = settings, critic_weight is not None
         self.normalizer = ScoreNormalizer()
-        self.critic_normalizer = ScoreNormalizer(critic_origin.weight if critic_origin else 1.0)
+        self.critic_normalizer = ScoreNormalizer(1.0 if critic_weight is None else critic_weight)
 
     def normalize(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
         """Update the normalizer and return normalized scores [B] as `normalized` does.
@@ -89,7 +75,7 @@ class ResponseScorer(RewardSum):
         mode = self.settings.standardize_scores
         if mode == "running" or (mode == "first" and not self.normalizer.is_ready):
             self.normalizer.add(scores)
-            if self.critic_origin and not self.critic_normalizer.is_ready:
+            if self.has_origin and not self.critic_normalizer.is_ready:
                 self.critic_normalizer.moments = self.normalizer.moments
         return self.normalized(scores, ended, lengths)
 

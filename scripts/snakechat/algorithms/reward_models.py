@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
@@ -18,7 +17,7 @@ from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.reward_model_encoding import ChatEncoder, ConversationEncoder, TurnEncoder
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.modeling.forward import Scorer
 from snakechat.modeling.model_check import NUM_PROMPTS, prompt_examples
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
@@ -81,20 +80,18 @@ def choose_reader(
     return Reader(tokenizer, encoder, shared)
 
 
-def conversation_scores(
+def conversation_examples(
     scorer: Scorer,
     encoder: ConversationEncoder,
     prompts: Sequence[list[Turn]],
     responses: Sequence[str],
-    micro_batch_tokens: int,
-) -> np.ndarray:
-    """Return the score of each response to the prompt at the same place, float64 [B].
+) -> Examples:
+    """Return each prompt with the response at the same place as a reward model reads them.
 
     A conversation that exceeds the positions of the model is truncated at its start.
     """
     positions = max_positions(scorer.model) or 0
-    sequences = [ids[-positions:] for ids in encoder(prompts, responses)]
-    return response_scores(scorer, sequence_examples(sequences), micro_batch_tokens)[0]
+    return sequence_examples([ids[-positions:] for ids in encoder(prompts, responses)])
 
 
 def sequence_examples(sequences: Sequence[list[int]]) -> Examples:

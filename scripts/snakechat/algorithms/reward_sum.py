@@ -12,12 +12,12 @@ from torch import Tensor
 
 from snakechat.algorithms.llm_judge import LlmJudge, fill_missing
 from snakechat.algorithms.reward_functions import WeightedFunctions, columns_of
-from snakechat.algorithms.reward_models import RewardModel, conversation_scores
+from snakechat.algorithms.reward_models import RewardModel, conversation_examples
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.llm_judges import judge_names
 from snakechat.config.references import JUDGES, RewardReferences, weighted_references
 from snakechat.data.prompt_texts import PromptTexts
-from snakechat.modeling.forward import Scorer
+from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.errors import InputError
 
@@ -140,11 +140,10 @@ class RewardSum:
         rows: Sequence[int] | np.ndarray,
     ) -> Tensor:
         """Return a reward model's score of each response [B]."""
-        if reward.reader.encoder is None:
-            return rollouts.scores(scorer)
-        responses = rollouts.response_texts()
-        prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
-        scores = conversation_scores(
-            scorer, reward.reader.encoder, prompts, responses, rollouts.micro_batch_tokens
-        )
+        examples, encoder = rollouts.examples, reward.reader.encoder
+        if encoder:
+            responses = rollouts.response_texts()
+            prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
+            examples = conversation_examples(scorer, encoder, prompts, responses)
+        scores = response_scores(scorer, examples, rollouts.micro_batch_tokens).flatten()
         return torch.from_numpy(scores).float().to(rollouts.device)

@@ -38,13 +38,14 @@ class RlhfModels(NamedTuple):
 
     reference: With `distill`, the teacher.
     rewards: By the names of the job's inputs.
-    critic_origin: The reward model that a critic starts from; None if it starts from the actor.
+    critic_weight: The weight of the reward model that a critic starts from; None if it starts from
+        the actor.
     """
 
     actor: Policy
     reference: Reference
     rewards: dict[str, RewardModel]
-    critic_origin: RewardModel | None
+    critic_weight: float | None
     critic: Scorer | None
 
 
@@ -64,6 +65,7 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     }
     origins = [key for key, reward in rewards.items() if reward.reader.shares_tokenizer]
     origin = origins[0] if origins else None
+    weight = rewards[origin].weight if origin else None
     critic = None
     if settings.algorithm == "ppo":
         critic = load_critic(job, tokenizer, origin)
@@ -72,7 +74,7 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     if critic:
         trained["critic"] = critic
     job.record["models"] = {name: model_size(module.model) for name, module in trained.items()}
-    return RlhfModels(actor, reference, rewards, rewards[origin] if origin else None, critic)
+    return RlhfModels(actor, reference, rewards, weight, critic)
 
 
 def load_actor_and_reference(

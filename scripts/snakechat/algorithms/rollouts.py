@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.data.reward_model_encoding import response_texts
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
-from snakechat.modeling.forward import Policy, Scorer, response_scores
+from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import GenerationSettings, Sampler, sample_responses
 from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import FrozenModel
@@ -146,6 +146,7 @@ class Rollouts:
         sampler_logprobs: The sampler's log-probabilities [A, n, R or more], or None.
 
     Attributes:
+        response_ids: Token ids of each response [B].
         ended: bool [B], whether a response ends with a stop id.
         lengths: Tokens of each response [B].
         response_mask: bool [B, R].
@@ -164,10 +165,10 @@ class Rollouts:
         sampler_logprobs: Tensor | None = None,
     ) -> None:
         self.examples, self.tokenizer = Examples(prompts, *responses), tokenizer
+        self.response_ids: list[list[int]] = [ids for sequences in responses for ids in sequences]
         self.temperature, self.device = temperature, device
         self.micro_batch_tokens = micro_batch_tokens
-        last_ids = [ids[-1] for sequences in responses for ids in sequences]
-        ended = [last_id in stop_ids for last_id in last_ids]
+        ended = [ids[-1] in stop_ids for ids in self.response_ids]
         lengths = self.examples.response_lengths.flatten()
         self.ended = copy_to_device(torch.tensor(ended), device)
         self.lengths = self._on_device(lengths)
@@ -221,19 +222,15 @@ class Rollouts:
     def decode(self) -> tuple[list[str], list[str]]:
         """Return prompts [B] and responses [B] as text, without special tokens."""
         rows: Any = self.examples.prompts
-        sequences: Any = self.examples.responses
-        prompts = [*rows] * len(sequences)
-        responses = [ids for responses in sequences for ids in responses]
+        prompts = [*rows] * len(self.examples.responses)
         return (
             self.tokenizer.batch_decode(prompts, skip_special_tokens=True),
-            self.tokenizer.batch_decode(responses, skip_special_tokens=True),
+            self.tokenizer.batch_decode(self.response_ids, skip_special_tokens=True),
         )
 
     def response_texts(self) -> list[str]:
         """Return the text of each response [B], for reward models with another tokenizer."""
-        sequences: Any = self.examples.responses
-        responses = [ids for responses in sequences for ids in responses]
-        return response_texts(self.tokenizer, responses, self.ended.tolist())
+        return response_texts(self.tokenizer, self.response_ids, self.ended.tolist())
 
     def length_metrics(self) -> dict[str, float]:
         """Return metrics of the lengths and of the share of responses that ended."""
@@ -243,11 +240,6 @@ class Rollouts:
             "response/length_p95": lengths.quantile(0.95).item(),
             "response/ended_by_eos": self.ended.float().mean().item(),
         }
-
-    def scores(self, reward: Scorer) -> Tensor:
-        """Return the reward model's score of each response [B]."""
-        scores = response_scores(reward, self.examples, self.micro_batch_tokens).flatten()
-        return self._on_device(scores.astype(np.float32))
 
     def logprobs(self, policy: Policy) -> Tensor:
         """Return the table of log-probabilities."""

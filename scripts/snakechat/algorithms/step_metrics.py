@@ -45,11 +45,7 @@ def step_metrics(
     """
     mask = rollouts.response_mask
     metrics: Metrics = {
-        **score_metrics(scores),
-        kl_name(algorithm): response_kl(rollouts, evaluation).mean().item(),
-        "objective/rlhf_reward": rewards.sum(dim=1).mean().item(),
-        "objective/entropy": policy_gradient.masked_mean(evaluation.entropies, mask).item(),
-        **rollouts.length_metrics(),
+        **response_metrics(algorithm, rollouts, evaluation, scores, rewards.sum(dim=1))
     }
     if algorithm != "distill":
         # Its reward is the KL itself.
@@ -85,9 +81,16 @@ def evaluation_metrics(
     """
     kl = response_kl(rollouts, evaluation)
     rewards = -kl if algorithm == "distill" else normalized_scores - kl_coef * kl
+    return response_metrics(algorithm, rollouts, evaluation, scores, rewards)
+
+
+def response_metrics(
+    algorithm: str, rollouts: Rollouts, evaluation: TokenEvaluation, scores: Scores, rewards: Tensor
+) -> dict[str, float]:
+    """Return the metrics that steps and evaluations have. rewards: Of each response [B]."""
     return {
         **score_metrics(scores),
-        kl_name(algorithm): kl.mean().item(),
+        kl_name(algorithm): response_kl(rollouts, evaluation).mean().item(),
         "objective/rlhf_reward": rewards.mean().item(),
         "objective/entropy": policy_gradient.masked_mean(
             evaluation.entropies, rollouts.response_mask

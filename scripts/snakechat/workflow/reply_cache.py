@@ -8,13 +8,13 @@ Standard library only.
 
 import json
 import os
-import sys
 import uuid
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import warn
 from snakechat.workflow.shared_store import make_folder
 
 Request = dict[str, Any]
@@ -36,7 +36,7 @@ class ReplyCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.has_warned = folder, False
+        self.folder = folder
 
     def model_folder(self, model: str) -> Path:
         """Return the folder with the replies of a model."""
@@ -56,17 +56,12 @@ class ReplyCache:
         A reply that cannot be stored is a warning: another run would send its request again.
         """
         try:
-            return self._store(request, reply)
+            self._store(request, reply)
         except OSError as error:
-            if not self.has_warned:
-                self.has_warned = True
-                print(
-                    f"warning: replies are not stored in {self.folder}: {error.strerror}",
-                    file=sys.stderr,
-                )
-            return reply
+            warn(f"replies are not stored in {self.folder}: {error.strerror}")
+        return self.find(request) or reply
 
-    def _store(self, request: Request, reply: Reply) -> Reply:
+    def _store(self, request: Request, reply: Reply) -> None:
         path = self._path(request)
         self.folder.mkdir(parents=True, exist_ok=True)
         make_folder(path.parent.parent)
@@ -75,17 +70,12 @@ class ReplyCache:
         temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
         try:
             os.link(temporary, path)
-        except FileExistsError:
-            if stored := self.find(request):
-                reply = stored
-            else:
-                os.replace(temporary, path)
         except OSError:
-            # A file system without links.
-            os.replace(temporary, path)
+            # Another reply, which may be damaged, or a file system without links.
+            if not self.find(request):
+                os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        return reply
 
     def _path(self, request: Request) -> Path:
         key = digest(request)

@@ -52,13 +52,6 @@ def test_replies_of_the_cache_cost_no_request(server, tmp_path):
     assert first.counts["prompt_tokens"] == 200 and second.counts["prompt_tokens"] == 0
 
 
-@pytest.mark.parametrize("settings", [{"parameters": {"seed": 2}}])
-def test_other_models_and_parameters_are_asked_anew(server, tmp_path, settings):
-    ask(client_of(server, tmp_path), "a")
-    ask(client_of(server, tmp_path, **settings), "a")
-    assert len(server.requests) == 2
-
-
 def test_unreadable_replies_are_requested_again_a_few_times(server, tmp_path):
     server.replies = ["hm", "hm", "yes", "no", "no", "no", "too late"]
     readable = {"is_readable": lambda reply: reply == "yes"}
@@ -129,22 +122,21 @@ def test_a_missing_key_is_an_error_that_names_its_variable(server, tmp_path, mon
     assert "sk-" not in str(error.value)
 
 
-def test_requests_per_minute_are_paced(server, tmp_path, monkeypatch):
+def test_requests_per_minute_are_paced_and_shared_by_processes(server, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_client.time, "monotonic", lambda: 1000.0)
     ask(client_of(server, tmp_path, requests_per_minute=30), "a", "b", "c")
     assert server.waits == [2, 4]
-
-
-def test_processes_share_the_limits(server, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     client = client_of(server, tmp_path, requests_per_minute=60, concurrency=8)
     assert (client.interval, client.num_threads) == (4, 2)
 
 
 def test_requests_have_model_parameters_and_key(server, tmp_path):
+    ask(client_of(server, tmp_path), "Hi?")
     parameters = {"temperature": 0, "max_tokens": 4}
+    # With other parameters, the stored reply does not count.
     assert ask(client_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
-    [(path, headers, body)] = server.requests
+    [_, (path, headers, body)] = server.requests
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {SECRET}"
     expected = {"model": "lab/wise", "messages": [{"role": "user", "content": "Hi?"}]}

@@ -8,7 +8,6 @@ import yaml
 
 from conftest import ROOT
 from snakechat.algorithms.experience import (
-    Experience,
     TokenEvaluation,
     compute_advantages,
     make_experience,
@@ -88,14 +87,3 @@ def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
     rollouts = make_rollouts(MASK, sampler_logprobs)
     experience = make_experience(make_settings(), rollouts, evaluation, SCORES, rewards)
     assert experience.importance_weights.flatten().tolist() == pytest.approx([0.5, 2.0] * 3)
-
-
-def test_select_returns_the_tokens_of_a_micro_batch():
-    table = torch.arange(6.0).view(3, 2)
-    is_uniform = torch.tensor([False, True, False])
-    experience = Experience(table, table + 10, table, table, table, None, is_uniform)
-    # The first token of the last response, and both of the first one.
-    selected = experience.select(torch.tensor([4, 0, 1]))
-    assert selected.logprobs.tolist() == [4, 0, 1]
-    assert selected.ref_logprobs.tolist() == [14, 10, 11]
-    assert selected.returns is None

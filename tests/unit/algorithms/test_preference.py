@@ -47,57 +47,44 @@ REF_LOGPROBS = torch.tensor([[-7.0, -9.0, -3.5], [-8.0, -8.5, -4.0]], dtype=torc
 LENGTHS = torch.tensor([[3, 5, 2], [4, 2, 1]])
 
 
+# Implicit rewards: of whole responses, and of their mean log-probabilities.
+REWARDS = [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]]
+MEAN_REWARDS = [[0.1 / 3, -0.02, 0.025], [-0.025, 0.025, 0.2]]
+SIMPO_REWARDS = [[-4.0, -4.0, -3.0], [-4.5, -8.0, -4.0]]
+ORPO_REWARDS = [[-1.8545865, -1.8545865, -1.2475175], [-2.1386223, -3.9815146, -1.8545865]]
+
+
 @pytest.mark.parametrize(
     ("changes", "rewards", "losses"),
     [
         # Losses: TRL 0.24 (DPOTrainer.dpo_loss, CPOTrainer.cpo_loss, ORPOTrainer.odds_ratio_loss,
         # KTOTrainer.kto_loss, mean of each pair) for these log-probabilities.
-        (
-            {"label_smoothing": 0.1},
-            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
-            [0.6181388693815918, 0.7559570477895321, 0.7559570477895321],
-        ),
-        (
-            {"label_smoothing": 0.1, "length_normalized": True},
-            [[0.1 / 3, -0.02, 0.025], [-0.025, 0.025, 0.2]],
-            [0.6702391341557581, 0.7114002842054062, 0.7669704306630469],
-        ),
-        (
-            {"loss": "robust", "label_smoothing": 0.1},
-            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
-            [0.5731388693815918, 0.789707047789532, 0.789707047789532],
-        ),
-        ({"loss": "ipo"}, [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]], [9.0, 42.25, 42.25]),
+        ({}, REWARDS, [0.618138869, 0.755957048, 0.755957048]),
+        ({"length_normalized": True}, MEAN_REWARDS, [0.670239134, 0.711400284, 0.766970431]),
+        ({"loss": "robust"}, REWARDS, [0.573138869, 0.789707048, 0.789707048]),
+        ({"loss": "ipo"}, REWARDS, [9.0, 42.25, 42.25]),
         (
             {"loss": "ipo", "length_normalized": True},
-            [[0.1 / 3, -0.02, 0.025], [-0.025, 0.025, 0.2]],
-            [19.50694444444444, 29.7025, 45.5625],
+            MEAN_REWARDS,
+            [19.506944444, 29.7025, 45.5625],
         ),
         (
             {"loss": "simpo", "beta": 2.0, "margin": 1.0},
-            [[-4.0, -4.0, -3.0], [-4.5, -8.0, -4.0]],
-            [0.9740769841801067, 0.04858735157374206, 0.6931471805599453],
+            SIMPO_REWARDS,
+            [0.974076984, 0.0485873516, 0.693147181],
         ),
-        (
-            {"loss": "orpo"},
-            [[-1.8545865, -1.8545865, -1.2475175], [-2.1386223, -3.9815146, -1.8545865]],
-            [0.05611801315991909, 0.011261675517891201, 0.04349888068705395],
-        ),
+        ({"loss": "orpo"}, ORPO_REWARDS, [0.0561180132, 0.0112616755, 0.0434988807]),
         (
             {"loss": "kto", "desirable_weight": 1.33},
-            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
-            [0.5685277561144447, 0.6188538321704031, 0.6132893510078784],
+            REWARDS,
+            [0.568527756, 0.618853832, 0.613289351],
         ),
         # The SFT loss: 6 / 3, 10 / 5 and 3 / 2.
-        (
-            {"label_smoothing": 0.1, "sft_coef": 0.5},
-            [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]],
-            [1.6181388693815918, 1.7559570477895321, 1.5059570477895321],
-        ),
+        ({"sft_coef": 0.5}, REWARDS, [1.618138869, 1.755957048, 1.505957048]),
     ],
 )
 def test_preference_losses(changes, rewards, losses):
-    settings = kto(**{"loss": "dpo"} | changes)
+    settings = kto(**{"loss": "dpo", "label_smoothing": 0.1} | changes)
     reference = REF_LOGPROBS if settings.loss not in ("simpo", "orpo") else None
     # Responses to other prompts have log ratios of 4 and 3: a KL of 3.5.
     point = torch.tensor(0.35) if settings.loss == "kto" else None

@@ -66,12 +66,6 @@ def test_a_function_receives_the_columns_that_it_names(write):
     assert scores_of({"mine": 1}, PROMPTS, RESPONSES, COLUMNS)[0].tolist() == [6, 7, 5]
 
 
-def test_a_function_without_the_column_that_it_requires(write):
-    write("def score(prompts, responses, solution):\n    return [0.0] * 3\n")
-    with pytest.raises(InputError, match=r"rewards/mine\.py: .*argument: 'solution'"):
-        mine()
-
-
 def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
     prompts = ["\n\nSystem: Be brief.\n\nHuman: Hi?\n\nAssistant:", "\n\nHuman: Bye.\n\nAssistant:"]
     with open_prompt_texts(tmp_path, "train", ["solution", "level"]) as write:
@@ -141,15 +135,6 @@ def test_a_module_in_rewards_takes_precedence_over_a_library(write):
 READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
 
 
-def test_a_function_reads_files_that_it_names(write, tmp_path):
-    (tmp_path / "rewards/words.txt").write_text("good")
-    read = "open(__file__.replace('mine.py', 'words.txt')).read()"
-    write(f"WORDS = {read}\n\n\n{READER.format('WORDS')}")
-    assert mine().tolist() == [4] * 3
-    write(READER.format(read))
-    assert mine().tolist() == [4] * 3
-
-
 @pytest.mark.parametrize("place", ["output", "outside"])
 def test_a_function_reads_files_outside_the_project_only(
     write, tmp_path, tmp_path_factory, monkeypatch, place
@@ -194,7 +179,7 @@ def test_a_file_of_the_project_that_is_not_named_is_refused(write, tmp_path, mon
     assert (tmp_path / "data/words.txt").read_text() == "good"
 
 
-def test_a_function_in_a_snapshot_reads_its_files_from_there(tmp_path, monkeypatch):
+def test_a_function_reads_the_files_of_its_snapshot_that_it_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     snapshot = tmp_path / "output/code/1/rewards"
     monkeypatch.setattr(rewards, "FOLDER", snapshot)
@@ -202,8 +187,10 @@ def test_a_function_in_a_snapshot_reads_its_files_from_there(tmp_path, monkeypat
         folder.mkdir(parents=True)
         (folder / "words.txt").write_text("good")
     read = "open(__file__.replace('mine.py', 'words.txt')).read()"
-    (snapshot / "mine.py").write_text(READER.format(read))
-    assert mine().tolist() == [4] * 3
+    # While it is imported, and while it is called.
+    for text in (f"WORDS = {read}\n\n\n{READER.format('WORDS')}", READER.format(read)):
+        (snapshot / "mine.py").write_text(text)
+        assert mine().tolist() == [4] * 3
     (snapshot / "mine.py").write_text(READER.format("open('rewards/words.txt').read()"))
     with pytest.raises(InputError, match="put it into rewards/"):
         mine()

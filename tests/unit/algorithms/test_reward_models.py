@@ -12,13 +12,13 @@ from conftest import INIT
 from init_model import train_tokenizer
 from snakechat.algorithms.reward_models import (
     choose_reader,
-    conversation_scores,
+    conversation_examples,
 )
 from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.reward_model_encoding import ChatEncoder
 from snakechat.data.tokenizers import is_same_tokenizer
-from snakechat.modeling.forward import Scorer
+from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -104,7 +104,8 @@ def test_scores_are_those_of_transformers_on_the_rendered_conversation(classifie
     scorer = Scorer(load_scorer(folder, "fp32", tokenizer)).eval()
     # The last conversation is longer than the positions of the model, and loses its start.
     prompts = [*PROMPTS[:2], [("user", " ".join(f"word {n}" for n in range(100)))]]
-    scores = conversation_scores(scorer, ChatEncoder(tokenizer), prompts, RESPONSES, 200)
+    examples = conversation_examples(scorer, ChatEncoder(tokenizer), prompts, RESPONSES)
+    [scores] = response_scores(scorer, examples, 200)
     theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     for prompt, response, score in zip(prompts, RESPONSES, scores, strict=True):
         [ids] = ChatEncoder(tokenizer)([prompt], [response])

@@ -17,15 +17,11 @@ def scores(name, responses, columns=None, **arguments):
 
 
 def test_exact_match():
-    responses = [" Paris\n", "paris", "In Paris", "New  York", ""]
-    solution = ["Paris", "Paris", "Paris", "New York", "x"]
-    assert scores("exact_match", responses, {"solution": solution}) == [1, 0, 0, 1, 0]
+    responses = [" Paris\n", "paris", "In Paris", "New  York", "", "7"]
+    solution = ["Paris", "Paris", "Paris", "New York", "x", 7]
+    assert scores("exact_match", responses, {"solution": solution}) == [1, 0, 0, 1, 0, 1]
     ignored = scores("exact_match", responses, {"solution": solution}, ignore_case=True)
-    assert ignored == [1, 1, 0, 1, 0]
-
-
-def test_exact_match_with_a_number():
-    assert scores("exact_match", ["7", "8"], {"solution": [7, 7]}) == [1, 0]
+    assert ignored == [1, 1, 0, 1, 0, 1]
 
 
 def test_math_answer():
@@ -51,13 +47,11 @@ def test_countdown():
         (" (7 - 1) / 2 + 4 = 7\n", [1, 2, 4, 7], 7, 1),
         ("1 / 3 * 3", [1, 3, 3], 1, 1),
         ("20 + 4", [3, 8], 24, 0),
-        ("8 + 8 + 8", [3, 8], 24, 0),
         ("8 + 3", [3, 8], 24, 0),
         ("2 ** 3", [2, 3], 8, 0),
         ("8 / 0", [8, 0], 8, 0),
         ("-3 + 8", [3, 8], 5, 0),
         ("3 8", [3, 8], 24, 0),
-        ("8 times 3", [3, 8], 24, 0),
         ("", [], 0, 0),
         ("8 * 3", [3, 8], None, 0),
     ]
@@ -91,9 +85,7 @@ def test_json_schema():
         "",
     ]
     assert scores("json_schema", responses, schema=SCHEMA) == [1, 1, 0, 0, 0, 0, 0]
-
-
-def test_json_schema_of_each_row():
+    # One for each row.
     schemas = ['{"type": "integer"}', {"type": "string"}]
     assert scores("json_schema", ["7", "7"], {"schema": schemas}) == [1, 0]
 

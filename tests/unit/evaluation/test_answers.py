@@ -8,13 +8,11 @@ from snakechat.evaluation.answers import answer_of, are_equal
 @pytest.mark.parametrize(
     ("text", "answer"),
     [
-        ("So 3 + 4 = 7.", "7"),
         ("She pays $1,234.50 in total", "1,234.50"),
         ("The temperature is -4 degrees", "-4"),
         ("It is .5", ".5"),
         # A list of numbers, not a number with thousands.
         ("7,8", "8"),
-        ("#### 72", "72"),
         ("First 1, and then \\boxed{2}, not 3", "2"),
         ("\\boxed{1} or rather \\boxed {x_{1}^{2}}", "x_{1}^{2}"),
         ("\\boxed{\\frac{1}{2}} of 10", "\\frac{1}{2}"),
@@ -30,11 +28,11 @@ def test_the_answer_of_a_text(text, answer):
 @pytest.mark.parametrize(
     ("first", "second"),
     [
+        ("1" * 10_000, "1" * 10_000),
         ("1,000", "1000.0"),
         ("50\\%", "50"),
         ("1/2", "0.5"),
         ("\\frac{1}{2}", "0.5"),
-        ("\\dfrac{3}{6}", "1/2"),
         (" x + 1", "x+1"),
         ("\\text{Paris}.", "Paris"),
         ("\\left( 1, 2 \\right)", "(1,2)"),
@@ -47,12 +45,7 @@ def test_equal_answers(first, second):
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [("1/3", "0.333"), ("x+1", "x+2"), ("1/0", "0"), ("-4", "4")],
+    [("1/3", "0.333"), ("x+1", "x+2"), ("1/0", "0"), ("1" * 10_000, "1" * 9_999 + "2")],
 )
 def test_other_answers(first, second):
     assert not are_equal(first, second)
-
-
-def test_a_number_with_many_digits_is_compared_as_text():
-    assert are_equal("1" * 10_000, "1" * 10_000)
-    assert not are_equal("1" * 10_000, "1" * 9_999 + "2")

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 
 import pytest
 import torch
@@ -13,25 +12,14 @@ from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.talking import (
+from support.talking import (  # noqa: F401
     CHAT_INIT,
     GREEDY,
-    make_folders,
+    chat_folders,
+    dialogue_session,
     pieces_of_response,
     script_response,
 )
-
-
-@pytest.fixture
-def folders(tokenizer, tmp_path):
-    """Folders of chat models by name."""
-    return make_folders(tokenizer, tmp_path)
-
-
-@pytest.fixture
-def dialogue(folders):
-    """A session with the dialogue template."""
-    return load(folders["rlhf"])
 
 
 @pytest.fixture
@@ -171,48 +159,43 @@ def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
     dialogue.max_positions = lengths[2] + 1
     assert dialogue.encode("Why?", 40) == (tokens(), 2)
     assert dialogue.turns == []
-
-
-def test_a_prompt_that_is_too_long_is_an_error_and_drops_no_turns(dialogue):
-    dialogue.turns = [("user", "Old?"), ("assistant", "Yes.")]
+    # A prompt that is too long drops no turns.
+    dialogue.turns = list(turns)
+    dialogue.max_positions = 128
     with pytest.raises(InputError, match=r"has \d+ tokens, and the model 128 positions: shorten"):
         dialogue.encode("why " * 200, 40)
-    assert len(dialogue.turns) == 2
+    assert dialogue.turns == turns
 
 
-def damage(folder, name):
-    """Damage a folder in one of the ways of FOLDERS."""
-    if name == "no folder":
-        shutil.rmtree(folder)
-    elif name == "broken weights":
-        path = folder / "model.safetensors"
-        path.write_bytes(path.read_bytes()[:-4])
-    elif name == "reward model":
-        path = folder / "config.json"
-        path.write_text(path.read_text().replace("ForCausalLM", "ForSequenceClassification"))
-    elif name == "base model":
-        (folder / "chat_template.jinja").unlink()
-    elif name == "own code":
-        config = {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}
-        (folder / "config.json").write_text(json.dumps(config))
-        (folder / "mine.py").write_text("raise SystemExit('ran')")
+OWN_CODE = json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}})
 
 
-FOLDERS = {
-    "no folder": "has no config.json: it is not the folder of a model",
-    "broken weights": "deserializing header",
-    "reward model": "is a reward model, which only scores: expected",
-    "base model": "is a base model, without a chat template: expected",
-    "own code": "contains custom code",
-}
-
-
-@pytest.mark.parametrize("name", FOLDERS)
-def test_a_folder_without_a_chat_model_is_an_error_of_one_line(folders, name, monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", None, "has no config.json: it is not the folder of a model"),
+        ("model.safetensors", lambda data: data[:-4], "deserializing header"),
+        (
+            "config.json",
+            lambda data: data.replace(b"ForCausalLM", b"ForSequenceClassification"),
+            "is a reward model, which only scores: expected",
+        ),
+        ("chat_template.jinja", None, "is a base model, without a chat template: expected"),
+        ("config.json", lambda _: OWN_CODE.encode(), "contains custom code"),
+    ],
+)
+def test_a_folder_without_a_chat_model_is_an_error_of_one_line(
+    folders, file, change, message, monkeypatch
+):
     # The answer to the question of transformers whether code may run.
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
-    damage(folders["rlhf"], name)
-    with pytest.raises(InputError, match=FOLDERS[name]) as error:
+    (folders["rlhf"] / "mine.py").write_text("raise SystemExit('ran')")
+    path = folders["rlhf"] / file
+    data = path.read_bytes()
+    path.unlink()
+    if change:
+        path.write_bytes(change(data))
+    with pytest.raises(InputError, match=message) as error:
         load(folders["rlhf"])
     assert str(folders["rlhf"]) in str(error.value)
     assert "\n" not in str(error.value)

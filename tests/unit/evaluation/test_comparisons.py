@@ -26,24 +26,16 @@ def arrays(models, **more):
     }
 
 
-def test_means_are_over_all_responses():
-    metrics = compare(arrays(MODELS), SCORES, 100, 1)
+def test_means_intervals_and_differences():
+    metrics = compare(arrays(MODELS), SCORES, 2000, 1)
     assert metrics["num_prompts"] == 3 and metrics["num_generations"] == 2
     assert metrics["sft"] == {"length": 2, "score": 1}
     assert metrics["rlhf"] == {"length": 4, "score": 2}
-
-
-def test_each_mean_has_an_interval():
-    intervals = compare(arrays(MODELS), SCORES, 2000, 1)["intervals_95"]
-    assert intervals.keys() == MODELS.keys()
+    assert metrics["intervals_95"].keys() == MODELS.keys()
     # Means per prompt: 2, 2, 2 and 1.5, 2, 2.5. The lowest resampled mean is 1.5.
-    assert intervals["sft"]["length"] == [2, 2]
-    assert intervals["rlhf"]["score"] == [1.5, 2.5]
-
-
-def test_differences_from_the_sft_model_are_paired_by_prompt():
-    metrics = compare(arrays(MODELS), SCORES, 2000, 1)
-    # Means per prompt minus 1, the mean of the SFT model: .5, 1, 1.5.
+    assert metrics["intervals_95"]["sft"]["length"] == [2, 2]
+    assert metrics["intervals_95"]["rlhf"]["score"] == [1.5, 2.5]
+    # Differences are paired by prompt: .5, 1, 1.5.
     assert metrics["score_difference"]["mean"] == 1
     assert metrics["score_difference"]["interval_95"] == [0.5, 1.5]
     # The difference is 1 for each prompt, and thus in each resample.

@@ -1,5 +1,7 @@
 """Prompts of an evaluation: their shares of a blend, and training rows with the same prompt."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -10,18 +12,18 @@ from support.dialogues import make_record
 EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
 
 
-def counts(sample):
-    return {name: sample.datasets.count(name) for name in dict.fromkeys(sample.datasets)}
-
-
-def test_shares_follow_the_weights_of_training():
-    sample = draw_prompts({"a": 500, "b": 500}, {"a": 3.0, "b": 1.0}, 40, seed=1)
-    assert counts(sample) == {"a": 30, "b": 10}
-
-
-def test_a_dataset_with_too_few_rows_gives_all_of_them():
-    sample = draw_prompts({"a": 2, "b": 50}, {"a": 100.0, "b": 1.0}, 12, seed=1)
-    assert counts(sample) == {"a": 2, "b": 10}
+@pytest.mark.parametrize(
+    ("kept_of", "weight", "num_prompts", "expected"),
+    [
+        # Shares follow the weights of training.
+        ({"a": 500, "b": 500}, 3.0, 40, {"a": 30, "b": 10}),
+        # A dataset with too few rows gives all of them.
+        ({"a": 2, "b": 50}, 100.0, 12, {"a": 2, "b": 10}),
+    ],
+)
+def test_shares(kept_of, weight, num_prompts, expected):
+    sample = draw_prompts(kept_of, {"a": weight, "b": 1.0}, num_prompts, seed=1)
+    assert Counter(sample.datasets) == expected
 
 
 def test_a_first_part_of_the_prompts_is_in_proportion_too():

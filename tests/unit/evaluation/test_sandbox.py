@@ -15,15 +15,11 @@ from snakechat.workflow.errors import InputError
 MEMORY = 256 << 20
 
 
-@pytest.fixture(autouse=True)
-def isolation():
+def passes(code, *tests, seconds=5):
     try:
         sandbox.check_sandbox()
     except InputError as error:
         pytest.skip(str(error))
-
-
-def passes(code, *tests, seconds=5):
     return sandbox.passes(code, tests, seconds, MEMORY)
 
 
@@ -145,7 +141,7 @@ def test_without_bubblewrap_the_reason_is_named(monkeypatch):
     monkeypatch.setattr(sandbox.shutil, "which", lambda name: None)
     sandbox._command.cache_clear()
     with pytest.raises(InputError, match="bwrap is not installed: install the package bubblewrap"):
-        passes("pass")
+        sandbox.passes("pass", [], 5, MEMORY)
     sandbox._command.cache_clear()
 
 
