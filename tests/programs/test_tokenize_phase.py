@@ -363,7 +363,6 @@ def test_stats_and_facts_count_kept_and_dropped_rows(phase):
             "train": {"empty response": 1, "empty prompt": 1, "last user turn too long": 1},
             "eval": {"empty response": 1},
         },
-        "special_tokens": {"end_of_turn": "</s>", "pad": "<pad>"},
     }
 
 

@@ -81,12 +81,7 @@ def tokenize_phase(job: Job[Any]) -> None:
     """
     is_all_turns = getattr(job.settings, "train_on", None) == "all_turns"
     tokenization = ALL_TURNS if is_all_turns else TOKENIZATIONS[job.spec["rule"]]
-    tokenizer = load_tokenizer(job.inputs["tokenizer"])
-    encoder = Encoder(tokenizer, job.settings.template)
-    job.facts["special_tokens"] = {
-        "end_of_turn": tokenizer.convert_ids_to_tokens(encoder.end_id),
-        "pad": tokenizer.pad_token,
-    }
+    encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
     stats = {}
     for split in SPLITS:
         stats[split] = _tokenize_split(job, tokenization, encoder, split)
