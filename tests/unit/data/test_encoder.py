@@ -10,7 +10,8 @@ from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import load_tokenizer, load_training_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
-from support.texts import TEXTS
+
+TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
 
 
 @pytest.fixture(scope="module")
