@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 import yaml
 
 from conftest import Workflow, copy_sources
-from support.files import as_jsonl, as_parquet
+from support.files import as_parquet
 
 # The checks of the config are in tests/unit/config/test_cross_checks.py: these are ways into them.
 CONFIGS = {
@@ -120,45 +119,6 @@ def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
     mine.build(target)
     assert records.stat().st_mtime_ns == imported
     assert mine.planned(target) == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("no-folder", "config: datasets.no-folder.path: no-folder does not exist"),
-        ("lost-file", "config: datasets.lost-file: lost-file"),
-    ],
-)
-def test_a_dataset_without_files_is_an_error_of_one_line(name, error, sources):
-    # A dangling link, as in a copy of huggingface_hub's cache without its blobs.
-    (sources.folder / "lost-file").mkdir()
-    (sources.folder / "lost-file/train-1.jsonl").write_bytes(as_jsonl(GOOD))
-    (sources.folder / "lost-file/train-2.jsonl").symlink_to("../blobs/0a1b2c")
-    config = f"datasets={{{name}: {{path: {name}, format: plain}}}}"
-    target = f"output/data/{name}.manifest.json"
-    process = sources.snakemake(target, "--cores", "1", "--config", config)
-    assert process.returncode == 1
-    # The last line of the build repeats it.
-    lines = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
-    assert len(set(lines)) == 1 and "Traceback" not in process.stdout, process.stdout
-    assert lines[0].startswith(f"error: {error}")
-
-
-def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192, "zero_stage": 0}'
-    other = tmp_path / "spec.json"
-    # Under another name, because this result does not exist yet.
-    spec = quick.spec_of("output/eval/sft/tiny")
-    other.write_text(json.dumps({**spec, "path": "output/eval/sft/other"}))
-    process = quick.run(
-        "python", "scripts/evaluate_sft.py", "--spec", str(other), "--placement", placement
-    )
-    assert process.returncode == 1
-    assert process.stdout.strip().splitlines()[-1] == (
-        "error: placement requires a GPU, but torch finds none: set gpus_per_node: 0"
-    )
 
 
 @pytest.mark.slow
