@@ -98,6 +98,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ),
         ("dialogues", {**FIRST, "rejected": prompt_of("a", "x", "c") + " e"}, DIFFER),
         ("dialogues", {**FIRST, "rejected": prompt_of("a") + " e"}, DIFFER),
+        ("dialogues", {"chosen": "a", "rejected": "b"}, "BadRow: chosen has no turn 'Assistant:'"),
         ("scored", SCORED, (FRUIT, *PAIR)),
         ("scored", {**SCORED, "first_score": -3}, (FRUIT, *SWAPPED)),
         ("scored", {**SCORED, "first_score": 1.5}, "DroppedRow: tie"),
@@ -133,6 +134,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " It.", None)),
         ("messages", {"messages": messages(("user", "b"))}, "DroppedRow: no response"),
         ("messages", {"messages": []}, "DroppedRow: no response"),
+        ("messages", {"messages": [3]}, "BadRow: messages contains int, expected messages with"),
         (
             "messages",
             {"messages": messages(("system", "Be brief."), ("assistant", "b"))},
@@ -404,6 +406,7 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
             {**FROM_Q, "rejected": "a.0.b"},
             (prompt_of("y"), " x", None),
         ),
+        ("instruct", ROW, {**FROM_Q, "chosen": "c.0"}, "BadRow: c.0: str has no key 0"),
         # A misspelled key would drop every rejected response.
         (
             "instruct",

@@ -240,8 +240,8 @@ DAMAGES = {
         None,
     ),
     "json, cut between objects": ("rows.json", cut_between_objects, None),
-    # In the header of the sixth batch, and in its texts.
-    "arrow, a header": ("rows.arrow", lambda data: cut_in_sixth_batch(data, 4), 500),
+    # Before the sixth batch, and in its texts.
+    "arrow, whole batches": ("rows.arrow", lambda data: cut_in_sixth_batch(data, 0), 500),
     "arrow, a batch": ("rows.arrow", lambda data: cut_in_sixth_batch(data, 200), 500),
 }
 
@@ -267,7 +267,7 @@ def test_damaged_offsets_of_arrow_are_an_error(tmp_path):
     "end",
     [
         *(b"", b",]", b', {"a": 2', b", {'a': 2}]", b', {"a": 2} {"a": 3}]'),
-        *(b', {"a": ' + b"9" * 5000 + b"}]", b"] x"),
+        *(b', {"a": ' + b"9" * 5000 + b"}]", b"] x", b", " + DEEP),
     ],
 )
 def test_invalid_array_is_an_error(tmp_path, end):
