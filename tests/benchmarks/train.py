@@ -155,7 +155,6 @@ def prepare(steps, folder):
     from snakechat.data.dialogues import parse_prompt
     from snakechat.data.ragged_arrays import Ragged
     from snakechat.data.records import RecordWriter
-    from snakechat.data.tokenization import tokenize_phase
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
@@ -176,7 +175,7 @@ def prepare(steps, folder):
         np.save(folder / f"records/{phase}.eval.npy", np.arange(1))
         job = make_job(stage, folder, folder / f"tokens.{stage}")
         job.spec["rule"] = f"tokenize_{stage}"
-        tokenize_phase(job)
+        importlib.import_module("tokenize_phase").main(job)
         names = ("prompt", "chosen") if stage == "sft" else ("prompt", "chosen", "rejected")
         fields = {name: Ragged(job.result, f"train.{name}") for name in names}
         batches = global_batches(len(fields["prompt"]), BATCH, 1, SEED)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import tokenize_phase
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import RecordWriter
-from snakechat.data.tokenization import tokenize_phase
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
 from support.chat_templates import CHATML, WITHOUT_SYSTEM
@@ -53,7 +53,7 @@ class Phase:
                 np.save(path, np.array(found, dtype=np.int64))
 
     def run(self):
-        tokenize_phase(self)
+        tokenize_phase.main(self)
         self.stats = json.loads((self.result / "stats.json").read_text())
         return self
 
