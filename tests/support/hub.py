@@ -19,7 +19,6 @@ API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
 FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
 # Files kept as LFS, identified by SHA-256; git stores the others, identified by SHA-1.
 LARGE = (".parquet", ".safetensors", ".bin")
-ELSEWHERE = "/elsewhere"
 
 
 @dataclass
@@ -28,20 +27,16 @@ class Request:
 
     command: str
     path: str
-    token: str | None
     status: int = 0
 
 
 class Hub(ThreadingHTTPServer):
     """The requests of the hub's API for listing and downloading files.
 
-    As on the hub, requests for large files are redirected to another host.
-
     Attributes:
         repositories: {file: bytes} of each "model/OWNER/NAME" or "dataset/OWNER/NAME".
         requests: All requests so far.
-        tokens: Token that a repository requires, if any.
-        faults: Fault of a repository or of one file ("dataset/OWNER/NAME/FILE"):
+        faults: Fault of a repository:
             "damaged": one byte of each file is wrong
             "list": requests for the list of files get the response 500
             "html": the list of files is a page of another server
@@ -52,7 +47,7 @@ class Hub(ThreadingHTTPServer):
 
     def __init__(self, handler=None):
         super().__init__(("127.0.0.1", 0), handler or Handler)
-        self.repositories, self.faults, self.tokens = {}, {}, {}
+        self.repositories, self.faults = {}, {}
         self.requests = []
 
     @property
@@ -62,14 +57,11 @@ class Hub(ThreadingHTTPServer):
     def commit(self, repository):
         return hashlib.sha1(repository.encode()).hexdigest()
 
-    def is_private(self, name):
-        return False
-
     def loads(self, repository):
         """Return how often each file of a repository was sent."""
         loads = Counter()
         for request in self.requests:
-            match = FILE.fullmatch(request.path.removeprefix(ELSEWHERE))
+            match = FILE.fullmatch(request.path)
             if match and request.command == "GET" and request.status == 200:
                 kind, name, _, file = match.groups()
                 if f"{kind or 'model'}/{name}" == repository:
@@ -121,10 +113,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         hub, url = self.server, urlsplit(self.path)
         path = unquote(url.path)
-        self.request_seen = Request(self.command, path, self.headers.get("Authorization"))
+        self.request_seen = Request(self.command, path)
         hub.requests.append(self.request_seen)
-        file, here = None, not path.startswith(ELSEWHERE)
-        path = path.removeprefix(ELSEWHERE)
+        file = None
         if match := API.fullmatch(path):
             kind, name, revision = match.groups()
         elif match := FILE.fullmatch(path):
@@ -133,12 +124,9 @@ class Handler(BaseHTTPRequestHandler):
             return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
         repository = f"{kind or 'model'}/{name}"
         commit = hub.commit(repository)
-        fault = hub.faults.get(f"{repository}/{file}", hub.faults.get(repository))
-        files, token = hub.repositories.get(repository), hub.tokens.get(repository)
+        fault, files = hub.faults.get(repository), hub.repositories.get(repository)
         if files is None:
             return self.respond(404, headers={"X-Error-Code": "RepoNotFound"})
-        if token and here and self.request_seen.token != f"Bearer {token}":
-            return self.respond(401, headers={"X-Error-Message": "Invalid username or password."})
         if revision not in ("main", commit):
             return self.respond(404, headers={"X-Error-Code": "RevisionNotFound"})
         if fault == "forbidden":
@@ -149,22 +137,12 @@ class Handler(BaseHTTPRequestHandler):
             if fault == "html":
                 return self.respond(200, b"<html>Please log in</html>")
             siblings = [listed(file, data) for file, data in files.items()]
-            about = {
-                "id": name,
-                "sha": commit,
-                "siblings": siblings,
-                "private": hub.is_private(name),
-            }
+            about = {"id": name, "sha": commit, "siblings": siblings, "private": False}
             return self.respond(200, json.dumps(about).encode())
         if file not in files:
             return self.respond(404, headers={"X-Error-Code": "EntryNotFound"})
-        if here and path.endswith(LARGE):
-            host = f"http://localhost:{hub.server_port}"
-            headers = {"Location": host + ELSEWHERE + self.path, "X-Repo-Commit": commit}
-            headers["X-Linked-ETag"] = f'"{name_of(file, files[file])}"'
-            return self.respond(302, headers=headers | {"X-Linked-Size": len(files[file])})
         data = files[file]
-        headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
+        headers = {"ETag": f'"{name_of(file, data)}"', "X-Repo-Commit": commit}
         if data and fault == "damaged":
             data = data[:-1] + bytes([data[-1] ^ 1])
         self.respond(200, data, headers)
