@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.config.generations import GenerationSettings
+from snakechat.data.phase_splits import SPLITS
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter
 from snakechat.data.special_tokens import stop_ids
-from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler

@@ -120,37 +120,33 @@ def import_splits(job: Job, splits: Mapping[str, Mapping[str, Path]]) -> None:
 
 def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
     """Write SPLIT.parquet from source files, which a child process reads."""
-    source_rows, dropped, written = read_in_child(
+    dropped, written = read_in_child(
         list(files.values()), partial(convert_files, job, split, files)
     )
-    job.facts.setdefault("source_rows", {}).update(source_rows)
     job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
     if not written:
         raise InputError(
             f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-            f" {sum(source_rows.values()):,} (dropped: {dropped})"
+            f" {sum(dropped.values()):,} (dropped: {dropped})"
         )
 
 
 def convert_files(
     job: Job, split: str, files: Mapping[str, Path], position: Position
-) -> tuple[dict[str, int], dict[str, int], int]:
+) -> tuple[dict[str, int], int]:
     """Write SPLIT.parquet; list bad rows in bad_rows.jsonl.
 
     Returns:
-        The number of rows of each file, the number of dropped rows by reason, and the number of
-        records.
+        The number of dropped rows by reason, and the number of records.
     """
     settings, columns = job.settings, job.settings.columns
     dropped: Counter[str] = Counter()
-    source_rows: Counter[str] = Counter()
     num_marked = 0
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     used = [*column_paths(columns), *settings.keep.values()]
     rows = rows_with_progress(split, files, used, position)
     with RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer:
         for name, number, row in rows:
-            source_rows[f"{split}/{name}"] += 1
             try:
                 (prompt, chosen, rejected), kept = record_and_cells(
                     row, settings.format, columns, settings.keep.values()
@@ -174,7 +170,7 @@ def convert_files(
             f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
         )
-    return dict(source_rows), dict(dropped), len(writer)
+    return dict(dropped), len(writer)
 
 
 def without(pattern: re.Pattern[str], response: str | None) -> str | None:

@@ -19,11 +19,11 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.references import input_names, weighted_references
 from snakechat.data.dialogues import Turn
+from snakechat.data.phase_splits import SPLITS
 from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
-from snakechat.data.tokenization import SPLITS
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.training.evaluated_models import start_evaluation
 from snakechat.workflow.distributed import rank

@@ -7,10 +7,10 @@ from collections import Counter
 from types import SimpleNamespace
 
 from snakechat.data.cells import DroppedRow
+from snakechat.data.phase_splits import SPLITS
 from snakechat.data.records import RecordWriter
 from snakechat.data.scored_responses import read_scored_responses, select_record
 from snakechat.data.statistics import write_statistics
-from snakechat.data.tokenization import SPLITS
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 

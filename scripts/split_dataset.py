@@ -3,7 +3,7 @@
 If the dataset has no eval split, a tenth of its training rows is held out, and PHASE.eval.npy has
 row numbers of train.parquet too. Rows that the dataset excludes are removed after the split, so
 that all other rows stay in their phases. stats.json has the number of rows of each phase, and how
-many of them have a prompt that occurs in another phase; the manifest records the same.
+many of them have a prompt that occurs in another phase.
 """
 
 import json
@@ -58,7 +58,6 @@ def main(job: Job) -> None:
     for name, other in permutations(phase_prompts, 2):
         if overlap := count_shared(phase_prompts[name], phase_prompts[other]):
             stats[name].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
-    job.facts["phases"] = stats
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
     sizes = ", ".join(f"{name} {counts['rows']:,}" for name, counts in stats.items())
     print(f"{job.spec['name']}: {sizes}")

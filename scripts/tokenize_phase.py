@@ -1,12 +1,254 @@
-"""Tokenize the rows of a phase, as the rule of the job requires: SFT, reward, DPO or RLHF."""
+"""Tokenize the rows of a phase, as the rule of the job requires: SFT, reward, DPO or RLHF.
 
-from snakechat.data.tokenization import tokenize_phase
+RLHF also keeps the turns of its prompts (snakechat/data/prompt_texts.py).
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from snakechat.data.encoder import Encoder, TurnsRejected
+from snakechat.data.phase_splits import PHASE_OF_RULE, SPLITS, weighted_rows
+from snakechat.data.prompt_texts import open_prompt_texts
+from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
+from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
+from snakechat.data.row_encoding import (
+    OLDER_TURNS,
+    TOO_LONG,
+    Encoded,
+    drop_reason,
+    encode_prompts,
+    encode_responses,
+    encode_turns,
+)
+from snakechat.data.statistics import percentiles
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
+
+# Share of dropped rows above which a warning is printed.
+MAX_DROPPED = 0.05
+
+REJECTED = "rejected by the chat template"
+
+# {column: cells} of some records, with their numbers from 0 in the column ROW.
+Batch = dict[str, list[Any]]
+ROW = "row"
 
 
-def main(job: Job) -> None:
-    """Write a ragged array of each split and text field, and stats.json."""
-    tokenize_phase(job)
+class Tokenization(NamedTuple):
+    """How the rows of a phase are tokenized.
+
+    Attributes:
+        fields: Columns of the records, and names of the ragged arrays.
+        encode: Yields an EncodedRow of each row, or a list of several, given an Encoder, the job's
+            settings and, for each field, the prompts or responses of the rows.
+        keeps_texts: Whether the turns of the prompts are kept too.
+        marks: Names of further ragged arrays: of a number for each token of a response.
+    """
+
+    fields: tuple[str, ...]
+    encode: Callable[..., Iterator[Encoded]]
+    keeps_texts: bool = False
+    marks: tuple[str, ...] = ()
+
+
+PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
+PROMPTS = Tokenization(("prompt",), encode_prompts, keeps_texts=True)
+ALL_TURNS = Tokenization(("prompt", "chosen"), encode_turns, marks=("trained",))
+TOKENIZATIONS = {
+    "tokenize_sft": Tokenization(("prompt", "chosen"), encode_responses),
+    "tokenize_reward": PAIRS,
+    "tokenize_dpo": PAIRS,
+    "tokenize_rlhf": PROMPTS,
+    "tokenize_generations": PROMPTS,
+}
+
+
+def main(job: Job[Any]) -> None:
+    """Write a ragged array of each split and text field, and stats.json.
+
+    Raises:
+        InputError: A split has no rows.
+    """
+    is_all_turns = getattr(job.settings, "train_on", None) == "all_turns"
+    tokenization = ALL_TURNS if is_all_turns else TOKENIZATIONS[job.spec["rule"]]
+    encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
+    stats = {}
+    for split in SPLITS:
+        stats[split] = _tokenize_split(job, tokenization, encoder, split)
+        _print_counts(split, stats[split], job.settings)
+    job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+
+
+def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
+    """Print the numbers of kept, truncated and dropped rows of a split."""
+    rows, truncated, dropped = (stats[key] for key in ("rows", "truncated", "dropped"))
+    print(f"{split}: {rows:,} rows, truncated: {truncated}, dropped: {dropped}")
+    total = rows + sum(dropped.values())
+    for reason, count in dropped.items():
+        if count > MAX_DROPPED * total:
+            warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
+    without_turns = sum(count for what, count in truncated.items() if OLDER_TURNS in what)
+    without_row = dropped.get(TOO_LONG, 0)
+    if without_turns or without_row:
+        partial = without_turns + without_row
+        warn(
+            f"{split}: {partial:,} of {total:,} rows have no whole prompt within max_length:"
+            f" {settings.max_length}: {without_turns:,} lost older turns, {without_row:,} are"
+            " dropped because of their last user turn"
+        )
+
+
+def _tokenize_split(
+    job: Job[Any], tokenization: Tokenization, encoder: Encoder, split: str
+) -> dict[str, Any]:
+    """Write the ragged arrays of a split. Returns its statistics."""
+    fields, rows = tokenization.fields, phase_rows(job, split)
+    total = sum(map(len, rows.values()))
+    kept: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    truncated: Counter[str] = Counter()
+    whole_lengths: list[np.ndarray] = []
+
+    with ExitStack() as stack:
+        writers = [
+            stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
+            for name in (*fields, *tokenization.marks)
+        ]
+        write_texts: Callable[..., None] | None = None
+        columns: Sequence[str] = COLUMNS
+        if tokenization.keeps_texts:
+            paths = [records_path(job, name, split) for name in rows]
+            kept_names = sorted({name for path in paths for name in kept_columns(path)})
+            write_texts = stack.enter_context(open_prompt_texts(job.result, split, kept_names))
+            columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names)]
+        progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
+        for dataset, batch in batches(job, split, rows, columns):
+            place = f"dataset {dataset}: {records_path(job, dataset, split)}"
+            skips = dataset in getattr(job.settings, "skip_rejected", ())
+            encoded = _encode_batch(encoder, job.settings, tokenization, batch, place, skips)
+            new = [r for row in encoded for r in (row if isinstance(row, list) else [row])]
+            valid = [row for row in new if not isinstance(row, str)]
+            dropped.update(row for row in new if isinstance(row, str))
+            kept[dataset] += len(valid)
+            truncated.update(what for *_, what in valid if what)
+            lengths = np.array([row[-2] for row in valid], np.int32)
+            whole_lengths.append(lengths.reshape(len(valid), len(fields) - 1))
+            for writer, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
+                writer.write(ids)
+            if write_texts:
+                write_texts(batch, [not isinstance(row, str) for row in encoded])
+            done += len(encoded)
+            progress.update(done)
+    if not kept.total():
+        phase = PHASE_OF_RULE[job.spec["rule"]]
+        raise InputError(
+            f"{', '.join(rows)}: the {split} split of phase {phase} has no rows left of {total}"
+            f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
+        )
+    if len(fields) > 1:
+        save_array(whole_lengths_path(job.result, split), np.concatenate(whole_lengths).T)
+    return {
+        "rows": kept.total(),
+        "rows_of": {name: len(numbers) for name, numbers in rows.items()},
+        # The arrays hold the datasets in this order.
+        "kept_of": {name: kept[name] for name in rows},
+        "dropped": dict(sorted(dropped.items())),
+        # By what was cut.
+        "truncated": dict(sorted(truncated.items())),
+        "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
+    }
+
+
+def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:
+    lengths = Ragged(job.result, name).lengths
+    return {"sum": int(lengths.sum()), **percentiles(lengths)}
+
+
+def _encode_batch(
+    encoder: Encoder,
+    settings: Any,
+    tokenization: Tokenization,
+    batch: Batch,
+    place: str,
+    skips_rejected: bool,
+) -> list[Encoded]:
+    """Encode the valid rows of a batch; return the reason for each row that is dropped.
+
+    Args:
+        place: What an error calls the dataset and its file.
+        skips_rejected: Whether rows whose turns the chat template rejects are dropped.
+
+    Raises:
+        InputError: The template rejects a row that is not to be dropped.
+    """
+    texts = list(zip(*(batch[name] for name in tokenization.fields), strict=True))
+    reasons = [drop_reason(encoder, *row, unpaired=settings.unpaired) for row in texts]
+    valid = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
+
+    def encode(rows: Sequence[tuple[Any, ...]]) -> list[Encoded]:
+        fields = zip(*rows, strict=True)
+        return list(tokenization.encode(encoder, settings, *fields)) if rows else []
+
+    def encode_row(number: int, row: tuple[Any, ...]) -> Encoded:
+        try:
+            return encode([row])[0]
+        except TurnsRejected as error:
+            if skips_rejected:
+                return REJECTED
+            raise InputError(
+                f"{place}: row {number + 1}: {error}; on_bad_row: skip drops such rows"
+            ) from None
+
+    try:
+        encoded = iter(encode(valid))
+    except TurnsRejected:
+        # One by one, to find the rows that the template rejects.
+        return [
+            reason or encode_row(number, row)
+            for reason, number, row in zip(reasons, batch[ROW], texts, strict=True)
+        ]
+    return [reason or next(encoded) for reason in reasons]
+
+
+def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
+    """Return {dataset: row numbers} of the phase; training rows are repeated by their weight."""
+    phase, rows = PHASE_OF_RULE[job.spec["rule"]], {}
+    for dataset, weight in job.settings.datasets:
+        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
+        if split == "train":
+            numbers = weighted_rows(numbers, weight, job.settings.seed)
+        rows[dataset] = numbers
+    return rows
+
+
+def batches(
+    job: Job[Any],
+    split: str,
+    rows: dict[str, np.ndarray],
+    columns: Sequence[str] = COLUMNS,
+) -> Iterator[tuple[str, Batch]]:
+    """Yield (dataset, batch of records with their numbers), one dataset after the other."""
+    for dataset, numbers in rows.items():
+        start = 0
+        for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):
+            end = start + len(batch["prompt"])
+            yield dataset, {**batch, ROW: numbers[start:end].tolist()}
+            start = end
+
+
+def records_path(job: Job[Any], dataset: str, split: str) -> Path:
+    """Return the records of a split. Without an eval split, its rows are in train.parquet."""
+    path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
+    return path if path.exists() else path.with_stem("train")
 
 
 if __name__ == "__main__":

@@ -21,8 +21,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-from snakechat.data.dialogues import messages_of, parse_prompt, response_content
-from snakechat.data.ragged_arrays import Ragged
 from snakechat.evaluation import chat_session
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
@@ -119,8 +117,6 @@ def test_a_family_trains_and_is_of_use(stage, stages, checkpoint):
     check_logprobs(model, tokenizer, result, pairs)
     check_batches(model, tokenizer)
     check_ends_of_turns(model, tokenizer, result, checkpoint)
-    if stage == "sft":
-        check_tokens(stages.result("tokenize_sft", "family"), tokenizer, checkpoint)
 
 
 def check_scores(model, tokenizer, folder, pairs):
@@ -185,25 +181,6 @@ def check_ends_of_turns(model, tokenizer, folder, checkpoint):
         with script_ids(session.model, script):
             response = session.respond("How?", prompt_ids, *GREEDY, lambda text: None)
         assert response == RESPONSE
-
-
-def check_tokens(tokens, tokenizer, checkpoint):
-    """Prompt and response have the ids of the dialogue as the saved chat template renders it.
-
-    They end with the end of a turn.
-    """
-    end = tokenizer.convert_tokens_to_ids(checkpoint.end_of_turn)
-    prompts, responses = Ragged(tokens, "train.prompt"), Ragged(tokens, "train.chosen")
-    rows = records()["train"]
-    assert len(responses) == len(rows)
-    for row, (prompt, chosen, _) in enumerate(rows):
-        turns = [*parse_prompt(prompt), ("assistant", response_content(chosen))]
-        messages = messages_of(turns)
-        text = tokenizer.apply_chat_template(messages, tokenize=False)
-        rendered = tokenizer(text, add_special_tokens=False).input_ids
-        ids = [*prompts[row].tolist(), *responses[row].tolist()]
-        assert ids == rendered[: len(ids)]
-        assert responses[row].tolist().index(end) == len(responses[row]) - 1
 
 
 def load_silently(auto_class, folder):

@@ -1,76 +1,38 @@
-"""Imports of datasets from every source."""
+"""import_dataset: a build of a dataset, and columns: joined, kept under a name, unused."""
 
 import json
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
+import import_dataset
 from conftest import Workflow, copy_sources
-from snakechat.data.dialogues import render_prompt
-from snakechat.data.records import turns_of
-from support.files import write
+from snakechat.algorithms.reward_functions import load_functions
+from snakechat.data.formats import columns_of, named_columns
+from snakechat.data.records import read_records, read_texts
+from snakechat.workflow.digests import file_digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.run_options import RunOptions
+from support.files import as_jsonl, write
 
 RESPONSES = [
     "Yes, gladly.",
     'He said "no", twice.',
     "One line.\nAnother line.\r\nA third.",
-    "好的。当然可以!",
-    "はい 🙂",
+    "好的。当然可以! 🙂",
     "A separator\u2028in the text",
     "null",
-    "3.0",
     "{braces} and \\backslashes\\",
     "a\ttab",
 ]
-
-
-def pairs(name, number):
-    return [
-        {
-            "prompt": f"\n\nHuman: {name} {n}?\n\nAssistant:",
-            "chosen": f" {RESPONSES[n % len(RESPONSES)]}",
-            "rejected": f" {n}",
-        }
-        for n in range(number)
-    ]
-
-
-ROWS, HELD_OUT = pairs("train", 40), pairs("test", 10)
-
-
-# Each function writes ROWS into a folder and returns the dataset's section of the config.
-
-
-def glob(folder):
-    write(folder / "part1.jsonl", ROWS[:20])
-    write(folder / "part2.jsonl", ROWS[20:])
-    write(folder / "old.jsonl", HELD_OUT)
-    write(folder / "train.csv", HELD_OUT)
-    return {"path": folder.name, "train": "part*.jsonl"}
-
-
-def odd_names(folder):
-    write(folder / "it's my {own} 数据/训练 集.jsonl", ROWS)
-    return {"path": f"{folder.name}/it's my {{own}} 数据"}
-
-
-# This one writes HELD_OUT in addition.
-
-
-def git_clone(folder):
-    write(folder / "data/train-00000-of-00001-6a7b8c.parquet", ROWS)
-    write(folder / "data/test-00000-of-00001-9d0e1f.parquet", HELD_OUT)
-    write(folder / ".git/lfs/objects/train.parquet", HELD_OUT)
-    write(folder / ".git/train.jsonl", HELD_OUT)
-    (folder / ".gitattributes").write_text("*.parquet filter=lfs\n")
-    (folder / "README.md").write_text("# Pairs\n")
-    (folder / "dataset_infos.json").write_text("{}")
-    return {"path": folder.name}
-
-
-SOURCES = {form.__name__: form for form in (glob, odd_names, git_clone)}
-
+ROWS = [
+    (f"\n\nHuman: {number}?\n\nAssistant:", f" {RESPONSES[number % len(RESPONSES)]}", f" {number}")
+    for number in range(50)
+]
 # Bad rows of every kind as lines of a file, and the start of the reason.
 BAD_LINES = [
     (b'{"prompt": "a", "chosen": null, "rejected": "c"}', "column chosen is null"),
@@ -82,76 +44,143 @@ BAD_LINES = [
 ]
 
 
-def bad_lines(folder):
-    write(folder / "a.jsonl", ROWS[:20])
-    good = [json.dumps(row).encode() for row in ROWS[20:]]
-    lines = [good[0], *(line for line, _ in BAD_LINES), *good[1:]]
-    (folder / "more").mkdir()
-    (folder / "more/b.jsonl").write_bytes(b"\n".join(lines))
-    return {"path": folder.name}
+def lines(rows):
+    return as_jsonl([dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in rows])
 
 
-@pytest.fixture(scope="module")
-def imported(tmp_path_factory):
-    """A workflow in which one build has imported all datasets."""
-    folder = tmp_path_factory.mktemp("imported")
-    copy_sources(folder)
-    datasets = {}
-    for form in [*SOURCES.values(), bad_lines]:
-        datasets[form.__name__] = {"format": "plain", **form(folder / form.__name__)}
-    config = {"on_bad_row": "skip", "datasets": datasets}
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config, allow_unicode=True))
-    workflow = Workflow(folder, "--configfile", "mine.yaml")
-    workflow.targets = [f"output/data/{name}.manifest.json" for name in datasets]
-    workflow.process = workflow.snakemake(*workflow.targets, "--cores", "2", "--keep-going")
-    return workflow
-
-
-def manifest(workflow, name):
-    path = workflow.folder / f"output/data/{name}.manifest.json"
-    if not path.exists():
-        pytest.fail(f"{path} was not built:\n{workflow.process.stdout[-5000:]}")
-    return json.loads(path.read_text())
-
-
-def records(workflow, name, split="train"):
-    assert manifest(workflow, name)
-    table = pq.read_table(workflow.folder / f"output/data/{name}/{split}.parquet")
-    rows = table.drop_columns(["digest"]).to_pylist()
-    return [{**row, "prompt": render_prompt(turns_of(row["prompt"]))} for row in rows]
-
-
-def test_all_sources_are_built_and_then_up_to_date(imported):
-    assert imported.process.returncode == 0, imported.process.stdout[-5000:]
-    process = imported.snakemake(*imported.targets, "-n")
-    assert process.returncode == 0 and "Nothing to be done" in process.stdout, process.stdout
-
-
-@pytest.mark.parametrize("source", SOURCES)
-def test_every_source_gives_the_same_records(imported, source):
-    assert records(imported, source) == ROWS
-    assert manifest(imported, source)["facts"]["dropped"]["train"] == {}
-
-
-def test_eval_files_become_the_eval_split(imported):
-    assert records(imported, "git_clone", "eval") == HELD_OUT
-
-
-def test_bad_rows_are_skipped_counted_and_listed(imported):
-    assert records(imported, "bad_lines") == ROWS
-    number = len(BAD_LINES)
-    assert manifest(imported, "bad_lines")["facts"] == {
-        "dropped": {"train": {"bad row": number}},
-        "source_rows": {"train/a.jsonl": 20, "train/more/b.jsonl": 20 + number},
+def test_a_clone_with_bad_rows_is_imported(tmp_path):
+    copy_sources(tmp_path)
+    folder = tmp_path / "it's my {own} 数据"
+    bad = b"".join(line + b"\n" for line, _ in BAD_LINES)
+    for name, content in {
+        "more/train-00000-of-00002.jsonl": lines(ROWS[:20]),
+        "more/train-00001-of-00002.jsonl": lines(ROWS[20:21]) + bad + lines(ROWS[21:40]),
+        "test 集.jsonl": lines(ROWS[40:]),
+        ".git/train.jsonl": lines(ROWS),
+        "README.md": b"# Pairs\n",
+        "dataset_infos.json": b"{}",
+    }.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    dataset = {"path": folder.name, "format": "plain", "on_bad_row": "skip"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"mine": dataset}}))
+    workflow = Workflow(tmp_path, "--configfile", "mine.yaml")
+    workflow.build("output/data/mine.manifest.json")
+    assert workflow.planned("output/data/mine.manifest.json") == set()
+    result, number = tmp_path / "output/data/mine", len(BAD_LINES)
+    assert list(read_texts(result / "train.parquet")) == ROWS[:40]
+    assert list(read_texts(result / "eval.parquet")) == ROWS[40:]
+    assert json.loads((result / "manifest.json").read_text())["facts"] == {
+        "dropped": {"train": {"bad row": number}, "eval": {}},
         "licence": None,
-        "size": {"train": {"rows": len(ROWS)}},
+        "size": {"train": {"rows": 40}, "eval": {"rows": 10}},
     }
-    text = (imported.folder / "output/data/bad_lines/bad_rows.jsonl").read_text()
-    listed = [json.loads(line) for line in text.splitlines()]
+    listed = [json.loads(line) for line in (result / "bad_rows.jsonl").read_text().splitlines()]
     assert [(bad["file"], bad["row"]) for bad in listed] == [
-        ("more/b.jsonl", row) for row in range(2, number + 2)
+        ("more/train-00001-of-00002.jsonl", row) for row in range(2, number + 2)
     ]
     for bad, (_, reason) in zip(listed, BAD_LINES, strict=True):
         assert bad["reason"].startswith(reason)
-    split = json.loads((imported.folder / "output/data/bad_lines/stats.json").read_text())["train"]
-    assert split["rows"] == len(ROWS) and split["dropped"] == {"bad row": number}
+    stats = json.loads((result / "stats.json").read_text())["train"]
+    assert stats["rows"] == 40 and stats["dropped"] == {"bad row": number}
+
+
+@pytest.fixture
+def imported(tmp_path):
+    """Import rows as a file of a kind and a dataset of the given keys; return its records."""
+
+    def run(rows, format, columns=None, kind="jsonl", keep=(), **more):
+        path = tmp_path / f"data/rows.{kind}"
+        write(path, rows)
+        settings = {
+            "format": format,
+            "on_bad_row": "fail",
+            "card": {},
+            "columns": columns_of(format, columns),
+            "keep": named_columns(keep),
+            **more,
+        }
+        spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
+        spec |= {"settings": settings, "inputs": {}}
+        spec["files"] = {f"train/{path.name}": file_digest(path)}
+        options = RunOptions(source=str(path.parent), store=str(tmp_path / "store"))
+        job = Job(spec, {}, SERIAL, options, SimpleNamespace)
+        job.result.mkdir(parents=True, exist_ok=True)
+        import_dataset.main(job)
+        return job.result / "train.parquet"
+
+    return run
+
+
+@pytest.mark.parametrize("kind", ["json", "csv"])
+def test_columns_are_joined(imported, kind):
+    rows = [
+        {"instruction": "Name a color.", "input": "", "output": "Blue.", "source": "seed"},
+        {"instruction": "Translate to French.", "input": "cat", "output": "chat", "source": "seed"},
+    ]
+    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
+    assert list(read_records(imported(rows, "instruct", columns, kind))) == [
+        ([("user", "Name a color.")], " Blue.", None),
+        ([("user", "Translate to French.\ncat")], " chat", None),
+    ]
+
+
+def test_a_column_is_kept_under_the_name_of_a_parameter(imported):
+    row = {"question": "How many?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}
+    path = imported([row], "prompt", {"prompt": "question"}, keep={"solution": "answer"})
+    [cell] = pq.read_table(path)["kept_solution"].to_pylist()
+    _, function = load_functions({"math_answer": 1})["math_answer"]
+    assert function(["p"], ["It is 7."], {"solution": [json.loads(cell)]}).tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("second", "is_warned"), [("Where?", True), ("\n\nHuman: Where?\n\nAssistant:", False)]
+)
+def test_prompts_of_plain_without_any_marker_are_a_warning(imported, capfd, second, is_warned):
+    rows = [{"prompt": text, "chosen": "a", "rejected": "b"} for text in ("When?", second)]
+    imported(rows, "plain")
+    warning = "no prompt of the train split has a marker"
+    assert (warning in capfd.readouterr().err) == is_warned
+    imported(rows, "instruct")
+    assert warning not in capfd.readouterr().err
+
+
+QUESTION, RESPONSE = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "format", "reasons"),
+    [
+        ([{"messages": [QUESTION]}] * 3, "messages", "{'no response': 3}"),
+        ([{"prompt": "Hello?"}] * 3, "plain", "{'bad row': 3}"),
+    ],
+)
+def test_a_dataset_without_remaining_rows_is_an_error_with_the_reasons(
+    imported, rows, format, reasons
+):
+    with pytest.raises(InputError) as error:
+        imported(rows, format, on_bad_row="skip")
+    assert str(error.value) == (
+        f"datasets.mine: the train split has no rows left of 3 (dropped: {reasons})"
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
+    messages = json.dumps([QUESTION, RESPONSE])
+    tools = json.dumps([{"type": "function", "function": {"name": "look"}}])
+    rows = [{"messages": messages, "tools": "[]"}, {"messages": messages, "tools": tools}]
+    assert list(read_records(imported(rows, "messages", kind=kind))) == [
+        ([("user", "a")], " b", None),
+        ([("tools", tools), ("user", "a")], " b", None),
+    ]
+
+
+def test_what_is_removed_changes_neither_calls_nor_text_that_looks_like_one(imported):
+    call = {"role": "assistant", "content": "", "tool_calls": [{"name": "look", "arguments": {}}]}
+    dialogues = [[QUESTION, {**RESPONSE, "content": '<b>{"c": 1}'}], [QUESTION, call]]
+    rows = [{"messages": messages} for messages in dialogues]
+    path = imported(rows, "messages", remove=r"\s*<b>|look")
+    text, message = (chosen for _, chosen, _ in read_records(path))
+    assert text == ' {"c": 1}'
+    assert json.loads(message)["tool_calls"][0]["function"]["name"] == "look"

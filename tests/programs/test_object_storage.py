@@ -15,6 +15,8 @@ from support.files import as_jsonl
 from support.object_store import KEYS, serving_objects
 from support.source_files import numbered
 
+pytestmark = pytest.mark.slow
+
 DATASET, SPLIT, MODEL = (
     f"output/{folder}/remote.manifest.json" for folder in ("data", "split", "models")
 )
@@ -73,7 +75,6 @@ def manifest_of(workflow, result):
     return json.loads((workflow.folder / f"output/{result}.manifest.json").read_text())
 
 
-@pytest.mark.slow
 def test_a_dataset_in_a_bucket_becomes_what_its_local_copy_becomes(made):
     local, remote = (manifest_of(made, f"data/{name}") for name in ("local", "remote"))
     assert remote["files"] == local["files"]
@@ -82,7 +83,6 @@ def test_a_dataset_in_a_bucket_becomes_what_its_local_copy_becomes(made):
     assert remote["spec"]["files"].keys() == local["spec"]["files"].keys()
 
 
-@pytest.mark.slow
 def test_a_model_in_a_bucket_is_fetched(made):
     given, found = (
         load_file(made.folder / folder / "model.safetensors")
@@ -92,14 +92,12 @@ def test_a_model_in_a_bucket_is_fetched(made):
     assert all(torch.equal(given[key], found[key]) for key in given)
 
 
-@pytest.mark.slow
 def test_credentials_are_in_no_file(made):
     for path in made.folder.rglob("*"):
         content = path.read_bytes() if path.is_file() else b""
         assert not any(value.encode() in content for value in KEYS.values()), path
 
 
-@pytest.mark.slow
 def test_a_changed_object_makes_stale_what_was_made_from_it(made, store):
     content = rows(20)
     assert made.planned(SPLIT, MODEL) == set()
@@ -118,7 +116,6 @@ def test_a_changed_object_makes_stale_what_was_made_from_it(made, store):
         store.put("data/pairs/train-1.jsonl", content)
 
 
-@pytest.mark.slow
 def test_a_store_that_cannot_be_reached_is_one_line_soon(offline):
     started = time.monotonic()
     process = offline.snakemake("-n", DATASET)
@@ -128,7 +125,6 @@ def test_a_store_that_cannot_be_reached_is_one_line_soon(offline):
     assert "set path to a local copy" in process.stdout
 
 
-@pytest.mark.slow
 def test_jobs_of_a_cluster_plan_with_the_listing_of_their_build(offline):
     (build,) = (offline.folder / "output/code").glob("*.json")
     offline.environment["SNAKECHAT_BUILD"] = str(build)

@@ -21,15 +21,6 @@ TEXTS = ["What is the capital of France?", "The capital of France is Paris, on t
 TEXTS += ["How do I boil an egg?", "Put it in boiling water for seven minutes.\n\nThen cool it."]
 TEXTS += ["为什么天空是蓝色的?", "因为空气散射蓝光。"]
 NUM_MERGES = 120
-
-
-def gpt2():
-    """gpt2: one special token behind the others, neither pad token nor chat template."""
-    tokenizer = byte_level(["<|endoftext|>"])
-    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
-    return wrapped(tokenizer, **names)
-
-
 MISTRAL_TEMPLATE = """\
 {{- bos_token -}}
 {%- for message in messages -%}
@@ -43,26 +34,10 @@ MISTRAL_TEMPLATE = """\
   {%- endif -%}
 {%- endfor -%}
 """
-
-
-def mistral():
-    """mistralai/Mistral-7B-Instruct-v0.3: [INST] and [/INST] are tokens; no pad token."""
-    tokenizer = sentence_piece(["<unk>", "<s>", "</s>", "[INST]", "[/INST]"])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
-    )
-    return wrapped(
-        tokenizer,
-        unk_token="<unk>",
-        bos_token="<s>",
-        eos_token="</s>",
-        chat_template=MISTRAL_TEMPLATE,
-    )
-
-
-CHATML = """\
+QWEN_TEMPLATE = """\
 {%- if messages[0].role != 'system' -%}
-  {{- '<|im_start|>system\n' + {SYSTEM} + '<|im_end|>\n' -}}
+  {{- '<|im_start|>system\n' -}}
+  {{- 'You are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n' -}}
 {%- endif -%}
 {%- for message in messages -%}
   {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' -}}
@@ -73,46 +48,46 @@ CHATML = """\
 """
 
 
-def chatml(system):
-    """ChatML with a system turn where a conversation has none."""
-    return CHATML.replace("{SYSTEM}", repr(system))
+def gpt2():
+    """gpt2: one special token behind the others, neither pad token nor chat template."""
+    names = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+    return wrapped(byte_level("<|endoftext|>"), **names)
 
 
 def qwen2_5():
     """Qwen/Qwen2.5 (base): eos is pad, while the chat template ends turns with <|im_end|>."""
-    tokenizer = byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    tokenizer = byte_level("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     tokenizer.normalizer = normalizers.NFC()
-    template = chatml("You are Qwen, created by Alibaba Cloud. You are a helpful assistant.")
     names = dict.fromkeys(("eos_token", "pad_token"), "<|endoftext|>")
-    return wrapped(tokenizer, **names, chat_template=template)
+    return wrapped(tokenizer, **names, chat_template=QWEN_TEMPLATE)
 
 
-# Types.
-
-
-def byte_level(special):
+def byte_level(*special):
     """A byte-level BPE tokenizer with special tokens behind the others."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    size = len(alphabet) + NUM_MERGES
-    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(alphabet) + NUM_MERGES, initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(TEXTS, trainer)
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens(list(special))
     return tokenizer
 
 
-def sentence_piece(special):
-    """A BPE tokenizer as converted from SentencePiece: spaces are "▁", rare characters bytes.
+def mistral():
+    """mistralai/Mistral-7B-Instruct-v0.3: [INST] and [/INST] are tokens; no pad token.
 
-    A text, and text behind a special token, starts with a space.
+    As converted from SentencePiece: spaces are "▁", rare characters bytes, and a text, also behind
+    a special token, starts with a space.
     """
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=60 + NUM_MERGES, show_progress=False)
     trained.train_from_iterator([text for text in TEXTS if text.isascii()], trainer)
     model = json.loads(trained.to_str())["model"]
+    special = ["<unk>", "<s>", "</s>", "[INST]", "[/INST]"]
     names = [*special, *(f"<0x{byte:02X}>" for byte in range(256)), *model["vocab"]]
     tokenizer = Tokenizer(
         models.BPE(
@@ -123,12 +98,17 @@ def sentence_piece(special):
             byte_fallback=True,
         )
     )
-    spaces = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    tokenizer.normalizer = normalizers.Sequence(spaces)
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)])
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in special])
-    return tokenizer
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    return wrapped(tokenizer, **names, chat_template=MISTRAL_TEMPLATE)
 
 
 def wrapped(tokenizer, **names):

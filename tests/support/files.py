@@ -24,13 +24,13 @@ def as_json(rows, **options):
     return json.dumps(rows, **options).encode()
 
 
-def as_csv(rows, encoding="utf-8"):
+def as_csv(rows):
     """Return CSV with a header."""
     file = io.StringIO(newline="")
     writer = csv.DictWriter(file, list(rows[0]))
     writer.writeheader()
     writer.writerows(rows)
-    return file.getvalue().encode(encoding)
+    return file.getvalue().encode()
 
 
 def as_table(rows):

@@ -17,18 +17,14 @@ API = re.compile(r"/api/(model|dataset)s/(.+)/revision/([^/]+)")
 FILE = re.compile(r"/(?:(dataset)s/)?(.+)/resolve/([^/]+)/(.+)")
 # Files kept as LFS, identified by SHA-256; git stores the others, identified by SHA-1.
 LARGE = (".parquet", ".safetensors", ".bin")
-ELSEWHERE = "/elsewhere"
 
 
 class Hub(StubServer):
     """The requests of the hub's API for listing and downloading files.
 
-    As on the hub, requests for large files are redirected to another host.
-
     Attributes:
         repositories: {file: bytes} of each "model/OWNER/NAME" or "dataset/OWNER/NAME".
         requests: All requests so far.
-        tokens: Token that a repository requires, if any.
         faults: Fault of a repository:
             "damaged": one byte of each file is wrong
             "list": requests for the list of files get the response 500
@@ -38,8 +34,7 @@ class Hub(StubServer):
 
     def __init__(self):
         super().__init__()
-        self.repositories, self.faults, self.tokens = {}, {}, {}
-        self.requests = []
+        self.repositories, self.faults, self.requests = {}, {}, []
 
     def commit(self, repository):
         return hashlib.sha1(repository.encode()).hexdigest()
@@ -48,7 +43,7 @@ class Hub(StubServer):
         """Return how often each file of a repository was sent."""
         loads = Counter()
         for request in self.requests:
-            match = FILE.fullmatch(request.path.removeprefix(ELSEWHERE))
+            match = FILE.fullmatch(request.path)
             if match and request.command == "GET" and request.status == 200:
                 kind, name, _, file = match.groups()
                 if f"{kind or 'model'}/{name}" == repository:
@@ -57,23 +52,18 @@ class Hub(StubServer):
 
     def answer(self, request):
         self.requests.append(request)
-        path, here = request.path, not request.path.startswith(ELSEWHERE)
         file = None
-        path = path.removeprefix(ELSEWHERE)
-        if match := API.fullmatch(path):
+        if match := API.fullmatch(request.path):
             kind, name, revision = match.groups()
-        elif match := FILE.fullmatch(path):
+        elif match := FILE.fullmatch(request.path):
             kind, name, revision, file = match.groups()
         else:
             return respond(404, headers={"X-Error-Code": "RepoNotFound"})
         repository = f"{kind or 'model'}/{name}"
         commit, files = self.commit(repository), self.repositories.get(repository)
         fault = self.faults.get(repository)
-        token = self.tokens.get(repository)
         if files is None:
             return respond(404, headers={"X-Error-Code": "RepoNotFound"})
-        if token and here and request.headers.get("Authorization") != f"Bearer {token}":
-            return respond(401, headers={"X-Error-Message": "Invalid username or password."})
         if revision not in ("main", commit):
             return respond(404, headers={"X-Error-Code": "RevisionNotFound"})
         if fault == "forbidden":
@@ -88,13 +78,8 @@ class Hub(StubServer):
             return respond(200, json.dumps(about).encode())
         if file not in files:
             return respond(404, headers={"X-Error-Code": "EntryNotFound"})
-        if here and path.endswith(LARGE):
-            host = f"http://localhost:{self.server_port}"
-            headers = {"Location": host + ELSEWHERE + request.url, "X-Repo-Commit": commit}
-            headers["X-Linked-ETag"] = f'"{name_of(file, files[file])}"'
-            return respond(302, headers=headers | {"X-Linked-Size": len(files[file])})
         data = files[file]
-        headers = {"ETag": f'"{git_digest(data)}"', "X-Repo-Commit": commit}
+        headers = {"ETag": f'"{name_of(file, data)}"', "X-Repo-Commit": commit}
         if data and fault == "damaged":
             data = data[:-1] + bytes([data[-1] ^ 1])
         return respond(200, data, headers)

@@ -22,8 +22,6 @@ WRITERS = {
     "lines.json": partial(as_jsonl, **PLAIN),
     "rows.csv": as_csv,
 }
-NESTING = [name for name in WRITERS if name != "rows.csv"]
-JSON = ["rows.jsonl", "rows.jsonl.gz", "rows.json", "lines.json"]
 ROW = {"prompt": "\n\nHuman: Can you help?\n\nAssistant:", "chosen": " Of course, I can."}
 
 
@@ -49,19 +47,12 @@ def read(path):
     return [f"bad: {row}" if isinstance(row, BadRow) else row for row in rows]
 
 
-def read_error(path):
-    """Return the rows before an error, and its message."""
+def rows_before_damage(path):
+    """Return the rows before damage; the error has their number and the size of the file."""
     rows = []
     with pytest.raises(InputError) as error:
         rows.extend(row for _, row in read_rows(path))
-    message = str(error.value)
-    assert message.startswith(f"{path}: ")
-    assert "\n" not in message
-    return rows, message
-
-
-def rows_before_damage(path):
-    """Return the rows before damage; the error has their number and the size of the file."""
-    rows, message = read_error(path)
-    assert f"damaged or truncated after row {len(rows)} ({path.stat().st_size} bytes): " in message
+    place = f"damaged or truncated after row {len(rows)} ({path.stat().st_size} bytes): "
+    assert str(error.value).startswith(f"{path}: {place}")
+    assert "\n" not in str(error.value)
     return rows

@@ -3,11 +3,10 @@
 import json
 
 import pytest
-import torch
 import yaml
 
 from conftest import Workflow, copy_sources
-from support.files import KINDS, as_gz, as_jsonl, as_parquet
+from support.files import as_parquet
 
 # The checks of the config are in tests/unit/config/test_cross_checks.py: these are ways into them.
 CONFIGS = {
@@ -82,105 +81,8 @@ GOOD = [
 ]
 
 
-def with_cell(cell):
-    """Return the rows with another value of chosen in row 8."""
-    return [*GOOD[:7], {**GOOD[7], "chosen": cell}, *GOOD[8:]]
-
-
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a1b2c\nsize 68213\n"
-TWO_COLUMNS = [{key: row[key] for key in ("prompt", "chosen")} for row in GOOD]
-
-# Content of the second file of a dataset, and the error after the name of the file. The first file
-# is good.
-TRUNCATED = "damaged or truncated after row"
-DAMAGES = {
-    "null.jsonl": (as_jsonl(with_cell(None)), "row 8: column chosen is null"),
-    "column.parquet": (
-        as_parquet(TWO_COLUMNS),
-        "column rejected is missing; the file has prompt, chosen",
-    ),
-    "bytes.jsonl": (
-        as_jsonl(GOOD).replace(b" 7.", b"\xc3("),
-        r"row 8: text that is not UTF-8: '\udcc3(",
-    ),
-    "truncated.jsonl.gz": (as_gz(GOOD)[:-10], TRUNCATED),
-    "truncated.parquet": (as_parquet(GOOD)[:-20], f"{TRUNCATED} 0 ("),
-    "empty.json": (b"", "no rows"),
-    "pointer.parquet": (POINTER, "a Git LFS pointer instead of the file: run git lfs pull"),
-}
-
-# Datasets of which every row is dropped, and the reasons in the error.
-CHAT = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Hello."}]
-ALL_DROPPED = {
-    "unanswered": (
-        {"format": "messages"},
-        [{"messages": CHAT[:1]}] * 3,
-        "{'no response': 3}",
-    ),
-    "skipped": (
-        {"format": "plain", "on_bad_row": "skip"},
-        [{"prompt": "Hello?"}] * 3,
-        "{'bad row': 3}",
-    ),
-}
-
-
-def folder_name(damage):
-    return damage.replace(".", "-")
-
-
-@pytest.fixture(scope="module")
-def damaged(tmp_path_factory):
-    """All damaged datasets, after a build of them with --keep-going."""
-    folder = tmp_path_factory.mktemp("damaged")
-    copy_sources(folder)
-    datasets = {}
-    for damage, (content, _) in DAMAGES.items():
-        source, kind = folder / folder_name(damage), damage.partition(".")[2]
-        source.mkdir()
-        (source / f"1.{kind}").write_bytes(KINDS[kind](GOOD))
-        (source / f"2.{kind}").write_bytes(content)
-        # Overrides the top-level key.
-        datasets[source.name] = {"path": source.name, "format": "plain", "on_bad_row": "fail"}
-    for name, (settings, rows, _) in ALL_DROPPED.items():
-        (folder / name).mkdir()
-        (folder / name / "rows.jsonl").write_bytes(as_jsonl(rows))
-        datasets[name] = {"path": name, **settings}
-    config = {"on_bad_row": "skip", "datasets": datasets}
-    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
-    workflow = Workflow(folder, "--configfile", "mine.yaml")
-    targets = [f"output/data/{name}.manifest.json" for name in datasets]
-    # One core: with several jobs, an error could follow a progress bar on the same line.
-    workflow.process = workflow.snakemake(*targets, "--cores", "1", "--keep-going")
-    return workflow
-
-
-def error_of(workflow, name):
-    """Return the only error line of a dataset that cannot be imported."""
-    log = (workflow.folder / f"output/logs/import_dataset/{name}.log").read_text()
-    assert "Traceback" not in log, log
-    (line,) = (line for line in log.splitlines() if "error: " in line)
-    assert line in workflow.process.stdout.splitlines()
-    return line
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_reported_by_its_name_and_row(damaged, damage):
-    name, kind = folder_name(damage), damage.partition(".")[2]
-    assert error_of(damaged, name).startswith(f"error: {name}/2.{kind}: {DAMAGES[damage][1]}")
-
-
-@pytest.mark.parametrize("name", ALL_DROPPED)
-def test_a_dataset_without_remaining_rows_is_reported_with_the_reasons(damaged, name):
-    line = error_of(damaged, name)
-    assert "the train split has no rows left" in line and ALL_DROPPED[name][2] in line
-    assert line.startswith("error: ") and name in line
-
-
-def test_damaged_datasets_are_not_published(damaged):
-    assert damaged.process.returncode == 1
-    published = [path for path in (damaged.folder / "output/data").glob("[!.]*")]
-    assert published == []
+# The chosen response of row 8 is missing.
+WITH_NULL = [*GOOD[:7], {**GOOD[7], "chosen": None}, *GOOD[8:]]
 
 
 @pytest.fixture
@@ -201,7 +103,7 @@ def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
     records = mine.folder / "output/data/mine/train.parquet"
     before, imported = records.read_bytes(), records.stat().st_mtime_ns
     for damage, expected in (
-        (as_parquet(with_cell(None)), "row 8: column chosen is null"),
+        (as_parquet(WITH_NULL), "row 8: column chosen is null"),
         (as_parquet(GOOD)[:-20], "damaged or truncated after row 0 ("),
     ):
         path.write_bytes(damage)
@@ -217,45 +119,6 @@ def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
     mine.build(target)
     assert records.stat().st_mtime_ns == imported
     assert mine.planned(target) == set()
-
-
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [
-        ("no-folder", "config: datasets.no-folder.path: no-folder does not exist"),
-        ("lost-file", "config: datasets.lost-file: lost-file"),
-    ],
-)
-def test_a_dataset_without_files_is_an_error_of_one_line(name, error, sources):
-    # A dangling link, as in a copy of huggingface_hub's cache without its blobs.
-    (sources.folder / "lost-file").mkdir()
-    (sources.folder / "lost-file/train-1.jsonl").write_bytes(as_jsonl(GOOD))
-    (sources.folder / "lost-file/train-2.jsonl").symlink_to("../blobs/0a1b2c")
-    config = f"datasets={{{name}: {{path: {name}, format: plain}}}}"
-    target = f"output/data/{name}.manifest.json"
-    process = sources.snakemake(target, "--cores", "1", "--config", config)
-    assert process.returncode == 1
-    # The last line of the build repeats it.
-    lines = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
-    assert len(set(lines)) == 1 and "Traceback" not in process.stdout, process.stdout
-    assert lines[0].startswith(f"error: {error}")
-
-
-def test_a_placement_with_a_gpu_on_a_machine_without_one(quick, tmp_path):
-    if torch.cuda.is_available():
-        pytest.skip("this machine has a GPU")
-    placement = '{"nodes": 1, "gpus_per_node": 1, "micro_batch_tokens": 8192, "zero_stage": 0}'
-    other = tmp_path / "spec.json"
-    # Under another name, because this result does not exist yet.
-    spec = quick.spec_of("output/eval/sft/tiny")
-    other.write_text(json.dumps({**spec, "path": "output/eval/sft/other"}))
-    process = quick.run(
-        "python", "scripts/evaluate_sft.py", "--spec", str(other), "--placement", placement
-    )
-    assert process.returncode == 1
-    assert process.stdout.strip().splitlines()[-1] == (
-        "error: placement requires a GPU, but torch finds none: set gpus_per_node: 0"
-    )
 
 
 @pytest.mark.slow

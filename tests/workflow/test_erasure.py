@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from snakechat.data.ragged_arrays import Ragged
-from support.staleness import MINE, SPLIT, setting, write_config
+from support.staleness import MINE, SPLIT, setting
 
 PHASES = [f"{phase}.{split}" for phase in ("sft", "reward", "rlhf") for split in ("train", "eval")]
 EXCLUDE = "datasets.mine.exclude"
@@ -164,12 +164,3 @@ def test_bad_input_is_one_line(built, arguments, message):
     code, output = find(built, *arguments)
     assert code == 2
     assert message in output.splitlines()[-1]
-
-
-def test_an_exclusion_of_no_row_leaves_results_alone(copy):
-    before = contents(copy.folder, "split/mine", "sft/mine")
-    write_config(copy.folder, {"datasets": {"mine": {"exclude": ["0" * 31 + "a"]}}})
-    process = copy.snakemake(MINE, "--cores", "1")
-    assert process.returncode == 1
-    assert "is the digest of no row of mine" in process.stdout.splitlines()[-1]
-    assert contents(copy.folder, "split/mine", "sft/mine") == before

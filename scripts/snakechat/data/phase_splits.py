@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 
+SPLITS = ("train", "eval")
 PHASES = ("sft", "reward", "rlhf")
 # The phase whose rows a rule tokenizes. As in DeepSpeed-Chat, DPO has the rows of the reward phase.
 PHASE_OF_RULE = {

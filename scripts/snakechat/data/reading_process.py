@@ -7,15 +7,14 @@ end in an error. A child process that crashes, or exceeds its memory, costs one 
 import contextlib
 import ctypes
 import json
-import mmap
 import multiprocessing
 import os
 import re
 import signal
-import struct
 import sys
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from snakechat.workflow.errors import InputError
 # Memory that reading may take in addition to that of the process before it.
 MAX_MEMORY_BYTES = 800 << 20
 PR_SET_PDEATHSIG = 1
-# The number of a file, and of its last row that was read.
-POSITION = struct.Struct("qq")
 
 
 class Position:
@@ -33,14 +30,14 @@ class Position:
 
     def __init__(self, files: list[Path]) -> None:
         self.files = files
-        self.memory = mmap.mmap(-1, POSITION.size)
+        self.numbers = RawArray("q", 2)
 
     def set(self, file: int, row: int) -> None:
         """Note that a row, numbered from 1, of a file was read."""
-        POSITION.pack_into(self.memory, 0, file, row)
+        self.numbers[:] = file, row
 
     def __str__(self) -> str:
-        file, row = POSITION.unpack_from(self.memory)
+        file, row = self.numbers
         return f"{self.files[file]}: after row {row}"
 
 

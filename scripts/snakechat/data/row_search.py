@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES
+from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES, SPLITS
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
@@ -23,7 +23,6 @@ from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read
 
 # The rules that write records.
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
-SPLITS = ("train", "eval")
 
 # Digests of rows.
 Rows = frozenset[bytes]

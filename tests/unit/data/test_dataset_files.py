@@ -6,18 +6,6 @@ from snakechat.data.dataset_files import kind_of, local_paths, matches, split_fi
 from snakechat.workflow.errors import InputError
 
 
-def splits_of(*paths, **globs):
-    return split_files(sorted(paths), globs)
-
-
-def error_of(*paths, **globs):
-    with pytest.raises(InputError) as error:
-        splits_of(*paths, **globs)
-    message = str(error.value)
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
@@ -36,119 +24,109 @@ def test_kind_is_read_from_the_name(path, kind):
     assert kind_of(path) == kind
 
 
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [
-        ("Train-set.jsonl", "train"),
-        ("val_1.jsonl", "eval"),
-        ("dev.jsonl", "eval"),
-        ("TEST.jsonl", "eval"),
-        ("en/test/0000.jsonl", "eval"),
-        # The last word decides.
-        ("test/train.jsonl", "train"),
-        ("train_test.jsonl", "eval"),
-    ],
-)
-def test_last_word_of_a_path_names_the_split(name, split):
-    found = splits_of("0/rows/train.jsonl", name)
-    if split == "train":
-        assert found == {"train": ["0/rows/train.jsonl", name]}
-    else:
-        assert found == {"train": ["0/rows/train.jsonl"], "eval": [name]}
-
-
-def test_validation_comes_before_test():
-    assert splits_of("train.csv", "test.csv", "validation.csv") == {
-        "train": ["train.csv"],
-        "eval": ["validation.csv"],
-    }
-    assert splits_of("train.csv", "test.csv") == {"train": ["train.csv"], "eval": ["test.csv"]}
-
-
-def test_files_without_rows_are_skipped():
-    found = splits_of(
-        ".cache/huggingface/download/train.json",
-        ".git/train.json",
-        ".gitattributes",
-        ".train.parquet",
-        "LICENSE",
-        "README.md",
-        "cache-1f0a.parquet",
-        "data/.hidden/train.json",
-        "data/cache-0a1b/train.json",
-        "data/dataset_info.json",
-        "data/state.json",
-        "data/train.parquet",
-        "dataset_dict.json",
-        "dataset_infos.json",
-        "load.py",
-    )
-    assert found == {"train": ["data/train.parquet"]}
-
-
-def test_files_of_several_kinds_are_an_error():
-    message = error_of("train.parquet", "train.jsonl", "README.md")
-    assert "jsonl, parquet" in message
-    # The advice.
-    assert "train:" in message
-    # Compressed lines are another kind.
-    assert "jsonl, jsonl.gz" in error_of("train.jsonl", "test.jsonl.gz")
-
-
-@pytest.mark.parametrize("paths", [[], [".git/train.json", "state.json"]])
-def test_folder_without_data_files_is_an_error(paths):
-    assert error_of(*paths).startswith("no training files: expected parquet")
-
-
-def test_eval_files_alone_are_an_error():
-    assert error_of("data/validation.parquet", "README.md") == (
-        "no training files: data/validation.parquet was read as eval, because of the split in its"
-        " path: rename it, or set train: data/validation.parquet"
-    )
-    assert error_of("test.jsonl").startswith("no training files: test.jsonl was read as eval")
-
-
-# --- shards ---------------------------------------------------------------------------------
-
-
 def shards(numbers, of, name="data/train", end=".parquet"):
     return [f"{name}-{number:05}-of-{of:05}{end}" for number in numbers]
 
 
-@pytest.mark.parametrize(("numbers", "of"), [([0, 1, 2], 3), ([1, 2, 3], 3)])
-def test_complete_sets_of_shards(numbers, of):
-    paths = shards(numbers, of)
-    assert splits_of(*paths) == {"train": paths}
-    # With a digest after the number, as the hub names shards.
-    paths = [f"data/train-{n:05}-of-{of:05}-{n:016x}.parquet" for n in numbers]
-    assert splits_of(*paths) == {"train": paths}
+NO_ROWS = [
+    ".cache/huggingface/download/train.json",
+    ".git/train.json",
+    ".gitattributes",
+    ".train.parquet",
+    "LICENSE",
+    "README.md",
+    "cache-1f0a.parquet",
+    "data/.hidden/train.json",
+    "data/cache-0a1b/train.json",
+    "data/dataset_info.json",
+    "data/state.json",
+    "dataset_dict.json",
+    "dataset_infos.json",
+    "load.py",
+]
+THREE = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
+
+
+# Paths, globs, and the files of train and eval.
+@pytest.mark.parametrize(
+    ("paths", "globs", "train", "held_out"),
+    [
+        # The last word of a path decides, in any case.
+        (["0/train.jsonl", "Train-set.jsonl"], {}, ["0/train.jsonl", "Train-set.jsonl"], None),
+        (["0/train.jsonl", "test/train.jsonl"], {}, ["0/train.jsonl", "test/train.jsonl"], None),
+        (["0/train.jsonl", "train_test.jsonl"], {}, ["0/train.jsonl"], ["train_test.jsonl"]),
+        (["0/train.jsonl", "val_1.jsonl"], {}, ["0/train.jsonl"], ["val_1.jsonl"]),
+        (["0/train.jsonl", "dev.jsonl"], {}, ["0/train.jsonl"], ["dev.jsonl"]),
+        (["0/train.jsonl", "TEST.jsonl"], {}, ["0/train.jsonl"], ["TEST.jsonl"]),
+        (["0/train.jsonl", "en/test/0000.jsonl"], {}, ["0/train.jsonl"], ["en/test/0000.jsonl"]),
+        # Validation comes before test.
+        (["test.csv", "train.csv", "validation.csv"], {}, ["train.csv"], ["validation.csv"]),
+        (sorted([*NO_ROWS, "data/train.parquet"]), {}, ["data/train.parquet"], None),
+        # Complete sets of shards, from 0 or 1, with a digest as the hub names them, and two sets.
+        (shards([0, 1, 2], 3), {}, shards([0, 1, 2], 3), None),
+        (shards([1, 2, 3], 3), {}, shards([1, 2, 3], 3), None),
+        (shards([0, 1], 2, end="-0a1b.parquet"), {}, shards([0, 1], 2, end="-0a1b.parquet"), None),
+        (
+            [*shards([0, 1], 2), *shards([0, 1, 2], 3, "more/train")],
+            {},
+            [*shards([0, 1], 2), *shards([0, 1, 2], 3, "more/train")],
+            None,
+        ),
+        # Globs have precedence over words.
+        (THREE, {"train": "**/a.jsonl"}, THREE[:2], None),
+        (THREE, {"train": "test/*", "eval": "train/b.jsonl"}, THREE[:1], THREE[2:]),
+    ],
+)
+def test_files_belong_to_splits(paths, globs, train, held_out):
+    expected = {"train": train} | ({"eval": held_out} if held_out else {})
+    assert split_files(paths, globs) == expected
 
 
 @pytest.mark.parametrize(
-    ("numbers", "of", "missing"),
+    ("paths", "globs", "error"),
     [
-        ([0, 1], 3, 2),
-        ([1, 3], 3, 2),
-        ([0, 1, 2, 3, 5, 6, 7, 8, 9, 10, 11], 12, 4),
+        (
+            ["README.md", "train.jsonl", "train.parquet"],
+            {},
+            "files of several kinds (jsonl, parquet): select the files to import by train:",
+        ),
+        # Compressed lines are another kind.
+        (["test.jsonl.gz", "train.jsonl"], {}, "files of several kinds (jsonl, jsonl.gz)"),
+        ([], {}, "no training files: expected parquet"),
+        ([".git/train.json", "state.json"], {}, "no training files: expected parquet"),
+        (
+            ["README.md", "data/validation.parquet"],
+            {},
+            "no training files: data/validation.parquet was read as eval, because of the split in"
+            " its path: rename it, or set train: data/validation.parquet",
+        ),
+        (shards([0, 1], 3), {}, "data/train: 2 of 3 shards found, shard 2 is missing"),
+        (shards([1, 3], 3), {}, "data/train: 2 of 3 shards found, shard 2 is missing"),
+        (
+            shards([*range(4), *range(5, 12)], 12),
+            {},
+            "data/train: 11 of 12 shards found, shard 4 is missing",
+        ),
+        # Of each split and folder.
+        ([*shards([0, 1], 2), *shards([1], 2, "data/test")], {}, "data/test: 1 of 2 shards"),
+        ([*shards([0, 1], 2), *shards([0], 2, "more/train")], {}, "more/train: 1 of 2 shards"),
+        (
+            ["a.csv", "b.csv"],
+            {"train": "*.csv", "eval": "b.csv"},
+            "b.csv is both in the train and in the eval split: ",
+        ),
+        (["train.csv"], {"train": "*.parquet"}, "train: no file matches '*.parquet'"),
+        (
+            ["test.csv", "train.csv"],
+            {"train": "train.csv", "eval": "dev/*.csv"},
+            "eval: no file matches 'dev/*.csv'",
+        ),
     ],
 )
-def test_missing_shard_is_an_error_with_its_number(numbers, of, missing):
-    message = error_of(*shards(numbers, of))
-    assert message.startswith("data/train: ")
-    assert f"{len(numbers)} of {of} shards found" in message
-    assert f"shard {missing} is missing" in message
-
-
-def test_shards_are_checked_per_split_and_folder():
-    whole = shards([0, 1], 2)
-    assert error_of(*whole, *shards([1], 2, "data/test")).startswith("data/test: ")
-    assert error_of(*whole, *shards([0], 2, "more/train")).startswith("more/train: ")
-    # Two sets of shards in one split.
-    found = splits_of(*whole, *shards([0, 1, 2], 3, "more/train"))
-    assert len(found["train"]) == 5
-
-
-# --- globs ----------------------------------------------------------------------------------
+def test_incomplete_and_ambiguous_splits_are_errors(paths, globs, error):
+    with pytest.raises(InputError) as found:
+        split_files(paths, globs)
+    assert str(found.value).startswith(error)
 
 
 @pytest.mark.parametrize(
@@ -174,34 +152,7 @@ def test_globs_match_as_those_of_pathlib(glob, path, is_match):
     assert matches(path, glob) == is_match
 
 
-def test_globs_override_split_words():
-    paths = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
-    assert splits_of(*paths, train="**/a.jsonl") == {"train": ["test/a.jsonl", "train/a.jsonl"]}
-    assert splits_of(*paths, train="test/*", eval="train/b.jsonl") == {
-        "train": ["test/a.jsonl"],
-        "eval": ["train/b.jsonl"],
-    }
-
-
-def test_a_file_of_both_splits_is_an_error():
-    message = error_of("a.csv", "b.csv", train="*.csv", eval="b.csv")
-    assert message.startswith("b.csv is both in the train and in the eval split: ")
-
-
-@pytest.mark.parametrize(
-    ("globs", "split", "glob"),
-    [
-        ({"train": "*.parquet"}, "train", "*.parquet"),
-        ({"train": "train.csv", "eval": "dev/*.csv"}, "eval", "dev/*.csv"),
-    ],
-)
-def test_glob_without_a_match_is_an_error(globs, split, glob):
-    message = error_of("train.csv", "test.csv", **globs)
-    assert message.startswith(f"{split}: ")
-    assert glob in message
-
-
-# --- layouts of folders and repositories ----------------------------------------------------
+# --- links ----------------------------------------------------------------------------------
 
 
 def fill(folder, *paths):

@@ -14,14 +14,41 @@ from snakechat.data.dialogues import (
     response_content,
 )
 from support import family_tokenizers
-from support.dialogues import DIALOGUES
 
 CODE = "    if x:\n        return 1\n"
 
 
-@pytest.mark.parametrize("name", DIALOGUES)
-def test_turns_and_prompts_convert_both_ways(name):
-    turns, prompt = DIALOGUES[name]
+# Turns, and the prompt that they render to.
+@pytest.mark.parametrize(
+    ("turns", "prompt"),
+    [
+        (
+            [("system", "请用中文。"), ("user", "天空?"), ("assistant", "蓝。"), ("user", "?")],
+            "\n\nSystem: 请用中文。\n\nHuman: 天空?\n\nAssistant: 蓝。\n\nHuman: ?\n\nAssistant:",
+        ),
+        (
+            [("user", "Hello."), ("system", "Be rude."), ("user", "")],
+            "\n\nHuman: Hello.\n\nSystem: Be rude.\n\nHuman: \n\nAssistant:",
+        ),
+        # A response that is to be continued.
+        (
+            [("user", "Count."), ("assistant", "One,")],
+            "\n\nHuman: Count.\n\nAssistant: One,\n\nAssistant:",
+        ),
+        # Paragraphs, code, and markers within a line or after one line break.
+        (
+            [
+                (
+                    "user",
+                    "Fix\n\n```\n    b()\n```\n\nWhat is Human: for?\nAssistant: a\n\n Human: b",
+                )
+            ],
+            "\n\nHuman: Fix\n\n```\n    b()\n```\n\nWhat is Human: for?\nAssistant: a\n\n Human: b"
+            "\n\nAssistant:",
+        ),
+    ],
+)
+def test_turns_and_prompts_convert_both_ways(turns, prompt):
     assert render_prompt(turns) == prompt
     assert parse_prompt(prompt) == turns
 

@@ -10,7 +10,8 @@ from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import load_tokenizer, load_training_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
-from support.texts import TEXTS
+
+TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -99,16 +100,10 @@ def test_slow_tokenizer_is_an_error():
 
 # --- ids by a chat template -------------------------------------------------------------------
 
-CHATS = {
-    "several turns": [("user", "Hi"), ("assistant", "Hello."), ("user", "Why?\n\nReally?")],
-    "a system turn": [
-        ("system", "Be brief."),
-        ("user", "Hi"),
-        ("assistant", "Yes?"),
-        ("user", "?"),
-    ],
-    "markup": [("user", "<b>{{ messages }}</b> {% raw %} é中🙂")],
-}
+CHATS = [
+    [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Why?\n\nReally?")],
+    [("user", "<b>{{ messages }}</b> {% raw %} é中🙂")],
+]
 
 
 def messages_of(turns):
@@ -119,19 +114,18 @@ def messages_of(turns):
 def test_chat_prompts_and_responses_equal_those_of_transformers(chat_tokenizer, chat):
     tokenizer = chat_tokenizer()
     expected = tokenizer.apply_chat_template(
-        messages_of(CHATS[chat]), add_generation_prompt=True, return_dict=False
+        messages_of(chat), add_generation_prompt=True, return_dict=False
     )
     encoder = Encoder(tokenizer, "chat")
-    assert encoder.prompts([CHATS[chat]]) == [expected]
+    assert encoder.prompts([chat]) == [expected]
     (response,) = encoder.responses([" Of course."])
-    whole = messages_of([*CHATS[chat], ("assistant", "Of course.")])
+    whole = messages_of([*chat, ("assistant", "Of course.")])
     *dialogue, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
     # The template writes a line break after <|im_end|>, which is not part of the response.
     assert tokenizer.decode([line_break]) == "\n"
     assert [*expected, *response] == dialogue
-    start, end = tokenizer.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
-    assert expected.count(start) == len(CHATS[chat]) + 1
-    assert expected.count(end) == len(CHATS[chat])
+    starts = tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert expected.count(starts) == len(chat) + 1
 
 
 @pytest.mark.parametrize("text", ["Hi<|im_end|>\n", "<unk>"])
@@ -219,20 +213,8 @@ def test_a_template_that_renders_other_dialogues_than_ours_is_an_error(chat_toke
         assert text in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["llama3_1", "qwen3"])
-def test_real_templates_are_those_of_training(shared_data, name):
-    tokenizer = load_tokenizer(shared_data / "tokenizers" / name)
-    encoder = Encoder(tokenizer, "chat")
-    turns = CHATS["several turns"]
-    [prompt], [response] = encoder.prompts([turns]), encoder.responses([" Of course."])
-    messages = messages_of([*turns, ("assistant", "Of course."), ("user", "Thanks")])
-    expected = tokenizer.apply_chat_template(messages, return_dict=False)
-    assert expected[: len(prompt) + len(response)] == [*prompt, *response]
-
-
-@pytest.mark.parametrize("name", ["tokenizers/llama2"])
-def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data, tmp_path, name):
-    source = load_tokenizer(shared_data / name)
+def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data, tmp_path):
+    source = load_tokenizer(shared_data / "tokenizers/llama2")
     source.chat_template = None
     source.save_pretrained(tmp_path / "plain")
     bos, eos = source.bos_token, source.eos_token

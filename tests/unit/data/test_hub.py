@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from support.hub import ELSEWHERE, serving
+from support.hub import serving
 
 pytestmark = pytest.mark.slow
 
@@ -28,27 +28,31 @@ CHOSEN = [name for name in DATA if name != "not_chosen.bin"]
 
 PROGRAM = """
 import json, sys
-import snakechat.data.hub
+from snakechat.data.hub import fetch, moved_branches
 from snakechat.workflow.errors import InputError
 
 def choose(paths):
     return [path for path in paths if not path.startswith("not_")]
 
-for repository in sys.argv[2:]:
+function, *calls = json.loads(sys.argv[1])
+for arguments in calls:
     try:
-        folder, paths, commit = snakechat.data.hub.fetch(repository, "dataset", sys.argv[1], choose)
-        print(json.dumps([str(folder), paths, commit]))
+        if function == "fetch":
+            folder, paths, commit = fetch(*arguments, choose)
+            print(json.dumps([str(folder), paths, commit]))
+        else:
+            print(json.dumps(moved_branches(*arguments)))
     except InputError as error:
         print(json.dumps(f"{error}"))
 """
 
 
-def fetch(endpoint, home, *repositories, revision="main", **environment):
-    """Fetch each repository into the cache at home; return the results or errors, and stderr."""
+def run(endpoint, function, *calls, **environment):
+    """Call a function of hub.py with lists of arguments; return what it returns, and stderr."""
     inherited = {key: os.environ[key] for key in os.environ if not key.startswith("HF_")}
-    local = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "127.0.0.1,localhost"}
+    local = {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1,localhost"}
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, revision, *repositories],
+        [sys.executable, "-c", PROGRAM, json.dumps([function, *calls])],
         env={**inherited, **local, "PYTHONPATH": str(ROOT / "scripts"), **environment},
         capture_output=True,
         text=True,
@@ -58,18 +62,19 @@ def fetch(endpoint, home, *repositories, revision="main", **environment):
     return [json.loads(line) for line in process.stdout.splitlines()], process.stderr
 
 
-def check(result, commit, files=DATA, paths=CHOSEN):
+def fetch(endpoint, home, *repositories, revision="main", **environment):
+    """Fetch each repository into the cache at home; return the results or errors, and stderr."""
+    calls = [(repository, "dataset", revision) for repository in repositories]
+    return run(endpoint, "fetch", *calls, HF_HOME=str(home), **environment)
+
+
+def check(result, commit):
     """Check that the folder has all chosen files, byte for byte."""
     folder, found, found_commit = result
-    assert (found, found_commit) == (sorted(paths), commit)
-    for name in paths:
+    assert (found, found_commit) == (sorted(CHOSEN), commit)
+    for name in CHOSEN:
         with open(os.path.join(folder, name), "rb") as file:
-            assert file.read() == files[name], name
-
-
-def count_requests(hub, name):
-    """Return the number of requests for a repository."""
-    return len([request for request in hub.requests if name in request.path])
+            assert file.read() == DATA[name], name
 
 
 @pytest.fixture
@@ -88,11 +93,14 @@ def test_files_are_downloaded_once_and_then_read_from_the_cache(hub, tmp_path):
     (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", **OFFLINE)
     assert line.startswith("hub dataset lab/data at main: Cannot find an appropriate cached")
     assert "HF_HUB_OFFLINE" in line and "\n" not in line
+    token = "hf_onlythehubmayseeit"
     for _ in range(2):
-        (result,), err = fetch(hub.endpoint, tmp_path, "lab/data")
+        (result,), err = fetch(hub.endpoint, tmp_path, "lab/data", HF_TOKEN=token)
         check(result, hub.commit(DATASET))
         assert err == ""
         assert hub.loads(DATASET) == {name: 1 for name in CHOSEN if DATA[name]}
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files and not [path for path in files if token.encode() in path.read_bytes()]
     commit, requests = hub.commit(DATASET), len(hub.requests)
     for revision in ("main", commit):
         (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data", revision=revision, **OFFLINE)
@@ -148,44 +156,6 @@ def test_errors_of_the_hub_are_one_line(hub, tmp_path):
     assert "the Hub is unreachable: set path to a local copy" in line and "\n" not in line
 
 
-def test_token_is_sent_to_the_hub_only(hub, tmp_path):
-    hub.tokens[DATASET] = token = "hf_onlythehubmayseeit"
-    (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data")
-    assert re.match("hub dataset lab/data at main: .*401 .*Invalid username or password", line)
-    before = len(hub.requests)
-    (result,), err = fetch(hub.endpoint, tmp_path, "lab/data", HF_TOKEN=token)
-    check(result, hub.commit(DATASET))
-    requests = [request for request in hub.requests[before:] if "lab/data" in request.path]
-    elsewhere = [request for request in requests if request.path.startswith(ELSEWHERE)]
-    assert elsewhere and not any("Authorization" in request.headers for request in elsewhere)
-    at_hub = [request for request in requests if request not in elsewhere]
-    assert {request.headers["Authorization"] for request in at_hub} == {f"Bearer {token}"}
-    hub.faults[DATASET] = "forbidden"
-    (line,), more = fetch(hub.endpoint, tmp_path, "lab/data", HF_TOKEN=token)
-    assert "403" in line and token not in line + err + more
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert files and not [path for path in files if token.encode() in path.read_bytes()]
-
-
-BRANCHES = """
-import json, sys
-from snakechat.data.hub import moved_branches
-from snakechat.workflow.errors import InputError
-try:
-    print(json.dumps(moved_branches(json.loads(sys.argv[1]))))
-except InputError as error:
-    print(json.dumps(f"{error}"))
-"""
-
-
-def branches_of(hub, results, **environment):
-    environment = {"HF_ENDPOINT": hub.endpoint, "NO_PROXY": "127.0.0.1,localhost", **environment}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), **environment}
-    command = [sys.executable, "-c", BRANCHES, json.dumps(results)]
-    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return json.loads(process.stdout)
-
-
 def test_branches_that_moved_since_the_import_are_described(hub):
     hub.repositories["model/lab/model"] = DATA
     old, now = hub.commit(DATASET), "f" * 40
@@ -205,11 +175,13 @@ def test_branches_that_moved_since_the_import_are_described(hub):
         result("fetch_model", "opt", {"commit": old}, **model),
     ]
     after = "set revision to the first to keep the result, to the second to replace it"
-    assert branches_of(hub, results) == [
+    (found,), _ = run(hub.endpoint, "moved_branches", [results])
+    assert found == [
         f"dataset mine: main of lab/data was {old} and is {now} now: {after}",
         f"model opt: main of lab/model was {old} and is {now} now: {after}",
     ]
     # Each branch is asked for once, and nothing is asked about commits.
-    assert count_requests(hub, "lab/data") == count_requests(hub, "lab/model") == 1
-    line = branches_of(hub, results, HF_HUB_OFFLINE="1")
+    for name in ("lab/data", "lab/model"):
+        assert len([request for request in hub.requests if name in request.path]) == 1
+    (line,), _ = run(hub.endpoint, "moved_branches", [results], **OFFLINE)
     assert line.startswith("hub dataset lab/data at main: ") and "HF_HUB_OFFLINE" in line

@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 
-from snakechat.data.phase_splits import limited_phases, split_groups, split_rows, weighted_rows
-
-
-def lengths(phases):
-    return [len(rows) for rows in phases]
-
-
-def all_rows(phases):
-    return sorted(np.concatenate(phases).tolist())
+from snakechat.data.phase_splits import split_groups, split_rows, weighted_rows
 
 
 def slices_of_deepspeed_chat(number, weights, seed):
@@ -47,7 +39,7 @@ def slices_of_deepspeed_chat(number, weights, seed):
     ],
 )
 def test_sizes_of_the_phases(number, weights, expected):
-    assert lengths(split_rows(number, weights, 1234)) == expected
+    assert [len(rows) for rows in split_rows(number, weights, 1234)] == expected
 
 
 @pytest.mark.parametrize(
@@ -57,27 +49,6 @@ def test_phases_are_slices_of_the_permutation_of_deepspeed_chat(number, weights)
     expected = slices_of_deepspeed_chat(number, weights, 1234)
     phases = split_rows(number, weights, 1234)
     assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
-
-
-@pytest.mark.parametrize("split", [split_rows, lambda n, *rest: split_groups(np.arange(n), *rest)])
-def test_a_limit_takes_the_first_rows_of_each_phase(split):
-    phases = split(100, [2, 4, 4], 7)
-    limited = limited_phases(phases, np.array([], np.int64), [2, 4, 4], 10)
-    # Shares 2, 4 and 4 of ten.
-    assert [rows.tolist() for rows in limited] == [
-        rows[:size].tolist() for rows, size in zip(phases, [2, 4, 4], strict=True)
-    ]
-
-
-# 40 groups: row 0, rows 1 and 2, rows 3 to 5, rows 6 to 9, row 10, ...; 100 rows in all.
-GROUPS = np.repeat(np.arange(40), np.tile([1, 2, 3, 4], 10))
-
-
-def test_groups_stay_together_in_any_order_of_rows():
-    scattered = np.random.default_rng(1).permutation(GROUPS)
-    phases = split_groups(scattered, [2, 4, 4], 7)
-    assert sum(len(set(scattered[rows].tolist())) for rows in phases) == 40
-    assert all_rows(phases) == list(range(100))
 
 
 def test_groups_of_one_row_are_split_like_rows():

@@ -63,17 +63,10 @@ def test_an_error_about_a_downloaded_file_names_its_url(pairs, tmp_path, url):
         raise InputError(f"{folder / 'a.json'}: row 1")
 
 
-def test_a_file_that_changed_since_it_was_planned_is_an_error(pairs, tmp_path):
-    planned = list_files(URL)
-    pairs.pipe("/bucket/pairs/a.json", b"other")
-    with (
-        pytest.raises(InputError, match=rf"^{URL}/a\.json changed since"),
-        downloaded(URL, planned, tmp_path),
-    ):
-        pass
-
-
-def test_a_file_that_changes_during_the_download_is_an_error(pairs, tmp_path, monkeypatch):
+@pytest.mark.parametrize("changes_later", [False, True])
+def test_a_file_that_changes_before_or_during_the_download_is_an_error(
+    pairs, tmp_path, monkeypatch, changes_later
+):
     planned = list_files(URL)
     get_file = type(pairs).get_file
 
@@ -81,7 +74,10 @@ def test_a_file_that_changes_during_the_download_is_an_error(pairs, tmp_path, mo
         get_file(store, path, target)
         pairs.pipe("/bucket/pairs/a.json", b"other")
 
-    monkeypatch.setattr(type(pairs), "get_file", get_and_replace)
+    if changes_later:
+        monkeypatch.setattr(type(pairs), "get_file", get_and_replace)
+    else:
+        pairs.pipe("/bucket/pairs/a.json", b"other")
     with (
         pytest.raises(InputError, match=rf"^{URL}/a\.json changed since"),
         downloaded(URL, planned, tmp_path),

@@ -70,12 +70,6 @@ def test_arguments_without_an_effect_are_rejected(template, found):
     assert "thinking" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_no_arguments_leave_the_template():
-    tokenizer = tokenizer_with(THINKING)
-    set_template_defaults(tokenizer, {})
-    assert tokenizer.chat_template == THINKING
-
-
 def prompt_ids(tokenizer, turns, **arguments):
     """The ids of a prompt, as transformers renders it."""
     return tokenizer.apply_chat_template(

@@ -20,13 +20,6 @@ from snakechat.workflow.errors import InputError
 from support.source_files import put, read, rows_before_damage, write
 
 GOOD = {"prompt": "a", "chosen": "b"}
-GOOD_JSON = json.dumps(GOOD).encode()
-DEEP = b"[" * 200_000 + b"]" * 200_000
-
-
-def test_line_with_many_levels_is_a_bad_row(tmp_path):
-    path = put(tmp_path / "rows.jsonl", b"\n".join([GOOD_JSON, b'{"a": %b}' % DEEP, GOOD_JSON]))
-    assert read(path) == [GOOD, "bad: nested too deeply", GOOD]
 
 
 def test_items_may_end_anywhere_in_a_chunk(tmp_path, monkeypatch):
@@ -36,11 +29,6 @@ def test_items_may_end_anywhere_in_a_chunk(tmp_path, monkeypatch):
         for indent in (None, 1):
             content = json.dumps(items, indent=indent).encode()
             assert read(put(tmp_path / "rows.json", content)) == items
-
-
-def read_rows_in_child(path):
-    """Read a file in the process that imports use; return its number of rows."""
-    return read_in_child([path], lambda position: sum(1 for _ in read_rows(path)))
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
@@ -73,9 +61,10 @@ def bomb_of_a_table(path):
     ("name", "make"), [("rows.jsonl.gz", bomb_of_text), ("rows.parquet", bomb_of_a_table)]
 )
 def test_decompression_bomb_is_an_error(tmp_path, name, make):
-    make(tmp_path / name)
+    path = tmp_path / name
+    make(path)
     with pytest.raises(InputError, match=rf"{name}: after row 0: the next rows take more than 800"):
-        read_rows_in_child(tmp_path / name)
+        read_in_child([path], lambda position: sum(1 for _ in read_rows(path)))
 
 
 def nested(depth):
@@ -90,11 +79,6 @@ def nested(depth):
     ("row", "keep", "reason"),
     [
         ({"prompt": "a\udce9", "chosen": "b"}, (), r"text that is not UTF-8: '\udce9'"),
-        (
-            {"prompt": "a", "chosen": "\udcb5\udcda"},
-            (),
-            r"text that is not UTF-8: '\udcb5\udcda'",
-        ),
         # Half of an emoji.
         ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
         ({**GOOD, "x": {"\udce9": 1}}, ("x",), r"text that is not UTF-8: '\udce9"),
@@ -114,14 +98,8 @@ def test_cell_that_records_cannot_have_makes_a_row_a_bad_one(row, keep, reason):
 @pytest.mark.parametrize("format", ["vicuna", "plain"])
 def test_long_white_space_takes_linear_time(format):
     text = "a" + " \n" * 500_000 + "b USER: c"
-    record_of(
-        {name: text for name in ("prompt", "chosen", "rejected", "label")},
-        format,
-        columns_of(format),
-    )
-
-
-# --- the process that reads -----------------------------------------------------------------
+    row = dict.fromkeys(("prompt", "chosen", "rejected", "label"), text)
+    record_of(row, format, columns_of(format))
 
 
 def test_result_and_errors_of_the_process_that_reads(tmp_path):
@@ -149,7 +127,5 @@ def test_crash_of_the_process_that_reads_names_file_and_row(tmp_path):
         position.set(1, 7)
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=rf"^{paths[1]}: after row 7: SIGSEGV"):
         read_in_child(paths, crash)
-    assert str(error.value).startswith(f"{paths[1]}: after row 7: ")
-    assert "SIGSEGV" in str(error.value)

@@ -1,0 +1,302 @@
+"""The tokens and statistics of a phase."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import tokenize_phase
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.phase_splits import PHASE_OF_RULE
+from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
+from snakechat.data.records import RecordWriter
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.workflow.errors import InputError, warn
+from support.chat_templates import CHATML, WITHOUT_SYSTEM
+from support.dialogues import make_record
+
+SPLITS = ("train", "eval")
+DEFAULTS = {"template": "dialogue", "seed": 1234, "unpaired": False}
+DEFAULTS |= {"max_length": 24, "max_prompt_length": 12}
+
+
+class Phase:
+    """The job that tokenizes a phase, and its result.
+
+    Args:
+        datasets: The rows of each split by name. Without eval, its rows are among those of train.
+        numbers: The row numbers of the phase by dataset and split; defaults to all rows.
+        weights: The weights of datasets; default to 1.
+    """
+
+    def __init__(self, folder, name, tokenizer, datasets, numbers=(), weights=(), **settings):
+        self.tokenizer, self.result, self.facts = tokenizer, folder / "result", {}
+        self.result.mkdir()
+        self.spec = {"rule": f"tokenize_{name}"}
+        self.inputs = {"tokenizer": tokenizer}
+        weighted = [[dataset, dict(weights).get(dataset, 1)] for dataset in datasets]
+        self.settings = SimpleNamespace(**{**DEFAULTS, "datasets": weighted, **settings})
+        for dataset, splits in datasets.items():
+            records, rows = folder / f"records.{dataset}", folder / f"rows.{dataset}"
+            self.inputs |= {f"records.{dataset}": records, f"rows.{dataset}": rows}
+            records.mkdir()
+            rows.mkdir()
+            for split in SPLITS:
+                if split in splits:
+                    with RecordWriter(records / f"{split}.parquet") as writer:
+                        for texts in splits[split]:
+                            writer.write(make_record(*texts))
+                chosen = dict(numbers).get((dataset, split))
+                found = range(len(splits.get(split, ()))) if chosen is None else chosen
+                path = rows / f"{PHASE_OF_RULE[self.spec['rule']]}.{split}.npy"
+                np.save(path, np.array(found, dtype=np.int64))
+
+    def run(self):
+        tokenize_phase.main(self)
+        self.stats = json.loads((self.result / "stats.json").read_text())
+        return self
+
+    def texts(self, name, split="train"):
+        """Return the texts of an array's rows, special tokens included."""
+        ragged, tokenizer = Ragged(self.result, f"{split}.{name}"), load_tokenizer(self.tokenizer)
+        return [tokenizer.decode(ragged[row]) for row in range(len(ragged))]
+
+
+@pytest.fixture
+def phase(trained, tmp_path):
+    """Return a function that makes the job of a phase, with a token for each byte."""
+    trained.save_pretrained(tmp_path / "bytes")
+
+    def make(name, datasets, tokenizer=tmp_path / "bytes", **settings):
+        return Phase(tmp_path, name, tokenizer, datasets, **settings)
+
+    return make
+
+
+@pytest.fixture
+def tokenize(phase):
+    """Return a function that tokenizes rows, used as both splits of one dataset."""
+
+    def run(name, rows, **settings):
+        return phase(name, {"mine": dict.fromkeys(SPLITS, rows)}, **settings).run()
+
+    return run
+
+
+# --- kept, truncated and dropped rows ---------------------------------------------------------
+
+ROWS = [
+    ("Is it far?", " No.", " Yes, very."),
+    ("A question that is much too long for the limit", " No.", "?"),
+    ("Is it?", " ", " Yes."),
+    (" ", " No.", " Yes."),
+    ("Is it so?", " Same.", " Same."),
+    ("Is it?", " One reply without end, on and on.", " Yes."),
+]
+
+
+# 24 tokens are <s>, 22 letters and </s>.
+def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phase):
+    datasets = {"mine": dict.fromkeys(SPLITS, ROWS)}
+    done = phase("sft", datasets, numbers={("mine", "eval"): [0, 2]}).run()
+    assert done.texts("prompt") == ["<s>Is it far?", "<s>Is it so?", "<s>Is it?"]
+    # 7 tokens of prompt leave 17 to the response, which has no eos.
+    assert done.texts("chosen") == [" No.</s>", " Same.</s>", " One reply withou"]
+    # A text without turns is kept whole or not at all.
+    dropped = {"empty response": 1, "empty prompt": 1, "last user turn too long": 1}
+    assert done.stats["train"] == {
+        "rows": 3,
+        "rows_of": {"mine": 6},
+        "kept_of": {"mine": 3},
+        "dropped": dropped,
+        "truncated": {"end of response": 1},
+        "tokens": {
+            # 11, 10 and 7 tokens.
+            "prompt": {
+                "sum": 28,
+                **{"p0": 7, "p1": 7, "p10": 7, "p50": 10, "p90": 11, "p99": 11, "p100": 11},
+                "mean": 9.3,
+            },
+            # 5, 7 and 17 tokens.
+            "chosen": {
+                "sum": 29,
+                **{"p0": 5, "p1": 5, "p10": 5, "p50": 7, "p90": 17, "p99": 17, "p100": 17},
+                "mean": 9.7,
+            },
+        },
+    }
+    assert done.stats["eval"]["rows"] == 1
+    assert done.stats["eval"]["tokens"]["chosen"]["sum"] == 5
+    assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
+
+
+def test_the_lengths_of_responses_before_truncation_are_kept(tokenize):
+    # 5 and 9 letters with </s>, truncated to 4 tokens each behind a prompt of 5.
+    rows = [("1234", " " + "a" * 4, " " + "b" * 8), ("1234", " c", " dd")]
+    done = tokenize("reward", rows, max_length=9)
+    assert Ragged(done.result, "eval.chosen").lengths.tolist() == [4, 3]
+    assert Ragged(done.result, "eval.rejected").lengths.tolist() == [4, 4]
+    assert np.load(whole_lengths_path(done.result, "eval")).tolist() == [[6, 3], [10, 4]]
+
+
+HISTORY = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Is it far?\n\nAssistant:"
+
+
+# The question has 32 tokens with <s>, the whole prompt 63; the responses 5 and 12 with </s>.
+@pytest.mark.parametrize(("name", "limit"), [("sft", 67), ("reward", 74)])
+def test_older_turns_make_room_for_the_longer_response(tokenize, capfd, name, limit):
+    # It prints each warning once in a process.
+    warn.cache_clear()
+    done = tokenize(name, [(HISTORY, " No.", " Yes, very.")], max_length=limit)
+    assert done.texts("prompt") == ["<s>\n\nHuman: Is it far?\n\nAssistant:"]
+    assert done.texts("chosen") == [" No.</s>"]
+    assert done.stats["train"]["truncated"] == {"older turns": 1}
+    assert "train: 1 of 1 rows have no whole prompt within max_length" in capfd.readouterr().err
+
+
+def test_responses_that_differ_after_the_truncation_are_equal(tokenize):
+    rows = [
+        ("12345", " The same start, then this", " The same start, then that"),
+        ("12345", " The same", " The same start, then that"),
+        ("12345", " Yes", " No"),
+    ]
+    done = tokenize("reward", rows, max_length=20)
+    assert done.stats["train"]["dropped"] == {"equal responses": 1}
+    # A response that ends is not equal to one that goes on.
+    assert done.texts("chosen") == [" The same</s>", " Yes</s>"]
+
+
+def test_responses_that_are_labelled_good_or_bad_need_no_other_one(tokenize):
+    rows = [("Why?", " So.", None), ("How?", None, " No."), ("What?", None, None)]
+    done = tokenize("dpo", rows, unpaired=True)
+    assert done.texts("prompt") == ["<s>Why?", "<s>How?"]
+    assert done.texts("chosen") == [" So.</s>", ""]
+    assert done.texts("rejected") == ["", " No.</s>"]
+    assert done.stats["train"]["dropped"] == {"no chosen response": 1}
+
+
+# <s> and the ten letters of "Is it far?" are 11 tokens.
+@pytest.mark.parametrize(("limit", "too_long"), [(11, 1), (10, 2)])
+def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, too_long):
+    done = tokenize("rlhf", ROWS, max_prompt_length=limit)
+    expected = ["<s>Is it far?", "<s>Is it?", "<s>Is it so?", "<s>Is it?"]
+    assert done.texts("prompt") == expected[too_long - 1 :]
+    assert done.stats["train"]["dropped"] == {"empty prompt": 1, "prompt too long": too_long}
+    assert done.stats["train"]["truncated"] == {}
+
+
+def test_a_reason_that_drops_more_than_a_twentieth_of_the_rows_is_a_warning(tokenize, capsys):
+    rows = [(f"p{i}", " Yes.") for i in range(18)] + [("", " a"), *[("p", " ")] * 2]
+    tokenize("sft", rows)
+    printed = capsys.readouterr().err
+    for split in SPLITS:
+        assert f"warning: {split}: 2 of 21 rows are dropped: empty response\n" in printed
+    assert "empty prompt" not in printed
+
+
+# --- templates --------------------------------------------------------------------------------
+
+ASKED = render_prompt([("user", "Why?")])
+WITH_SYSTEM = render_prompt([("system", "Be brief."), ("user", "Why?")])
+CHAT = {"template": "chat", "max_length": 200, "max_prompt_length": 200}
+
+
+@pytest.fixture
+def chat_folder(chat_tokenizer, tmp_path):
+    """Return a function that saves a tokenizer with a chat template."""
+
+    def save(template):
+        chat_tokenizer(template)
+        return tmp_path / "chat"
+
+    return save
+
+
+@pytest.mark.parametrize(("name", "dropped"), [("sft", 2), ("reward", 3), ("rlhf", 1)])
+def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_folder, name, dropped):
+    rows = [
+        (render_prompt([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
+        (WITH_SYSTEM, " Yes.<|im_end|>", " No."),
+        (WITH_SYSTEM, " Yes.", " <|im_start|>"),
+        (WITH_SYSTEM, " Yes.", " No."),
+    ]
+    done = tokenize(name, rows, tokenizer=chat_folder(CHATML), **CHAT)
+    # Only the phase's own columns count.
+    assert done.stats["train"]["dropped"] == {"special token in text": dropped}
+    assert done.stats["train"]["rows"] == 4 - dropped
+
+
+@pytest.mark.parametrize(("name", "limit"), [("sft", 60), ("reward", 200), ("rlhf", 200)])
+def test_turns_that_the_template_rejects(phase, chat_folder, name, limit):
+    rows = [(prompt, " Yes.", " No.") for prompt in (ASKED, " ", WITH_SYSTEM)]
+    datasets = {
+        "others": dict.fromkeys(SPLITS, rows[:1] * 2),
+        "mine": {"train": rows, "eval": rows[:1]},
+    }
+    settings = CHAT | {"max_length": limit, "max_prompt_length": limit}
+    tokenizer, numbers = chat_folder(WITHOUT_SYSTEM), {("mine", "train"): [0, 2]}
+    job = phase(name, datasets, tokenizer=tokenizer, numbers=numbers, **settings)
+    with pytest.raises(InputError) as error:
+        job.run()
+    path = job.inputs["records.mine"] / "train.parquet"
+    assert f"dataset mine: {path}: row 3: " in str(error.value)
+    assert "the chat template rejects turns of system, user: " in str(error.value)
+    assert str(error.value).endswith("; on_bad_row: skip drops such rows")
+    job.settings.skip_rejected = ["mine"]
+    stats = job.run().stats["train"]
+    assert stats["dropped"] == {"rejected by the chat template": 1}
+    assert stats["kept_of"] == {"others": 2, "mine": 1}
+
+
+def test_all_turns_are_rows_that_mark_the_trained_tokens(tokenize, chat_folder):
+    prompt = "\n\nHuman: Is it?\n\nAssistant: Yes.\n\nHuman: Far?\n\nAssistant:"
+    rows, folder = [(prompt, " No."), ("Is it so?", " Same.")], chat_folder(CHATML)
+    done = tokenize("sft", rows, tokenizer=folder, **CHAT, train_on="all_turns")
+    start, end = "<|im_start|>", "<|im_end|>"
+    between = f"\n{start}user\nFar?{end}\n{start}assistant\n"
+    assert done.texts("chosen") == [f"Yes.{end}{between}No.{end}", f"Same.{end}"]
+    ids, marks = (Ragged(done.result, f"train.{name}") for name in ("chosen", "trained"))
+    assert load_tokenizer(folder).decode(ids[0][marks[0] == 1]) == f"Yes.{end}No.{end}"
+    assert marks[1].tolist() == [1] * len(ids[1])
+    assert np.load(whole_lengths_path(done.result, "train")).tolist() == [ids.lengths.tolist()]
+
+
+# --- datasets, splits and weights --------------------------------------------------------------
+
+
+def numbered(name, number):
+    return [(f"{name}{i}", f" yes {name}{i}") for i in range(number)]
+
+
+def test_weights_apply_to_training_rows_only(phase):
+    datasets = {name: {"train": numbered(name, 2), "eval": numbered(name, 2)} for name in "abc"}
+    done = phase("sft", datasets, weights={"b": 2, "c": 0.5}).run()
+    *prompts, last = done.texts("prompt")
+    assert prompts == ["<s>a0", "<s>a1", "<s>b0", "<s>b0", "<s>b1", "<s>b1"]
+    assert last in ("<s>c0", "<s>c1")
+    assert done.stats["train"]["rows_of"] == {"a": 2, "b": 4, "c": 1}
+    assert done.texts("prompt", "eval") == [f"<s>{name}{i}" for name in "abc" for i in range(2)]
+
+
+def test_without_an_eval_split_rows_of_train_are_evaluated(phase):
+    datasets = {
+        "a": {"train": numbered("a", 6)},
+        "b": {"train": numbered("b", 3), "eval": numbered("B", 3)},
+    }
+    numbers = {("a", "train"): [0, 2, 3], ("a", "eval"): [1, 5], ("b", "eval"): [1]}
+    done = phase("sft", datasets, numbers=numbers).run()
+    assert done.texts("prompt") == [f"<s>{name}" for name in ("a0", "a2", "a3", "b0", "b1", "b2")]
+    assert done.texts("prompt", "eval") == ["<s>a1", "<s>a5", "<s>B1"]
+
+
+def test_phase_without_rows_is_an_error_of_one_line(phase):
+    rows = [("Why?", " So."), (" ", " So."), ("", " So.")]
+    datasets = {name: dict.fromkeys(SPLITS, rows) for name in "ab"}
+    # Rows 1 and 2 have no prompt.
+    with pytest.raises(InputError) as error:
+        phase("sft", datasets, numbers={(name, "eval"): [1, 2] for name in "ab"}).run()
+    assert str(error.value) == (
+        "a, b: the eval split of phase sft has no rows left of 4"
+        " (dropped: {'empty prompt': 4}): add rows, or increase split.weights.sft"
+    )
