@@ -49,7 +49,6 @@ READERS = {
         "evaluate_sft",
         "evaluate_rlhf",
         "prompt_eval",
-        "compare_zero",
     },
     # Of MINE alone.
     "compute_teacher": set(),
@@ -58,7 +57,6 @@ READERS = {
         "evaluate_sft",
         "train_rlhf",
         "draw_report",
-        "compare_zero",
     },
     "train_sft": {
         "evaluate_sft",
@@ -102,8 +100,6 @@ READERS = {
     "check_gate": set(),
     "prompt_eval": set(),
     "rw_eval": set(),
-    # Of SFT.
-    "compare_zero": set(),
     # Of DPO.
     "compare_runs": set(),
 }
@@ -114,10 +110,6 @@ def stale(*rules):
     return set(rules).union(*(stale(*READERS[rule]) for rule in rules))
 
 
-# The rules that a change of the spec of train_sft makes stale. Its settings and code are also those
-# of the comparison of ZeRO stages, which does not read its result.
-SFT_TRAINED = stale("train_sft", "compare_zero")
-
 # The rules that read what the local dataset and the model from the hub become.
 TAUGHT = {"compute_teacher", "train_sft"}
 TOKENIZED = {"tokenize_sft", *TAUGHT}
@@ -126,14 +118,12 @@ IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
 
 
-ZERO = "output/zero/sft/tiny.md"
 COMPARED = "output/compare/dpo/tiny-vs-other.html"
 # The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
 # from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
-    ZERO,
     COMPARED,
     "output/prompt_eval/rlhf/tiny.html",
     "output/rw_eval/reward/tiny.html",
@@ -395,7 +385,7 @@ def code_of(rule):
 
 def stale_everywhere(users):
     """Return the rules that a change of the specs of rules makes stale, of EVERY_RULE."""
-    rules = stale(*users) | (SFT_TRAINED if "train_sft" in users else set())
+    rules = stale(*users)
     rules |= TAUGHT if "compute_teacher" in users else set()
     # What MINE is made from; its base model is not initialized.
     before = {"import_dataset", "split_dataset", "fetch_model", "tokenize_sft"}
@@ -475,7 +465,7 @@ STUB = '''"""Write a constant."""
 from snakechat.workflow.job import run
 
 CONTENT = "first"
-PAGES = ("zero.md", "comparison.html", "responses.html", "scores.html")
+PAGES = ("comparison.html", "responses.html", "scores.html")
 
 
 def main(job):

@@ -44,23 +44,17 @@ def with_pages(rules):
     return rules | {reader for rule in rules for reader in READERS[rule] & PAGES}
 
 
-def edited(program):
-    """Return the rules whose specs an edit of a program changes."""
-    # The comparison of ZeRO stages repeats the training of SFT.
-    return PROGRAMS[program] | ({"compare_zero"} if program == "train_sft.py" else set())
-
-
 @some(PROGRAMS, KINDS, "program")
 def test_after_a_refactoring_with_the_same_output_nothing_else_runs(stubs, program):
     (stubs.folder / "scripts" / program).write_text(REFACTORED)
-    assert rules_that_ran(stubs, *TINY) == with_pages(edited(program))
+    assert rules_that_ran(stubs, *TINY) == with_pages(PROGRAMS[program])
     assert stubs.planned(*TINY) == set()
 
 
 @some(PROGRAMS, KINDS, "program")
 def test_other_output_reaches_as_far_as_it_changes_others(stubs, program):
     (stubs.folder / "scripts" / program).write_text(CHANGED)
-    rules = edited(program)
+    rules = PROGRAMS[program]
     readers = {reader for rule in rules for reader in READERS[rule]}
     assert rules_that_ran(stubs, *TINY) == with_pages(rules | readers)
     assert stubs.planned(*TINY) == set()

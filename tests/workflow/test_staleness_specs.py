@@ -17,7 +17,6 @@ from support.staleness import (
     NEAR,
     RECIPES,
     RULES,
-    SFT_TRAINED,
     SPLIT,
     TAUGHT,
     TOKENIZED,
@@ -50,7 +49,7 @@ REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
 PROMPT_PAGES = {"prompt_eval", "rw_eval"}
 # The rules that run models.
 RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in STAGES}
-RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses", "compare_zero"}
+RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
 RUNS_MODELS |= PROMPT_PAGES
 
 # Weights of the phases, as in config.yaml.
@@ -119,7 +118,9 @@ SETTINGS = {
     "a tokenizer from a folder": Row(other_tokenizer, {"init_model"}, (COPIED,)),
     "random weights": Row(setting("models.tiny.init.init_std", 0.05), stale("init_model")),
     # Stages.
-    "a setting of training by default": Row(setting("sft.defaults.weight_decay", 0.5), SFT_TRAINED),
+    "a setting of training by default": Row(
+        setting("sft.defaults.weight_decay", 0.5), stale("train_sft")
+    ),
     "a setting of training in the recipe": Row(tiny_rlhf(gae_lambda=0.9), stale("train_rlhf")),
     "preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
     "the length of rows": Row(
@@ -190,7 +191,6 @@ SETTINGS = {
     ),
     "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
     "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), {"prompt_eval"}),
-    "zero": Row(setting("zero.steps", 3), stale("compare_zero")),
     # A comparison of sets of values would not notice this.
     "two values swapped": Row(
         tiny_rlhf(rollout_batch_size=64, global_batch_size=128), stale("train_rlhf")

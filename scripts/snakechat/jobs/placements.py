@@ -155,5 +155,4 @@ _OPTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
     "rw_eval": _prompt_sets,
     "draw_report": lambda config, name: {"licenses": declared_licenses(config)},
     "compare_runs": _compare_runs,
-    "compare_zero": lambda config, name: {"starts_processes": True},
 }
