@@ -159,11 +159,9 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     ]
 
 
-def test_single_seeds_have_no_differences():
-    groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
-    assert len(result_section(groups, ["accuracy"]).tables) == 1
-
-
 def test_equal_values_of_both_have_a_difference_without_an_interval():
     same, other = seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])
     assert other.difference(same, "ties") == (0.5, None, 2)
+    # Single seeds have no difference.
+    groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
+    assert len(result_section(groups, ["accuracy"]).tables) == 1
