@@ -289,7 +289,7 @@ TRAIN = {"rows": 100, "tokens": {"prompt": {"sum": 300}, "chosen": {"sum": 200}}
 
 
 def test_flops_per_token_of_rlhf():
-    # A forward pass over 5 tokens: 200 of the weights and 160 of attention; training: three times as
+    # A pass over 5 tokens: 200 of the weights and 160 of attention; training: three times as
     # many. Actor (2), reference (1) and scorers (2) run, and both models train for two epochs.
     both = {"actor": MODEL, "critic": MODEL}
     assert flops.rlhf_flops(both, 5, 2) == 5 * 360 + 2 * 2 * 1080
