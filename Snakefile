@@ -8,7 +8,7 @@
 #   output/generations/...   responses          output/scores/...      scores of responses
 #   output/report/...        pages, records     output/compare/...     recipes, compared
 #   output/prompt_eval/...   responses          output/rw_eval/...     scored responses
-#   output/zero/...          ZeRO stages        output/gate/...        gates, passed
+#   output/gate/...          gates, passed
 #
 # Each path is a link to a folder in output/store, whose manifest.json lists what it was made from
 # and its files.
@@ -64,7 +64,6 @@ include: f"{BUILD['sources']}/rules/rlhf.smk"
 include: f"{BUILD['sources']}/rules/generations.smk"
 include: f"{BUILD['sources']}/rules/report.smk"
 include: f"{BUILD['sources']}/rules/evaluation.smk"
-include: f"{BUILD['sources']}/rules/zero.smk"
 include: f"{BUILD['sources']}/rules/compare.smk"
 
 

@@ -2,12 +2,13 @@
 
 A recipe is NAME, or NAME@KEY for a version in the store.
 
-Recipes that differ only in their seed are one column: mean and interval over the seeds.
-comparison.csv has the same numbers.
+Recipes that differ only in their seed are one column: mean and interval over the seeds. Those with
+another ZeRO stage are columns of their own. comparison.csv has the same numbers.
 """
 
 import csv
 import json
+import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,10 +23,11 @@ from snakechat.reporting.comparison import (
     long_rows,
 )
 from snakechat.reporting.curves import curve_panels
-from snakechat.reporting.formatting import format_duration
+from snakechat.reporting.formatting import format_duration, format_memory, format_number
 from snakechat.reporting.labels import (
     MODELS,
     MOMENTS,
+    N_,
     PAIRS,
     PERPLEXITIES,
     RESPONSES,
@@ -44,8 +46,19 @@ from snakechat.reporting.setting_differences import (
 from snakechat.reporting.translations import set_language, translate
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.lineage import merge_lineages
+from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.stored_versions import is_version, read_version_file
+
+# Keys of a placement that are compared like settings: trainings at each ZeRO stage, say.
+PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
+# Costs of a training: the key of run.json, its label, and how its mean over seeds is shown.
+COSTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("seconds", N_("training time per seed"), format_duration),
+    ("seconds_per_step", N_("seconds per step (median)"), format_number),
+    ("peak_memory_mb", N_("peak memory of the first process"), format_memory),
+    ("peak_gpu_memory_mb", N_("peak memory of its GPU"), format_memory),
+)
 
 PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
 # Results of each stage, and the same of the model before training: paths in metrics.json.
@@ -105,14 +118,16 @@ def read_run(job: Job[Any], name: str) -> Run:
         steps = Path(path, "metrics.jsonl").read_text()
         metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
     record = read_run_record(folder, lineage[path]["spec"])
+    placement = placement_of(record["placement"] if record else {})
     lines = [json.loads(line) for line in steps.splitlines()]
     return Run(
         name=name,
         seed=lineage[path]["settings"]["seed"],
-        settings=comparable_settings(lineage, path),
+        settings=comparable_settings(lineage, path)
+        | {f"placement: {key}": getattr(placement, key) for key in PLACEMENT},
         steps=lines,
         metrics=with_metrics_before(json.loads(metrics), lines),
-        seconds=record["seconds"] if record else None,
+        record=record,
     )
 
 
@@ -152,18 +167,19 @@ def curve_section(groups: Sequence[Group], stage: str) -> Section:
 
 
 def setting_section(groups: Sequence[Group]) -> Section:
-    """Return the section of the settings that differ, the seeds and the time of a training."""
+    """Return the section of the settings that differ, the seeds, and the costs of a training."""
     differences = setting_differences([group.runs[0].settings for group in groups])
     rows = [[setting, *as_texts(values)] for setting, values in differences.items()]
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
-    times = [[run.seconds for run in group.runs if run.seconds is not None] for group in groups]
-    rows += [
-        [translate("seed"), *seeds],
-        [
-            translate("training time per seed"),
-            *(format_duration(sum(of) / len(of)) if of else "" for of in times),
-        ],
-    ]
+    rows.append([translate("seed"), *seeds])
+    for key, label, format_cost in COSTS:
+        costs = [
+            [run.record[key] for run in group.runs if run.record and key in run.record]
+            for group in groups
+        ]
+        if any(costs):
+            means = [format_cost(statistics.fmean(of)) if of else "" for of in costs]
+            rows.append([translate(label), *means])
     note = translate("A setting of an earlier job has the rule of the job as a prefix.")
     table = Table("", ["", *(group.name for group in groups)], rows, note)
     return Section(translate("Settings that differ"), tables=[table])

@@ -51,8 +51,6 @@ def save(job: Job, folder: Path, card: dict[str, Any], source: str) -> None:
         source: Description of the model for errors.
     """
     job.facts |= card
-    if declared := job.options.license:
-        job.facts["licence"] = declared
     try:
         check_files(folder)
         tokenizer = load_tokenizer(folder)

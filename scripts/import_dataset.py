@@ -42,8 +42,6 @@ def main(job: Job) -> None:
             is_local = not is_remote(job.options.source)
             job.facts |= job.settings.card if is_local else card_facts(folder)
             import_splits(job, splits_of(job, folder))
-    if declared := job.options.license:
-        job.facts["licence"] = declared
     write_statistics(job)
 
 

@@ -70,8 +70,6 @@ def main() -> None:
 
 def num_processes(job: PlannedJob) -> int:
     """Return the processes that the launcher starts."""
-    if job.options.starts_processes:
-        return 1
     return job.placement.nodes * max(job.placement.gpus_per_node, 1)
 
 

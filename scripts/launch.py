@@ -70,8 +70,6 @@ def main() -> None:
     # their number: there, the placement decides.
     if gpus or placement is SERIAL:
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
-    if options.starts_processes:
-        nodes, gpus = 1, 0
     node_options = options_of_this_node(nodes)
     # Nodes that an operator of Kubernetes started have to decide the same.
     node = node_number() if nodes > 1 and node_options else None

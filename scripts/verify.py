@@ -26,7 +26,6 @@ from snakechat.workflow.tool_errors import one_line_errors
 
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {
-    "compare_zero": "zero.md",
     "draw_report": "*",
     "compare_runs": "*.html",
 }

@@ -66,11 +66,11 @@ def start(tmp_path):
     program.write_text(PROGRAM)
     started = []
 
-    def begin(nodes=1, gpus=0, threads=8, of_placement=None, options=(), **environment):
+    def begin(nodes=1, gpus=0, threads=8, of_placement=None, **environment):
         placement = {"nodes": nodes, "gpus_per_node": gpus, "threads": threads}
         placement = json.dumps(placement | {"environment": of_placement or {}})
         inherited = {name: value for name, value in os.environ.items() if name not in CHANGED}
-        words = ["--placement", placement, *options]
+        words = ["--placement", placement]
         process = subprocess.Popen(
             [sys.executable, ROOT / "scripts/launch.py", program, *words],
             env={**inherited, "TMPDIR": str(tmp_path), **environment},
@@ -150,15 +150,6 @@ def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):
         assert variables["OMP_NUM_THREADS"] == "3"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
-
-
-def test_a_program_that_starts_the_processes_itself_is_one_process(start):
-    options = ("--options", '{"starts_processes": true}')
-    process = start(nodes=2, gpus=2, options=options, CUDA_VISIBLE_DEVICES="3,5,7")
-    [variables] = variables_of(process)
-    assert variables["pid"] == process.pid
-    # It takes no GPU from the processes.
-    assert variables["CUDA_VISIBLE_DEVICES"] == "3,5,7"
 
 
 def test_concurrent_jobs_have_different_gpus(start):

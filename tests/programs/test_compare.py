@@ -72,3 +72,22 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert f'<th scope="col">tiny</th><th scope="col">{version}</th>' in text
     assert '<th scope="row">seed</th><td>1234</td><td>7</td>' in text
     assert copy.planned(f"output/compare/dpo/tiny-vs-{version}.html") == set()
+
+
+def test_deployments_with_other_zero_stages_are_columns(quick, tmp_path):
+    copy = quick.copy(tmp_path / "copy")
+    cpu = yaml.safe_load((copy.folder / "config.yaml").read_text())["deployments"]["cpu"]
+    deployments = {f"zero-{stage}": cpu | {"zero_stage": stage, "threads": 1} for stage in (0, 2)}
+    over = {"placement": list(deployments), "max_steps": [2]}
+    sweeps = {"stages": {"stage": "sft", "recipe": "tiny", "over": over}}
+    (copy.folder / "zero.yaml").write_text(
+        yaml.safe_dump({"deployments": deployments, "sweeps": sweeps})
+    )
+    copy.options = (*copy.options, "zero.yaml")
+    copy.build("output/compare/sft/stages.html")
+    text = (copy.folder / "output/compare/sft/stages.html").read_text()
+    rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', text))
+    assert rows["placement: zero_stage"] == "<td>0</td><td>2</td>"
+    assert re.fullmatch(r"(<td>[\d.]+</td>){2}", rows["seconds per step (median)"])
+    assert re.fullmatch(r"(<td>[\d.]+\xa0[MG]B</td>){2}", rows["peak memory of the first process"])
+    assert "peak memory of its GPU" not in rows

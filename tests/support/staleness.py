@@ -38,9 +38,9 @@ READERS = {
     "split_dataset": {*TOKENIZERS, "evaluate_rlhf", "draw_report"},
     "init_model": {
         *TOKENIZERS,
-        *("train_sft", "evaluate_sft", "evaluate_rlhf", "prompt_eval", "compare_zero"),
+        *("train_sft", "evaluate_sft", "evaluate_rlhf", "prompt_eval"),
     },
-    "tokenize_sft": {"train_sft", "evaluate_sft", "train_rlhf", "draw_report", "compare_zero"},
+    "tokenize_sft": {"train_sft", "evaluate_sft", "train_rlhf", "draw_report"},
     "train_sft": {
         *("evaluate_sft", "train_reward", "compute_reference", "train_dpo", "evaluate_dpo"),
         *("train_rlhf", "evaluate_rlhf", "generate_responses", "score_responses"),
@@ -76,10 +76,6 @@ def stale(*rules):
     return set(rules).union(*(stale(*readers(rule)) for rule in rules))
 
 
-# The rules that a change of the spec of train_sft makes stale. Its settings and code are also those
-# of the comparison of ZeRO stages, which does not read its result.
-SFT_TRAINED = stale("train_sft", "compare_zero")
-
 # The rules that read what the local dataset and the model from the hub become.
 TAUGHT = {"compute_teacher", "train_sft"}
 TOKENIZED = {"tokenize_sft", *TAUGHT}
@@ -88,14 +84,12 @@ IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
 
 
-ZERO = "output/zero/sft/tiny.md"
 COMPARED = "output/compare/dpo/tiny-vs-other.html"
 # The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
 # from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
-    ZERO,
     COMPARED,
     "output/prompt_eval/rlhf/tiny.html",
     "output/rw_eval/reward/tiny.html",
@@ -349,7 +343,7 @@ STUB = '''"""Write a constant."""
 from snakechat.workflow.job import run
 
 CONTENT = "first"
-PAGES = ("zero.md", "comparison.html", "responses.html", "scores.html")
+PAGES = ("comparison.html", "responses.html", "scores.html")
 
 
 def main(job):

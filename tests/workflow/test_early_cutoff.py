@@ -6,7 +6,7 @@ The programs are stubs whose output is a constant, so that builds take seconds.
 import json
 
 from support.cases import some
-from support.staleness import READERS, STUB, TINY, ZERO, program_of, readers, stale
+from support.staleness import READERS, STUB, TINY, program_of, readers, stale
 
 # A refactoring that the digest counts, and the same with other output.
 REFACTORED = STUB.replace('"first"', '"fir" + "st"')
@@ -29,10 +29,10 @@ def records(workflow):
     return {path: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
 
 
-def rules_that_ran(workflow, *targets):
+def rules_that_ran(workflow, *TINY):
     """Build targets; return the rules whose programs ran."""
     before = records(workflow)
-    workflow.build(*targets)
+    workflow.build(*TINY)
     ran = [path for path, record in records(workflow).items() if before.get(path) != record]
     manifests = [json.loads(path.with_name("manifest.json").read_text()) for path in ran]
     return {manifest["spec"]["rule"] for manifest in manifests}
@@ -43,39 +43,31 @@ def with_pages(rules):
     return rules | {reader for rule in rules for reader in readers(rule) & PAGES}
 
 
-def edited(program):
-    """Return the rules whose specs an edit of a program changes."""
-    # The comparison of ZeRO stages repeats the training of SFT.
-    return PROGRAMS[program] | ({"compare_zero"} if program == "train_sft.py" else set())
-
-
 @some(PROGRAMS, KINDS, "program")
 def test_after_a_refactoring_with_the_same_output_nothing_else_runs(stubs, program):
     (stubs.folder / "scripts" / program).write_text(REFACTORED)
-    assert rules_that_ran(stubs, *TINY) == with_pages(edited(program))
+    assert rules_that_ran(stubs, *TINY) == with_pages(PROGRAMS[program])
     assert stubs.planned(*TINY) == set()
 
 
 @some(PROGRAMS, KINDS, "program")
 def test_other_output_reaches_as_far_as_it_changes_others(stubs, program):
     (stubs.folder / "scripts" / program).write_text(CHANGED)
-    rules = edited(program)
+    rules = PROGRAMS[program]
     assert rules_that_ran(stubs, *TINY) == with_pages(rules.union(*map(readers, rules)))
     assert stubs.planned(*TINY) == set()
 
 
 def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
-    # The comparison of ZeRO stages has the same code, and succeeds.
-    targets = [target for target in TINY if target != ZERO]
     program = stubs.folder / "scripts/train_sft.py"
     before = records(stubs)
     program.write_text(FULL_DISK)
-    process = stubs.snakemake(*targets, "--cores", "2")
+    process = stubs.snakemake(*TINY, "--cores", "2")
     assert process.returncode != 0
     assert "error: No space left" in process.stdout and "Traceback" not in process.stdout
-    assert stubs.planned(*targets) == stale("train_sft")
+    assert stubs.planned(*TINY) == stale("train_sft")
     # The edit is undone and the old result exists: it is reused, not rebuilt.
     program.write_text(STUB)
-    stubs.build(*targets)
+    stubs.build(*TINY)
     assert records(stubs) == before
-    assert stubs.planned(*targets) == set()
+    assert stubs.planned(*TINY) == set()

@@ -16,7 +16,6 @@ from support.staleness import (
     MINE,
     NEAR,
     RECIPES,
-    SFT_TRAINED,
     SPLIT,
     TAUGHT,
     TOKENIZED,
@@ -46,7 +45,7 @@ PROMPT_PAGES = {"prompt_eval", "rw_eval"}
 PAGES = {"draw_report", "compare_runs", *PROMPT_PAGES}
 # The rules that run models.
 RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in STAGES}
-RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses", "compare_zero"}
+RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
 RUNS_MODELS |= PROMPT_PAGES
 
 # Weights of the phases, as in config.yaml.
@@ -111,7 +110,9 @@ SETTINGS = {
     "a tokenizer from a folder": Row(other_tokenizer, {"init_model"}, (COPIED,)),
     "random weights": Row(setting("models.tiny.init.init_std", 0.05), stale("init_model")),
     # Stages.
-    "a setting of training by default": Row(setting("sft.defaults.weight_decay", 0.5), SFT_TRAINED),
+    "a setting of training by default": Row(
+        setting("sft.defaults.weight_decay", 0.5), stale("train_sft")
+    ),
     "a setting of training in the recipe": Row(tiny_rlhf(gae_lambda=0.9), stale("train_rlhf")),
     "preset": Row(tiny_rlhf(preset="deepspeed_chat"), stale("train_rlhf")),
     "the length of rows": Row(
@@ -181,7 +182,6 @@ SETTINGS = {
     ),
     "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
     "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), {"prompt_eval"}),
-    "zero": Row(setting("zero.steps", 3), stale("compare_zero")),
 }
 
 
@@ -425,13 +425,13 @@ def pin(library, rules=()):
 
 # The rules that use a module or a library, and those downstream.
 CODE = {
-    "a program": code("train_sft.py", SFT_TRAINED),
+    "a program": code("train_sft.py", stale("train_sft")),
     "a program of several rules": code("tokenize_phase.py", stale(*TOKENIZERS)),
     "a page": code("draw_report.py", {"draw_report"}),
     "a tool": code("explain.py"),
     "what all programs import": code("snakechat/workflow/job.py", stale("import_dataset")),
     "data": code("snakechat/data/ragged_arrays.py", stale("split_dataset")),
-    "training": code("snakechat/training/engine.py", SFT_TRAINED),
+    "training": code("snakechat/training/engine.py", stale("train_sft")),
     "preference losses": code(
         "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
     ),
@@ -441,7 +441,7 @@ CODE = {
     "planning": code("snakechat/planning/planner.py"),
     "torch": pin("torch", stale("init_model", "label_pairs")),
     "what torch requires": pin("sympy", stale("init_model", "label_pairs")),
-    "peft": pin("peft", SFT_TRAINED),
+    "peft": pin("peft", stale("train_sft")),
     "matplotlib": pin("matplotlib", PAGES),
     "tqdm": pin("tqdm"),
     "snakemake": pin("snakemake"),

@@ -4,7 +4,6 @@ Snakemake reads the files. Of a key that is written twice, it keeps the last val
 a file that cannot be parsed names neither the file nor the line.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +23,7 @@ def check_config_files(paths: Iterable[Path]) -> None:
     """Check files before Snakemake's values of them are used. A missing file is not an error here.
 
     Raises:
-        ConfigError: A file is not YAML or JSON in UTF-8, or a mapping has a key twice.
+        ConfigError: A file is not YAML in UTF-8, which JSON is too, or a mapping has a key twice.
     """
     for path in paths:
         if path.exists():
@@ -43,9 +42,6 @@ def check_config_text(name: str, content: bytes) -> None:
         raise ConfigError(
             f"{name}: byte {error.start + 1} is not UTF-8: save the file as text in UTF-8"
         ) from None
-    if _is_json(text):
-        # YAML has no tabs outside of text.
-        text = text.replace("\t", " ")
     loader = yaml.CSafeLoader(text)
     try:
         root = loader.get_single_node()
@@ -58,14 +54,6 @@ def check_config_text(name: str, content: bytes) -> None:
     except (ValueError, LookupError) as error:
         # Values that have the form of a date or a number, and are none.
         raise ConfigError(f"{name}: a value cannot be read: {error}") from None
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _describe(error: yaml.YAMLError, text: str) -> str:

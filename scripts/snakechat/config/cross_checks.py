@@ -39,28 +39,26 @@ def check_placements(config: Config) -> None:
     for stage in RECIPE_SECTIONS:
         for name in config.values[stage]["recipes"]:
             placement = config.recipe(stage, name)["placement"]
-            place = (stage, "recipes", name, "placement")
+            place = f"config: {stage}.recipes.{name}.placement"
+            allowed = STAGES_OF_OFFLOAD[placement["offload"]]
             for key in ("zero_stage", "critic_zero_stage"):
-                allowed = STAGES_OF_OFFLOAD[placement["offload"]]
                 if placement.get(key, allowed[0]) not in allowed:
                     raise ConfigError(
-                        f"config: {'.'.join(place)}.{key}: {placement[key]} cannot be combined with"
+                        f"{place}.{key}: {placement[key]} cannot be combined with"
                         f" offload: {placement['offload']}: set {key}: {allowed[0]}"
+                    )
+                # ZeRO 3 gathers the weights of a layer while it runs.
+                if placement.get("compile") and placement.get(key) == 3:
+                    raise ConfigError(
+                        f"{place}.compile: true needs {key}: 0, 1 or 2, not 3: set compile: false"
                     )
             size = placement.get("vllm_tensor_parallel_size", 1)
             if placement["gpus_per_node"] % size:
                 raise ConfigError(
-                    f"config: {'.'.join(place)}.vllm_tensor_parallel_size: {size} does not divide"
-                    f" the {placement['gpus_per_node']} GPUs of a node (gpus_per_node): set it to a"
+                    f"{place}.vllm_tensor_parallel_size: {size} does not divide the"
+                    f" {placement['gpus_per_node']} GPUs of a node (gpus_per_node): set it to a"
                     " divisor"
                 )
-            for key in ("zero_stage", "critic_zero_stage"):
-                # ZeRO 3 gathers the weights of a layer while it runs.
-                if placement.get("compile") and placement.get(key) == 3:
-                    raise ConfigError(
-                        f"config: {'.'.join(place)}.compile: true needs {key}: 0, 1 or 2, not 3:"
-                        " set compile: false"
-                    )
 
 
 def check_references(config: Config) -> None:

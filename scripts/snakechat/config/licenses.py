@@ -6,11 +6,6 @@ from snakechat.config.recipes import Config
 from snakechat.data.licenses import normalized_license
 
 
-def declared_license(config: Config, section: str, name: str) -> str | None:
-    """Return the `license` of a dataset or a model (section), or None."""
-    return normalized_license(config.values[section][name].get("license"))
-
-
 @cache
 def declared_licenses(config: Config) -> dict[str, str]:
     """Return the licences that the config declares, by the path of the import or the fetch.
@@ -18,8 +13,8 @@ def declared_licenses(config: Config) -> dict[str, str]:
     They are no settings of these jobs: a licence changes no bytes of data.
     """
     declared = {
-        f"output/{folder}/{name}": declared_license(config, section, name)
+        f"output/{folder}/{name}": normalized_license(entry.get("license"))
         for section, folder in (("datasets", "data"), ("models", "models"))
-        for name in config.values[section]
+        for name, entry in config.values[section].items()
     }
     return {path: license for path, license in declared.items() if license}

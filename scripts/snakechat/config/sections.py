@@ -318,12 +318,6 @@ class PromptEval(TypedDict):
     temperature: Positive
 
 
-class ZeroComparison(TypedDict):
-    """Comparison of ZeRO stages."""
-
-    steps: Count
-
-
 class Sections(TypedDict):
     """The top level of the config, without the deployments and the stages."""
 
@@ -345,4 +339,3 @@ class Sections(TypedDict):
     sweeps: dict[Name, Sweep]
     evaluation: Evaluation
     prompt_eval: PromptEval
-    zero: ZeroComparison

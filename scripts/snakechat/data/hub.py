@@ -5,13 +5,12 @@ library lacks, as tests/unit/data/test_hub.py shows: every file is verified agai
 the hub, offline too, and errors are one line.
 """
 
-import functools
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 # The HTTP library of huggingface_hub.
 import httpx2
@@ -120,50 +119,6 @@ def content_digest(path: Path, is_lfs: bool) -> str:
     digest = hashlib.sha256() if is_lfs else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: digest).hexdigest()
-
-
-def moved_branches(
-    results: Iterable[tuple[Mapping[str, Any], Mapping[str, Any] | None]],
-) -> list[str]:
-    """Describe the branches and tags that have moved since their results were made.
-
-    Args:
-        results: Today's spec of each job, and the facts of its result or None. Those that do not
-            come from the hub, that name a full commit or that have no result are skipped.
-
-    Returns:
-        A sentence per result whose revision names another commit now.
-
-    Raises:
-        InputError: The hub rejects a request or is unavailable.
-    """
-    ask = functools.cache(current_commit)
-    lines = []
-    for spec, facts in results:
-        settings, made_from = spec["settings"], (facts or {}).get("commit")
-        revision = settings.get("revision")
-        if "hub" not in settings or made_from is None or COMMIT.fullmatch(revision):
-            continue
-        kind: RepositoryKind = "model" if spec["rule"] == "fetch_model" else "dataset"
-        current = ask(settings["hub"], kind, revision)
-        if current != made_from:
-            lines.append(
-                f"{kind} {spec['name']}: {revision} of {settings['hub']} was {made_from} and is"
-                f" {current} now: set revision to the first to keep the result, to the second to"
-                " replace it"
-            )
-    return lines
-
-
-def current_commit(repository: str, kind: RepositoryKind, revision: str) -> str:
-    """Return the full commit that a branch or a tag names on the hub now.
-
-    Raises:
-        InputError: The hub rejects the request or is unavailable.
-    """
-    with hub_errors(f"hub {kind} {repository} at {revision}"):
-        info = HfApi().repo_info(repository, repo_type=kind, revision=revision, timeout=TIMEOUT)
-        return str(info.sha)
 
 
 @contextmanager

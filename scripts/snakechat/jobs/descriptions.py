@@ -17,10 +17,8 @@ class Description(NamedTuple):
         inputs: Upstream jobs by the keys that the program uses for them.
         files: External files by the names that the spec has for them; of a file that is not local,
             its digest.
-        specs: Jobs whose whole specs are settings, by the keys of these.
     """
 
     settings: dict[str, Any]
     inputs: Mapping[str, Job] = {}
     files: Mapping[str, Path | str] = {}
-    specs: Mapping[str, Job] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from snakechat.config.licenses import declared_license, declared_licenses
+from snakechat.config.licenses import declared_licenses
 from snakechat.config.llm_judges import judge_access
 from snakechat.config.recipes import Config
 from snakechat.jobs.files import (
@@ -97,16 +97,11 @@ def run_options(config: Config, rule: str, name: str, snakemake: Sequence[str]) 
 
 
 def _import_dataset(config: Config, name: str) -> dict[str, Any]:
-    source = dataset_folder(config, name)
-    return {
-        "source": str(source or ""),
-        "license": declared_license(config, "datasets", name),
-    }
+    return {"source": str(dataset_folder(config, name) or "")}
 
 
 def _fetch_model(config: Config, name: str) -> dict[str, Any]:
-    source = config.source_of("models", name)
-    return {"source": str(source or ""), "license": declared_license(config, "models", name)}
+    return {"source": str(config.source_of("models", name) or "")}
 
 
 def _init_model(config: Config, name: str) -> dict[str, Any]:
@@ -154,5 +149,4 @@ _OPTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
     "rw_eval": _prompt_sets,
     "draw_report": lambda config, name: {"licenses": declared_licenses(config)},
     "compare_runs": _compare_runs,
-    "compare_zero": lambda config, name: {"starts_processes": True},
 }

@@ -46,16 +46,6 @@ def _tokenization(stage: str) -> Rule:
     return Rule(describe, f"tokens/{stage}", program="tokenize_phase", stage=stage)
 
 
-def _zero_comparison(config: Config, stage: str, name: str) -> Description:
-    training = RULES[f"train_{stage}"].describe(config, name)
-    return Description(
-        settings={"steps": config.values["zero"]["steps"]},
-        inputs=training.inputs,
-        # Including its code.
-        specs={"training": (f"train_{stage}", name)},
-    )
-
-
 # In the order in which a build runs them.
 RULES: dict[str, Rule] = {
     # Data and models.
@@ -101,5 +91,4 @@ RULES: dict[str, Rule] = {
     "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", work="evaluation"),
     "rw_eval": Rule(page_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
     "compare_runs": Rule(page_jobs.compare_runs, "compare", shows_provenance=True),
-    "compare_zero": Rule(_zero_comparison, "zero", work="training"),
 }

@@ -52,8 +52,7 @@ class Specs:
     def _spec(self, rule: str, name: str) -> tuple[dict[str, Any], str]:
         """Return the spec of a job and its digest."""
         description = self.describe(rule, name)
-        settings = dict(description.settings)
-        settings |= {key: self.spec(*job)[0] for key, job in description.specs.items()}
+        settings = description.settings
         inputs = {
             key: {"rule": upstream, "name": upstream_name, "path": self.result(*job)}
             for key, job in description.inputs.items()

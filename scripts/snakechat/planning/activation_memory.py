@@ -27,9 +27,8 @@ from transformers import (
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.attention import head_size, supports_varlen
-from snakechat.modeling.fixed_decoding import takes_dense_mask
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.key_value_cache import cache_elements, make_cache
+from snakechat.modeling.key_value_cache import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES, checkpoint_activations
 from snakechat.modeling.packing import ModelInputs, Segments, TokenBatch
@@ -108,13 +107,6 @@ def measure_size(model: ModelSpec) -> ModelSize:
         kv=cache_elements(config),
         vocabulary=0 if model.loss == SCORE else config.vocab_size,
     )
-
-
-@cache
-def can_be_captured(model: ModelSpec) -> bool:
-    """Return whether CUDA graphs can sample from a model whose weights stay in place."""
-    network = build_model(model, SMALL_DEPTHS[0]).model
-    return takes_dense_mask(network, make_cache(load_config(model), 1))
 
 
 @cache

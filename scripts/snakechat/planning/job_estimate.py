@@ -39,8 +39,6 @@ ALTERNATIVES: tuple[dict[str, Any], ...] = (
     {"zero_stage": 3, "gpus_per_node": 8},
     {"lora_rank": 128},
 )
-# Assumed bytes per second of a download.
-DOWNLOAD_BANDWIDTH = 100e6
 
 
 class JobEstimate:
@@ -73,7 +71,7 @@ class JobEstimate:
             if self.workload:
                 self._estimate(self.workload, reason)
             elif math.isnan(self.disk):
-                self._estimate_base_model()
+                self.disk = base_model_bytes(path, plan)
         except InputError as error:
             self.warnings.append(str(error))
 
@@ -103,16 +101,6 @@ class JobEstimate:
             self.notes = [*([reason] if reason else []), *workload.notes]
             self.disk = result_bytes(workload, self.spec["settings"].get("save_dtype"))
             self.warnings = [*self._memory_warnings(workload)]
-
-    def _estimate_base_model(self) -> None:
-        """Set the disk of a base model, and the time of its download."""
-        self.disk = base_model_bytes(self.spec["path"], self.plan)
-        if not math.isnan(self.disk) and "hub" in self.spec["settings"]:
-            self.seconds = self.disk / DOWNLOAD_BANDWIDTH
-            self.notes.append(
-                f"assumed: downloads at {DOWNLOAD_BANDWIDTH / 1e6:.0f} MB/s; the cache of the Hub"
-                " takes as much disk again"
-            )
 
     def _memory_warnings(self, workload: Workload) -> Iterator[str]:
         """Yield what a GPU or a node lacks, with changed settings that help a GPU."""

@@ -3,12 +3,11 @@
 import json
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from snakechat.config.references import input_names
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
-from snakechat.planning.activation_memory import BatchShape, ModelSpec, can_be_captured, load_config
+from snakechat.planning.activation_memory import BatchShape, ModelSpec, load_config
 from snakechat.planning.memory import (
     BYTES_PER_ELEMENT,
     cache_bytes,
@@ -144,21 +143,11 @@ class JobSizes:
         own = (num_responses if at_a_time is None else at_a_time) / num_engines
         if own < shape.sequences:
             shape = shape._replace(sequences=max(math.ceil(own), 1))
-        is_captured = vllm_ranks > 0 or self.is_captured(model)
-        return Generation(model, num_responses, shape, vllm_ranks, is_captured)
-
-    def is_captured(self, model: ModelSpec) -> bool:
-        """Return whether CUDA graphs sample (modeling/fixed_decoding.py): of weights in place."""
         gathers_layers = is_partitioned(self.placement, model.dtype) and not samples_whole(
             weight_bytes(model), self.gpu_memory
         )
-        is_on = self.placement.cuda_graphs is not False
-        return is_on and not gathers_layers and can_be_captured(model)
-
-    def prompt_files(self) -> tuple[list[str], dict[str, str], Path]:
-        """Return the prompt sets of the job, the digests of their files, and their folder."""
-        folder = self.plan.jobs[self.spec["path"]].options.source
-        return self.settings["prompt_sets"], self.spec["files"], Path(folder)
+        is_captured = self.placement.cuda_graphs is not False and not gathers_layers
+        return Generation(model, num_responses, shape, vllm_ranks, vllm_ranks > 0 or is_captured)
 
 
 def with_responses(prompts: TokenCounts, settings: Mapping[str, Any]) -> TokenCounts:

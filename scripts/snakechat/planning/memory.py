@@ -8,7 +8,6 @@ unless a docstring says elements.
 from collections.abc import Iterator
 from dataclasses import replace
 
-from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, NUM_TOKENS
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.planning.activation_memory import (
     SCORE,
@@ -91,7 +90,6 @@ def _phases(workload: Workload, placement: Placement, gpu_memory: float) -> Iter
             loaded = weight_bytes(entry.model)
         activations = inference_activations(entry.model, workload.largest)
         added.append(("scoring", add_components({"weights": loaded}, activations)))
-    added += [("comparison", _comparison_memory(entry)) for entry in (*trained, *frozen)]
     first = [*trained, *frozen][0]
     if workload.generations and first.model.loss != SCORE:
         added.append(("sampling", _sampling_memory(first, workload.generations[0], gpu_memory)))
@@ -213,17 +211,6 @@ def _training_phases(
         if entry.model.loss == SCORE:
             copy_bytes = weight_bytes(entry.model) / num_partitions(entry, placement)
             yield "saving", add_components(gathered, {"weights": copy_bytes}, scoring)
-
-
-def _comparison_memory(entry: LoadedModel) -> Memory:
-    """Return what the comparison of a model with transformers' passes adds, if in fp32."""
-    model = entry.model
-    num_weights = measure_size(model).weights
-    if entry.stage == 3 or num_weights > MAX_FP32_WEIGHTS:
-        return {}
-    rows = BatchShape(sequences=2, length=NUM_TOKENS, targets=NUM_TOKENS)
-    copied: Memory = {"weights": 0 if model.dtype == "fp32" else 4 * num_weights}
-    return add_components(copied, inference_activations(model._replace(dtype="fp32"), rows))
 
 
 def _sampling_memory(entry: LoadedModel, generation: Generation, gpu_memory: float) -> Memory:

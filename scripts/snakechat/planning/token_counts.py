@@ -1,7 +1,7 @@
 """Numbers of rows and tokens of a planned job, from its tokens or from assumptions."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,9 +13,6 @@ from snakechat.planning.plan import Plan
 
 # Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
 ASSUMED_LENGTH = 0.5
-# Assumed bytes of UTF-8 in a token of a text. The tokenizers of OPT, Llama 2, Llama 3.1, Qwen3 and
-# DeepSeek-V3 have 3.9 to 4.4 in English and, apart from OPT's (1.5), 2.5 to 4.9 in Chinese.
-BYTES_PER_TOKEN = 3
 # Arrays of tokens, by the rule that makes them.
 FIELDS = {
     "tokenize_sft": ("prompt", "chosen"),
@@ -92,16 +89,6 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
     # The limit holds for each sequence of prompt and response.
     num_responses = len(fields) - 1
     return TokenCounts(num_rows, mean / 2, num_responses * mean / 2, num_responses * limit, notes)
-
-
-def text_counts(rows: Sequence[Sequence[str]]) -> TokenCounts:
-    """Return the counts of rows that have the texts of a prompt and of any responses."""
-    sizes = [[len(text.encode()) / BYTES_PER_TOKEN for text in row] for row in rows]
-    prompt = sum(row[0] for row in sizes) / len(rows)
-    responses = sum(sum(row[1:]) for row in sizes) / len(rows)
-    longest = math.ceil(max(map(sum, sizes)))
-    note = f"assumed: a token of a text has {BYTES_PER_TOKEN} bytes"
-    return TokenCounts(len(rows), prompt, responses, longest, [note])
 
 
 def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:

@@ -22,10 +22,11 @@ class Run(NamedTuple):
     Attributes:
         name: Name of the recipe.
         seed: Seed of the training.
-        settings: Settings of the training, without the seed, and of the jobs before it.
+        settings: Settings of the training, without the seed, and of the jobs before it; keys of its
+            placement.
         steps: The lines of metrics.jsonl.
         metrics: metrics.json of the evaluation.
-        seconds: Time of the training, None if it is unknown.
+        record: run.json of the training, None if it is unknown.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Run(NamedTuple):
     settings: dict[str, Any]
     steps: list[dict[str, Any]]
     metrics: dict[str, Any]
-    seconds: float | None = None
+    record: dict[str, Any] | None = None
 
     def result(self, path: str) -> Figure | None:
         """Return a metric (path: keys joined by dots), or None.

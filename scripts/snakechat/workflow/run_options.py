@@ -21,10 +21,8 @@ class RunOptions:
         store_max_bytes: Bytes that a store may use, None for any.
         snakemake: The options of Snakemake with which the result is rebuilt.
         save_steps: Steps between two checkpoints.
-        starts_processes: Whether the program itself starts the processes of its placement.
         source: Folder or URL of the external files of the job; empty if it has none.
-        license: The licence of the dataset or model that the config declares, if any.
-        licenses: All licences that the config declares, by the path of the import or the fetch.
+        licenses: The licences that the config declares, by the path of the import or the fetch.
         excluded_files: Files with digests of excluded rows, by their names in the spec.
         llm_judges: Where and how LLM judges are asked, by name.
         versions: Folders in the store of compared versions, by recipe and kind of result.
@@ -35,9 +33,7 @@ class RunOptions:
     store_max_bytes: int | None = None
     snakemake: list[str] = field(default_factory=list)
     save_steps: int = 1
-    starts_processes: bool = False
     source: str = ""
-    license: str | None = None
     licenses: Mapping[str, str] = field(default_factory=dict)
     excluded_files: Mapping[str, str] = field(default_factory=dict)
     llm_judges: Mapping[str, dict[str, Any]] = field(default_factory=dict)

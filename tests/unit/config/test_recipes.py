@@ -104,13 +104,6 @@ def test_the_split_of_a_dataset_is_weights_or_phases(split, weights):
     assert load({"datasets": {"mine": dataset}}).split_weights("mine") == weights
 
 
-@pytest.mark.parametrize("split", [[], ["dpo"], "sft"])
-def test_an_invalid_list_of_phases_is_an_error(split):
-    dataset = {"path": "mine", "format": "instruct", "split": split}
-    with pytest.raises(ConfigError, match=r"config: datasets\.mine"):
-        load({"datasets": {"mine": dataset}})
-
-
 def test_models_behind_a_recipe():
     config = load({"dpo": {"recipes": {"base": {"model": "opt-125m"}}}})
     assert config.base_model("sft", "tiny") == ("init_model", "tiny")

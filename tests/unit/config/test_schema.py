@@ -30,6 +30,7 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
         (dataset(path="x", format="plan"), "datasets.mine.format: Input should be 'plain', "),
         (dataset(path="x", fromat="plain"), "datasets.mine.fromat: unknown key (did you mean form"),
         (dataset(path="x"), "datasets.mine.format: this key is required"),
+        (dataset(path="x", format="plain", split=["dpo"]), "datasets.mine.split"),
         (dataset(format="plain"), "datasets.mine: expected path or hub"),
         (dataset(path="x", format="plain", remove="("), "datasets.mine.remove: not a regular exp"),
         (dataset(path="x", format="plain", eval="*.csv"), "datasets.mine: eval needs"),

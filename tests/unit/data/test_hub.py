@@ -28,31 +28,28 @@ CHOSEN = [name for name in DATA if name != "not_chosen.bin"]
 
 PROGRAM = """
 import json, sys
-from snakechat.data.hub import fetch, moved_branches
+from snakechat.data.hub import fetch
 from snakechat.workflow.errors import InputError
 
 def choose(paths):
     return [path for path in paths if not path.startswith("not_")]
 
-function, *calls = json.loads(sys.argv[1])
-for arguments in calls:
+revision, *repositories = sys.argv[1:]
+for repository in repositories:
     try:
-        if function == "fetch":
-            folder, paths, commit = fetch(*arguments, choose)
-            print(json.dumps([str(folder), paths, commit]))
-        else:
-            print(json.dumps(moved_branches(*arguments)))
+        folder, paths, commit = fetch(repository, "dataset", revision, choose)
+        print(json.dumps([str(folder), paths, commit]))
     except InputError as error:
         print(json.dumps(f"{error}"))
 """
 
 
-def run(endpoint, function, *calls, **environment):
-    """Call a function of hub.py with lists of arguments; return what it returns, and stderr."""
+def fetch(endpoint, home, *repositories, revision="main", **environment):
+    """Fetch each repository into the cache at home; return the results or errors, and stderr."""
     inherited = {key: os.environ[key] for key in os.environ if not key.startswith("HF_")}
-    local = {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1,localhost"}
+    local = {"HF_ENDPOINT": endpoint, "NO_PROXY": "127.0.0.1,localhost", "HF_HOME": str(home)}
     process = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps([function, *calls])],
+        [sys.executable, "-c", PROGRAM, revision, *repositories],
         env={**inherited, **local, "PYTHONPATH": str(ROOT / "scripts"), **environment},
         capture_output=True,
         text=True,
@@ -60,12 +57,6 @@ def run(endpoint, function, *calls, **environment):
     )
     assert process.returncode == 0, process.stderr
     return [json.loads(line) for line in process.stdout.splitlines()], process.stderr
-
-
-def fetch(endpoint, home, *repositories, revision="main", **environment):
-    """Fetch each repository into the cache at home; return the results or errors, and stderr."""
-    calls = [(repository, "dataset", revision) for repository in repositories]
-    return run(endpoint, "fetch", *calls, HF_HOME=str(home), **environment)
 
 
 def check(result, commit):
@@ -154,34 +145,3 @@ def test_errors_of_the_hub_are_one_line(hub, tmp_path):
     (line,), _ = fetch("http://127.0.0.1:1", tmp_path, "lab/data")
     assert line.startswith("hub dataset lab/data at main: ")
     assert "the Hub is unreachable: set path to a local copy" in line and "\n" not in line
-
-
-def test_branches_that_moved_since_the_import_are_described(hub):
-    hub.repositories["model/lab/model"] = DATA
-    old, now = hub.commit(DATASET), "f" * 40
-    hub.commit = lambda repository: now
-
-    def result(rule, name, facts, **settings):
-        return {"rule": rule, "name": name, "settings": settings}, facts
-
-    mine = {"hub": "lab/data", "revision": "main"}
-    model = {"hub": "lab/model", "revision": "main"}
-    results = [
-        result("import_dataset", "mine", {"commit": old}, **mine),
-        result("import_dataset", "again", {"commit": now}, **mine),
-        result("import_dataset", "pinned", {"commit": old}, hub="lab/data", revision=old),
-        result("import_dataset", "not built", None, **mine),
-        result("import_dataset", "local", {}, format="plain"),
-        result("fetch_model", "opt", {"commit": old}, **model),
-    ]
-    after = "set revision to the first to keep the result, to the second to replace it"
-    (found,), _ = run(hub.endpoint, "moved_branches", [results])
-    assert found == [
-        f"dataset mine: main of lab/data was {old} and is {now} now: {after}",
-        f"model opt: main of lab/model was {old} and is {now} now: {after}",
-    ]
-    # Each branch is asked for once, and nothing is asked about commits.
-    for name in ("lab/data", "lab/model"):
-        assert len([request for request in hub.requests if name in request.path]) == 1
-    (line,), _ = run(hub.endpoint, "moved_branches", [results], **OFFLINE)
-    assert line.startswith("hub dataset lab/data at main: ") and "HF_HUB_OFFLINE" in line

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from snakechat.jobs.placements import RESOURCES, job_placement, job_resources, run_options
+from snakechat.jobs.placements import RESOURCES, job_placement, job_resources
 from snakechat.workflow.placement import SERIAL, placement_of, placement_values
 from support.configs import load
 
@@ -64,13 +64,6 @@ def test_resources_of_a_job(placement, expected):
 def test_memory_and_time_grow_by_half_with_each_attempt(attempt, factor):
     resources = job_resources(PLACEMENT, attempt)
     assert (resources["mem_mb"], resources["runtime"]) == (1000 * factor, 60 * factor)
-
-
-def test_only_the_comparison_of_zero_stages_starts_its_processes_itself():
-    config = load()
-    names = {"train_sft": "tiny", "evaluate_sft": "tiny", "compare_zero": "sft/tiny"}
-    options = {rule: run_options(config, rule, name, ()) for rule, name in names.items()}
-    assert [rule for rule in names if options[rule].starts_processes] == ["compare_zero"]
 
 
 def test_a_job_without_models_has_a_process_on_the_cpu():

@@ -91,15 +91,6 @@ def test_the_path_of_a_spec_names_its_rule_its_job_and_its_digest(specs):
     assert json.loads(json.dumps(spec)) == spec
 
 
-def test_the_spec_of_another_job_can_be_a_setting(specs, tmp_path):
-    def compare(config, name):
-        return Description({"steps": 3}, specs={"training": ("train", "sft/a")})
-
-    rules = {**specs.rules, "compare": Rule(compare, "compared", "tool")}
-    spec, _ = Specs(specs.config, tmp_path, rules).spec("compare", "a")
-    assert spec["settings"] == {"steps": 3, "training": specs.spec("train", "sft/a")[0]}
-
-
 def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = {"rule": "train", "name": "sft/a", "settings": {"rate": 1}}

@@ -125,20 +125,13 @@ def test_max_steps_limits_the_work():
     assert short.workload.flops == pytest.approx(whole.workload.flops * 80 / (0.2 * 76_256))
 
 
-def test_disk_and_time_of_a_download():
-    plan, _ = plan_sft()
-    job = JobEstimate("out/fetch_model", plan, GPUS["h100"])
-    assert job.disk == 2 * OPT_1_3B_WEIGHTS
-    assert job.seconds == job.disk / 100e6
-    [note] = job.notes
-    assert note.startswith("assumed: downloads at 100 MB/s")
-
-
 def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
     plan, path = plan_sft(data={"hub": "someone/something"})
     job = JobEstimate(path, plan, GPUS["h100"])
     assert math.isnan(job.seconds)
     assert job.memory["weights"] > 0
+    # The size of the download is known.
+    assert JobEstimate("out/fetch_model", plan, GPUS["h100"]).disk == 2 * OPT_1_3B_WEIGHTS
     assert job.notes[0] == "unknown until a is split: number of rows"
 
 

@@ -150,18 +150,6 @@ def test_one_of_several_models_is_in_memory_at_a_time():
     assert memory["weights"] == weight_bytes(large)
 
 
-def test_a_small_model_in_16_bits_is_compared_in_fp32():
-    model, alone = small_spec(), placement(gpus_per_node=1)
-    moment, memory = peak_memory(evaluation(model), alone)
-    assert moment == "comparison"
-    # The weights of 2 bytes, and a copy of 4 bytes.
-    assert memory["weights"] == 6 * measure_size(model).weights
-    # A model in fp32 has no copy.
-    model = small_spec(dtype="fp32")
-    _, memory = peak_memory(evaluation(model), alone)
-    assert memory["weights"] == 4 * measure_size(model).weights
-
-
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
     model = opt_spec("opt-13b")
     whole = 2 * measure_size(model).weights

@@ -131,14 +131,11 @@ def test_checkpointing_comes_before_stage_3():
     ]
 
 
-def test_a_cpu_has_the_smallest_stage_without_checkpointing():
-    assert determine(0, replace(NODE, gpus_per_node=0)) == ((0, False, 4096), "")
-    assert determine(0, replace(NODE, gpus_per_node=0, zero_stage=2)) == ((2, False, 4096), "")
-
-
-def test_jobs_that_train_no_model_choose_nothing():
+def test_a_cpu_and_jobs_that_train_no_model_have_no_choice():
     plan = Plan({}, set())
     assert determine_stage(sft_spec("evaluate_sft"), NODE, plan, 80 * GIB) == ({}, "")
+    assert determine(0, replace(NODE, gpus_per_node=0)) == ((0, False, 4096), "")
+    assert determine(0, replace(NODE, gpus_per_node=0, zero_stage=2)) == ((2, False, 4096), "")
 
 
 # --- in a training program ----------------------------------------------------------------------

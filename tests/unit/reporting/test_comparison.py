@@ -62,16 +62,21 @@ def test_curves_of_seeds_are_mean_and_range_at_the_steps_that_all_have():
     assert Group("a", runs[:1]).points("loss") == [(1, 1.0), (2, 4.0)]
 
 
+COSTS = {"seconds": 61.0, "seconds_per_step": 0.5, "peak_memory_mb": 459}
+
+
 def test_only_settings_that_differ_have_a_row():
     groups = [
         Group("a", [a_run("a", 1, kl=1, same=[1]), a_run("a2", 2, kl=1, same=[1])]),
-        Group("b", [a_run("b", 1, kl=2, same=[1])._replace(seconds=61.0)]),
+        Group("b", [a_run("b", 1, kl=2, same=[1])._replace(record=COSTS)]),
     ]
     [table] = setting_section(groups).tables
     assert table.rows == [
         ["kl", "1", "2"],
         ["seed", "1, 2", "1"],
         ["training time per seed", "", "0:01:01"],
+        ["seconds per step (median)", "", "0.500"],
+        ["peak memory of the first process", "", "459\xa0MB"],
     ]
 
 
@@ -154,11 +159,9 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     ]
 
 
-def test_single_seeds_have_no_differences():
-    groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
-    assert len(result_section(groups, ["accuracy"]).tables) == 1
-
-
 def test_equal_values_of_both_have_a_difference_without_an_interval():
     same, other = seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])
     assert other.difference(same, "ties") == (0.5, None, 2)
+    # Single seeds have no difference.
+    groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
+    assert len(result_section(groups, ["accuracy"]).tables) == 1

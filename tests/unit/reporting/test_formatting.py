@@ -3,7 +3,6 @@
 import pytest
 
 from snakechat.reporting.formatting import (
-    format_cell,
     format_duration,
     format_estimate,
     format_memory,
@@ -18,10 +17,6 @@ from snakechat.reporting.formatting import (
 )
 def test_durations_from_a_minute_on_have_hours_and_minutes(seconds, text):
     assert format_duration(seconds) == text
-
-
-def test_cells_without_a_value_are_empty():
-    assert [format_cell(None), format_cell("text")] == ["", "text"]
 
 
 @pytest.mark.parametrize(

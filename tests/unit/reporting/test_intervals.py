@@ -29,11 +29,9 @@ def test_student_interval_by_hand():
     assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx([2 - half, 2 + half], abs=1e-4)
 
 
-def test_equal_values_have_an_interval_without_width():
-    assert mean_interval([5.0, 5.0]) == [5, 5]
-
-
 def test_intervals_stay_within_the_bounds():
+    # Equal values have an interval without width.
+    assert mean_interval([5.0, 5.0]) == [5, 5]
     assert mean_interval([0, 1], 0, 1) == [0, 1]
     low, high = mean_interval([2.0, 3.0, 4.0], 1)
     assert low == 1 and high == pytest.approx(3 + 4.3027 / math.sqrt(3), abs=1e-4)

@@ -1,4 +1,4 @@
-"""Workloads of jobs that sample and evaluate, by hand."""
+"""Workloads of jobs, by hand."""
 
 import json
 import math
@@ -6,18 +6,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from snakechat.planning.activation_memory import POLICY, ModelSpec
 from snakechat.planning.compute_time import GPUS, generation_seconds
-from snakechat.planning.inference_workloads import compute_teacher
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.job_sizes import JobSizes
-from snakechat.planning.memory import weight_bytes
+from snakechat.planning.job_workloads import compute_teacher
 from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import TokenCounts
-from snakechat.workflow.digests import file_digest
-from snakechat.workflow.run_options import RunOptions
+from support.configs import load
 from support.specs import ONE_GPU, SMALL, opt_spec
 
 pytestmark = pytest.mark.usefixtures("opt_hub")
@@ -26,11 +23,8 @@ H100 = GPUS["h100"]
 SAMPLED = {"max_response_length": 64, "num_generations": 2, "generation_backend": "hf"}
 
 
-def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.3b", **placement):
-    """Return the estimate of a job whose inputs are trained models of OPT.
-
-    files: Paths in the folder, which the job reads.
-    """
+def estimate(rule, settings, inputs=("model",), model="1.3b", **placement):
+    """Return the estimate of a job whose inputs are trained models of OPT."""
     hub = {"hub": f"facebook/opt-{model}", "revision": "main"}
     specs = {"base": {"rule": "fetch_model", "settings": hub}}
     specs["trained"] = {"rule": "train_sft", "settings": {}, "inputs": {"model": {"path": "base"}}}
@@ -41,48 +35,17 @@ def estimate(rule, settings, inputs=("model",), files=(), folder=None, model="1.
     specs["tokens"] = {"rule": "tokenize_rlhf", "inputs": read}
     specs["tokens"]["settings"] = {"datasets": [["a", 1]], "max_prompt_length": 100}
     entries = {name: {"path": "tokens" if name == "tokens" else "trained"} for name in inputs}
-    digests = {name: file_digest(folder / name) for name in files}
     specs["job"] = {"rule": rule, "settings": {"dtype": "bf16", **settings}, "inputs": entries}
-    specs["job"]["files"] = digests
-    placement, options = replace(ONE_GPU, **placement), RunOptions(source=str(folder))
-    plan = {
-        path: PlannedJob({"name": "a", "path": path, **spec}, placement, options)
+    return estimate_of(specs, **placement)
+
+
+def estimate_of(specs, **placement):
+    """Return the estimate of the last one of jobs, given by their paths."""
+    jobs = {
+        path: PlannedJob({"name": "a", "path": path, **spec}, replace(ONE_GPU, **placement))
         for path, spec in specs.items()
     }
-    return JobEstimate("job", Plan(plan, set(plan)), H100)
-
-
-def prompt_sets(folder, name, entries):
-    path = folder / name
-    path.parent.mkdir(parents=True)
-    path.write_text(yaml.safe_dump(entries))
-
-
-def test_responses_to_prompt_sets(tmp_path):
-    prompt_sets(tmp_path, "prompts/mine.yaml", ["a" * 300, "b" * 30])
-    settings = {"prompt_sets": ["mine"], "max_response_length": 100}
-    job = estimate("prompt_eval", settings, ("base", "sft"), ["prompts/mine.yaml"], folder=tmp_path)
-    assert job.warnings == []
-    sampled, _ = generations = job.workload.generations
-    # 300 bytes are 100 tokens. Greedy and sampled responses, to both prompts at a time.
-    assert (sampled.shape.length, sampled.shape.sequences, sampled.num_responses) == (200, 2, 4)
-    # One model is in memory at a time.
-    assert job.memory["weights"] == weight_bytes(sampled.model)
-    seconds = sum(generation_seconds(generation, H100, 1) for generation in generations)
-    compute = job.workload.flops / H100.flops / 0.4
-    assert job.seconds == pytest.approx(seconds + compute)
-
-
-def test_scores_of_prompt_sets(tmp_path):
-    pair = {"prompt": "a" * 30, "chosen": "b" * 60, "rejected": "c" * 90}
-    prompt_sets(tmp_path, "prompts/pairs/mine.yaml", [pair, pair])
-    files = ["prompts/pairs/mine.yaml"]
-    job = estimate("rw_eval", {"prompt_sets": ["mine"]}, files=files, folder=tmp_path)
-    assert job.warnings == []
-    assert job.workload.largest.length == 60
-    # Two rows of 60 tokens, two operations for each weight, and attention.
-    weights = weight_bytes(job.workload.frozen[0]) / 4
-    assert job.workload.flops == pytest.approx(2 * 60 * (2 * weights + 4 * 24 * 2048 * 60))
+    return JobEstimate("job", Plan(jobs, set(jobs)), H100)
 
 
 def test_an_evaluation_compares_all_models_of_a_recipe():
@@ -181,3 +144,27 @@ def test_cuda_graphs_sample_by_default(placement, is_captured):
     # 24 layers of 1 ms; with a graph, 2.5 GiB and the cache of 20 responses are read.
     per_token = generation_seconds(generation, H100, job.num_gpus) / 64
     assert per_token == pytest.approx(0.0022 if is_captured else 0.024, rel=0.1)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 128])
+def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
+    recipe = {"actor": "sft/1.3b", "lora_rank": lora_rank, "lora_alpha": 1}
+    recipe |= {"algorithm": "distill", "teacher": "models/opt-6.7b"}
+    config = load({"rlhf": {"recipes": {"mine": recipe}}})
+    specs = {
+        name: {
+            "rule": "fetch_model",
+            "inputs": {},
+            "settings": {"hub": f"facebook/opt-{name}", "revision": "main"},
+        }
+        for name in ("1.3b", "6.7b")
+    }
+    tokens = {"datasets": [], "max_prompt_length": 256}
+    specs["tokens"] = {"rule": "tokenize_rlhf", "inputs": {}, "settings": tokens}
+    inputs = {"actor": "1.3b", "teacher": "6.7b", "tokens": "tokens"}
+    specs["job"] = {"rule": "train_rlhf", "settings": config.program_settings("rlhf", "mine")}
+    specs["job"]["inputs"] = {name: {"path": path} for name, path in inputs.items()}
+    workload = estimate_of(specs).workload
+    [actor], [teacher] = workload.trained, workload.frozen
+    assert '"hidden_size": 2048' in actor.model.config
+    assert '"hidden_size": 4096' in teacher.config
