@@ -12,7 +12,6 @@ from torch.nn.functional import softplus
 from snakechat.algorithms.preference import (
     divergent_positions,
     dpo_loss,
-    implicit_rewards,
     pairwise_loss,
     per_token_loss,
 )
@@ -106,7 +105,7 @@ def micro_batch_loss(module, loss, micro_batch):
         return -module(batch, return_sum=True) / int(tokens)
     if loss == "dpo":
         sums = torch.segment_reduce(module(batch), "sum", lengths=batch.target_lengths).view(2, -1)
-        rewards = implicit_rewards(sums, REFERENCE[:, micro_batch.rows], BETA)
+        rewards = BETA * (sums - REFERENCE[:, micro_batch.rows])
         return dpo_loss(*rewards, SMOOTHING).sum() / len(PAIRS)
     if loss == "last_token":
         return pairwise_loss(*module(batch, batch.last_index).view(2, -1)).sum() / len(PAIRS)
