@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import yaml
 
@@ -255,11 +256,8 @@ QUICK_FILE = ROOT / "tests/configs/quick.yaml"
 
 @functools.cache
 def source_of(data, is_reward):
+    """Return read_source of the bytes of a module, each version of which is parsed once."""
     return read_source(data, "a module", is_reward)
-
-
-# Each version of a module is parsed once.
-code_digests.read_source = lambda data, path, is_reward: source_of(data, is_reward)
 
 
 @functools.cache
@@ -303,7 +301,13 @@ def specs_of(folder, targets):
     config = load_config(values, folder, folder, {})
     specs = Specs(config, folder)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
-    return specs, {job: specs.spec(*job)[1] for job in with_upstream(specs, wanted)}
+    jobs = with_upstream(specs, wanted)
+
+    def read(data, path, is_reward):
+        return source_of(data, is_reward)
+
+    with mock.patch.object(code_digests, "read_source", read):
+        return specs, {job: specs.spec(*job)[1] for job in jobs}
 
 
 def rules_to_run(built, specs, digests):
