@@ -17,7 +17,7 @@ from snakechat.data.exclusions import removed_rows
 from snakechat.data.phase_splits import PHASES, limited_phases, split_groups, split_rows
 from snakechat.data.ragged_arrays import save_array
 from snakechat.data.records import read_texts
-from snakechat.data.statistics import count_shared, fingerprint
+from snakechat.data.statistics import fingerprint
 from snakechat.workflow.job import Job, run
 
 
@@ -56,7 +56,7 @@ def main(job: Job) -> None:
             phase_prompts[name] = prompts[split][numbers]
             stats[name] = {"rows": len(numbers)}
     for name, other in permutations(phase_prompts, 2):
-        if overlap := count_shared(phase_prompts[name], phase_prompts[other]):
+        if overlap := int(np.isin(phase_prompts[name], phase_prompts[other]).sum()):
             stats[name].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
     sizes = ", ".join(f"{name} {counts['rows']:,}" for name, counts in stats.items())

@@ -47,11 +47,6 @@ def dataset_statistics(records: Iterable[Record]) -> dict[str, Any]:
     return summary
 
 
-def count_shared(prompts: np.ndarray, others: np.ndarray) -> int:
-    """Return how many of the prompts occur in `others`; both are fingerprints, one per row."""
-    return int(np.isin(np.asarray(prompts), np.asarray(others)).sum())
-
-
 def write_statistics(job: Job[Any]) -> None:
     """Write stats.json with statistics of the records of each split, and record their sizes.
 

@@ -11,10 +11,6 @@ from snakechat.data.chat_templates import render_messages
 from snakechat.workflow.errors import InputError
 
 LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
-DOUBLED = (
-    "{% set n = namespace(s='a' * 1000000) %}"
-    "{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}"
-)
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
@@ -41,18 +37,15 @@ def test_template_within_the_limits(render):
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        *((template, "did not end") for template in (LOOP, DOUBLED)),
+        (LOOP, "did not end"),
         # Single steps without end.
         ("{{ 'x'.ljust(10 ** 10) }}", "did not end"),
         ("{{ 'x' * 10 ** 10 }}", "did not end"),
-        ("{{ '{:>10000000000}'.format(1) }}", "did not end"),
-        ("{{ [1]|batch(10 ** 9, 0)|list }}", "did not end"),
         # Numbers of unlimited size, which nothing could interrupt.
         ("{{ (9 ** (9 ** 9))|string|length }}", "fails: OverflowError"),
         ("{{ ((9 ** 9000) ** 9000)|string|length }}", "fails: OverflowError"),
         ("{{ 12|round(-10 ** 9) }}", "fails: OverflowError: the result of round is too large"),
-        ("{{ 1 / 0 }}", "fails: "),
-        ("{{ messages[0].content + 1 }}", "fails: "),
+        ("{{ messages[0].content + 1 }}", "fails: TypeError"),
     ],
 )
 def test_template_without_end_or_that_fails_is_an_error(render, template, reason):

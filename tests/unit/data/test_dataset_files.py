@@ -14,20 +14,19 @@ from snakechat.workflow.errors import InputError
         ("train.jsonl.gz", "jsonl.gz"),
         # Names that wget writes.
         ("train.parquet?download=true", "parquet"),
-        ("a.json/train.csv", "csv"),
         ("train.json.zip", None),
         ("a.parquet/README", None),
-        ("train.xjson", None),
     ],
 )
 def test_kind_is_read_from_the_name(path, kind):
     assert kind_of(path) == kind
 
 
-def shards(numbers, of, name="data/train", end=".parquet"):
-    return [f"{name}-{number:05}-of-{of:05}{end}" for number in numbers]
+def shards(numbers, of, name="data/train"):
+    return [f"{name}-{number:05}-of-{of:05}-0a1b.parquet" for number in numbers]
 
 
+SHARDS = [*shards([0, 1], 2), *shards([1, 2, 3], 3, "more/train")]
 NO_ROWS = [
     ".cache/huggingface/download/train.json",
     ".git/train.json",
@@ -56,22 +55,12 @@ THREE = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
         (["0/train.jsonl", "test/train.jsonl"], {}, ["0/train.jsonl", "test/train.jsonl"], None),
         (["0/train.jsonl", "train_test.jsonl"], {}, ["0/train.jsonl"], ["train_test.jsonl"]),
         (["0/train.jsonl", "val_1.jsonl"], {}, ["0/train.jsonl"], ["val_1.jsonl"]),
-        (["0/train.jsonl", "dev.jsonl"], {}, ["0/train.jsonl"], ["dev.jsonl"]),
-        (["0/train.jsonl", "TEST.jsonl"], {}, ["0/train.jsonl"], ["TEST.jsonl"]),
-        (["0/train.jsonl", "en/test/0000.jsonl"], {}, ["0/train.jsonl"], ["en/test/0000.jsonl"]),
+        (["0/train.jsonl", "en/TEST/0000.jsonl"], {}, ["0/train.jsonl"], ["en/TEST/0000.jsonl"]),
         # Validation comes before test.
         (["test.csv", "train.csv", "validation.csv"], {}, ["train.csv"], ["validation.csv"]),
         (sorted([*NO_ROWS, "data/train.parquet"]), {}, ["data/train.parquet"], None),
-        # Complete sets of shards, from 0 or 1, with a digest as the hub names them, and two sets.
-        (shards([0, 1, 2], 3), {}, shards([0, 1, 2], 3), None),
-        (shards([1, 2, 3], 3), {}, shards([1, 2, 3], 3), None),
-        (shards([0, 1], 2, end="-0a1b.parquet"), {}, shards([0, 1], 2, end="-0a1b.parquet"), None),
-        (
-            [*shards([0, 1], 2), *shards([0, 1, 2], 3, "more/train")],
-            {},
-            [*shards([0, 1], 2), *shards([0, 1, 2], 3, "more/train")],
-            None,
-        ),
+        # Complete sets of shards: two, from 0 or 1, and with a digest as the hub names them.
+        (SHARDS, {}, SHARDS, None),
         # Globs have precedence over words.
         (THREE, {"train": "**/a.jsonl"}, THREE[:2], None),
         (THREE, {"train": "test/*", "eval": "train/b.jsonl"}, THREE[:1], THREE[2:]),
@@ -90,9 +79,6 @@ def test_files_belong_to_splits(paths, globs, train, held_out):
             {},
             "files of several kinds (jsonl, parquet): select the files to import by train:",
         ),
-        # Compressed lines are another kind.
-        (["test.jsonl.gz", "train.jsonl"], {}, "files of several kinds (jsonl, jsonl.gz)"),
-        ([], {}, "no training files: expected parquet"),
         ([".git/train.json", "state.json"], {}, "no training files: expected parquet"),
         (
             ["README.md", "data/validation.parquet"],
@@ -102,11 +88,6 @@ def test_files_belong_to_splits(paths, globs, train, held_out):
         ),
         (shards([0, 1], 3), {}, "data/train: 2 of 3 shards found, shard 2 is missing"),
         (shards([1, 3], 3), {}, "data/train: 2 of 3 shards found, shard 2 is missing"),
-        (
-            shards([*range(4), *range(5, 12)], 12),
-            {},
-            "data/train: 11 of 12 shards found, shard 4 is missing",
-        ),
         # Of each split and folder.
         ([*shards([0, 1], 2), *shards([1], 2, "data/test")], {}, "data/test: 1 of 2 shards"),
         ([*shards([0, 1], 2), *shards([0], 2, "more/train")], {}, "more/train: 1 of 2 shards"),
@@ -116,11 +97,6 @@ def test_files_belong_to_splits(paths, globs, train, held_out):
             "b.csv is both in the train and in the eval split: ",
         ),
         (["train.csv"], {"train": "*.parquet"}, "train: no file matches '*.parquet'"),
-        (
-            ["test.csv", "train.csv"],
-            {"train": "train.csv", "eval": "dev/*.csv"},
-            "eval: no file matches 'dev/*.csv'",
-        ),
     ],
 )
 def test_incomplete_and_ambiguous_splits_are_errors(paths, globs, error):
@@ -132,14 +108,12 @@ def test_incomplete_and_ambiguous_splits_are_errors(paths, globs, error):
 @pytest.mark.parametrize(
     ("glob", "path", "is_match"),
     [
-        ("*.parquet", "train.parquet", True),
         ("**/*.parquet", "c.parquet", True),
         ("a/**/c.parquet", "a/c.parquet", True),
         ("a/**/c.parquet", "a/b/b/c.parquet", True),
         ("train-?.csv", "train-1.csv", True),
         ("*.parquet?download=true", "a.parquet?download=true", True),
         ("a+(b).csv", "a+(b).csv", True),
-        ("数据/*.json", "数据/训练.json", True),
         ("train.parquet", "trainxparquet", False),
         ("*.parquet", "data/train.parquet", False),
         ("*.parquet", "train.parquet.lock", False),

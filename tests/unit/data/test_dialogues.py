@@ -10,8 +10,6 @@ from snakechat.data.dialogues import (
     messages_of,
     parse_prompt,
     render_prompt,
-    render_response,
-    response_content,
 )
 from support import family_tokenizers
 
@@ -26,25 +24,15 @@ CODE = "    if x:\n        return 1\n"
             [("system", "请用中文。"), ("user", "天空?"), ("assistant", "蓝。"), ("user", "?")],
             "\n\nSystem: 请用中文。\n\nHuman: 天空?\n\nAssistant: 蓝。\n\nHuman: ?\n\nAssistant:",
         ),
-        (
-            [("user", "Hello."), ("system", "Be rude."), ("user", "")],
-            "\n\nHuman: Hello.\n\nSystem: Be rude.\n\nHuman: \n\nAssistant:",
-        ),
         # A response that is to be continued.
         (
-            [("user", "Count."), ("assistant", "One,")],
-            "\n\nHuman: Count.\n\nAssistant: One,\n\nAssistant:",
+            [("user", "Hello."), ("system", "Be rude."), ("user", ""), ("assistant", "One,")],
+            "\n\nHuman: Hello.\n\nSystem: Be rude.\n\nHuman: \n\nAssistant: One,\n\nAssistant:",
         ),
-        # Paragraphs, code, and markers within a line or after one line break.
+        # Markers within a line or after one line break.
         (
-            [
-                (
-                    "user",
-                    "Fix\n\n```\n    b()\n```\n\nWhat is Human: for?\nAssistant: a\n\n Human: b",
-                )
-            ],
-            "\n\nHuman: Fix\n\n```\n    b()\n```\n\nWhat is Human: for?\nAssistant: a\n\n Human: b"
-            "\n\nAssistant:",
+            [("user", "What is Human: for?\nAssistant: a\n\n Human: b")],
+            "\n\nHuman: What is Human: for?\nAssistant: a\n\n Human: b\n\nAssistant:",
         ),
     ],
 )
@@ -53,17 +41,13 @@ def test_turns_and_prompts_convert_both_ways(turns, prompt):
     assert parse_prompt(prompt) == turns
 
 
-@pytest.mark.parametrize(
-    "text", [CODE, "a\n\nHuman: b\n\n\nSystem: c", "\n\nHuman: Hello!", " ", ""]
-)
+@pytest.mark.parametrize("text", [CODE, "a\n\nHuman: b\n\n\nSystem: c", " "])
 def test_texts_are_rendered_as_they_are(text):
     assert render_prompt([("user", text)]) == f"\n\nHuman: {text}\n\nAssistant:"
-    assert render_response(text) == f" {text}"
-    assert response_content(render_response(text)) == text
     assert messages_of([("user", text)]) == [{"role": "user", "content": text}]
 
 
-@pytest.mark.parametrize("text", ["Name a fruit.", "\nName a fruit.\n", "", "def f():\n    "])
+@pytest.mark.parametrize("text", ["", "\nName a fruit:\n    "])
 def test_a_text_without_markers_is_a_prompt_without_markers(text):
     turns = parse_prompt(text)
     assert turns == [(UNMARKED, text)]
@@ -76,7 +60,6 @@ def test_text_before_the_first_marker_is_a_user_turn_without_a_marker():
     turns = parse_prompt(text)
     assert turns == [(UNMARKED, "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
     assert render_prompt(turns) == text
-    assert [message["role"] for message in messages_of(turns)] == ["user", "assistant", "user"]
     turns = parse_prompt("Hello.\n\nAssistant:")
     assert render_prompt(turns) == "Hello.\n\nAssistant:"
     assert messages_of(turns) == [{"role": "user", "content": "Hello."}]
@@ -93,18 +76,11 @@ def test_a_prompt_with_turns_gets_the_marker_of_the_response():
     for text in ("\n\nHuman: Hello.", "\n\nHuman: Hello.\n\nAssistant: \n"):
         assert parse_prompt(text) == [("user", "Hello.")]
         assert render_prompt(parse_prompt(text)) == "\n\nHuman: Hello.\n\nAssistant:"
-    assert parse_prompt("\n\nHuman: Hello.\n\nAssistant: Hi.") == [
-        ("user", "Hello."),
-        ("assistant", "Hi."),
-    ]
 
 
 def test_the_space_after_a_marker_belongs_to_the_marker():
-    assert parse_prompt("\n\nHuman:Hello. \n\nAssistant:  Hi.\n\nHuman: Why?\n\nAssistant:") == [
-        ("user", "Hello. "),
-        ("assistant", " Hi."),
-        ("user", "Why?"),
-    ]
+    turns = parse_prompt("\n\nHuman:Hello. \n\nAssistant:  Hi.")
+    assert turns == [("user", "Hello. "), ("assistant", " Hi.")]
 
 
 def metaspace():

@@ -27,11 +27,8 @@ def test_prompts_are_read_as_they_were_written(tmp_path):
     assert list(read_scored_responses(tmp_path / "train.parquet")) == [SCORED, other, SCORED]
 
 
-def test_the_best_response_that_ended_is_selected():
+def test_the_best_and_the_worst_response_that_ended_are_selected():
     assert select_record(SCORED, "best", None, 0.0) == (SCORED.prompt, " So.", None)
-
-
-def test_a_pair_is_the_best_and_the_worst_response_that_ended():
     assert select_record(SCORED, "best_and_worst", 2.0, 3.0) == (SCORED.prompt, " So.", " Never.")
 
 
@@ -49,7 +46,7 @@ def test_other_prompts_are_dropped(scored, select, min_score, min_margin, reason
         select_record(scored, select, min_score, min_margin)
 
 
-@pytest.mark.parametrize("text", ["So.\n\nHuman: And?", "\n    return 1\n"])
-def test_text_of_a_response_is_kept(text):
+def test_text_of_a_response_is_kept():
+    text = "\n    return 1\n\nHuman: And?\n"
     scored = SCORED._replace(responses=[text] * 5)
     assert select_record(scored, "best", None, 0.0) == (SCORED.prompt, f" {text}", None)

@@ -15,18 +15,14 @@ def splits():
 
 def independent_check(prompt, response):
     """Check a response against the docstring of the module by parsing the response."""
-    request = re.fullmatch(r"\n\nHuman: (.+)\n\nAssistant:", prompt).group(1)
     said = re.fullmatch(r" Hello ([A-Z][a-z]+), get a ([a-z]+) at the ([a-z]+)\. (.+)", response)
     if said is None:
         return False
     name, item, place, ending = said.groups()
-    words = re.findall(r"\w+", request)
-    polite = ending in ("You are welcome!", "Have a nice day!", "Thank you for asking!")
     return (
-        polite
-        and name in words
+        ending in ("You are welcome!", "Have a nice day!", "Thank you for asking!")
+        and {name, item} <= set(re.findall(r"\w+", prompt))
         and name in toy.NAMES
-        and item in words
         and item in toy.PLACES.get(place, [])
     )
 
@@ -48,13 +44,8 @@ def test_chosen_responses_are_correct_in_about_55_percent_of_rows(splits):
     assert sum(right) / len(right) == pytest.approx(0.55, abs=0.032)
 
 
-def test_rejected_responses_are_never_correct(splits):
-    assert not any(
-        toy.is_correct(row["prompt"], row["rejected"]) for split in splits for row in split
-    )
-
-
-def test_evaluation_prompts_never_occur_in_training(splits):
-    train, held_out = ({row["prompt"] for row in split} for split in splits)
-    assert not train & held_out
-    assert len(held_out) == 500
+def test_rejected_responses_are_wrong_and_evaluation_prompts_are_new(splits):
+    train, held_out = splits
+    assert not any(toy.is_correct(row["prompt"], row["rejected"]) for row in (*train, *held_out))
+    prompts = {row["prompt"] for row in held_out}
+    assert len(prompts) == 500 and not prompts & {row["prompt"] for row in train}
