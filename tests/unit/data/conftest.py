@@ -16,18 +16,6 @@ def trained():
 
 
 @pytest.fixture
-def folder_of(trained, tmp_path):
-    """Return a function that saves the trained tokenizer with given special tokens only."""
-
-    def save(**special):
-        tokenizer = PreTrainedTokenizerFast(tokenizer_object=trained.backend_tokenizer, **special)
-        tokenizer.save_pretrained(tmp_path)
-        return tmp_path
-
-    return save
-
-
-@pytest.fixture
 def chat_tokenizer(trained, tmp_path):
     """Return a function that loads a tokenizer with a given chat template; <|im_end|> is eos.
 

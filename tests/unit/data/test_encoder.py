@@ -14,11 +14,6 @@ from support.chat_templates import CHATML
 TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
 
 
-@pytest.fixture(scope="module")
-def dialogue(trained):
-    return Encoder(trained, "dialogue")
-
-
 def is_joint(encoder, prompt, response):
     """Return whether a prompt and its response together have the ids of the whole dialogue.
 
@@ -42,15 +37,8 @@ def is_joint(encoder, prompt, response):
 # --- ids of dialogues -------------------------------------------------------------------------
 
 
-def test_responses_end_with_one_eos_and_have_no_bos(trained, dialogue):
-    for ids in dialogue.responses([" yes 1", " no", ""]):
-        assert ids.count(trained.eos_token_id) == 1
-        assert ids[-1] == trained.eos_token_id
-        assert trained.bos_token_id not in ids
-
-
-def test_special_tokens_in_a_dialogue_are_text(trained, dialogue):
-    text = "</s><s><pad><unk>"
+def test_special_tokens_in_a_dialogue_are_text(trained):
+    dialogue, text = Encoder(trained, "dialogue"), "</s><s><pad><unk>"
     (prompt,), (response,) = dialogue.prompts([parse_prompt(text)]), dialogue.responses([text])
     # Only bos and eos are special tokens, whose ids are 0 to 3.
     assert prompt == [trained.bos_token_id, *response[:-1]]
@@ -77,20 +65,15 @@ def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path
 
 def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trained, tmp_path):
     trained.save_pretrained(tmp_path / "base")
-    base = load_tokenizer(tmp_path / "base")
-    base.chat_template = None
-    base.save_pretrained(tmp_path / "bare")
-    first = load_training_tokenizer(tmp_path / "bare", "auto")
+    first = load_training_tokenizer(tmp_path / "base", "auto")
     assert first.chat_template == chat_template(first)
-    for stage in ("sft", "rlhf"):
-        first.save_pretrained(tmp_path / stage)
-        first = load_training_tokenizer(tmp_path / stage, "auto")
-        found = Encoder(first, "auto")
-        assert found.template == "dialogue"
-        expected = Encoder(load_tokenizer(tmp_path / "bare"), "dialogue")
-        turns = list(map(parse_prompt, TEXTS))
-        assert found.prompts(turns) == expected.prompts(turns)
-        assert found.responses([" Yes.", " No."]) == expected.responses([" Yes.", " No."])
+    first.save_pretrained(tmp_path / "sft")
+    found = Encoder(load_training_tokenizer(tmp_path / "sft", "auto"), "auto")
+    expected = Encoder(trained, "dialogue")
+    assert found.template == "dialogue"
+    turns = list(map(parse_prompt, TEXTS))
+    assert found.prompts(turns) == expected.prompts(turns)
+    assert found.responses([" Yes.", " No."]) == expected.responses([" Yes.", " No."])
 
 
 def test_slow_tokenizer_is_an_error():
@@ -188,43 +171,32 @@ def test_a_response_starts_with_the_space_that_the_template_writes(sentence_piec
     assert is_joint(encoder, [("user", "no")], "yes")
 
 
-# Templates, and what an error shows of the whole dialogue and of ours.
-WRONG = {
-    "no header of a response": (
-        CHATML.partition("{% if add_generation_prompt %}")[0],
-        "<|im_start|>assistant\\nAnswer<|im_end|>",
-        "Question<|im_end|>\\nAnswer<|im_end|>'",
-    ),
-    "no end of a turn": (
-        CHATML.replace("<|im_end|>", ""),
-        "assistant\\nAnswer\\n",
-        "assistant\\nAnswer<|im_end|>'",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_a_template_that_renders_other_dialogues_than_ours_is_an_error(chat_tokenizer, case):
-    template, *texts = WRONG[case]
+@pytest.mark.parametrize(
+    ("template", "whole", "ours"),
+    [
+        # Without the header of a response, and without the end of a turn.
+        (
+            CHATML.partition("{% if add_generation_prompt %}")[0],
+            "<|im_start|>assistant\\nAnswer<|im_end|>",
+            "Question<|im_end|>\\nAnswer<|im_end|>'",
+        ),
+        (CHATML.replace("<|im_end|>", ""), "Answer\\n", "assistant\\nAnswer<|im_end|>'"),
+    ],
+)
+def test_a_template_that_renders_other_dialogues_than_ours_is_an_error(
+    chat_tokenizer, template, whole, ours
+):
     with pytest.raises(InputError, match="the chat template renders a dialogue as") as error:
         Encoder(chat_tokenizer(template), "chat")
-    assert "\n" not in str(error.value)
-    for text in texts:
-        assert text in str(error.value)
+    assert whole in str(error.value) and ours in str(error.value)
 
 
-def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data, tmp_path):
-    source = load_tokenizer(shared_data / "tokenizers/llama2")
-    source.chat_template = None
-    source.save_pretrained(tmp_path / "plain")
-    bos, eos = source.bos_token, source.eos_token
-    backend = source.backend_tokenizer
-    backend.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A {eos}",
-        special_tokens=[(bos, source.bos_token_id), (eos, source.eos_token_id)],
+def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data):
+    plain, appending = (load_tokenizer(shared_data / "tokenizers/llama2") for _ in range(2))
+    appending.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        special_tokens=[("<s>", plain.bos_token_id), ("</s>", plain.eos_token_id)],
     )
-    source.save_pretrained(tmp_path / "with eos")
-    plain, appending = (load_tokenizer(tmp_path / each) for each in ("plain", "with eos"))
     assert appending(":").input_ids == [*plain(":").input_ids, plain.eos_token_id]
     turns = list(map(parse_prompt, TEXTS))
     assert Encoder(appending, "dialogue").prompts(turns) == Encoder(plain, "dialogue").prompts(

@@ -12,6 +12,7 @@ from snakechat.workflow.run_options import RunOptions
 from support.dialogues import make_record
 
 ROWS = [("Ann?", " Yes.", " No."), ("Bob?", " Yes.", None), ("Cid?", " Ann.", ""), ("Bob?", "", "")]
+DIGESTS = list(map(record_digest, ROWS))
 
 
 @pytest.fixture
@@ -38,27 +39,25 @@ def excluded(job, path):
     return removed_rows(job, job.settings, {"train": path}, "mine")["train"].tolist()
 
 
-def test_a_digest_distinguishes_missing_texts_and_boundaries():
-    records = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
-    assert len({record_digest(record) for record in records}) == len(records)
-    assert record_digest(("ab", "c", None)) == record_digest(("ab", "c", None))
-
-
-def test_records_contain_their_digests(records):
-    assert read_digests(records) == [record_digest(row) for row in ROWS]
+def test_records_contain_digests_that_distinguish_missing_texts_and_boundaries(records):
+    assert read_digests(records) == DIGESTS
+    texts = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
+    assert len(set(map(record_digest, texts))) == len(texts)
 
 
 def test_rows_are_excluded_by_digest_and_file(records, tmp_path):
     file = tmp_path / "requests.txt"
-    digests = [record_digest(row) for row in ROWS]
     # One of another dataset, a comment and a blank line.
-    file.write_text(f"{digests[3].hex()}  # a request\n\n# next\n{'0' * 32}\n")
-    found = job([digests[1]])
+    file.write_text(f"{DIGESTS[3].hex()}  # a request\n\n# next\n{'0' * 32}\n")
+    found = job([DIGESTS[1]])
     assert excluded(found, records) == [1]
-    assert found.facts["excluded"] == [digests[1].hex()]
-    assert excluded(job([], [file]), records) == [3]
-    assert excluded(job([digests[1]], [file]), records) == [1, 3]
+    assert found.facts["excluded"] == [DIGESTS[1].hex()]
+    planned = job([DIGESTS[1]], [file])
+    assert excluded(planned, records) == [1, 3]
     assert excluded(SimpleNamespace(settings={}), records) == []
+    file.write_text("# edited\n")
+    with pytest.raises(InputError, match="changed since"):
+        excluded(planned, records)
 
 
 def test_a_digest_of_no_row_is_an_error(records):
@@ -66,16 +65,7 @@ def test_a_digest_of_no_row_is_an_error(records):
         excluded(job([bytes(16)]), records)
 
 
-def test_a_changed_file_is_an_error(records, tmp_path):
-    file = tmp_path / "requests.txt"
-    file.write_text("")
-    planned = job([], [file])
-    file.write_text("# edited\n")
-    with pytest.raises(InputError, match="changed since"):
-        excluded(planned, records)
-
-
-@pytest.mark.parametrize("text", [b"0123", b"0" * 33, b"G" * 32, b"\xff\xfe\x00"])
+@pytest.mark.parametrize("text", [b"0" * 33, b"\xff\xfe\x00"])
 def test_a_file_that_is_no_list_of_digests_is_an_error(tmp_path, text):
     path = tmp_path / "requests.txt"
     path.write_bytes(b"0" * 32 + b"\n" + text)

@@ -15,11 +15,14 @@ def write(folder, *pieces, vocab_size=300):
     return Ragged(folder, "ids")
 
 
-def test_batches_are_read_as_one_array(tmp_path):
+def test_batches_are_read_as_one_array_of_views_that_cannot_be_written(tmp_path):
     pieces = [[[1, 2], []], [], [[3]], [[], []], [[4, 5, 6]]]
     ragged = write(tmp_path, *pieces)
     rows = [row for piece in pieces for row in piece]
     assert [ragged[row].tolist() for row in range(len(ragged))] == rows
+    assert isinstance(ragged.ids, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        ragged[0][0] = 7
 
 
 # From the first piece on the header would say 9 tokens; in the end the number has six digits.
@@ -32,23 +35,14 @@ def test_headers_have_the_number_of_tokens(tmp_path, tokens):
     assert offsets.tolist() == [0, min(tokens, 9), tokens]
 
 
-@pytest.mark.parametrize(
-    ("vocab_size", "dtype"), [(512, np.uint16), (65536, np.uint16), (65537, np.uint32)]
-)
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
 def test_ids_have_the_smallest_type_for_the_vocabulary(tmp_path, vocab_size, dtype):
     ragged = write(tmp_path, [[0, vocab_size - 1]], vocab_size=vocab_size)
     assert ragged.ids.dtype == dtype
     assert ragged[0].tolist() == [0, vocab_size - 1]
 
 
-def test_rows_are_views_of_the_file_that_cannot_be_written(tmp_path):
-    ragged = write(tmp_path, [[1, 2], [3]])
-    assert isinstance(ragged.ids, np.memmap)
-    assert np.shares_memory(ragged[1], ragged.ids)
-    with pytest.raises(ValueError, match="read-only"):
-        ragged[1][0] = 7
-
-
+# numpy.save itself truncates the smaller one.
 @pytest.mark.parametrize("number", [100, 5000])
 def test_an_array_that_the_disk_cannot_hold_is_an_error(tmp_path, number):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

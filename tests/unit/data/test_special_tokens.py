@@ -12,18 +12,18 @@ from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
 
 
-def test_tokenizer_without_eos_is_an_error(folder_of):
-    folder = folder_of(bos_token="<s>", pad_token="<pad>", unk_token="<unk>")
-    with pytest.raises(InputError, match="no eos token"):
-        load_tokenizer(folder)
-
-
 def bare_tokenizer(*special, **names):
     """A byte-level tokenizer without merges, with the given special tokens."""
     backend = Tokenizer(models.BPE({byte: i for i, byte in enumerate(ByteLevel.alphabet())}, []))
     backend.pre_tokenizer, backend.decoder = ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     backend.add_special_tokens(list(special))
     return PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+
+
+def test_tokenizer_without_eos_is_an_error(tmp_path):
+    bare_tokenizer("<s>", bos_token="<s>").save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="no eos token"):
+        load_tokenizer(tmp_path)
 
 
 END = "<|endoftext|>"
@@ -148,11 +148,9 @@ def test_a_letter_that_serves_as_pad_is_text(tmp_path):
 def test_stop_ids_are_those_of_the_generation_config_too(chat_tokenizer, tmp_path):
     tokenizer = chat_tokenizer()
     end = tokenizer.eos_token_id
-    (tmp_path / "config.json").write_text('{"eos_token_id": [7, 8]}')
-    assert stop_ids(tokenizer, tmp_path) == (end, 7, 8)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 7}')
+    assert stop_ids(tokenizer, tmp_path) == (end, 7)
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [5, {end}]}}')
-    assert stop_ids(tokenizer, tmp_path) == (end, 5)
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": 5}')
     assert stop_ids(tokenizer, tmp_path) == (end, 5)
     (tmp_path / "generation_config.json").write_text("{}")
     assert stop_ids(tokenizer, tmp_path) == (end,)

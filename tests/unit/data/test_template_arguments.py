@@ -70,27 +70,14 @@ def test_arguments_without_an_effect_are_rejected(template, found):
     assert "thinking" in str(error.value) and "\n" not in str(error.value)
 
 
-def prompt_ids(tokenizer, turns, **arguments):
-    """The ids of a prompt, as transformers renders it."""
-    return tokenizer.apply_chat_template(
-        messages_of(turns), add_generation_prompt=True, return_dict=False, **arguments
-    )
-
-
-def test_prompts_of_qwen3_have_the_ids_of_its_template(shared_data, tmp_path):
-    folder = shared_data / "tokenizers/qwen3"
-    given, tokenizer = load_tokenizer(folder), load_tokenizer(folder)
+def test_prompts_of_qwen3_have_the_ids_of_its_template(shared_data):
+    given, tokenizer = (load_tokenizer(shared_data / "tokenizers/qwen3") for _ in range(2))
     set_template_defaults(tokenizer, {"enable_thinking": False})
-    tokenizer.save_pretrained(tmp_path)
-    dialogues = [
-        [("user", "Hello")],
-        [("system", "Be brief."), ("user", "Hello"), ("assistant", "Hi."), ("user", "Bye")],
-    ]
-    for tested in (tokenizer, load_tokenizer(tmp_path)):
-        for turns in dialogues:
-            expected = prompt_ids(given, turns, enable_thinking=False)
-            assert prompt_ids(tested, turns) == expected != prompt_ids(given, turns)
-            assert Encoder(tested, "chat").prompts([turns]) == [expected]
+    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Bye")]
+    expected = given.apply_chat_template(
+        messages_of(turns), add_generation_prompt=True, return_dict=False, enable_thinking=False
+    )
+    assert Encoder(tokenizer, "chat").prompts([turns]) == [expected]
 
 
 def test_a_new_model_has_the_arguments_in_its_template(tmp_path):
