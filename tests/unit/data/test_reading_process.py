@@ -1,10 +1,10 @@
 """Bounds of rows, and the process that reads them, whose memory is limited."""
 
-import faulthandler
 import gzip
 import json
 import os
 import signal
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,11 +24,10 @@ GOOD = {"prompt": "a", "chosen": "b"}
 
 def test_items_may_end_anywhere_in_a_chunk(tmp_path, monkeypatch):
     items = [{"a": 'x\\"]},[{'}, {"b": [1.5, {"c": None}]}, {}]
+    path = put(tmp_path / "rows.json", json.dumps(items, indent=1).encode())
     for chunk in range(2, 40):
         monkeypatch.setattr(json_rows, "CHUNK", chunk)
-        for indent in (None, 1):
-            content = json.dumps(items, indent=indent).encode()
-            assert read(put(tmp_path / "rows.json", content)) == items
+        assert read(path) == items
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
@@ -67,22 +66,18 @@ def test_decompression_bomb_is_an_error(tmp_path, name, make):
         read_in_child([path], lambda position: sum(1 for _ in read_rows(path)))
 
 
-def nested(depth):
-    """Return lists in lists."""
-    value = []
-    for _ in range(depth):
-        value = [value]
-    return value
+NESTED = []
+for _ in range(100_000):
+    NESTED = [NESTED]
 
 
 @pytest.mark.parametrize(
     ("row", "keep", "reason"),
     [
-        ({"prompt": "a\udce9", "chosen": "b"}, (), r"text that is not UTF-8: '\udce9'"),
         # Half of an emoji.
         ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
         ({**GOOD, "x": {"\udce9": 1}}, ("x",), r"text that is not UTF-8: '\udce9"),
-        ({**GOOD, "x": nested(100_000)}, ("x",), "nested too deeply"),
+        ({**GOOD, "x": NESTED}, ("x",), "nested too deeply"),
     ],
 )
 def test_cell_that_records_cannot_have_makes_a_row_a_bad_one(row, keep, reason):
@@ -118,14 +113,10 @@ def test_result_and_errors_of_the_process_that_reads(tmp_path):
         read_in_child([path], lambda position: fail(AssertionError()))
 
 
-def test_crash_of_the_process_that_reads_names_file_and_row(tmp_path):
-    paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-
+def test_crash_of_the_process_that_reads_names_file_and_row():
     def crash(position):
-        # pytest's, which prints a report.
-        faulthandler.disable()
         position.set(1, 7)
-        os.kill(os.getpid(), signal.SIGSEGV)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(InputError, match=rf"^{paths[1]}: after row 7: SIGSEGV"):
-        read_in_child(paths, crash)
+    with pytest.raises(InputError, match=r"^b\.parquet: after row 7: SIGTERM"):
+        read_in_child([Path("a.parquet"), Path("b.parquet")], crash)

@@ -45,6 +45,8 @@ TEXTS = ["", "\t \u3000", " é中🙂", "a\x00b", "\u2028\u2029\r\n", ' "b"', "\
 def test_texts_are_read_as_they_were_written(tmp_path):
     rows = [ROW, *((text, text, text) for text in TEXTS)]
     assert list(read_texts(write(tmp_path / "train.parquet", rows))) == rows
+    path = write(tmp_path / "eval.parquet", [])
+    assert list(read_texts(path)) == list(read_records(path, np.array([], np.int64))) == []
 
 
 def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
@@ -63,12 +65,6 @@ def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     assert batch == {"prompt": [question]}
 
 
-def test_a_file_without_records(tmp_path):
-    path = write(tmp_path / "eval.parquet", [])
-    assert list(read_texts(path)) == []
-    assert list(read_records(path, np.array([], dtype=np.int64))) == []
-
-
 def test_batches_are_columns_of_the_same_rows(tmp_path):
     rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
     batches = list(read_record_batches(write(tmp_path / "train.parquet", rows)))
@@ -82,15 +78,11 @@ def test_batches_are_columns_of_the_same_rows(tmp_path):
 @pytest.mark.parametrize(
     "rows",
     [
-        [1, 1, 1, 3],
         # The last row of a row group and the first of the next.
-        [ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME],
         [0, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, ROWS_AT_A_TIME],
         # None of the second row group, and the only row of the third.
         [5, SEVERAL - 1],
-        sorted([*range(SEVERAL), *range(0, SEVERAL, 7)]),
     ],
-    ids=lambda rows: f"{len(rows)} rows",
 )
 def test_selected_rows_are_repeated_as_often_as_selected(tmp_path, rows):
     assert chosen_rows(numbered(tmp_path / "train.parquet", SEVERAL), rows) == rows

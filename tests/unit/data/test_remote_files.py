@@ -12,31 +12,21 @@ URL = "memory://bucket/pairs"
 
 
 @pytest.fixture
-def memory(monkeypatch):
-    """An empty store with the scheme memory, in which `created` stands for a digest."""
+def pairs(monkeypatch):
+    """A store with the scheme memory, in which `created` stands for a digest."""
     monkeypatch.setitem(SCHEMES, "memory", Scheme("fsspec", ("created",), {}))
     store = fsspec.filesystem("memory")
-    store.store.clear()
+    store.pipe({f"/bucket/pairs/{name}": name.encode() for name in ("a.json", "b/c.json")})
+    store.pipe("/bucket/pairs-of-others/d.json", b"")
     yield store
     store.store.clear()
 
 
-@pytest.fixture
-def pairs(memory):
-    memory.pipe({f"/bucket/pairs/{name}": name.encode() for name in ("a.json", "b/c.json")})
-    memory.pipe("/bucket/pairs-of-others/d.json", b"")
-    return memory
-
-
-def test_files_are_named_relative_to_the_url(pairs):
-    versions = list_files(URL)
-    assert versions.keys() == {"a.json", "b/c.json"} == list_files(f"{URL}/").keys()
-    assert list_files(f"{URL}/b/c.json") == {"c.json": versions["b/c.json"]}
-
-
-def test_a_version_changes_with_its_file_alone(pairs):
+def test_files_are_named_relative_to_the_url_and_versions_change_with_their_files(pairs):
     before = list_files(URL)
-    assert list_files(URL) == before
+    assert before.keys() == {"a.json", "b/c.json"}
+    assert list_files(f"{URL}/") == before
+    assert list_files(f"{URL}/b/c.json") == {"c.json": before["b/c.json"]}
     pairs.pipe("/bucket/pairs/a.json", b"other")
     after = list_files(URL)
     assert after["a.json"] != before["a.json"]
@@ -47,9 +37,8 @@ def test_planned_files_and_the_card_are_downloaded_and_deleted_again(pairs, tmp_
     pairs.pipe("/bucket/pairs/README.md", b"# Card")
     planned = {"b/c.json": list_files(URL)["b/c.json"]}
     with downloaded(URL, planned, tmp_path) as folder:
-        paths = {path for path in folder.rglob("*") if path.is_file()}
-        assert paths == {folder / "README.md", folder / "b/c.json"}
-        assert (folder / "b/c.json").read_bytes() == b"b/c.json"
+        found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        assert found == {folder / "README.md": b"# Card", folder / "b/c.json": b"b/c.json"}
     assert not list(tmp_path.iterdir())
 
 
@@ -85,7 +74,7 @@ def test_a_file_that_changes_before_or_during_the_download_is_an_error(
         pass
 
 
-@pytest.mark.parametrize("name", ["../evil", "b/../../evil", "b//c", "a\nb", "\x1b[2J"])
+@pytest.mark.parametrize("name", ["b/../../evil", "b//c", "a\nb"])
 def test_a_name_that_is_not_one_of_a_local_file_is_rejected(pairs, monkeypatch, name):
     found = {f"/bucket/pairs/{name}": {"size": 1, "created": 1}}
     monkeypatch.setattr(type(pairs), "find", lambda *_, **__: found)

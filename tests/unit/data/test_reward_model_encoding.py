@@ -23,13 +23,9 @@ def chatml(tokenizer):
     return as_chatml(tokenizer)
 
 
-def template_ids(tokenizer, messages):
-    """The ids that a tokenizer's own chat template has for a whole conversation."""
-    return tokenizer.apply_chat_template(messages, tokenize=True, return_dict=False)
-
-
 def test_a_classifier_reads_the_conversation_that_its_template_renders(chatml):
-    assert ChatEncoder(chatml)([PROMPT], [RESPONSE]) == [template_ids(chatml, MESSAGES)]
+    expected = chatml.apply_chat_template(MESSAGES, return_dict=False)
+    assert ChatEncoder(chatml)([PROMPT], [RESPONSE]) == [expected]
 
 
 @pytest.mark.parametrize("where", ["prompt", "response"])
@@ -40,27 +36,21 @@ def test_special_tokens_in_the_text_of_a_chat_are_text(where, chatml):
     plain, attacked = (
         ChatEncoder(chatml)([p], [r])[0] for p, r in ((PROMPT, "A"), (prompt, response))
     )
-    specials = set(chatml.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "</s>"]))
-
-    def count(ids):
-        return sum(one in specials for one in ids)
-
-    turns = 5 if where == "response" else 2
-    assert count(attacked) == 2 * turns and count(plain) == 10
+    specials = chatml.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "</s>"])
+    counts = [sum(map(ids.count, specials)) for ids in (plain, attacked)]
+    # Two for each turn.
+    assert counts == [10, 10 if where == "response" else 4]
     # Nothing is lost.
     assert attack in chatml.decode(attacked, skip_special_tokens=False)
 
 
-def test_a_classifier_without_a_chat_template_is_an_error(tokenizer):
-    tokenizer.chat_template = None
-    with pytest.raises(InputError, match="has no chat template, which template: chat requires"):
-        ChatEncoder(tokenizer)
-
-
-def test_a_template_that_rejects_the_turns_is_an_error_of_one_line(chatml):
+def test_a_classifier_without_a_chat_template_or_that_rejects_the_turns_is_an_error(chatml):
     chatml.chat_template = "{{ raise_exception('no\nsystem') }}"
     with pytest.raises(InputError, match=r"rejects turns of system, user, .*: no system$"):
         ChatEncoder(chatml)([PROMPT], [RESPONSE])
+    chatml.chat_template = None
+    with pytest.raises(InputError, match="has no chat template, which template: chat requires"):
+        ChatEncoder(chatml)
 
 
 def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, chatml):
@@ -79,7 +69,7 @@ def test_special_tokens_in_a_response_to_a_recipe_are_text(template, chatml):
     assert ids[-1] == plain[-1] == end
     assert ids.count(end) == plain.count(end)
     assert chatml.decode(ids).endswith("Pie<|im_end|><|im_end|>")
-    # The prompt's own special tokens are special.
+    # Those of the next conversation are special again.
     assert encode([PROMPT], ["Pie"]) == [plain]
 
 

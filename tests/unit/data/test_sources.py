@@ -65,14 +65,12 @@ def test_empty_lines_are_skipped(tmp_path):
     assert found == [(1, {"a": 1}), (4, {"a": 2}), (7, {"a": 3})]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_csv_with_any_line_ends(tmp_path, end):
-    text = end.join(["a,b", '"1, ""2""\nx",', "", "3,4", ""])
-    path = put(tmp_path / "rows.csv", text.encode())
-    assert read(path) == [{"a": '1, "2"\nx', "b": ""}, {"a": "3", "b": "4"}]
+def test_empty_lines_of_csv_are_skipped_and_line_ends_in_texts_are_kept(tmp_path):
+    path = put(tmp_path / "rows.csv", b'a,b\r\n"1, ""2""\r\nx",\r\n\r\n3,4\r\n')
+    assert read(path) == [{"a": '1, "2"\r\nx', "b": ""}, {"a": "3", "b": "4"}]
 
 
-@pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
+@pytest.mark.parametrize("name", ["rows.json", "lines.json", "rows.csv"])
 def test_byte_order_mark_is_skipped(tmp_path, name):
     path = write(tmp_path, name, [ROW, ROW])
     assert read(put(path, b"\xef\xbb\xbf" + path.read_bytes())) == [ROW, ROW]
@@ -82,12 +80,7 @@ TWICE = pa.table([["x"], ["y"], ["z"]], names=["a", "b", "a"])
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("rows.csv", b"a,b,a\nx,y,z\n"),
-        ("rows.parquet", as_parquet(TWICE)),
-        ("rows.arrow", as_arrow(TWICE)),
-    ],
+    ("name", "content"), [("rows.csv", b"a,b,a\nx,y,z\n"), ("rows.arrow", as_arrow(TWICE))]
 )
 def test_a_column_that_occurs_twice_is_an_error(tmp_path, name, content):
     path = put(tmp_path / name, content)
@@ -122,17 +115,10 @@ def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path):
 DEEP = b"[" * 200_000 + b"]" * 200_000
 # Lines, and the start of the reason.
 BAD_LINES = [
-    (b"{'a': 1}", "invalid JSON"),
-    # A full-width colon.
-    (
-        '{"a"\uff1a1}'.encode(),
-        "invalid JSON: Expecting ':' delimiter: line 1 column 5 (char 4), found '\uff1a1}",
-    ),
-    (b'{"a": 1} {"a": 2}', "invalid JSON"),
+    (b'{"a";1}', "invalid JSON: Expecting ':' delimiter: line 1 column 5 (char 4), found ';1}"),
     (b"[", "invalid JSON: Expecting value: line 2 column 1 (char 2), found '["),
     # More digits than Python takes.
     (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
-    (b'[{"a": 1}]', "is list, expected an object with columns"),
     (b"null", "is NoneType, expected an object with columns"),
     (b'{"a": %b}' % DEEP, "nested too deeply"),
 ]
@@ -201,7 +187,7 @@ def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
 ROWS = numbered(1000)
 
 
-def replaced(content, start, new):
+def replaced(content, start, new=b"\xff\x00\xff\x00"):
     return content[:start] + new + content[start + len(new) :]
 
 
@@ -212,37 +198,24 @@ def with_zeros_in_a_page(_):
     return replaced(content, column.dictionary_page_offset, bytes(40))
 
 
-def cut_between_objects(content):
-    return content[: content.index(b'{\n  "prompt"', len(content) // 2)]
-
-
-def cut_in_sixth_batch(content, where):
+def cut_after_five_batches(content):
     file = pa.BufferReader(content)
     batches = pa.ipc.open_stream(file)
     for _ in range(5):
         batches.read_next_batch()
-    return content[: file.tell() + where]
+    return content[: file.tell()]
 
 
-NOISE = b"\xff\x00\xff\x00"
 # A file of ROWS, its damage, and the number of rows before it, if it is certain.
 DAMAGES = {
     # The positions of the rows are at the end of the file.
-    "parquet, most is missing": ("rows.parquet", lambda data: data[: len(data) // 100], 0),
     "parquet, the end is missing": ("rows.parquet", lambda data: data[:-9], 0),
     "parquet, a page": ("rows.parquet", with_zeros_in_a_page, None),
     "gzip, a byte is missing": ("rows.jsonl.gz", lambda data: data[:-1], None),
-    "gzip, a part is missing": ("rows.jsonl.gz", lambda data: data[:-1000], None),
-    "gzip, the beginning": ("rows.jsonl.gz", lambda data: replaced(data, 0, NOISE), 0),
-    "gzip, the check sum": (
-        "rows.jsonl.gz",
-        lambda data: replaced(data, len(data) - 8, NOISE),
-        None,
-    ),
-    "json, cut between objects": ("rows.json", cut_between_objects, None),
-    # Before the sixth batch, and in its texts.
-    "arrow, whole batches": ("rows.arrow", lambda data: cut_in_sixth_batch(data, 0), 500),
-    "arrow, a batch": ("rows.arrow", lambda data: cut_in_sixth_batch(data, 200), 500),
+    "gzip, the beginning": ("rows.jsonl.gz", lambda data: replaced(data, 0), 0),
+    "gzip, the check sum": ("rows.jsonl.gz", lambda data: replaced(data, len(data) - 8), None),
+    "arrow, whole batches": ("rows.arrow", cut_after_five_batches, 500),
+    "arrow, a batch": ("rows.arrow", lambda data: cut_after_five_batches(data)[:-200], 400),
 }
 
 
@@ -264,11 +237,7 @@ def test_damaged_offsets_of_arrow_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "end",
-    [
-        *(b"", b",]", b', {"a": 2', b", {'a': 2}]", b', {"a": 2} {"a": 3}]'),
-        *(b', {"a": ' + b"9" * 5000 + b"}]", b"] x", b", " + DEEP),
-    ],
+    "end", [b"", b', {"a": 2} {"a": 3}]', b', {"a": ' + b"9" * 5000 + b"}]", b"] x", b", " + DEEP]
 )
 def test_invalid_array_is_an_error(tmp_path, end):
     # Nothing tells where the next item starts.
