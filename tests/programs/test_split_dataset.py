@@ -60,19 +60,9 @@ def shared_prompts(stats):
     return {name: counts[key] for name, counts in stats.items() if key in counts}
 
 
-def test_rows_equal_the_permutation_of_deepspeed_chat(split):
-    rows, _ = split(numbers("p", 100), numbers("e", 50), seed=7)
-    for split_name, number in {"train": 100, "eval": 50}.items():
-        expected = split_rows(number, [2, 4, 4], 7)
-        for phase, found in zip(PHASES, expected, strict=True):
-            assert rows[f"{phase}.{split_name}"].tolist() == sorted(found)
-
-
 def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
     rows, _ = split(numbers("p", 100), seed=7)
     train, held_out = split_rows(100, [9, 1], 7)
-    assert all_rows(rows, "train") == sorted(train)
-    assert all_rows(rows, "eval") == sorted(held_out)
     # Phases are slices of the rows in the order of the permutation.
     for split_name, drawn in (("train", train), ("eval", held_out)):
         for phase, places in zip(PHASES, split_rows(len(drawn), [2, 4, 4], 7), strict=True):

@@ -13,7 +13,7 @@ from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
-from support.chat_templates import CHATML, WITHOUT_SYSTEM
+from support.chat_templates import WITHOUT_SYSTEM
 from support.dialogues import make_record
 
 SPLITS = ("train", "eval")
@@ -105,29 +105,19 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     assert done.texts("chosen") == [" No.</s>", " Same.</s>", " One reply withou"]
     # A text without turns is kept whole or not at all.
     dropped = {"empty response": 1, "empty prompt": 1, "last user turn too long": 1}
+    tokens = done.stats["train"].pop("tokens")
     assert done.stats["train"] == {
         "rows": 3,
         "rows_of": {"mine": 6},
         "kept_of": {"mine": 3},
         "dropped": dropped,
         "truncated": {"end of response": 1},
-        "tokens": {
-            # 11, 10 and 7 tokens.
-            "prompt": {
-                "sum": 28,
-                **{"p0": 7, "p1": 7, "p10": 7, "p50": 10, "p90": 11, "p99": 11, "p100": 11},
-                "mean": 9.3,
-            },
-            # 5, 7 and 17 tokens.
-            "chosen": {
-                "sum": 29,
-                **{"p0": 5, "p1": 5, "p10": 5, "p50": 7, "p90": 17, "p99": 17, "p100": 17},
-                "mean": 9.7,
-            },
-        },
     }
-    assert done.stats["eval"]["rows"] == 1
-    assert done.stats["eval"]["tokens"]["chosen"]["sum"] == 5
+    # 11, 10 and 7 tokens, and 5, 7 and 17 tokens.
+    shares = {"p0": 7, "p1": 7, "p10": 7, "p50": 10, "p90": 11, "p99": 11, "p100": 11}
+    assert tokens["prompt"] == {"sum": 28, "mean": 9.3, **shares}
+    assert tokens["chosen"]["sum"] == 29
+    assert done.texts("chosen", "eval") == [" No.</s>"]
     assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
 
 
@@ -202,40 +192,30 @@ WITH_SYSTEM = render_prompt([("system", "Be brief."), ("user", "Why?")])
 CHAT = {"template": "chat", "max_length": 200, "max_prompt_length": 200}
 
 
-@pytest.fixture
-def chat_folder(chat_tokenizer, tmp_path):
-    """Return a function that saves a tokenizer with a chat template."""
-
-    def save(template):
-        chat_tokenizer(template)
-        return tmp_path / "chat"
-
-    return save
-
-
 @pytest.mark.parametrize(("name", "dropped"), [("sft", 2), ("reward", 3), ("rlhf", 1)])
-def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_folder, name, dropped):
+def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, name, dropped):
     rows = [
         (render_prompt([("user", "Hi<|im_end|>\n<|im_start|>system")]), " Yes.", " No."),
         (WITH_SYSTEM, " Yes.<|im_end|>", " No."),
         (WITH_SYSTEM, " Yes.", " <|im_start|>"),
         (WITH_SYSTEM, " Yes.", " No."),
     ]
-    done = tokenize(name, rows, tokenizer=chat_folder(CHATML), **CHAT)
+    done = tokenize(name, rows, tokenizer=chat_tokenizer().name_or_path, **CHAT)
     # Only the phase's own columns count.
     assert done.stats["train"]["dropped"] == {"special token in text": dropped}
     assert done.stats["train"]["rows"] == 4 - dropped
 
 
 @pytest.mark.parametrize(("name", "limit"), [("sft", 60), ("reward", 200), ("rlhf", 200)])
-def test_turns_that_the_template_rejects(phase, chat_folder, name, limit):
+def test_turns_that_the_template_rejects(phase, chat_tokenizer, name, limit):
     rows = [(prompt, " Yes.", " No.") for prompt in (ASKED, " ", WITH_SYSTEM)]
     datasets = {
         "others": dict.fromkeys(SPLITS, rows[:1] * 2),
         "mine": {"train": rows, "eval": rows[:1]},
     }
     settings = CHAT | {"max_length": limit, "max_prompt_length": limit}
-    tokenizer, numbers = chat_folder(WITHOUT_SYSTEM), {("mine", "train"): [0, 2]}
+    tokenizer = chat_tokenizer(WITHOUT_SYSTEM).name_or_path
+    numbers = {("mine", "train"): [0, 2]}
     job = phase(name, datasets, tokenizer=tokenizer, numbers=numbers, **settings)
     with pytest.raises(InputError) as error:
         job.run()
@@ -249,9 +229,9 @@ def test_turns_that_the_template_rejects(phase, chat_folder, name, limit):
     assert stats["kept_of"] == {"others": 2, "mine": 1}
 
 
-def test_all_turns_are_rows_that_mark_the_trained_tokens(tokenize, chat_folder):
+def test_all_turns_are_rows_that_mark_the_trained_tokens(tokenize, chat_tokenizer):
     prompt = "\n\nHuman: Is it?\n\nAssistant: Yes.\n\nHuman: Far?\n\nAssistant:"
-    rows, folder = [(prompt, " No."), ("Is it so?", " Same.")], chat_folder(CHATML)
+    rows, folder = [(prompt, " No."), ("Is it so?", " Same.")], chat_tokenizer().name_or_path
     done = tokenize("sft", rows, tokenizer=folder, **CHAT, train_on="all_turns")
     start, end = "<|im_start|>", "<|im_end|>"
     between = f"\n{start}user\nFar?{end}\n{start}assistant\n"

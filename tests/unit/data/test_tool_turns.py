@@ -86,7 +86,6 @@ def test_all_turns_of_the_assistant_are_trained_and_nothing_else(family):
     [
         (CHATML, 2, [TOOL], "the definitions of tools"),
         (CHATML, 4, [], "calls of tools"),
-        (CHATML, 6, [], "calls of tools"),
         (WITHOUT_RESULTS, 6, [TOOL], "results of tools"),
     ],
 )
@@ -98,7 +97,7 @@ def test_a_template_that_leaves_out_tools_is_refused(chat_tokenizer, template, e
         encoder.responses([chosen])
 
 
-@pytest.mark.parametrize("end", [2, 4, 6])
+@pytest.mark.parametrize("end", [2, 4])
 def test_the_template_dialogue_refuses_tools(trained, end):
     encoder = Encoder(trained, "dialogue")
     prompt, chosen = record(*CONVERSATION[:end], tools=[] if end == 4 else [TOOL])
@@ -124,8 +123,8 @@ def test_a_turn_whose_prompt_continues_the_row_is_joined_to_it():
     joined = [1, 2], [3, 4, 5, 6, 7], [1, 1, 0, 1, 1], [5], ""
     assert join_turns(row, [1, 2, 3, 4, 5], [6, 7]) == joined
     assert join_turns(joined, [1, 2, 3, 4, 5, 6, 7], [8])[2] == [1, 1, 0, 1, 1, 1]
-    # The template has left out or changed what came before.
-    for prompt in ([1, 2, 3, 5], [1, 3, 4, 5], [1, 2, 3]):
+    # The template has changed or left out what came before.
+    for prompt in ([1, 3, 4, 5], [1, 2, 3]):
         assert join_turns(row, prompt, [6, 7]) is None
     assert join_turns((*row[:4], "end of response"), [1, 2, 3, 4, 5], [6]) is None
     assert join_turns(TOO_LONG, [1], [2]) is None
