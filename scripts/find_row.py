@@ -149,7 +149,7 @@ def report(found: dict[str, Any], as_json: bool) -> None:
     if not found["rows"]:
         print("no row matches")
     for dataset, rows in found["rows"].items():
-        print(f"dataset {dataset}: {count(len(rows), 'row')}")
+        print(f"dataset {dataset}: {count(len(rows))}")
         for row in rows[:MAX_PRINTED]:
             place = f"{row['digest']}  {row['split']} row {row['row']}"
             print(f"  {place}  {printable_line(row['excerpt'])}".rstrip())
@@ -167,14 +167,14 @@ def describe_result(result: dict[str, Any]) -> str:
     line = result["folder"]
     if result["rows"]:
         phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
-        line += f": {count(len(result['rows']), 'row')}{phases}"
+        line += f": {count(len(result['rows']))}{phases}"
     if result["unknown"]:
         line += f": unknown, because no copy of its {', '.join(result['unknown'])} was found"
     return line
 
 
-def count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def count(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows:,} rows"
 
 
 if __name__ == "__main__":

@@ -33,15 +33,10 @@ def main(job: Job) -> None:
     """Generate the toy, or import the files of each split; then write statistics."""
     if hasattr(job.settings, "generate"):
         generate_toy(job)
-    elif hasattr(job.settings, "hub"):
-        splits = hub_files(job)
-        with unchanged_files(path for files in splits.values() for path in files.values()):
-            import_splits(job, splits)
     else:
-        with source_folder(job) as folder:
-            is_local = not is_remote(job.options.source)
-            job.facts |= job.settings.card if is_local else card_facts(folder)
-            import_splits(job, splits_of(job, folder))
+        with source_files(job) as splits:
+            for split, files in splits.items():
+                import_split(job, split, files)
     write_statistics(job)
 
 
@@ -60,16 +55,25 @@ def generate_toy(job: Job) -> None:
 
 
 @contextmanager
-def source_folder(job: Job) -> Iterator[Path]:
-    """Return the folder with the planned files of a source with a path, which the context reads."""
+def source_files(job: Job) -> Iterator[dict[str, dict[str, Path]]]:
+    """Yield {split: {name: path}} of the files to import, which stay as they are in the context.
+
+    What the card declares is recorded.
+    """
     source = job.options.source
     planned = {name.partition("/")[2]: digest for name, digest in job.spec["files"].items()}
-    if is_remote(source):
+    if hasattr(job.settings, "hub"):
+        splits = hub_files(job)
+        with unchanged_files(path for files in splits.values() for path in files.values()):
+            yield splits
+    elif is_remote(source):
         with downloaded(source, planned, job.result) as folder:
-            yield folder
+            job.facts |= card_facts(folder)
+            yield splits_of(job, folder)
     else:
+        job.facts |= job.settings.card
         with planned_files({Path(source, name): digest for name, digest in planned.items()}):
-            yield Path(source)
+            yield splits_of(job, Path(source))
 
 
 def splits_of(job: Job, folder: Path) -> dict[str, dict[str, Path]]:
@@ -108,12 +112,6 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
     folder, _, commit = fetch(settings.hub, "dataset", settings.revision, choose)
     job.facts |= {"commit": commit, **card_facts(folder)}
     return {split: {path: folder / path for path in files} for split, files in splits.items()}
-
-
-def import_splits(job: Job, splits: Mapping[str, Mapping[str, Path]]) -> None:
-    """Write SPLIT.parquet of each split from its source files."""
-    for split, files in splits.items():
-        import_split(job, split, files)
 
 
 def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:

@@ -32,7 +32,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     judge = load_judges(job)[settings.llm_judge]
     job.facts |= {"swapped": {}, "dropped": {}}
     paths = {split: job.inputs["records"] / f"{split}.parquet" for split in ("train", "eval")}
-    labelled = job.spec["inputs"]["records"].get("name", "")
+    labelled = job.spec["inputs"]["records"]["name"]
     removed = removed_rows(job, vars(settings), paths, labelled)
     for split, path in paths.items():
         number = pq.read_metadata(path).num_rows

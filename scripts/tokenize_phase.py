@@ -234,7 +234,7 @@ def batches(
     job: Job[Any],
     split: str,
     rows: dict[str, np.ndarray],
-    columns: Sequence[str] = COLUMNS,
+    columns: Sequence[str],
 ) -> Iterator[tuple[str, Batch]]:
     """Yield (dataset, batch of records with their numbers), one dataset after the other."""
     for dataset, numbers in rows.items():

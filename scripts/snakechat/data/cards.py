@@ -42,6 +42,7 @@ def _metadata(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             found = METADATA.match(file.read(MAX_BYTES).decode())
         metadata = yaml.safe_load(found[1]) if found else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, ValueError, RecursionError):
+    # ValueError: also a card that is not UTF-8.
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return {}
     return metadata if isinstance(metadata, dict) else {}

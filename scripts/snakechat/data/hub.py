@@ -22,7 +22,6 @@ from snakechat.workflow.errors import InputError
 
 RepositoryKind = Literal["model", "dataset"]
 
-COMMIT = re.compile("[0-9a-f]{40}")
 # SHA-256 of a large file, or the git blob id of a small one.
 DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
 SHA256_LENGTH = 64
@@ -57,38 +56,34 @@ def fetch(
 
     Raises:
         InputError: The hub rejects the request or is unavailable; the cache cannot be written; or a
-            file of the cache is damaged. It is deleted then, unless HF_HUB_OFFLINE is set. Errors
-            of choose propagate.
+            file of the cache is damaged. It is deleted then, unless HF_HUB_OFFLINE is set. Those of
+            choose propagate.
     """
-    source = f"hub {kind} {repository} at {revision}"
     # The hub's digest of each file.
     listed: dict[str, str | None] = {}
-    if constants.HF_HUB_OFFLINE:
-        with hub_errors(source):
+    with hub_errors(f"hub {kind} {repository} at {revision}"):
+        if constants.HF_HUB_OFFLINE:
             # No patterns: the folder alone.
             folder = Path(
                 snapshot_download(repository, repo_type=kind, revision=revision, allow_patterns=[])
             )
-        found = [path for path in folder.rglob("*") if path.is_file()]
-        paths = choose(sorted(path.relative_to(folder).as_posix() for path in found))
-    else:
-        with hub_errors(source):
+            found = [path for path in folder.rglob("*") if path.is_file()]
+            paths = choose(sorted(path.relative_to(folder).as_posix() for path in found))
+        else:
             ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
             info = ask(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
-        for file in info.siblings or ():
-            listed[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
-        commit = str(info.sha)
-        cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
-        folder = cache / "snapshots" / commit
-        paths = choose(sorted(listed))
-        with hub_errors(source):
+            for file in info.siblings or ():
+                listed[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
+            commit = str(info.sha)
+            cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
+            folder = cache / "snapshots" / commit
+            paths = choose(sorted(listed))
             for path in paths:
                 hf_hub_download(repository, path, repo_type=kind, revision=commit)
             # The commit of the revision, for offline runs. Written last: the revision is complete.
             ref = cache / "refs" / revision
             if revision != commit and not (ref.exists() and ref.read_text() == commit):
                 write_atomically(ref, commit)
-    with hub_errors(source):
         damaged = [folder / path for path in paths if not is_whole(folder / path, listed.get(path))]
         if not constants.HF_HUB_OFFLINE:
             for path_in_cache in damaged:

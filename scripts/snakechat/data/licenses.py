@@ -10,7 +10,7 @@ from typing import Any
 
 from snakechat.workflow.lineage import Lineage
 
-# The rules whose results come from outside of the build.
+# The rules whose results come from outside of the build, unless they generate them.
 SOURCE_RULES = ("import_dataset", "fetch_model")
 
 
@@ -31,11 +31,6 @@ def is_hub_license(license: str) -> bool:
     }
 
 
-def is_source(rule: str, settings: Mapping[str, Any]) -> bool:
-    """Return whether a job reads a dataset or a model that the build does not generate itself."""
-    return rule in SOURCE_RULES and "generate" not in settings
-
-
 def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, str | None]:
     """Return the licence of each external dataset and model of a lineage, by path.
 
@@ -44,5 +39,5 @@ def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, 
     return {
         path: declared.get(path) or normalized_license(entry["facts"].get("licence"))
         for path, entry in lineage.items()
-        if is_source(entry["rule"], entry["settings"])
+        if entry["rule"] in SOURCE_RULES and "generate" not in entry["settings"]
     }

@@ -81,8 +81,6 @@ def limited_phases(
 
 def weighted_rows(rows: np.ndarray, weight: float, seed: int) -> np.ndarray:
     """Repeat rows `weight` times: all rows for its integral part, a random subset for the rest."""
-    if weight == 1:
-        return rows
     repeats, fraction = divmod(weight, 1)
     subset = np.random.default_rng(seed).permutation(rows)[: round(fraction * len(rows))]
     return np.sort(np.concatenate([np.repeat(rows, int(repeats)), subset]))

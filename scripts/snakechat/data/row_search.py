@@ -87,17 +87,8 @@ def find_results(trees: Iterable[Path]) -> list[Result]:
     return results
 
 
-def matching_rows(folder: Path, query: Query) -> list[Match]:
-    """Return the rows of a folder of records that match."""
-    return [
-        match
-        for split in SPLITS
-        if (path := folder / f"{split}.parquet").exists()
-        for match in _matches(path, split, query)
-    ]
-
-
-def _matches(path: Path, split: str, query: Query) -> Iterator[Match]:
+def _matches(path: Path, query: Query) -> Iterator[Match]:
+    """Yield the rows of the records of a split that match."""
     digests, pattern = read_digests(path), query.pattern
     # The texts are read only for a pattern.
     records: Iterable[Iterable[str | None]] = (
@@ -107,7 +98,7 @@ def _matches(path: Path, split: str, query: Query) -> Iterator[Match]:
         texts = (text for text in record if text and pattern and pattern.search(text))
         text = next(texts, "")
         if text or digest in query.digests:
-            yield Match(split, number, digest, text)
+            yield Match(path.stem, number, digest, text)
 
 
 class RowSearch:
@@ -124,20 +115,23 @@ class RowSearch:
         self.phases: dict[str, dict[str, Rows]] = {}
         self._manifests: dict[str, list[Manifest]] = {}
         results = list(results)
-        has_eval: dict[str, bool] = {}
+        splits: dict[str, list[Path]] = {}
         for folder, manifest in results:
             content = content_digest(manifest)
             self._manifests.setdefault(content, []).append(manifest)
             if manifest["spec"]["rule"] in RECORD_RULES and content not in self.matches:
-                self.matches[content] = matching_rows(folder, query)
-                has_eval[content] = (folder / "eval.parquet").exists()
+                splits[content] = sorted(folder.glob("*.parquet"))
+                self.matches[content] = [
+                    match for path in splits[content] for match in _matches(path, query)
+                ]
         for folder, manifest in results:
             content = content_digest(manifest)
             if manifest["spec"]["rule"] != "split_dataset" or content in self.phases:
                 continue
             records = manifest["inputs"]["records"]
             if records in self.matches:
-                self.phases[content] = self._phases(folder, records, has_eval[records])
+                has_eval = len(splits[records]) == len(SPLITS)
+                self.phases[content] = self._phases(folder, records, has_eval)
 
     def _phases(self, folder: Path, records: str, has_eval: bool) -> dict[str, Rows]:
         phases = {}

@@ -17,6 +17,7 @@ from snakechat.data.cells import BadRow
 from snakechat.data.csv_rows import read_csv
 from snakechat.data.dataset_files import kind_of
 from snakechat.data.json_rows import read_json, read_lines
+from snakechat.data.model_files import LFS_POINTER
 from snakechat.data.table_rows import read_arrow, read_parquet
 from snakechat.workflow.errors import InputError
 
@@ -54,7 +55,7 @@ def read_rows(
     if kind is None:
         raise InputError(f"{path}: unknown kind of file, expected one of {', '.join(READERS)}")
     with path.open("rb") as file:
-        if file.read(40).startswith(b"version https://git-lfs"):
+        if file.read(len(LFS_POINTER)) == LFS_POINTER:
             raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
     try:
         for number, row in READERS[kind](path, columns):

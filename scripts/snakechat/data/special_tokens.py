@@ -53,9 +53,9 @@ def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
         contents = {token.content for token in _added(tokenizer).values()}
         match = _pattern({*contents, tokenizer.eos_token}).search(after)
         if match:
-            return after[: match.start()], int(_id_of(tokenizer, match[0]))
-    eos_id: int = tokenizer.eos_token_id
-    return "", eos_id
+            found: Any = tokenizer.convert_tokens_to_ids(match[0])
+            return after[: match.start()], int(found)
+    return "", int(tokenizer.eos_token_id)
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
@@ -215,8 +215,3 @@ def _written_by_template(tokenizer: PreTrainedTokenizerBase) -> set[str]:
 def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]:
     """Return the added tokens by id."""
     return dict(tokenizer.added_tokens_decoder)
-
-
-def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int:
-    found: Any = tokenizer.convert_tokens_to_ids(token)
-    return int(found)

@@ -2,7 +2,7 @@
 
 import json
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 from typing import Any
 
@@ -21,10 +21,8 @@ def fingerprint(text: str) -> int:
     return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest())
 
 
-def percentiles(lengths: Sequence[int] | np.ndarray) -> dict[str, float]:
-    """Return the mean and percentiles ("p50") of lengths; {} if there are none."""
-    if not len(lengths):
-        return {}
+def percentiles(lengths: np.ndarray) -> dict[str, float]:
+    """Return the mean and percentiles ("p50") of lengths, of which there is one at least."""
     values = np.percentile(lengths, PERCENTILES, method="nearest")
     summary = {f"p{name}": int(value) for name, value in zip(PERCENTILES, values, strict=True)}
     return summary | {"mean": round(float(np.mean(lengths)), 1)}

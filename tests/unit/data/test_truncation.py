@@ -3,7 +3,7 @@
 import pytest
 
 from snakechat.data.dialogues import UNMARKED
-from snakechat.data.truncation import divide_turns, fitting_prompt
+from snakechat.data.truncation import fitting_prompt
 
 
 class CountingEncoder:
@@ -37,6 +37,8 @@ TURNS = [("user", "aa"), ("assistant", "bbbb"), ("user", "cc"), ("assistant", "d
         ([SYSTEM, *TURNS], 10, [SYSTEM, *TURNS[4:]]),
         # It is left out where it leaves no room for a response.
         ([SYSTEM, *TURNS], 9, TURNS[4:]),
+        # A prompt without some turns starts with a turn of the user.
+        ([("assistant", "Hi."), *TURNS], 24, TURNS),
         # A prompt may end with a turn of the assistant.
         (TURNS[:4], 11, TURNS[2:4]),
         # Without a user turn, or without turns, a prompt is kept whole or not at all.
@@ -49,9 +51,3 @@ def test_older_turns_are_left_out_before_the_end_of_a_response_of_four_tokens(tu
     encoder = CountingEncoder()
     found = fitting_prompt(encoder, turns, 4, limit)
     assert found == (None if kept is None else encoder.prompts([kept])[0])
-
-
-def test_a_prompt_without_some_turns_starts_with_a_user_turn():
-    assert divide_turns([SYSTEM, SYSTEM, *TURNS]) == (2, [2, 4, 6])
-    assert divide_turns([("assistant", "Hi."), *TURNS]) == (0, [1, 3, 5])
-    assert divide_turns([(UNMARKED, "start"), *TURNS]) == (0, [0, 1, 3, 5])
