@@ -19,28 +19,12 @@ from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.run_options import RunOptions
 from support.files import as_jsonl, write
 
-RESPONSES = [
-    "Yes, gladly.",
-    'He said "no", twice.',
-    "One line.\nAnother line.\r\nA third.",
-    "好的。当然可以! 🙂",
-    "A separator\u2028in the text",
-    "null",
-    "{braces} and \\backslashes\\",
-    "a\ttab",
-]
-ROWS = [
-    (f"\n\nHuman: {number}?\n\nAssistant:", f" {RESPONSES[number % len(RESPONSES)]}", f" {number}")
-    for number in range(50)
-]
+ROWS = [(f"\n\nHuman: {number}?\n\nAssistant:", f" {number}", " No.") for number in range(50)]
 # Bad rows of every kind as lines of a file, and the start of the reason.
 BAD_LINES = [
     (b'{"prompt": "a", "chosen": null, "rejected": "c"}', "column chosen is null"),
-    (b'{"prompt": "a", "chosen": "b", "rejected": 7}', "rejected is int, expected text"),
-    (b'{"prompt": "a", "chosen": "b"}', "column rejected is missing; the row has prompt, chosen"),
     (b'{"prompt": "a", "chosen": "b\xff\xfe", "rejected": "c"}', "text that is not UTF-8: "),
     (b'{"prompt": "a", "chosen": "b", "rej', "invalid JSON: "),
-    (b'["a", "b", "c"]', "is list, expected an object with columns"),
 ]
 
 
@@ -112,17 +96,11 @@ def imported(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("kind", ["json", "csv"])
-def test_columns_are_joined(imported, kind):
-    rows = [
-        {"instruction": "Name a color.", "input": "", "output": "Blue.", "source": "seed"},
-        {"instruction": "Translate to French.", "input": "cat", "output": "chat", "source": "seed"},
-    ]
+def test_columns_are_joined(imported):
+    rows = [{"instruction": "Translate.", "input": "cat", "output": "chat", "source": "seed"}]
     columns = {"prompt": ["instruction", "input"], "chosen": "output"}
-    assert list(read_records(imported(rows, "instruct", columns, kind))) == [
-        ([("user", "Name a color.")], " Blue.", None),
-        ([("user", "Translate to French.\ncat")], " chat", None),
-    ]
+    [record] = read_records(imported(rows, "instruct", columns, "parquet"))
+    assert record == ([("user", "Translate.\ncat")], " chat", None)
 
 
 def test_a_column_is_kept_under_the_name_of_a_parameter(imported):
@@ -148,20 +126,11 @@ def test_prompts_of_plain_without_any_marker_are_a_warning(imported, capfd, seco
 QUESTION, RESPONSE = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 
-@pytest.mark.parametrize(
-    ("rows", "format", "reasons"),
-    [
-        ([{"messages": [QUESTION]}] * 3, "messages", "{'no response': 3}"),
-        ([{"prompt": "Hello?"}] * 3, "plain", "{'bad row': 3}"),
-    ],
-)
-def test_a_dataset_without_remaining_rows_is_an_error_with_the_reasons(
-    imported, rows, format, reasons
-):
+def test_a_dataset_without_remaining_rows_is_an_error_with_the_reasons(imported):
     with pytest.raises(InputError) as error:
-        imported(rows, format, on_bad_row="skip")
+        imported([{"messages": [QUESTION]}] * 3, "messages")
     assert str(error.value) == (
-        f"datasets.mine: the train split has no rows left of 3 (dropped: {reasons})"
+        "datasets.mine: the train split has no rows left of 3 (dropped: {'no response': 3})"
     )
 
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from support.files import as_jsonl
+
 # Asserts what it receives in training and evaluation.
 SPY = """
 def score(prompts, responses, messages, value, **columns):
@@ -16,12 +18,12 @@ def score(prompts, responses, messages, value, **columns):
         assert number == (int(question.split()[-1]) if question.startswith("Write") else None)
     return [len(response) for response in responses]
 """
-
-
 RECIPE = {
     "preset": "grpo",
     "actor": "sft/tiny",
     "reward": None,
+    "reward_functions": {"spy": 1},
+    "datasets": [{"toy": 0.1}, "numbers"],
     "judge": None,
     "num_generations": 2,
     "rollout_batch_size": 16,
@@ -33,31 +35,27 @@ RECIPE = {
     "lora_rank": 0,
     "placement": {"deployment": "cpu"},
 }
+DATASET = {
+    "path": "numbers.jsonl",
+    "format": "prompt",
+    "columns": {"prompt": "question"},
+    "keep": ["answer.value", "level"],
+}
 
 
-def build(workflow, functions, datasets):
-    """Build an RLHF recipe with reward functions and its evaluation."""
+def test_columns_and_messages_reach_functions_in_training_and_evaluation(quick, tmp_path):
+    workflow = quick.copy(tmp_path / "copy")
     (workflow.folder / "rewards/spy.py").write_text(SPY)
-
     rows = [
         {"question": f"Write the number {i}", "answer": {"value": i}, "level": "easy"}
         for i in range(40)
     ]
-    (workflow.folder / "numbers.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    dataset = {"path": "numbers.jsonl", "format": "prompt", "columns": {"prompt": "question"}}
-    dataset["keep"] = ["answer.value", "level"]
-    recipe = {**RECIPE, "reward_functions": functions, "datasets": datasets}
-    config = {"datasets": {"numbers": dataset}, "rlhf": {"recipes": {"mine": recipe}}}
+    (workflow.folder / "numbers.jsonl").write_bytes(as_jsonl(rows))
+    config = {"datasets": {"numbers": DATASET}, "rlhf": {"recipes": {"mine": RECIPE}}}
     (workflow.folder / "mine.yaml").write_text(json.dumps(config))
-    options = workflow.options
     # Later files have precedence.
-    workflow.options = (*options, "mine.yaml")
+    workflow.options = (*workflow.options, "mine.yaml")
     workflow.build("output/rlhf/mine")
-    return workflow
-
-
-def test_columns_and_messages_reach_functions_in_training_and_evaluation(quick, tmp_path):
-    workflow = build(quick.copy(tmp_path / "copy"), {"spy": 1}, [{"toy": 0.1}, "numbers"])
     output = workflow.folder / "output"
     stats = json.loads((output / "split/numbers/stats.json").read_text())
     assert stats["rlhf.train"]["rows"] == 36 and stats["sft.train"]["rows"] == 0
@@ -69,9 +67,3 @@ def test_columns_and_messages_reach_functions_in_training_and_evaluation(quick, 
     mean = (4 * numbers["rlhf"]["score"] + 16 * toy["rlhf"]["score"]) / 20
     assert mean == pytest.approx(metrics["rlhf"]["score"])
     assert metrics["contamination"].keys() == {"rlhf/numbers", "rlhf/toy", "sft/toy"}
-    assert "Nothing to be done" in workflow.snakemake("output/rlhf/mine", "-n").stdout
-    # What is kept is part of the import.
-    edited = (workflow.folder / "mine.yaml").read_text().replace(', "level"]', "]")
-    (workflow.folder / "mine.yaml").write_text(edited)
-    planned = workflow.planned("output/rlhf/mine")
-    assert {"import_dataset", "tokenize_rlhf", "train_rlhf"} <= planned

@@ -173,8 +173,6 @@ def test_texts_are_kept_as_they_are():
     for format, row in {
         "instruct": {"prompt": text, "chosen": text, "rejected": text},
         "messages": {"messages": whole},
-        "sharegpt": {"conversations": sharegpt(("human", text), ("gpt", text))},
-        "kto": {"messages": whole, "label": 1},
         "message_pairs": {"chosen": whole, "rejected": whole},
     }.items():
         rejected = f" {text}" if "rejected" in row else None
