@@ -136,15 +136,10 @@ def _has_docstring(node: ast.AST) -> bool:
     return isinstance(first, ast.Constant) and isinstance(first.value, str)
 
 
-def program_code(program: str | Path, reward_functions: Iterable[str] = ()) -> Code:
-    """Return Modules.code of a program, given its path scripts/NAME.py."""
-    program = Path(program)
-    return Modules(program.parent).code(program.stem, reward_functions)
-
-
 def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
-    """Return program_code(...).digests."""
-    return program_code(program, reward_functions).digests
+    """Return the digests of Modules.code of a program, given its path scripts/NAME.py."""
+    program = Path(program)
+    return Modules(program.parent).code(program.stem, reward_functions).digests
 
 
 def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set[Path]:

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from snakechat.workflow.code_digests import code_digests, program_code
+from snakechat.workflow.code_digests import Modules, code_digests
 from support.sources import write_sources
 
 SOURCE = '''"""A module."""
@@ -31,30 +31,33 @@ async def wait(seconds=2):
 '''
 
 
+WITHOUT_EFFECT = {
+    "# Pi times the square.": "# Another comment.",
+    '"""A module."""\n': "",
+    '"""A circle."""': '"""Another class."""',
+    '        """Its area."""\n': "",
+    '    """Wait."""\n': "",
+    "radius * radius": "(radius\n            * radius)  # wrapped",
+}
+
+
 @pytest.mark.parametrize(
-    ("old", "new", "counts"),
+    ("edits", "counts"),
     [
-        ("# Pi times the square.", "# Another comment.", False),
-        ('"""A module."""\n', "", False),
-        ('"""A circle."""', '"""Another class."""', False),
-        ('        """Its area."""\n', "", False),
-        ('    """Wait."""\n', "", False),
-        ("radius * radius", "(radius\n            * radius)  # wrapped", False),
-        ("radius * radius", "radius + radius", True),
-        ("LIMIT = 3", "LIMIT = 3.0", True),
-        ("LIMIT = 3\n", "", True),
-        ("scale=1.0", "*, scale=1.0", True),
-        ("import math", "import cmath as math", True),
-        ('"waited"', '"Waited"', True),
-        ("seconds=2", "seconds=True", True),
+        (WITHOUT_EFFECT, False),
+        ({"radius * radius": "radius + radius"}, True),
+        ({"LIMIT = 3": "LIMIT = 3.0"}, True),
+        ({'"waited"': '"Waited"'}, True),
     ],
 )
-def test_code_counts_and_comments_docstrings_and_layout_do_not(tmp_path, old, new, counts):
-    assert SOURCE.count(old) >= 1
-    path = tmp_path / "module.py"
-    path.write_text(SOURCE)
+def test_code_counts_and_comments_docstrings_and_layout_do_not(tmp_path, edits, counts):
+    path, text = tmp_path / "module.py", SOURCE
+    path.write_text(text)
     before = code_digests(path)
-    path.write_text(SOURCE.replace(old, new))
+    for old, new in edits.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
     assert (code_digests(path) != before) == counts
 
 
@@ -92,14 +95,10 @@ def reached(root, program="program.py"):
 @pytest.mark.parametrize(
     ("line", "files"),
     [
-        ("from pkg.a import one as first, one as second\nsecond", ONE),
         ("from pkg.a import *", ONE),
         ("from pkg import a as other\nother.one", ONE),
         ("import json, pkg.a as other\nprint(other)", ONE),
         ("def late():\n    from pkg import a\n    return a.one()", ONE),
-        ("if False:\n    from pkg.a import one", ONE),
-        ("import typing\nif typing.TYPE_CHECKING:\n    from pkg.a import one", ONE),
-        ("try:\n    from pkg.a import one\nexcept ImportError:\n    pass", ONE),
         # Each package on the way to a module counts.
         ("import pkg.low.deep.f as f", {PKG, LOW, DEEP, "pkg/low/deep/f.py"}),
         # A module, an attribute of the package and a package in one statement.
@@ -107,14 +106,11 @@ def reached(root, program="program.py"):
         # A module outside the package, which imports the program.
         ("from tool import main", {"tool.py"}),
         # Other distributions; the last one has a module with the name of one of ours.
-        ("import json", set()),
-        ("import pkgother.a", set()),
-        ("import library.tool\nfrom library import tool", set()),
+        ("import pkgother.a, library.tool\nfrom library import tool", set()),
         # Imports by names that are made at run time count all modules.
         ("import importlib\nimportlib.import_module('pkg' + '.a').one()", FILES.keys()),
         ("from importlib import import_module as load\nload('pkg.a')", FILES.keys()),
         ("__import__('pkg.a')", FILES.keys()),
-        ("import runpy\nrunpy.run_path('tool.py')", FILES.keys()),
     ],
 )
 def test_imports_of_a_program_are_followed(write, line, files):
@@ -126,12 +122,9 @@ def test_imports_of_a_program_are_followed(write, line, files):
     [
         ("pkg/low/d.py", "from . import e", {"pkg/low/e.py"}),
         ("pkg/low/d.py", "from . import attribute", set()),
-        ("pkg/low/d.py", "from .deep import f", {DEEP, "pkg/low/deep/f.py"}),
         ("pkg/low/d.py", "from ..c import name", {"pkg/b.py", "pkg/c.py"}),
-        ("pkg/low/d.py", "from .. import c", {"pkg/b.py", "pkg/c.py"}),
         # In an __init__.py, one dot is the package itself.
         (LOW, "from . import e", {"pkg/low/e.py"}),
-        (PKG, "from .c import name", {"pkg/b.py", "pkg/c.py"}),
     ],
 )
 def test_relative_imports_are_followed(write, module, line, files):
@@ -144,18 +137,10 @@ def test_a_package_hides_a_module_of_the_same_name_as_in_python(write):
     assert reached(root) == {PKG, LOW, "pkg/low/d/__init__.py"}
 
 
-@pytest.mark.parametrize("line", ["from pkg.missing import name", "from .missing import name"])
-def test_a_missing_module_of_ours_is_an_error(write, line):
-    root = write({**FILES, "program.py": "import pkg.low.d", "pkg/low/d.py": line})
+def test_a_missing_module_of_ours_is_an_error(write):
+    root = write({**FILES, "program.py": "from pkg.missing import name"})
     with pytest.raises(FileNotFoundError, match="missing"):
         code_digests(root / "program.py")
-
-
-def test_a_program_that_is_not_python_is_an_error_that_names_it(write):
-    root = write({**FILES, "program.py": "import tool", "tool.py": "a b"})
-    with pytest.raises(SyntaxError) as error:
-        code_digests(root / "program.py")
-    assert error.value.filename.endswith("tool.py")
 
 
 # --- edits --------------------------------------------------------------------------------------
@@ -167,22 +152,9 @@ def program(write):
     return write({**FILES, "program.py": "from pkg.a import one\n\none()\n"}) / "program.py"
 
 
-def test_an_edit_changes_the_digest_of_its_module_only(program):
-    before = code_digests(program)
-    (program.parent / "pkg/c.py").write_text("from pkg.b import two\n\nthree = 4\n")
-    after = code_digests(program)
-    assert [name for name in before if before[name] != after[name]] == ["pkg/c.py"]
-
-
 @pytest.mark.parametrize(
     "line",
-    [
-        "TEXT = one.__doc__",
-        "import inspect\nTEXT = inspect.getsource(one)",
-        "from inspect import getdoc as read\nTEXT = read(one)",
-        "LINE = one.__code__.co_firstlineno",
-        "import linecache",
-    ],
+    ["TEXT = one.__doc__", "from inspect import getdoc as read", "import linecache"],
 )
 def test_a_module_that_reads_its_own_source_counts_with_comments_and_docstrings(program, line):
     source = f'def one():\n    """Text."""\n\n\n{line}\n'
@@ -218,16 +190,14 @@ REWARD = {
     "program.py": "print()\n",
     "pkg/__init__.py": "",
     "pkg/tools.py": "def sign():\n    return 1\n\n\ndef other():\n    return 2\n",
-    "tools.py": "def weight():\n    return 3\n",
     "../rewards/mine.py": "from pkg.tools import sign\nfrom words import count\n\n"
-    'FILES = ["words.txt", "lists/more words.txt"]\n\n\n'
+    'FILE = "lists/more words.txt"\n\n\n'
     "def score(prompts, responses):\n    return [sign() * count(each) for each in responses]\n",
     "../rewards/words.py": "from . import length\n\n\ndef count(text):\n"
     "    return length.length(text)\n",
-    "../rewards/length.py": "import scipy\nfrom tools import weight\n\n\n"
-    "def length(text):\n    return weight() * len(text) + bool(scipy)\n",
+    "../rewards/length.py": "import scipy\n\n\n"
+    "def length(text):\n    return 3 * len(text) + bool(scipy)\n",
     "../rewards/other.py": "print()\n",
-    "../rewards/words.txt": "good\n",
     "../rewards/others.txt": "one\n",
     "../rewards/lists/more words.txt": "better\n",
 }
@@ -238,28 +208,24 @@ REWARD = {
     [
         ("../rewards/mine.py", "sign() *", "-sign() *", True),
         ("pkg/tools.py", "return 2", "return -2", True),
-        ("tools.py", "return 3", "return -3", True),
-        ("../rewards/words.py", "return length", "return -length", True),
         ("../rewards/length.py", "* len", "* -len", True),
         ("../rewards/other.py", "print()", "print(1)", False),
-        ("../rewards/words.txt", "good", "bad", True),
         ("../rewards/others.txt", "one", "two", False),
         ("../rewards/lists/more words.txt", "better", "worse", True),
-        ("../rewards/mine.py", "FILES =", "# A comment.\nFILES =", False),
     ],
 )
 def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file, old, new, counts):
     root = write(REWARD)
-    before = program_code(root / "program.py", ["mine"])
+    before = Modules(root).code("program", ["mine"])
     assert REWARD[file].count(old) == 1
     write({file: REWARD[file].replace(old, new)})
-    after = program_code(root / "program.py", ["mine"])
+    after = Modules(root).code("program", ["mine"])
     names = before.digests.keys()
     assert after.digests.keys() == names
     different = {each for each in names if before.digests[each] != after.digests[each]}
     assert different == ({file.removeprefix("../")} if counts else set())
     assert before.imports == {"scipy"}
-    assert program_code(root / "program.py").digests.keys() == {"program.py"}
+    assert Modules(root).code("program").digests.keys() == {"program.py"}
 
 
 def test_comments_count_in_a_reward_function_that_may_open_its_own_file(write):
@@ -277,7 +243,7 @@ def test_a_reward_function_finds_modules_in_rewards_and_our_modules_do_not(write
         "../rewards/words.py": "print()\n",
         "../rewards/mine.py": "import words\nwords.count\n",
     }
-    code = program_code(write(files) / "program.py", ["mine"])
+    code = Modules(write(files)).code("program", ["mine"])
     assert code.digests.keys() == {"program.py", "rewards/mine.py", "rewards/words.py"}
     assert code.imports == {"words"}
 
@@ -286,4 +252,4 @@ def test_a_reward_function_finds_modules_in_rewards_and_our_modules_do_not(write
 def test_a_deep_expression_is_an_error(write, expression):
     folder = write({**REWARD, "../rewards/other.py": f"x = {expression}\n"})
     with pytest.raises(ValueError, match="an expression is nested too deeply"):
-        program_code(folder / "program.py", ["other"])
+        Modules(folder).code("program", ["other"])

@@ -10,7 +10,6 @@ from snakechat.workflow.code_digests import (
     WITHOUT_EFFECT,
     Modules,
     code_digests,
-    program_code,
 )
 
 pytestmark = pytest.mark.slow
@@ -46,9 +45,10 @@ def test_nothing_in_our_programs_makes_all_modules_count():
 
 
 def test_libraries_of_our_programs():
-    split = program_code(SCRIPTS / "split_dataset.py").imports
-    training = program_code(SCRIPTS / "train_sft.py").imports
-    drawing = program_code(SCRIPTS / "draw_report.py").imports
+    modules = Modules(SCRIPTS)
+    split = modules.code("split_dataset").imports
+    training = modules.code("train_sft").imports
+    drawing = modules.code("draw_report").imports
     assert {"torch", "transformers", "deepspeed"} <= training
     assert split.isdisjoint({"torch", "transformers", "deepspeed", "matplotlib"})
     assert "matplotlib" in drawing - training and "torch" not in drawing
