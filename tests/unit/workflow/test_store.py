@@ -96,11 +96,6 @@ def put_a_linked_folder(folder):
     (folder / "adapter").symlink_to("../adapter", target_is_directory=True)
 
 
-def put_a_pipe(folder):
-    (folder / "model").unlink()
-    os.mkfifo(folder / "model")
-
-
 def change_manifest(folder, **changes):
     path = folder / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -121,12 +116,8 @@ DAMAGES = {
     "a truncated manifest": lambda folder: os.truncate(folder / "manifest.json", 50),
     "no manifest": lambda folder: (folder / "manifest.json").unlink(),
     "other inputs": lambda folder: change_manifest(folder, inputs={"model": "0"}),
-    "a nested manifest": lambda folder: (folder / "manifest.json").write_text(
-        '{"facts": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    ),
     "a link": put_a_link,
     "a linked folder": put_a_linked_folder,
-    "a pipe": put_a_pipe,
     "a path that leads outside": list_a_file_outside,
 }
 
