@@ -10,7 +10,7 @@ from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
-from snakechat.workflow.spec_files import spec_path, write_spec
+from snakechat.workflow.spec_files import write_spec
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def specs(tmp_path, monkeypatch):
     return make_specs(tmp_path)
 
 
-def make_specs(root, deterministic=False):
+def make_specs(root):
     def read(config, name):
         return Description({"source": name}, files={"rows": root / "rows.txt"})
 
@@ -37,7 +37,7 @@ def make_specs(root, deterministic=False):
         "read": Rule(read, "data", "read"),
         "train": Rule(train, "models/train", "tool", work="training"),
     }
-    return Specs(Config({"deterministic": deterministic}, root, root), root, rules)
+    return Specs(Config({"deterministic": False}, root, root), root, rules)
 
 
 def test_a_spec_holds_settings_inputs_files_code_and_pins(specs):
@@ -74,30 +74,12 @@ def test_a_change_upstream_changes_the_spec_upstream_alone(specs, tmp_path, edit
     assert again.spec("train", "sft/a") == downstream
 
 
-def test_only_specs_of_jobs_that_run_models_have_deterministic_and_only_if_it_is_true(
-    specs, tmp_path
-):
-    deterministic = make_specs(tmp_path, deterministic=True)
-    assert deterministic.spec("read", "a") == specs.spec("read", "a")
-    spec, _ = specs.spec("train", "sft/a")
-    assert "deterministic" not in spec
-    assert deterministic.spec("train", "sft/a")[0] == {**spec, "deterministic": True}
-
-
-def test_the_path_of_a_spec_names_its_rule_its_job_and_its_digest(specs):
-    spec, spec_digest = specs.spec("train", "sft/a")
-    path = spec_path("train", "sft/a", spec_digest)
-    assert str(path) == f"output/specs/train/sft/a-{spec_digest[:16]}.json"
-    assert json.loads(json.dumps(spec)) == spec
-
-
 def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     spec = {"rule": "train", "name": "sft/a", "settings": {"rate": 1}}
     path = Path(write_spec(spec))
     text = path.read_text()
     assert json.loads(text) == spec
-    for damaged in ("", text.replace("rate", "other", 1)):
-        path.write_text(damaged)
-        assert write_spec(spec) == str(path)
-        assert path.read_text() == text
+    path.write_text(text.replace("rate", "other", 1))
+    assert write_spec(spec) == str(path)
+    assert path.read_text() == text
