@@ -5,9 +5,10 @@ from pathlib import Path
 
 from snakechat.config.recipes import STAGES, Config
 from snakechat.jobs.descriptions import Job
+from snakechat.workflow.errors import warn
 
 # Folder and suffix of the pages that users ask for, by recipe.
-PAGES = {"zero": "md", "prompt_eval": "html", "rw_eval": "html"}
+PAGES = {"prompt_eval": "html", "rw_eval": "html"}
 FIRST_TARGET = "output/rlhf/tiny"
 
 
@@ -54,14 +55,17 @@ def default_targets(config: Config) -> list[str]:
     return targets or [FIRST_TARGET]
 
 
-def results_of_other_configs(config: Config) -> list[str]:
-    """Return the recipes with results that the config does not have, as STAGE/NAME."""
-    return [
+def warn_of_other_configs(config: Config) -> None:
+    """Print a warning if recipes have results that the config does not have."""
+    others = [
         f"{stage}/{name}"
         for stage in STAGES
         for path in sorted(Path("output", stage).glob("*.manifest.json"))
         if (name := path.name.removesuffix(".manifest.json")) not in config.values[stage]["recipes"]
     ]
+    if others:
+        names = ", ".join(others)
+        warn(f"not in this config: {names}: add the --configfile of their build to see them")
 
 
 def _exists(config: Config, stage: str, name: str) -> bool:

@@ -17,9 +17,9 @@ from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
+from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
 from snakechat.planning.plan import Plan, PlannedJob
-from snakechat.workflow.errors import NOT_IN_CONFIG, InputError, warn
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_command_line import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,8 +40,7 @@ def plan_build(words: list[str]) -> Plan:
     config = load_config(values, ROOT, ROOT, settings.config)
     targets = settings.targets
     if not targets:
-        if other := results_of_other_configs(config):
-            warn(f"{NOT_IN_CONFIG} {', '.join(other)}: add the --configfile of their build")
+        warn_of_other_configs(config)
         targets = default_targets(config)
     specs = Specs(config, ROOT)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]

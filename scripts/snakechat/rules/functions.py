@@ -30,16 +30,14 @@ from snakechat.jobs.placements import (
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import default_targets, folder_jobs, results_of_other_configs
+from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
 from snakechat.workflow import snakemake_adapter, snakemake_command_line
 from snakechat.workflow.digests import Identity, canonical_json, file_identity
 from snakechat.workflow.errors import (
-    NOT_IN_CONFIG,
     InputError,
     describe_environment_error,
     warn,
 )
-from snakechat.workflow.gpus import has_gpu
 from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import Placement, placement_values
@@ -47,7 +45,6 @@ from snakechat.workflow.preflight import (
     check_folders,
     check_gpus,
     import_reward_functions,
-    no_gpu,
 )
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.spec_files import spec_path, write_spec
@@ -139,8 +136,6 @@ class RuleFunctions:
         self._options = snakemake_command_line.config_options()
         # The spec files of planned jobs, by the paths of the manifests.
         self._spec_files: dict[str, str] = {}
-        # A recipe whose planned jobs need a GPU, on a machine that seems to have none.
-        self._without_gpu: str | None = None
         self._placement = functools.cache(self._find_placement)
         self._warn_of_unread_files = functools.cache(self._find_unread_files)
 
@@ -170,11 +165,7 @@ class RuleFunctions:
 
         @fails_in_one_line
         def placement(wildcards: Any) -> str:
-            name = name_of(wildcards)
-            found = self._placement(rule, name)
-            if found.gpus_per_node:
-                self._warn_without_gpu("/".join(recipe_of(rule, name)))
-            return canonical_json(placement_values(found))
+            return canonical_json(placement_values(self._placement(rule, name_of(wildcards))))
 
         @fails_in_one_line
         def options(wildcards: Any) -> str:
@@ -243,9 +234,7 @@ class RuleFunctions:
     @fails_in_one_line
     def unnamed_targets(self, wildcards: Any) -> list[str]:
         """Input function of the targets of a build that names none."""
-        if other := results_of_other_configs(self.config):
-            names = ", ".join(other)
-            warn(f"{NOT_IN_CONFIG} {names}: add the --configfile of their build to see them")
+        warn_of_other_configs(self.config)
         return default_targets(self.config)
 
     def names(self, section: str, *origins: str) -> str:
@@ -267,11 +256,15 @@ class RuleFunctions:
         """
         restrict_pods(self.workflow)
         self._lock()
-        jobs_run_here = snakemake_adapter.jobs_share_environment(self.workflow)
-        if self._without_gpu and jobs_run_here:
-            check_gpus(self._without_gpu)
         planned = snakemake_adapter.jobs_to_run(self.workflow)
         jobs = [job for job in planned if job.rule in RULES]
+        shares_environment = snakemake_adapter.jobs_share_environment(self.workflow)
+        if shares_environment and self.workflow.executor_plugin.name == "local":
+            check_gpus(
+                "/".join(recipe_of(job.rule, job.name))
+                for job in jobs
+                if self._placement(job.rule, job.name).gpus_per_node
+            )
         specs = [self._specs.spec(job.rule, job.name)[0] for job in jobs]
         forced = [spec["path"] for job, spec in zip(jobs, specs, strict=True) if job.forced]
         try:
@@ -286,7 +279,7 @@ class RuleFunctions:
         check_folders(specs)
         self._staleness.link()
         delete_old_snapshots(self.snapshot.folder)
-        if jobs_run_here:
+        if shares_environment:
             functions, judges = (
                 {name for spec in specs for name in spec["settings"].get(key, ())}
                 for key in ("reward_functions", "llm_judges")
@@ -366,10 +359,3 @@ class RuleFunctions:
         remark = unread_files_remark(self.config, dataset) if is_planned else None
         if remark:
             warn(remark)
-
-    def _warn_without_gpu(self, recipe: str) -> None:
-        """Print a warning if a job that runs here needs a GPU and there is none, once."""
-        runs_here = snakemake_command_line.jobs_run_here(self.workflow)
-        if self._without_gpu is None and runs_here and not has_gpu():
-            self._without_gpu = recipe
-            warn(no_gpu(recipe))

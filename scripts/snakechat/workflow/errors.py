@@ -11,9 +11,6 @@ from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import rank, world_size
 from snakechat.workflow.printable import printable_line
 
-# Start of the line about results that today's config does not have.
-NOT_IN_CONFIG = "not in this config:"
-
 # Placement settings that determine how much memory a job needs.
 MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage", "offload")
 

@@ -11,24 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.gpus import has_gpu
 from snakechat.workflow.store import STORE, check_link, stored_folder
 
 PROGRAM = "snakechat.algorithms.reward_functions"
 
 
-def no_gpu(recipe: str) -> str:
-    """Return the message about a recipe that needs a GPU, on a machine that has none."""
-    return (
-        f"{recipe} needs a GPU, and this machine has none: add --config deployment=cpu to train on"
-        " the CPU"
-    )
+def check_gpus(recipes: Iterable[str]) -> None:
+    """Raise InputError for the first of the recipes that need a GPU, unless this machine has one.
 
-
-def check_gpus(recipe: str) -> None:
-    """Raise InputError if torch finds no GPU, which a recipe needs."""
+    Where it has no device file of a GPU, torch decides, which takes seconds to import.
+    """
+    recipe = next(iter(recipes), None)
+    if recipe is None or has_gpu():
+        return
     program = "import sys, torch; sys.exit(not torch.cuda.is_available())"
     if subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL).returncode:
-        raise InputError(no_gpu(recipe))
+        raise InputError(
+            f"{recipe} needs a GPU, and this machine has none: add --config deployment=cpu to train"
+            " on the CPU"
+        )
 
 
 def import_reward_functions(sources: Path, names: Collection[str]) -> None:

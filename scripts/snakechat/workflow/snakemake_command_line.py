@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import os
 import sys
 from collections.abc import Iterable
 from functools import partial
@@ -46,15 +45,6 @@ def config_options(arguments: list[str] | None = None) -> list[str]:
         if kept:
             options.append(word)
     return options
-
-
-def jobs_run_here(workflow: Any, arguments: list[str] | None = None) -> bool:
-    """Return whether jobs run on this machine, or would run without --dry-run."""
-    name = workflow.executor_plugin.name
-    words = sys.argv if arguments is None else arguments
-    options = {word.partition("=")[0] for word in words}
-    elsewhere = options & {"--profile", "--executor", "-e"} or "SNAKEMAKE_PROFILE" in os.environ
-    return name == "local" or (name == "dryrun" and not elsewhere)
 
 
 class Options(NamedTuple):

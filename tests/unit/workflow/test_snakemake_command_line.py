@@ -2,14 +2,12 @@
 
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_command_line import (
     config_options,
-    jobs_run_here,
     parse_options,
     read_config,
 )
@@ -33,7 +31,6 @@ def test_options_are_read_as_snakemake_reads_them(tmp_path, monkeypatch):
     ("words", "message"),
     [
         ("--force", "--force has no effect here"),
-        ("--until train_sft", "--until has no effect here"),
         ("--confg a", "unrecognized arguments: --confg"),
         ("--config seed", "Config entries have to be defined as name=value pairs"),
     ],
@@ -44,31 +41,10 @@ def test_other_options_are_errors_of_one_line(words, message):
 
 
 @pytest.mark.parametrize(
-    ("executor", "arguments", "expected"),
-    [
-        ("local", ["--cores", "1"], True),
-        ("dryrun", ["-n"], True),
-        ("dryrun", ["-n", "--profile", "slurm"], False),
-        ("dryrun", ["-n", "--executor=kubernetes"], False),
-        ("slurm", ["--profile", "slurm"], False),
-    ],
-)
-def test_jobs_that_would_run_on_this_machine(executor, arguments, expected, monkeypatch):
-    monkeypatch.delenv("SNAKEMAKE_PROFILE", raising=False)
-    workflow = SimpleNamespace(executor_plugin=SimpleNamespace(name=executor))
-    assert jobs_run_here(workflow, arguments) == expected
-
-
-@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["output/sft/tiny", "--cores", "1"], []),
         (
-            ["output/sft/mine", "--configfile", "mine.yaml", "--cores", "2"],
-            ["--configfile", "mine.yaml"],
-        ),
-        (
-            ["--config", "seed=2", "language=zh", "--cores", "2", "--configfile=a.yaml"],
+            ["output/sft/tiny", "--config", "seed=2", "language=zh", "-n", "--configfile=a.yaml"],
             ["--config", "seed=2", "language=zh", "--configfile=a.yaml"],
         ),
         (["-C", "seed=2", "-n"], ["-C", "seed=2"]),
