@@ -23,9 +23,9 @@ def test_files_that_were_swapped_are_not_used(folder, tmp_path, monkeypatch, pro
     spec = {"rule": "any", "name": "mine", "path": str(tmp_path / "result"), "inputs": {}}
     spec["files"] = {f"{place}{path.name}": file_digest(path) for path in folder.iterdir()}
     spec["settings"] = {"card": {}}
-    options = RunOptions(source=str(folder), store=str(tmp_path / "store"))
-    job = Job(spec, {}, SERIAL, options, SimpleNamespace)
-    job.result.mkdir(parents=True)
+    job = Job(spec, {}, SERIAL, RunOptions(source=str(folder)), SimpleNamespace)
+    job.result = tmp_path / "made"
+    job.result.mkdir()
     # Files that have just been written are compared by their digests in addition.
     time.sleep(0.02)
     path = folder / "config.json"

@@ -87,9 +87,10 @@ def imported(tmp_path):
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
         spec |= {"settings": settings, "inputs": {}}
         spec["files"] = {f"train/{path.name}": file_digest(path)}
-        options = RunOptions(source=str(path.parent), store=str(tmp_path / "store"))
+        options = RunOptions(source=str(path.parent))
         job = Job(spec, {}, SERIAL, options, SimpleNamespace)
-        job.result.mkdir(parents=True, exist_ok=True)
+        job.result = tmp_path / "made"
+        job.result.mkdir(exist_ok=True)
         import_dataset.main(job)
         return job.result / "train.parquet"
 

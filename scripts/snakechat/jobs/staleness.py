@@ -19,7 +19,6 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage
 from snakechat.workflow.manifest import (
-    MANIFEST,
     Manifest,
     content_digest,
     input_digest,
@@ -28,8 +27,10 @@ from snakechat.workflow.manifest import (
 )
 from snakechat.workflow.store import (
     STORE,
+    Damaged,
     link_result,
     linked_folder,
+    read_checked_manifest,
     store_key,
     stored_folder,
     stored_folders,
@@ -180,8 +181,9 @@ class Staleness:
 
 def complete_result(folder: Path) -> Stored | None:
     """Return the result in a folder of the store, if its files exist and have their sizes."""
-    manifest = read_manifest(folder / MANIFEST)
-    if manifest is None or store_key(manifest["spec"], manifest["inputs"]) != folder.name:
+    try:
+        manifest = read_checked_manifest(folder)
+    except (Damaged, OSError):
         return None
     for name, properties in manifest["files"].items():
         file = folder / name

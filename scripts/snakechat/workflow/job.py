@@ -112,7 +112,7 @@ class Job(Generic[S]):
         self.lineage = merge_lineages(manifests.values())
         self.key = store_key(spec, self.input_digests)
         self.target = Path(spec["path"])
-        self.stored = stored_folder(Path(options.store), spec["rule"], spec["name"], self.key)
+        self.stored = stored_folder(STORE, spec["rule"], spec["name"], self.key)
         self.result = temporary_folder(self.stored)
         self.states = Path("output/state", spec["rule"], spec["name"], self.key[:16])
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])

@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from snakechat.workflow.store import STORE
-
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Paths, addresses and limits of a run.
 
     Attributes:
-        store: Folder of the store.
         shared_store: Folder of the store that several builds share, if any.
         store_max_bytes: Bytes that a store may use, None for any.
         snakemake: The options of Snakemake with which the result is rebuilt.
@@ -28,7 +25,6 @@ class RunOptions:
         versions: Folders in the store of compared versions, by recipe and kind of result.
     """
 
-    store: str = str(STORE)
     shared_store: str | None = None
     store_max_bytes: int | None = None
     snakemake: list[str] = field(default_factory=list)

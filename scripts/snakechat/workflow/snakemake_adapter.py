@@ -5,7 +5,6 @@ Written for Snakemake 9.27 and later versions 9. The workflow imports this modul
 
 import gc
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,23 +81,16 @@ def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
 def after_build(workflow: Any, finish: Callable[[], None]) -> None:
     """Call a function at the end of each build that succeeds, also if there was nothing to do.
 
-    Snakemake's own hook (onsuccess) is not called then. The report of --report-after-run is written
-    before the call. A report alone is not a build.
+    Snakemake's own hook (onsuccess) is not called then.
     """
-    execute, create_report = workflow.execute, workflow.create_report
-    reports = "--report-after-run" in sys.argv
+    execute = workflow.execute
 
     def execute_and_finish(*arguments: Any, **named: Any) -> None:
         execute(*arguments, **named)
-        if workflow.is_main_process and not workflow.dryrun and not reports:
+        if workflow.is_main_process and not workflow.dryrun:
             finish()
 
-    def report_and_finish(*arguments: Any, **named: Any) -> None:
-        create_report(*arguments, **named)
-        if reports:
-            finish()
-
-    workflow.execute, workflow.create_report = execute_and_finish, report_and_finish
+    workflow.execute = execute_and_finish
 
 
 def planned_names(workflow: Any, rule: str) -> list[str]:
