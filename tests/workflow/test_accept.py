@@ -14,60 +14,36 @@ BECAUSE = "the refactoring | keeps\nall losses"
 CHANGE = ("timer = StepTimer(device)", "timer = StepTimer(device=device)")
 
 
-@pytest.fixture(scope="module")
-def accepted(quick, tmp_path_factory):
-    """A copy of the quick build whose training program was edited, and accepted; and the output."""
-    workflow = quick.copy(tmp_path_factory.mktemp("accept") / "work")
-    workflow.options = (*workflow.options, "--config", "shared_store=shared")
-    with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
-        assert "train_sft" in workflow.planned(TARGET)
-        process = accept(workflow)
-        assert process.returncode == 0, process.stdout
-        yield workflow, process.stdout
-
-
 def accept(workflow, *options):
     """Run accept.py."""
     command = ("python", "scripts/accept.py", TARGET, "--because", BECAUSE)
     return workflow.run(*command, *workflow.options, *options)
 
 
-def test_accepted_results_are_not_built_again(accepted):
-    workflow, output = accepted
-    assert output == "train_sft tiny is accepted: train_sft.py changed\n"
-    # The report shows what results were made from.
-    assert workflow.planned(TARGET) == {"draw_report"}
-
-
-def test_an_accepted_result_is_in_the_shared_store(accepted):
-    workflow, _ = accepted
-    listing = ("python", "scripts/store.py", "list", "output/sft/tiny")
-    process = workflow.run(*listing, "--store", "shared")
-    assert process.returncode == 0 and "  current\n" in process.stdout
-    # The result that was accepted stays, with the spec that it was made from.
-    process = workflow.run(*listing)
-    assert "    train_sft.py changed\n    the files are the same\n" in process.stdout
-
-
-def test_the_reason_is_recorded(accepted):
-    workflow, _ = accepted
+def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_path):
+    workflow = quick.copy(tmp_path / "work")
+    workflow.options = (*workflow.options, "--config", "shared_store=shared")
+    with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
+        process = accept(workflow)
+        line = "train_sft tiny is accepted: train_sft.py changed\n"
+        assert (process.returncode, process.stdout) == (0, line)
+        # The report shows what results were made from.
+        assert workflow.planned(TARGET) == {"draw_report"}
+        workflow.build("output/report/sft/tiny")
     manifest = json.loads((workflow.folder / "output/sft/tiny.manifest.json").read_text())
     [entry] = manifest["accepted"]
     assert entry["because"] == "the refactoring | keeps all losses"
     assert entry["changes"] == ["train_sft.py changed"]
     assert entry["from"] != entry["to"]
-    workflow.build("output/report/sft/tiny")
     page = (workflow.folder / "output/report/sft/tiny/report.html").read_text()
     assert "the refactoring | keeps all losses (train_sft.py changed)" in page
-
-
-def test_verify_lists_accepted_results_and_finds_no_problem(accepted):
-    workflow, _ = accepted
     process = workflow.run("python", "scripts/verify.py", "output/sft")
     assert process.returncode == 0
     line = process.stdout.splitlines()[0]
     assert line.startswith("output/sft/tiny: accepted on ")
     assert line.endswith("because the refactoring | keeps all losses: train_sft.py changed")
+    listing = ("python", "scripts/store.py", "list", "output/sft/tiny", "--store", "shared")
+    assert "  current\n" in workflow.run(*listing).stdout
 
 
 def test_changed_settings_cannot_be_accepted(quick):
@@ -82,27 +58,21 @@ def test_changed_settings_cannot_be_accepted(quick):
     assert (quick.folder / "output/sft/tiny.manifest.json").read_bytes() == before
 
 
-@pytest.fixture
-def copy(quick, tmp_path, monkeypatch):
-    """A copy of the quick build, in its folder."""
-    workflow = quick.copy(tmp_path / "copy")
-    monkeypatch.chdir(workflow.folder)
-    return workflow
-
-
-def test_a_result_whose_input_was_rebuilt_with_other_content_cannot_be_accepted(copy):
-    tokens = copy.folder / "output/tokens/sft/tiny.manifest.json"
+def test_results_that_are_damaged_or_have_another_input_cannot_be_accepted(
+    quick, tmp_path, monkeypatch
+):
+    copy = quick.copy(tmp_path / "copy")
+    monkeypatch.chdir(copy.folder)
+    spec = copy.spec_of("output/sft/tiny")
+    Path("output/sft/tiny/config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"^output/sft/tiny: config.json has another size: delete"):
+        acceptable_changes(spec)
+    tokens = Path("output/tokens/sft/tiny.manifest.json")
     manifest = json.loads(tokens.read_text())
     manifest["files"]["stats.json"]["sha256"] = "0" * 64
     tokens.write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"^train_sft tiny: tokenize_sft tiny was rebuilt with"):
-        acceptable_changes(copy.spec_of("output/sft/tiny"))
-
-
-def test_a_damaged_result_cannot_be_accepted(copy):
-    Path("output/sft/tiny/config.json").write_text("{}")
-    with pytest.raises(InputError, match=r"^output/sft/tiny: config.json has another size: delete"):
-        acceptable_changes(copy.spec_of("output/sft/tiny"))
+        acceptable_changes(spec)
 
 
 def test_without_changes_there_is_nothing_to_accept(quick):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -24,12 +25,6 @@ def built(quick, tmp_path_factory):
     return quick.copy(tmp_path_factory.mktemp("explain") / "work")
 
 
-@pytest.fixture
-def copy(quick, tmp_path):
-    """A copy of the quick build whose results may be damaged."""
-    return quick.copy(tmp_path / "copy")
-
-
 def test_results_that_are_up_to_date_take_one_line(built):
     assert explain(built, TARGET) == "output/rlhf/tiny is up to date\n"
     several = explain(built, TARGET, "output/eval/sft/tiny.manifest.json")
@@ -47,26 +42,23 @@ def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(b
         )
 
 
-def test_damage_of_a_result_is_its_cause(copy, monkeypatch):
-    result = copy.folder / "output/eval/reward/tiny"
-    spec = copy.spec_of("output/eval/reward/tiny")
+def test_damage_and_inputs_with_other_content_are_causes(quick, tmp_path, monkeypatch):
+    copy = quick.copy(tmp_path / "copy")
     monkeypatch.chdir(copy.folder)
+    evaluation, trained = (copy.spec_of(f"output/{path}/tiny") for path in ("eval/reward", "rlhf"))
+    result = Path("output/eval/reward/tiny")
     (result / "metrics.json").write_text("{}")
-    assert causes_of(spec) == ["output/eval/reward/tiny: metrics.json has another size"]
+    assert causes_of(evaluation) == [f"{result}: metrics.json has another size"]
     shutil.rmtree(result.resolve())
-    assert causes_of(spec) == ["output/eval/reward/tiny is missing"]
-
-
-def test_an_input_with_other_content_is_a_cause_unless_it_will_be_rebuilt(copy, monkeypatch):
+    assert causes_of(evaluation) == [f"{result} is missing"]
     # As another machine might have made it from the same spec.
-    manifest = copy.folder / "output/tokens/rlhf/tiny.manifest.json"
+    manifest = Path("output/tokens/rlhf/tiny.manifest.json")
     content = json.loads(manifest.read_text())
     content["files"]["stats.json"]["sha256"] = "0" * 64
     manifest.write_text(json.dumps(content))
-    monkeypatch.chdir(copy.folder)
-    spec = copy.spec_of("output/rlhf/tiny")
-    assert causes_of(spec) == ["tokenize_rlhf tiny was rebuilt with other content"]
-    assert causes_of(spec, ["output/tokens/rlhf/tiny"]) == []
+    assert causes_of(trained) == ["tokenize_rlhf tiny was rebuilt with other content"]
+    # Unless it will be rebuilt.
+    assert causes_of(trained, ["output/tokens/rlhf/tiny"]) == []
 
 
 def test_results_that_were_never_built_are_listed_upstream_first(sources):

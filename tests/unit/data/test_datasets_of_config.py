@@ -45,6 +45,7 @@ ROWS = {
     "SHP": (SHP, SHP["history"], " Pectinex, perhaps?", " Raspberry juice will likely work."),
     "miracl-zh": (MIRACL_ZH, MIRACL_ZH["query"], " 溥仪是清朝末代皇帝。", " 皇帝是君主的称号。"),
     "mkqa-zh": (MKQA, "法国首都", " 巴黎", None),
+    "gsm8k": ({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}, "2 + 3?", None, None),
 }
 
 
