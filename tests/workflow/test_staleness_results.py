@@ -4,15 +4,10 @@ import os
 import shutil
 import time
 
-from conftest import Workflow
 from snakechat.workflow.manifest import UNLISTED_FILES
 from support.staleness import (
-    IMPORTED,
-    MINE,
-    TARGETS,
     TINY,
     Row,
-    edit_a_row,
     fresh,
     rows,
     stale,
@@ -24,18 +19,6 @@ def touch_everything(folder):
     now = time.time()
     for number, path in enumerate(sorted(folder.rglob("*"), reverse=True)):
         os.utime(path, (now - number, now - number), follow_symlinks=False)
-
-
-def put_the_clock_ahead(folder, seconds=3600):
-    # As a node whose clock is an hour ahead would leave its results.
-    ahead = time.time() + seconds
-    for path in (folder / "output").rglob("*"):
-        os.utime(path, (ahead, ahead))
-
-
-def put_the_clock_back(folder):
-    # The sources are newer than all results.
-    put_the_clock_ahead(folder, -3600)
 
 
 def delete(result):
@@ -57,10 +40,6 @@ def delete_manifest_touch_inputs(result):
         (result.parent.parent / path).touch()
 
 
-def cut_the_manifest(result):
-    os.truncate(result.with_name(f"{result.name}.manifest.json"), 500)
-
-
 def files_of(result):
     """Return the files that the manifest of a result lists."""
     files = (path for path in sorted(result.iterdir()) if path.is_file())
@@ -76,15 +55,10 @@ SFT = ("output/sft/tiny",)
 SFT_RULES = {"train_sft", "evaluate_sft", "report", "draw_report"}
 RESULTS = {
     "everything touched": fresh(touch_everything),
-    "a clock ahead of time": fresh(put_the_clock_ahead),
-    "a clock behind time": fresh(put_the_clock_back),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
     "a truncated model": damaged("sft/tiny", cut_a_file, stale("train_sft")),
-    "a truncated manifest": damaged("sft/tiny", cut_the_manifest, stale("train_sft")),
-    "a truncated page": damaged("rw_eval/reward/tiny", cut_a_file, {"rw_eval"}),
     # Results whose input is missing stay valid, unless the input itself is a target.
     "a model without its manifest": damaged("sft/tiny", delete_manifest_touch_inputs, set()),
-    "a model deleted": damaged("sft/tiny", delete, set()),
     "a requested model deleted": damaged("sft/tiny", delete, SFT_RULES, SFT),
     "a requested model without its manifest": damaged(
         "sft/tiny", delete_the_manifest, SFT_RULES, SFT
@@ -105,20 +79,3 @@ RESULTS = {
 @rows(RESULTS)
 def test_a_dry_run_plans_what_is_missing_or_damaged(dry_runs, row):
     assert dry_runs(row) == row.rules
-
-
-def test_a_copy_without_times_is_fresh(built, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(built.folder, folder, copy_function=shutil.copyfile, symlinks=True)
-    assert Workflow(folder, *built.options).planned(*TARGETS) == set()
-
-
-def test_an_edit_that_sets_size_and_time_back_is_seen(copy):
-    # The digest of the file is cached now.
-    assert copy.planned(MINE) == set()
-    path = copy.folder / "mine/train-1.jsonl"
-    before = path.stat()
-    edit_a_row(copy.folder)
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
-    assert copy.planned(MINE) == IMPORTED
