@@ -21,7 +21,7 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.reporting.labels import headline_paths
 from snakechat.reporting.metric_values import read_figure
 from snakechat.reporting.model_card import model_card
-from snakechat.workflow.digests import write_atomically
+from snakechat.workflow.digests import fsync
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.run_record import read_run_record
@@ -122,7 +122,8 @@ def _write_card(card: Path, text: str) -> None:
     folder = card.parent.resolve()
     temporary = folder.with_name(f".{folder.name}.card")
     try:
-        write_atomically(temporary, text, writer="tmp")
+        temporary.write_text(text)
+        fsync(temporary)
         temporary.replace(card)
     except OSError as error:
         raise InputError(f"{card} cannot be written: {error.strerror}") from None

@@ -9,7 +9,7 @@ from snakechat.reporting.origins import rebuild_command
 from snakechat.reporting.page_parts import Section, Table, value_table
 from snakechat.reporting.throughput import throughput
 from snakechat.reporting.translations import translate
-from snakechat.workflow.lineage import lineage_columns
+from snakechat.workflow.lineage import upstream_first
 from snakechat.workflow.run_record import read_run_record
 
 HEAD = (
@@ -31,8 +31,7 @@ def read_runs(lineage: dict[str, Any]) -> Runs:
     None stands for a run that is unknown: the file is missing or damaged, or belongs to another run
     than the one that made the result.
     """
-    paths = [path for column in lineage_columns(lineage) for path in column]
-    return {path: read_run_record(path, lineage[path]["spec"]) for path in paths}
+    return {path: read_run_record(path, lineage[path]["spec"]) for path in upstream_first(lineage)}
 
 
 def total_cost(runs: Runs) -> str:

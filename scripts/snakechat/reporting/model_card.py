@@ -8,7 +8,7 @@ from snakechat.data.licenses import is_hub_license, source_licenses
 from snakechat.reporting.origins import describe_origin, rebuild_command
 from snakechat.reporting.page_rendering import MARKDOWN
 from snakechat.workflow.digests import digest
-from snakechat.workflow.lineage import lineage_columns
+from snakechat.workflow.lineage import upstream_first
 from snakechat.workflow.manifest import Manifest
 from snakechat.workflow.placement import Placement, placement_of
 
@@ -59,8 +59,7 @@ def model_card(
         seed=spec["settings"]["seed"],
         sources=[
             source_row(upstream, lineage[upstream], licenses.get(upstream))
-            for column in lineage_columns(lineage)
-            for upstream in column
+            for upstream in upstream_first(lineage)
         ],
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),

@@ -7,7 +7,7 @@ from typing import Any
 from snakechat.reporting.labels import N_
 from snakechat.reporting.page_parts import Section, Table
 from snakechat.reporting.translations import translate
-from snakechat.workflow.lineage import Lineage, lineage_columns
+from snakechat.workflow.lineage import Lineage, upstream_first
 
 # The columns of the lineage.
 HEAD = (N_("job"), N_("rule"), N_("inputs"), N_("source"), N_("spec"), N_("accepted changes"))
@@ -62,8 +62,7 @@ def lineage_section(lineage: Lineage, licenses: Mapping[str, str | None]) -> Sec
             lineage[path]["spec"][:16],
             accepted_changes(lineage[path]),
         ]
-        for column in lineage_columns(lineage)
-        for path in column
+        for path in upstream_first(lineage)
     ]
     note = translate(
         "A spec is the digest of a job's settings, code and inputs. The table shows its first"

@@ -181,16 +181,12 @@ class DigestCache:
 # --- writing ----------------------------------------------------------------------------------
 
 
-def write_atomically(
-    path: str | Path, text: str, writer: str | None = None, durable: bool = True
-) -> None:
+def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
     """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
 
     Args:
         path: The file; missing parent folders are created.
         text: The content.
-        writer: Suffix of the temporary file, unique among the writers of this path. Defaults to the
-            process id.
         durable: Whether a power cut after this call must not lose the text, nor a power cut during
             it leave an empty file. It costs some milliseconds (4 ms on the disk of a laptop), which
             a thousand spec files need not spend: their names contain their digests, so that a
@@ -198,7 +194,7 @@ def write_atomically(
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{writer or os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("w") as file:
             file.write(text)

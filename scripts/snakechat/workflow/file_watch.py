@@ -10,6 +10,7 @@ import os
 import site
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -78,14 +79,12 @@ class FileWatch:
 
 
 _active: list[FileWatch] = []
-_installed: list[bool] = []
 
 
+@cache
 def _install() -> None:
-    """Install the audit hook. Python has no way to remove one."""
-    if not _installed:
-        _installed.append(True)
-        sys.addaudithook(_hook)
+    """Install the audit hook, once. Python has no way to remove one."""
+    sys.addaudithook(_hook)
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:

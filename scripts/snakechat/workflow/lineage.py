@@ -47,18 +47,15 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
     return jobs
 
 
-def lineage_columns(jobs: Lineage) -> list[list[str]]:
-    """Return the paths of a lineage in columns: each job is to the right of all its inputs."""
-    columns: dict[str, int] = {}
+def upstream_first(jobs: Lineage) -> list[str]:
+    """Return the paths of a lineage: each job follows all its inputs, those without any first."""
+    depths: dict[str, int] = {}
 
-    def place(path: str) -> int:
-        if path not in columns:
-            columns[path] = 1 + max(map(place, jobs[path]["inputs"]), default=-1)
-        return columns[path]
+    def depth(path: str) -> int:
+        if path not in depths:
+            depths[path] = 1 + max(map(depth, jobs[path]["inputs"]), default=0)
+        return depths[path]
 
     for path in sorted(jobs):
-        place(path)
-    return [
-        [path for path, column in columns.items() if column == number]
-        for number in range(1 + max(columns.values(), default=-1))
-    ]
+        depth(path)
+    return sorted(depths, key=depths.__getitem__)

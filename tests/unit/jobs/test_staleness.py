@@ -178,13 +178,6 @@ def test_a_report_rejects_an_earlier_version(specs, tmp_path):
         stale(specs, "first", reporting=True)
 
 
-def test_a_report_rejects_a_stale_result(specs, tmp_path):
-    assert stale(specs, "second", reporting=True) == set()
-    (tmp_path / "output/second/a/rows.txt").unlink()
-    with pytest.raises(InputError, match="output/second/a is stale, and a report shows"):
-        stale(specs, "second", reporting=True)
-
-
 def test_a_folder_without_its_manifest_is_incomplete(specs, tmp_path):
     manifests = ["output/first/a.manifest.json", "output/second/a.manifest.json"]
     staleness = Staleness(specs)

@@ -3,7 +3,7 @@
 import pytest
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.lineage import lineage_columns, merge_lineages
+from snakechat.workflow.lineage import merge_lineages, upstream_first
 from snakechat.workflow.manifest import content_digest
 
 
@@ -64,11 +64,6 @@ def test_an_input_that_was_rebuilt_is_listed_as_it_is(chain):
     assert split["lineage"]["output/data"]["spec"] == digest(data["spec"])
 
 
-def test_each_job_is_in_a_column_right_of_its_inputs(chain):
-    jobs = merge_lineages(chain)
-    assert lineage_columns(jobs) == [
-        ["output/data"],
-        ["output/model", "output/split"],
-        ["output/tokens"],
-    ]
-    assert lineage_columns({}) == []
+def test_each_job_follows_its_inputs(chain):
+    paths = ["output/data", "output/model", "output/split", "output/tokens"]
+    assert upstream_first(merge_lineages(chain)) == paths
