@@ -46,7 +46,7 @@ def test_a_held_lock_names_its_holder_and_ends_with_it(tmp_path):
         # The failed attempt does not change the name in the file.
         assert path.read_text() == f"{name}\n"
         process.kill()
-        process.communicate()
+        process.wait()
         acquire_lock(path)
         assert str(os.getpid()) in path.read_text()
     finally:
