@@ -1,6 +1,5 @@
 """Options of Snakemake whose usual meaning does not fit results that are stale by content."""
 
-import fcntl
 import re
 import subprocess
 
@@ -15,7 +14,6 @@ def tree(quick, tmp_path):
     return quick.copy(tmp_path / "tree")
 
 
-RATE = ("--config", "sft={recipes: {tiny: {learning_rate: 1.0e-5}}}")
 LOG = "output/logs/train_sft/tiny.log"
 
 
@@ -101,28 +99,6 @@ def test_a_job_that_keeps_its_result_keeps_its_log(tree):
     after = (tree.folder / LOG).read_text()
     assert before and after.startswith(before)
     assert after.removeprefix(before).startswith("output/sft/tiny is kept")
-
-
-def test_a_failed_job_leaves_the_previous_result(tree):
-    output = tree.folder / "output"
-    before = (output / "sft/tiny.manifest.json").read_bytes()
-    with open(output / "sft/.tiny.lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert tree.snakemake("output/sft/tiny", "--cores", "1", *RATE).returncode == 1
-    assert (output / "sft/tiny.manifest.json").read_bytes() == before
-    assert tree.planned("output/sft/tiny.manifest.json") == set()
-    # Without a target too, the next build knows of it.
-    assert "train_sft" in tree.snakemake("-n", *RATE).stdout
-
-
-@pytest.mark.parametrize("missing", ["sft/tiny.manifest.json", "sft/tiny"])
-def test_a_build_without_a_target_finds_results_that_lack_a_part(sources, missing):
-    (sources.folder / "output/sft/tiny").mkdir(parents=True)
-    (sources.folder / "output/sft/tiny.manifest.json").write_text("{}")
-    path = sources.folder / "output" / missing
-    path.rmdir() if path.is_dir() else path.unlink()
-    output = sources.snakemake("-n").stdout
-    assert "train_sft" in output and "train_rlhf" not in output
 
 
 def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
