@@ -25,19 +25,12 @@ KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
 MODELS = {name: keys for name, keys in (FAMILIES | WINDOWS).items() if name in KINDS}
 # Lengths of prompt and of two responses. Some rows are longer than the windows.
 SHAPES = [(12, 9, 4), (5, 4, 2), (3, 2, 5), (1, 6, 1), (7, 1, 3), (4, 3, 3)]
-
-
-def make_examples():
-    random = np.random.default_rng(1)
-    fields = [
-        [random.integers(10, 300, shape[number]).tolist() for shape in SHAPES]
-        for number in range(3)
-    ]
-    return Examples(*fields[:2]), Examples(*fields)
-
-
+RANDOM = np.random.default_rng(1)
+PROMPTS, *RESPONSES = (
+    [RANDOM.integers(10, 300, shape[number]).tolist() for shape in SHAPES] for number in range(3)
+)
 # One response of each row, and two that share its prompt.
-EXAMPLES = dict(zip(("single", "pairs"), make_examples(), strict=True))
+EXAMPLES = {"single": Examples(PROMPTS, RESPONSES[0]), "pairs": Examples(PROMPTS, *RESPONSES)}
 
 
 @pytest.fixture(autouse=True)
@@ -112,10 +105,8 @@ def test_gradients_of_adapters_with_checkpointed_activations_are_equal(policy, a
 
 @pytest.mark.parametrize("policy", ["opt"], indirect=True)
 def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, allow_varlen):
-    prompts = EXAMPLES["single"].prompts
-
     def sample():
-        return sample_responses(policy.model, prompts, [2], 5, 0, 4096, 1)
+        return sample_responses(policy.model, PROMPTS, [2], 5, 0, 4096, 1)
 
     expected = sample()
     calls = allow_varlen()
