@@ -16,7 +16,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.training import deepspeed_engine
-from snakechat.training.engine import make_engine
+from snakechat.training.engine import FrozenModel, make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import LOCK, read_lock
@@ -131,16 +131,18 @@ def test_fp16_on_a_cpu_is_rejected(monkeypatch):
         engine_for(network(), dtype="fp16")
 
 
-def fp16_layer(zero_stage=0, **changes):
-    module = nn.Linear(2, 1, bias=False).to(torch.float16)
+def layer(dtype, zero_stage=0, **changes):
+    """Return a layer with weights of 0.5, its engine and ones as inputs."""
+    module = nn.Linear(2, 1, bias=False).to(DTYPES[dtype])
     nn.init.constant_(module.weight, 0.5)
-    return module, engine_for(module, zero_stage=zero_stage, dtype="fp16", **changes)
+    changes = {"weight_decay": 0.0, **changes}
+    engine = engine_for(module, zero_stage=zero_stage, dtype=dtype, **changes)
+    return module, engine, torch.ones(1, 2, dtype=DTYPES[dtype])
 
 
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_stage, fp16_on_cpu):
-    module, engine = fp16_layer(zero_stage, weight_decay=0.0, lr_schedule="linear")
-    inputs = torch.ones(1, 2, dtype=torch.float16)
+    module, engine, inputs = layer("fp16", zero_stage, lr_schedule="linear")
     assert engine.loss_scale == 65536
     # The largest fp16 number is 65,504; DeepSpeed lowers the scale at the second overflow.
     for skipped in (1, 2):
@@ -157,12 +159,11 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_s
 
 
 def test_the_loss_scale_grows_after_100_steps_and_is_saved(fp16_on_cpu):
-    inputs = torch.ones(1, 2, dtype=torch.float16)
-    _, engine = fp16_layer(num_steps=1000)
+    _, engine, inputs = layer("fp16", num_steps=1000)
     for _ in range(60):
         engine.backward(engine(inputs).float().sum() / 1024, last=True)
         engine.step()
-    _, resumed = fp16_layer(num_steps=1000)
+    _, resumed, _ = layer("fp16", num_steps=1000)
     resumed.load_state_dict(copy.deepcopy(engine.state_dict()))
     for _ in range(60):
         for one in (engine, resumed):
@@ -193,17 +194,9 @@ def test_learning_rate_schedules(schedule, min_ratio, warmup, factors):
     assert rates == pytest.approx([RATE * factor for factor in factors])
 
 
-def bf16_layer(zero_stage, **changes):
-    module = nn.Linear(2, 1, bias=False).to(torch.bfloat16)
-    nn.init.constant_(module.weight, 0.5)
-    changes = {"dtype": "bf16", "weight_decay": 0.0, **changes}
-    return module, engine_for(module, zero_stage=zero_stage, **changes)
-
-
 @pytest.mark.parametrize("zero_stage", [0, 2, 3])
 def test_master_values_have_what_bf16_cannot_hold(zero_stage):
-    module, engine = bf16_layer(zero_stage, rate=1e-5)
-    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    module, engine, inputs = layer("bf16", zero_stage, rate=1e-5)
     for _ in range(10):
         engine.backward(engine(inputs).float().sum(), last=True)
         engine.step()
@@ -218,8 +211,7 @@ def test_master_values_have_what_bf16_cannot_hold(zero_stage):
 def test_gradients_of_small_bf16_micro_batches_accumulate(zero_stage):
     # One gradient of 1 and 700 of -1/520 sum to -.35, so the weights increase. In bf16, where the
     # number below 1 is 1 - 1/256, the small ones would be lost and the weights would decrease.
-    module, engine = bf16_layer(zero_stage, rate=0.1)
-    inputs = torch.ones(1, 2, dtype=torch.bfloat16)
+    module, engine, inputs = layer("bf16", zero_stage, rate=0.1)
     engine.backward(engine(inputs).float().sum(), last=False)
     for number in range(1, 701):
         engine.backward(-engine(inputs).float().sum() / 520, last=number == 700)
@@ -251,6 +243,28 @@ def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
     engine_for(module, zero_stage=zero_stage, dtype="bf16")
     assert module.angle.item() == pytest.approx(1 / 3, abs=1e-7)
     assert {weight.dtype for weight in module.parameters()} == {torch.bfloat16}
+
+
+# Frozen models.
+
+
+@pytest.mark.parametrize(
+    ("offload", "devices"),
+    [
+        (False, ["cuda:1"] * 3),
+        # Moved to its device and back, each time.
+        (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
+    ],
+)
+def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
+    module, moves = network(), []
+    module.to = lambda device: moves.append(str(device)) or module
+    frozen = FrozenModel(module, torch.device("cuda", 1), offload)
+    for _ in range(2):
+        with frozen.on_device() as moved:
+            assert moved is module
+            assert moves[-1] == "cuda:1"
+    assert moves == devices
 
 
 # States of checkpoints.

@@ -1,4 +1,4 @@
-"""Evaluations of a run: when they are due, and how the best model is kept and restored."""
+"""Evaluations of a run: when they are due; the best model and those of earlier steps are kept."""
 
 import math
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.training.evaluations import Evaluations
+from snakechat.training.kept_models import KeptModels
 
 
 @pytest.fixture
@@ -22,7 +23,7 @@ class Model:
     loss = math.inf
 
     def save(self, folder):
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "model").write_text(f"step {self.step}")
 
     def evaluate(self):
@@ -135,3 +136,34 @@ def test_only_the_first_process_moves_and_copies(best, job, tmp_path, monkeypatc
     assert copies(job) == {"best-10": "step 10", ".best": "step 20"}
     best.save_result(tmp_path / "result")
     assert not (tmp_path / "result").exists()
+
+
+# Models of earlier steps.
+
+
+def keep(job, interval, steps):
+    """Run steps of a training that keeps its model at intervals."""
+    job.settings.keep_steps = interval
+    model = Model()
+    kept = KeptModels(job, model.save)
+    for model.step in steps:
+        kept.run(model.step)
+    return kept
+
+
+@pytest.mark.parametrize(("interval", "steps"), [(0, []), (2, [2, 4, 6]), (4, [4])])
+def test_models_are_kept_at_intervals(interval, steps, job):
+    keep(job, interval, range(1, 8))
+    assert copies(job) == {f"step-{step}": f"step {step}" for step in steps}
+
+
+def test_a_resumed_run_keeps_the_models_of_earlier_steps(job, tmp_path):
+    keep(job, 2, range(1, 6))
+    half = job.states / ".kept"
+    half.mkdir()
+    (half / "other").write_text("half of a copy")
+    # From a checkpoint of step 3, after the result folder was lost.
+    keep(job, 2, range(4, 7)).save_result(tmp_path / "result")
+    found = {path.parent.name: path.read_text() for path in tmp_path.glob("result/*/model")}
+    assert found == {f"step-{step}": f"step {step}" for step in (2, 4, 6)}
+    assert not (tmp_path / "result/step-6/other").exists()

@@ -37,19 +37,6 @@ def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(job, capsys)
     assert " 1,500 tokens/s, " in last
 
 
-LINES = [{"prompt": "\n\nHuman: *Hi*", "response": " <b>Yes</b>", "score": 0.123456, "kl": 1.0}]
-
-
-def test_responses_are_logged_as_json_lines(job):
-    with MetricsLogger(job, 2) as logger:
-        logger.log_responses(1, LINES)
-    # A resumed run.
-    with MetricsLogger(job, 2) as logger:
-        logger.log_responses(2, LINES)
-    lines = (job.result / "responses.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [{"step": n, **LINES[0]} for n in (1, 2)]
-
-
 def scalars(job, name):
     board = EventAccumulator(str(job.log_folder / "tensorboard"))
     board.Reload()
