@@ -82,12 +82,6 @@ def test_loaded_models_have_no_dropout(folder, tokenizer):
     for logits in outputs:
         torch.testing.assert_close(logits, outputs[0], rtol=1e-5, atol=1e-6)
     assert not {name for name, value in model.config.to_dict().items() if "drop" in name and value}
-    # The same weights with the config on disk: dropout changes the logits.
-    config = json.loads((folder / "config.json").read_text())
-    if any("drop" in name and name != "classifier_dropout" for name in config):
-        plain = AutoModelForCausalLM.from_pretrained(folder).train()
-        outputs = [plain(torch.tensor(SEQUENCES[:1])).logits for _ in range(8)]
-        assert not all(torch.allclose(logits, outputs[0], atol=1e-3) for logits in outputs)
 
 
 def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(family, folder, tokenizer):

@@ -22,6 +22,8 @@ from support.families import FAMILIES, WINDOWS
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51], [0, 60, 61, 62, 63]]
 MICRO_BATCH_TOKENS = 8192
+# Of the tokenizer.
+EOS = 2
 
 
 @pytest.fixture(scope="module")
@@ -31,43 +33,33 @@ def model(tokenizer):
 
 
 @pytest.fixture(scope="module")
-def ending(model, tokenizer):
+def ending(model):
     """The same model with a likely eos: 6 added to its logit at every position."""
     model = copy.deepcopy(model)
-    eos = model.get_output_embeddings().weight[tokenizer.eos_token_id].detach()
+    eos = model.get_output_embeddings().weight[EOS].detach()
     with torch.no_grad():
         model.model.decoder.final_layer_norm.bias += 6.0 * eos / eos.square().sum()
     return model
 
 
-def sample_several(
-    model,
-    tokenizer,
-    prompts,
-    num_generations,
-    seed=0,
-    temperature=1.0,
-    length=8,
-    micro_batch_tokens=MICRO_BATCH_TOKENS,
-):
-    torch.manual_seed(seed)
-    stop_ids = tokenizer if isinstance(tokenizer, list) else [tokenizer.eos_token_id]
+def sample(model, prompts=PROMPTS, num_generations=1, stops=(EOS,), temperature=1.0, **options):
+    torch.manual_seed(0)
+    options = {"max_response_length": 8, "micro_batch_tokens": MICRO_BATCH_TOKENS, **options}
     return sample_responses(
-        model, prompts, stop_ids, length, temperature, micro_batch_tokens, num_generations
+        model,
+        prompts,
+        stops,
+        temperature=temperature,
+        num_generations=num_generations,
+        **options,
     )
 
 
-def sample(model, tokenizer, prompts, **options):
-    [responses] = sample_several(model, tokenizer, prompts, 1, **options)
-    return responses
-
-
-def test_responses_end_at_the_first_stop_id_or_at_the_limit(ending, tokenizer):
-    eos = tokenizer.eos_token_id
-    [free] = sample_several(ending, [299], PROMPTS, 1)
+def test_responses_end_at_the_first_stop_id_or_at_the_limit(ending):
+    [free] = sample(ending, stops=[299])
     # Tokens that were sampled first and second somewhere.
-    stops = [eos, free[0][1], free[1][2]]
-    responses = sample(ending, stops, PROMPTS * 4)
+    stops = [EOS, free[0][1], free[1][2]]
+    [responses] = sample(ending, PROMPTS * 4, stops=stops)
     # Several of them, and the limit.
     assert len({response[-1] for response in responses} & set(stops)) > 1
     assert {response[-1] for response in responses} - set(stops)
@@ -75,7 +67,7 @@ def test_responses_end_at_the_first_stop_id_or_at_the_limit(ending, tokenizer):
         assert not set(response[:-1]) & set(stops)
         assert response[-1] in stops or len(response) == 8
     # Their order only determines the padding.
-    assert sample(ending, stops[::-1], PROMPTS * 4) == responses
+    assert sample(ending, PROMPTS * 4, stops=stops[::-1]) == [responses]
 
 
 def greedy(model, prompt, length=8, eos=None):
@@ -92,17 +84,15 @@ def greedy(model, prompt, length=8, eos=None):
 @pytest.mark.parametrize(
     ("micro_batch_tokens", "temperature"), [(MICRO_BATCH_TOKENS, 1e-3), (60, 0), (1, 0)]
 )
-def test_responses_are_in_the_order_of_their_prompts(
-    model, tokenizer, micro_batch_tokens, temperature
-):
+def test_responses_are_in_the_order_of_their_prompts(model, micro_batch_tokens, temperature):
     options = {"temperature": temperature, "micro_batch_tokens": micro_batch_tokens}
     expected = [greedy(model, prompt) for prompt in PROMPTS]
-    assert sample(model, tokenizer, PROMPTS, **options) == expected
-    assert sample_several(model, tokenizer, PROMPTS, 3, **options) == [expected] * 3
+    for number in (1, 3):
+        assert sample(model, PROMPTS, number, **options) == [expected] * number
     assert len(set(map(tuple, expected))) == len(PROMPTS)
 
 
-def logprobs_of(model, responses, temperature):
+def logprobs_of(model, responses):
     """Log-probabilities of all response tokens, row by row, from a forward pass as in training."""
     policy, rows = Policy(model), np.arange(len(PROMPTS))
     [micro_batch] = Examples(PROMPTS, responses).micro_batches(
@@ -110,7 +100,7 @@ def logprobs_of(model, responses, temperature):
     )
     batch = micro_batch.batch
     with torch.no_grad():
-        logprobs = policy(batch, temperature).split(batch.target_lengths.tolist())
+        logprobs = policy(batch).split(batch.target_lengths.tolist())
     return torch.cat([logprobs[micro_batch.rows.index(row)] for row in rows])
 
 
@@ -149,17 +139,18 @@ def test_each_family_generates_what_uncached_passes_predict(member):
     )
     expected = [greedy(member, prompt, 12, eos) for prompt in PROMPTS]
     assert len(set(map(len, expected))) > 1
-    assert sample_several(member, [eos], PROMPTS, 3, temperature=0, length=12) == [expected] * 3
+    options = {"stops": [eos], "temperature": 0, "max_response_length": 12}
+    assert sample(member, PROMPTS, 3, **options) == [expected] * 3
 
 
 @pytest.mark.parametrize("choices", [{}, {"cuda_graphs": True, "stop_check_steps": 4}])
-def test_logprobs_while_sampling_equal_those_of_training(member, choices, tokenizer, monkeypatch):
+def test_logprobs_while_sampling_equal_those_of_training(member, choices, monkeypatch):
     # With a cache and padding on the left, and packed.
-    eos, tables, sample_tokens = tokenizer.eos_token_id, [], generation.sample_tokens
+    tables, sample_tokens = [], generation.sample_tokens
 
     def record(logits, uniforms, temperature):
         # No response ends, so that rows stay in their order: that of the prompts' lengths.
-        without_eos = logits.clone().index_fill(1, torch.tensor([eos]), -math.inf)
+        without_eos = logits.clone().index_fill(1, torch.tensor([EOS]), -math.inf)
         tokens = sample_tokens(without_eos, uniforms, temperature)
         tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
         return tokens
@@ -167,11 +158,11 @@ def test_logprobs_while_sampling_equal_those_of_training(member, choices, tokeni
     for module in (generation, fixed_decoding):
         monkeypatch.setattr(module, "sample_tokens", record)
     with_choices(monkeypatch, **choices)
-    responses = sample(member, [eos], PROMPTS, length=12)
+    [responses] = sample(member, max_response_length=12)
     order = sorted(range(len(PROMPTS)), key=lambda row: -len(PROMPTS[row]))
     while_sampling = torch.empty(len(PROMPTS), 12)
     while_sampling[order] = torch.cat(tables, dim=1)
-    trained = logprobs_of(member, responses, 1.0).view(len(PROMPTS), 12)
+    trained = logprobs_of(member, responses).view(len(PROMPTS), 12)
     torch.testing.assert_close(while_sampling, trained, rtol=1e-4, atol=1e-4)
 
 
@@ -181,15 +172,12 @@ def test_logprobs_while_sampling_equal_those_of_training(member, choices, tokeni
 @pytest.mark.parametrize(
     "choices", [{"stop_check_steps": 100}, {"cuda_graphs": True, "stop_check_steps": 5}]
 )
-def test_decoding_of_a_gpu_samples_the_same_responses(ending, tokenizer, choices, monkeypatch):
-    def run():
-        return sample_several(ending, tokenizer, PROMPTS * 4, 3, length=10)
-
-    expected = run()
+def test_decoding_of_a_gpu_samples_the_same_responses(ending, choices, monkeypatch):
+    expected = sample(ending, PROMPTS * 4, 3, max_response_length=10)
     lengths = {len(response) for responses in expected for response in responses}
     assert min(lengths) == 1 and max(lengths) == 10
     with_choices(monkeypatch, **choices)
-    assert run() == expected
+    assert sample(ending, PROMPTS * 4, 3, max_response_length=10) == expected
 
 
 @pytest.mark.parametrize(
@@ -200,9 +188,7 @@ def test_decoding_of_a_gpu_samples_the_same_responses(ending, tokenizer, choices
         ({"cuda_graphs": True}, 1.0, math.nan),
     ],
 )
-def test_logits_that_are_not_finite_are_an_error(
-    choices, temperature, value, model, tokenizer, monkeypatch
-):
+def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, model, monkeypatch):
     # The passes of the prompts are right.
     steps = itertools.count()
 
@@ -213,19 +199,19 @@ def test_logits_that_are_not_finite_are_an_error(
     hook = model.get_output_embeddings().register_forward_hook(corrupt)
     try:
         with pytest.raises(InputError, match="not finite"):
-            sample(model, tokenizer, PROMPTS, temperature=temperature, length=20)
+            sample(model, temperature=temperature, max_response_length=20)
     finally:
         hook.remove()
 
 
-def test_a_response_does_not_depend_on_the_other_rows_of_its_batch(ending, tokenizer, monkeypatch):
+def test_a_response_does_not_depend_on_the_other_rows_of_its_batch(ending, monkeypatch):
     # All prompts in a batch or each alone; ended rows leave at once, late or never.
     runs = []
     for micro_batch_tokens in (MICRO_BATCH_TOKENS, 1):
         for threshold in (1, 0.5, 0):
             monkeypatch.setattr(generation, "COMPACTION_THRESHOLD", threshold)
-            options = {"length": 24, "micro_batch_tokens": micro_batch_tokens}
-            generations = sample_several(ending, tokenizer, PROMPTS * 4, 4, **options)
+            options = {"max_response_length": 24, "micro_batch_tokens": micro_batch_tokens}
+            generations = sample(ending, PROMPTS * 4, 4, **options)
             runs.append([tuple(ids) for responses in generations for ids in responses])
     # The shape of a batch changes the rounding of probabilities, and therefore a token whose random
     # number falls within 1e-6 of a boundary: at most one response in twenty.
@@ -235,8 +221,8 @@ def test_a_response_does_not_depend_on_the_other_rows_of_its_batch(ending, token
     assert len({len(response) for response in runs[0]}) > 8
 
 
-def forward_shapes(model, monkeypatch, call):
-    """Shapes of input_ids and logits of each forward pass of a model during a call."""
+def record_shapes(model, monkeypatch):
+    """Return a list that gets the shapes of input_ids and logits of each forward pass."""
     shapes, forward = [], model.forward
 
     def recorded(*arguments, **named):
@@ -244,21 +230,17 @@ def forward_shapes(model, monkeypatch, call):
         shapes.append((tuple(named["input_ids"].shape), tuple(output.logits.shape)))
         return output
 
-    # generate_tokens reads the signature to find out whether it takes position_ids.
+    # next_logits reads the signature to find out whether it takes position_ids.
     recorded.__signature__ = inspect.signature(forward)
     monkeypatch.setattr(model, "forward", recorded)
-    call()
     return shapes
 
 
-def test_a_prompt_is_processed_once_and_ended_rows_leave(ending, tokenizer, monkeypatch):
-    generations, threshold = [], 0.5
+def test_a_prompt_is_processed_once_and_ended_rows_leave(ending, monkeypatch):
+    threshold = 0.5
     monkeypatch.setattr(generation, "COMPACTION_THRESHOLD", threshold)
-    shapes = forward_shapes(
-        ending,
-        monkeypatch,
-        lambda: generations.extend(sample_several(ending, tokenizer, PROMPTS, 8, length=24)),
-    )
+    shapes = record_shapes(ending, monkeypatch)
+    generations = sample(ending, PROMPTS, 8, max_response_length=24)
     # Only the logits of the last position.
     assert shapes[0] == ((5, 8), (5, 1, 300))
     lengths = [len(response) for responses in generations for response in responses]
@@ -270,12 +252,9 @@ def test_a_prompt_is_processed_once_and_ended_rows_leave(ending, tokenizer, monk
     assert len({inputs for inputs, _ in shapes}) > 4
 
 
-def test_batches_respect_the_token_limit(model, tokenizer, monkeypatch):
-    shapes = forward_shapes(
-        model,
-        monkeypatch,
-        lambda: sample_several(model, tokenizer, PROMPTS, 3, micro_batch_tokens=144),
-    )
+def test_batches_respect_the_token_limit(model, monkeypatch):
+    shapes = record_shapes(model, monkeypatch)
+    sample(model, PROMPTS, 3, micro_batch_tokens=144)
     # Three prompts of 8 tokens, the longest, with three responses of 8 tokens.
     assert [inputs for inputs, _ in shapes if inputs[1] > 1] == [(3, 8), (2, 3)]
 
@@ -283,13 +262,13 @@ def test_batches_respect_the_token_limit(model, tokenizer, monkeypatch):
 # Samplers.
 
 
-def test_the_hf_sampler_uses_the_settings(model, tokenizer):
+def test_the_hf_sampler_uses_the_settings(model):
     settings = SimpleNamespace(
         generation_backend="hf", num_generations=2, temperature=0.7, max_response_length=6
     )
-    sampler = make_sampler(settings, [tokenizer.eos_token_id], 48, "unused")
+    sampler = make_sampler(settings, [EOS], 48, "unused")
     sampler.update(model)
     torch.manual_seed(0)
     responses = sampler.sample(PROMPTS)
-    options = {"temperature": 0.7, "length": 6, "micro_batch_tokens": 48}
-    assert responses == (sample_several(model, tokenizer, PROMPTS, 2, **options), None)
+    options = {"temperature": 0.7, "max_response_length": 6, "micro_batch_tokens": 48}
+    assert responses == (sample(model, PROMPTS, 2, **options), None)

@@ -27,8 +27,6 @@ def test_the_seed_determines_the_weights(model, tokenizer):
         {"model_type": "no-such-model"},
         # 32 is not a multiple of 5.
         {"num_attention_heads": 5},
-        # An image encoder.
-        {"model_type": "vit"},
     ],
 )
 def test_an_invalid_init_raises_an_error_of_one_line(tokenizer, changes):

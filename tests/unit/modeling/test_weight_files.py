@@ -1,7 +1,8 @@
-"""Weights that are read from files in parts, and written file by file."""
+"""Saved models: weights that are read in parts and written file by file, and what stops them."""
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import Chunk, WeightConverter
 
 from snakechat.modeling import deferred_weights, weight_writing
@@ -91,3 +92,16 @@ def test_damaged_files_raise(folder, tokenizer):
     with pytest.raises(Exception, match="damaged") as error:
         deferred_weights.weight_files(folder)
     assert "\n" not in str(error.value)
+
+
+def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model(
+    model, tokenizer, tmp_path
+):
+    # Its sampling settings are not saved.
+    model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=5, eos_token_id=9)
+    save_model(model, tokenizer, tmp_path)
+    config = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    assert config.do_sample
+    assert config.eos_token_id == [tokenizer.eos_token_id, 9]
+    assert config.pad_token_id == tokenizer.pad_token_id
+    assert config.repetition_penalty in (None, 1.0)
