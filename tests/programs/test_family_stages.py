@@ -23,8 +23,6 @@ from transformers import (
 
 from snakechat.evaluation import chat_session
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, Scorer, response_logprobs, response_scores
-from snakechat.modeling.loading import load_causal, load_scorer
 from support.configs import load
 from support.families import CHECKPOINTS, save_checkpoint
 from support.stages import Stages
@@ -107,52 +105,27 @@ def test_a_family_trains_and_is_of_use(stage, stages, checkpoint):
     steps = [line for line in lines if line["step"]]
     assert [line["step"] for line in steps] == [1, 2]
     assert all(math.isfinite(value) for line in steps for value in line.values())
-    pairs = Examples.read(stages.result("tokenize_reward", "family"), "eval", "chosen", "rejected")
     is_reward = stage == "reward"
     auto_class = AutoModelForSequenceClassification if is_reward else AutoModelForCausalLM
     model, tokenizer = load_silently(auto_class, result)
     if is_reward:
-        check_scores(model, tokenizer, result, pairs)
+        tokens = stages.result("tokenize_reward", "family")
+        check_scores(model, tokenizer, Examples.read(tokens, "eval", "chosen"))
         return
-    check_logprobs(model, tokenizer, result, pairs)
     check_batches(model, tokenizer)
     check_ends_of_turns(model, tokenizer, result, checkpoint)
 
 
-def check_scores(model, tokenizer, folder, pairs):
-    """Packed rows, padded rows and single rows have the same scores."""
-    sequences = [[*prompt, *response] for prompt, response in rows_of(pairs)]
+def check_scores(model, tokenizer, examples):
+    """Padded rows and single rows have the same scores."""
+    rows = zip(examples.prompts, *examples.responses, strict=True)
+    sequences = [[*prompt.tolist(), *response.tolist()] for prompt, response in rows]
     with torch.no_grad():
         single = [model(torch.tensor([ids])).logits.item() for ids in sequences]
         padded = tokenizer.pad({"input_ids": sequences}, return_tensors="pt", padding_side="right")
         batched = model(**padded).logits.flatten().tolist()
     assert np.std(single) > 0.01
     assert batched == pytest.approx(single, rel=1e-4, abs=1e-5)
-    scorer = Scorer(load_scorer(folder, "fp32", tokenizer))
-    packed = response_scores(scorer, pairs, micro_batch_tokens=1024)
-    assert packed.flatten() == pytest.approx(single, rel=1e-4, abs=1e-5)
-
-
-def check_logprobs(model, tokenizer, folder, pairs):
-    """Packed rows have the log-probabilities of single ones."""
-    single = []
-    with torch.no_grad():
-        for prompt, response in rows_of(pairs):
-            logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
-            targets = torch.tensor(response)[:, None]
-            single.append(logits.log_softmax(dim=-1).gather(1, targets).double().sum().item())
-    policy = Policy(load_causal(folder, "fp32", tokenizer))
-    packed = response_logprobs(policy, pairs, micro_batch_tokens=1024)
-    assert packed.flatten() == pytest.approx(single, rel=1e-5, abs=1e-3)
-
-
-def rows_of(pairs):
-    """The token ids of prompt and response: all chosen ones, then all rejected ones."""
-    return [
-        (prompts[row].tolist(), responses[row].tolist())
-        for prompts, responses in ((pairs.prompts, responses) for responses in pairs.responses)
-        for row in range(len(pairs))
-    ]
 
 
 def check_batches(model, tokenizer):

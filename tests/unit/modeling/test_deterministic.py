@@ -15,22 +15,23 @@ from snakechat.workflow.deterministic import (
 from snakechat.workflow.placement import SERIAL
 
 
-@pytest.fixture
-def deterministic(monkeypatch):
-    """Use deterministic kernels in this test."""
-    for name in (*ENVIRONMENT, REQUEST):
-        # Deletes them after the test, too.
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-    filled = torch.utils.deterministic.fill_uninitialized_memory
-    request_deterministic_kernels()
-    choose_device(SERIAL)
+@pytest.fixture(autouse=True)
+def _restored():
+    """Restore what choose_device and the tests set for the process."""
+    filled, number = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
     yield
+    torch.set_num_threads(number)
     torch.use_deterministic_algorithms(False)
     torch.utils.deterministic.fill_uninitialized_memory = filled
 
 
-def test_an_operation_without_a_deterministic_kernel_is_an_error(deterministic):
+def test_an_operation_without_a_deterministic_kernel_is_an_error(monkeypatch):
+    for name in (*ENVIRONMENT, REQUEST):
+        # Deletes them after the test, too.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    request_deterministic_kernels()
+    choose_device(SERIAL)
     # torch has none for it on a CPU either.
     with pytest.raises(RuntimeError) as error:
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.ones(2))
@@ -38,17 +39,10 @@ def test_an_operation_without_a_deterministic_kernel_is_an_error(deterministic):
 
 
 def test_threads_of_a_cpu_add_gradients_in_the_same_order(model):
-    filled, number = torch.utils.deterministic.fill_uninitialized_memory, torch.get_num_threads()
     # More numbers than torch leaves to one thread, and prompts whose last state 8 responses share.
     rows = [([3 + prompt, 9], [[20 + i, 5, 6, 2] for i in range(8)]) for prompt in range(40)]
     torch.set_num_threads(2)
-    try:
-        device = choose_device(SERIAL)
-        policy, batch = Policy(model), collate([[row] for row in rows], True, device)
-        weights = list(policy.model.parameters())
-        first, *others = (torch.autograd.grad(policy(batch).sum(), weights) for _ in range(8))
-    finally:
-        torch.set_num_threads(number)
-        torch.use_deterministic_algorithms(False)
-        torch.utils.deterministic.fill_uninitialized_memory = filled
+    policy, batch = Policy(model), collate([[row] for row in rows], True, choose_device(SERIAL))
+    weights = list(policy.model.parameters())
+    first, *others = (torch.autograd.grad(policy(batch).sum(), weights) for _ in range(8))
     assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))
