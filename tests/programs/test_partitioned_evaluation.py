@@ -125,23 +125,17 @@ def assert_equal_results(alone, several):
         other = several / path.name
         if path.suffix == ".npy":
             np.testing.assert_allclose(np.load(other), np.load(path), rtol=1e-5)
-        elif path.suffix == ".json":
-            assert_close(json.loads(other.read_text()), json.loads(path.read_text()))
-        elif path.suffix == ".jsonl":
-            lines = [each.read_text().splitlines() for each in (other, path)]
-            assert_close(*([json.loads(line) for line in each] for each in lines))
+        elif path.suffix.startswith(".json"):
+            (numbers, others), (expected, same) = map(fractions_and_others, (other, path))
+            assert others == same
+            assert numbers == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def assert_close(value, expected):
-    """Assert equal JSON values, but for the rounding of numbers."""
-    if isinstance(expected, dict):
-        assert value.keys() == expected.keys()
-        value, expected = list(value.values()), list(expected.values())
-    if isinstance(expected, list):
-        assert len(value) == len(expected)
-        for one, other in zip(value, expected, strict=True):
-            assert_close(one, other)
-    elif isinstance(expected, float):
-        assert value == pytest.approx(expected, rel=1e-5, abs=1e-5)
-    else:
-        assert value == expected
+def fractions_and_others(path):
+    """The numbers with a fraction in a file of JSON, and all other values."""
+    numbers, text = [], path.read_text()
+    values = [
+        json.loads(value, parse_float=lambda number: numbers.append(float(number)))
+        for value in (text.splitlines() if path.suffix == ".jsonl" else [text])
+    ]
+    return numbers, values
