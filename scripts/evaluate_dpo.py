@@ -11,19 +11,10 @@ some steps of DPO change the margin of a pair by less than the rounding errors o
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from snakechat.algorithms.pair_metrics import write_metrics
-from snakechat.algorithms.preference import (
-    kto_reference_point,
-    preference_losses,
-    response_rewards,
-)
-from snakechat.config.dpo import has_reference, has_reference_point
+from snakechat.algorithms.preference_data import PreferenceData
+from snakechat.config.dpo import has_reference
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import response_logprobs
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -33,37 +24,17 @@ DTYPE = "fp32"
 
 def main(job: Job[Any]) -> None:
     """Compute the implicit rewards of both responses of each pair and write metrics.json."""
-    settings, placement = job.settings, job.placement
+    placement, max_tokens = job.placement, job.placement.micro_batch_tokens
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
-    pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
-    examples = {"pairs": pairs}
-    if has_reference_point(settings.loss):
-        examples["mismatched"] = pairs.mismatched(settings.max_length, "eval")
-
-    def evaluate(model: str) -> dict[str, Tensor]:
-        """Return the log-probabilities [A, n] of each of the examples under an input's model."""
-        with loaded_policy(job.inputs[model], DTYPE, tokenizer, placement, pairs) as loaded:
-            return {
-                name: torch.from_numpy(
-                    response_logprobs(loaded.module, rows, placement.micro_batch_tokens)
-                )
-                for name, rows in examples.items()
-            }
-
-    logprobs = evaluate("model")
-    reference = evaluate("base") if has_reference(settings.loss) else {}
-    if rank() > 0:
-        return
-    lengths = {name: torch.from_numpy(rows.response_lengths) for name, rows in examples.items()}
-    reference_point = None
-    if "mismatched" in examples:
-        others = (each["mismatched"] for each in (logprobs, reference, lengths))
-        reference_point = kto_reference_point(response_rewards(settings, *others))
-    rewards, losses = preference_losses(
-        settings, logprobs["pairs"], reference.get("pairs"), lengths["pairs"], reference_point
-    )
-    write_metrics(job, losses, rewards)
+    data = PreferenceData(job.settings, job.inputs, "eval")
+    if has_reference(job.settings.loss):
+        with loaded_policy(job.inputs["base"], DTYPE, tokenizer, placement, data.rows) as base:
+            data.compute_reference(base.module, max_tokens)
+    with loaded_policy(job.inputs["model"], DTYPE, tokenizer, placement, data.rows) as model:
+        rewards, losses = data.evaluate(model.module, max_tokens)
+    if rank() == 0:
+        write_metrics(job, losses, rewards)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from snakechat.config.dpo import PreferenceSettings
+from snakechat.config.dpo import PreferenceSettings, has_reference
 
 
 def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
@@ -102,8 +102,9 @@ def response_rewards(
     means = logprobs / lengths.clamp(min=1)
     if settings.loss == "orpo":
         return log_odds(means)
-    if ref_logprobs is None:
+    if not has_reference(settings.loss):
         return settings.beta * means
+    assert ref_logprobs is not None
     if settings.length_normalized:
         return settings.beta * (means - ref_logprobs / lengths.clamp(min=1))
     return settings.beta * (logprobs - ref_logprobs)

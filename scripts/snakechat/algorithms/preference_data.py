@@ -12,7 +12,7 @@ from snakechat.algorithms.preference import (
     preference_losses,
     response_rewards,
 )
-from snakechat.config.dpo import DpoSettings, has_reference, has_reference_point
+from snakechat.config.dpo import DpoSettings, has_reference_point
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
@@ -28,7 +28,7 @@ class PreferenceData:
 
     Args:
         settings: Settings of the recipe: its loss and max_length.
-        inputs: Folders of `tokens` and, for losses that have one, of the `reference`.
+        inputs: Folders of `tokens` and, unless compute_reference follows, of the `reference`.
         split: train or eval.
 
     Attributes:
@@ -43,11 +43,22 @@ class PreferenceData:
         self.lengths = torch.from_numpy(self.rows.response_lengths)
         self.epoch = 0
         self.reference = self.mismatched = self.mismatched_reference = None
-        if has_reference(settings.loss):
-            self.reference = _load(inputs["reference"] / f"{split}.npy")
         if has_reference_point(settings.loss):
             self.mismatched = self.rows.mismatched(settings.max_length, split)
-            self.mismatched_reference = _load(inputs["reference"] / f"{split}.mismatched.npy")
+        if self.folder:
+            self.reference = _load(self.folder / f"{split}.npy")
+            if self.mismatched is not None:
+                self.mismatched_reference = _load(self.folder / f"{split}.mismatched.npy")
+
+    def compute_reference(self, policy: Policy, micro_batch_tokens: int) -> None:
+        """Compute the log-probabilities under the reference model."""
+
+        def computed(rows: Examples) -> Tensor:
+            return torch.from_numpy(response_logprobs(policy, rows, micro_batch_tokens))[None]
+
+        self.reference = computed(self.rows)
+        if self.mismatched is not None:
+            self.mismatched_reference = computed(self.mismatched)
 
     def reference_point(
         self, policy: Policy, rows: np.ndarray, micro_batch_tokens: int
