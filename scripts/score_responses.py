@@ -78,9 +78,6 @@ def main(job: Job[GenerationSettings]) -> None:
                 unreadable.update(scores.unreadable)
                 if rank() == 0:
                     progress.update(start + len(rows))
-        job.facts[f"mean_score_{split}"] = float(np.mean(all_scores))
-        if judges:
-            job.facts[f"unreadable_replies_{split}"] = dict(unreadable)
         if rank() == 0:
             print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
             if judges:

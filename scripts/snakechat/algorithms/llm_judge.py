@@ -128,8 +128,6 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
         InputError: A judge has no API key.
     """
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
-    if not judges:
-        return {}
     cache = ReplyCache(Path(job.options.shared_store or "output", REPLIES))
     access = job.options.llm_judges
     return {name: LlmJudge(ChatClient(name, judges[name], access[name], cache)) for name in judges}

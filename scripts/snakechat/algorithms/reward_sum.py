@@ -38,11 +38,8 @@ class Scores(NamedTuple):
     unreadable: dict[str, int]
 
 
-class WeightedJudge(NamedTuple):
-    """An LLM judge. weight: Of its ratings in the sum."""
-
-    weight: float
-    judge: LlmJudge
+# Weight and LLM judge.
+WeightedJudge = tuple[float, LlmJudge]
 
 
 def weighted_judges(
@@ -50,9 +47,7 @@ def weighted_judges(
 ) -> list[WeightedJudge]:
     """Return the LLM judges that `reward` or `judge` names, with their weights."""
     weights = weighted_references(references)
-    return [
-        WeightedJudge(weights[f"{JUDGES}/{name}"], judges[name]) for name in judge_names(references)
-    ]
+    return [(weights[f"{JUDGES}/{name}"], judges[name]) for name in judge_names(references)]
 
 
 class RewardSum:
