@@ -97,42 +97,25 @@ def test_preference_losses(changes, rewards, losses):
 # Per-token loss.
 
 
-def divergence(chosen, rejected):
-    """The mask of a pair as a string: x where it is true."""
-    longest = max(len(chosen), len(rejected))
-    # Padded with the last token, as pad_with_last does.
-    rows = [ids + [ids[-1]] * (longest - len(ids)) for ids in (chosen, rejected)]
-    lengths = torch.tensor([len(chosen), len(rejected)])
-    [mask] = divergent_positions(torch.tensor(rows), lengths).tolist()
-    return "".join("x" if value else "." for value in mask)
-
-
-@pytest.mark.parametrize(
-    ("chosen", "rejected", "expected"),
-    [
+def test_positions_from_the_first_difference_to_the_end_of_the_longer_response():
+    pairs = [
         # From the start, at the end.
-        ([5, 6, 2], [7, 6, 2], "xxx"),
-        ([5, 6, 7], [5, 6, 8], "..x"),
+        ([5, 6, 2], [7, 6, 2], "xxx."),
+        ([5, 6, 7], [5, 6, 8], "..x."),
         # One longer than the other.
         ([5, 2], [5, 6, 7, 2], ".xxx"),
         ([5, 6, 7, 2], [5, 2], ".xxx"),
         # One is a prefix of the other.
         ([5, 6], [5, 6, 6, 6], "..xx"),
         # Equal.
-        ([5, 6], [5, 6], ".."),
-    ],
-)
-def test_positions_from_the_first_difference_to_the_end_of_the_longer_response(
-    chosen, rejected, expected
-):
-    assert divergence(chosen, rejected) == expected
-
-
-def test_each_pair_ends_at_its_own_longer_response():
-    # Two pairs, chosen responses first. The first pair ends before the second one.
-    tokens = torch.tensor([[5, 6, 6, 6], [5, 8, 8, 2], [5, 7, 7, 7], [5, 8, 9, 9]])
-    mask = divergent_positions(tokens, torch.tensor([2, 4, 2, 3]))
-    assert mask.int().tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]
+        ([5, 6], [5, 6], "...."),
+    ]
+    chosen, rejected, expected = zip(*pairs, strict=True)
+    lengths = torch.tensor([len(ids) for ids in (*chosen, *rejected)])
+    # Padded with the last token, as pad_with_last does.
+    tokens = [ids + [ids[-1]] * (4 - len(ids)) for ids in (*chosen, *rejected)]
+    mask = divergent_positions(torch.tensor(tokens), lengths).tolist()
+    assert ["".join(".x"[value] for value in row) for row in mask] == list(expected)
 
 
 def test_per_token_loss_is_the_mean_over_masked_positions():

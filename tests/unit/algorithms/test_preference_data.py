@@ -9,7 +9,6 @@ import torch
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.forward import Policy
-from snakechat.workflow.errors import InputError
 
 PROMPTS = [[2, 10], [2, 20, 21], [2, 30]]
 # A pair, a good response, a bad one.
@@ -85,25 +84,3 @@ def test_an_evaluation_is_that_of_single_forward_passes(data, model):
         ]
         assert found.tolist() == pytest.approx(expected, rel=1e-5)
     assert losses.shape == (3,)
-
-
-def test_a_policy_that_starts_as_its_reference_model_is_accepted(data, model):
-    rows = np.array([2, 0, 1])
-    with pytest.raises(InputError, match=r"delete .* and build again"):
-        data.check_initial_policy(Policy(model), rows, 100)
-    exact = [
-        [logprob(model, p, r) if r else 0 for p, r in zip(PROMPTS, responses, strict=True)]
-        for responses in (CHOSEN, REJECTED)
-    ]
-    data.reference = torch.tensor([exact])
-    data.check_initial_policy(Policy(model), rows, 100)
-
-
-def test_losses_are_relative_to_the_reference_of_the_epoch(data):
-    logprobs, rows = torch.zeros(2, 3), [0, 1, 2]
-    data.reference = torch.from_numpy(np.stack([REFERENCE, 2 * REFERENCE]))
-    first, _ = data.losses(logprobs, rows, torch.tensor(0.0))
-    data.epoch = 1
-    second, _ = data.losses(logprobs, rows, torch.tensor(0.0))
-    assert first.tolist() == (-BETA * REFERENCE).tolist()
-    assert second.tolist() == (-BETA * 2 * REFERENCE).tolist()

@@ -1,7 +1,6 @@
-"""Scores of responses: sources, normalization, clipping, penalties, errors; the KL controller."""
+"""Scores of responses: functions, normalization, clipping, penalties, errors."""
 
 import contextlib
-import json
 import math
 from types import SimpleNamespace
 
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from snakechat.algorithms import reward_sum
-from snakechat.algorithms.kl_coefficient import KLController
 from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_models import Reader, RewardModel
 from snakechat.algorithms.reward_sum import RewardSum
@@ -24,57 +22,7 @@ ROLLOUTS = SimpleNamespace(
     micro_batch_tokens=100,
     examples="token ids",
     decode=lambda: (["p", "q", "p", "q"], ["a", "bb", "ccc", "dddd"]),
-    response_texts=lambda: ["a", "bb", "ccc", "dddd"],
 )
-
-
-class Texts:
-    """The turns of the prompts in ROWS."""
-
-    def turns(self, rows):
-        return [[("user", {70: "7", 50: "5"}[row])] for row in rows]
-
-    def columns(self, rows):
-        return {"row": list(rows)}
-
-
-def length(prompts, responses, columns):
-    """A reward function: the number of characters, plus 10 for responses to q."""
-    assert columns["row"] == [*ROWS, *ROWS]
-    assert [turns[0]["content"] for turns in columns["messages"]] == ["7", "5", "7", "5"]
-    return [len(a) + 10 * (p == "q") for p, a in zip(prompts, responses, strict=True)]
-
-
-def reward_model(name, weight=1.0, encoder=None):
-    module = SimpleNamespace(on_device=lambda: contextlib.nullcontext("on its device"))
-    return RewardModel(name, module, weight, Reader(None, encoder, True))
-
-
-# Sources.
-
-
-def test_scores_of_each_source_have_no_weights(monkeypatch):
-    def scores(scorer, examples, micro_batch_tokens):
-        assert (scorer, micro_batch_tokens) == ("on its device", 100)
-        if examples == "token ids":
-            return np.array([[1.0, 2.0], [3.0, 4.0]])
-        return np.array([[float(f"{prompt[0][1]}.{len(text)}") for prompt, text in examples]])
-
-    def examples_of(scorer, encoder, prompts, responses):
-        return list(zip(prompts, responses, strict=True))
-
-    monkeypatch.setattr(reward_sum, "response_scores", scores)
-    monkeypatch.setattr(reward_sum, "conversation_examples", examples_of)
-    # The second reward model has another tokenizer, and reads the text.
-    rewards = [reward_model("reward/0", 0.5), reward_model("models/1", 10.0, "encoder")]
-    scorer = RewardSum(rewards, {"length": (-2.0, length)}, Texts())
-    scores = scorer.score(ROLLOUTS, 1, ROWS)
-    expected = {"reward/0": [1, 2, 3, 4], "models/1": [7.1, 5.2, 7.3, 5.4]}
-    expected["length"] = [1, 12, 3, 14]
-    assert scores.by_source.keys() == expected.keys()
-    for name, values in scores.by_source.items():
-        assert values.tolist() == pytest.approx(expected[name])
-    assert scores.sum.tolist() == pytest.approx([69.5, 29, 68.5, 28])
 
 
 @pytest.mark.parametrize(("rank", "num_calls"), [(0, 1), (1, 0)])
@@ -91,7 +39,8 @@ def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
         calls.append(responses)
         return [1.0, 2.0, 3.0, 4.0]
 
-    scorer = RewardSum([], {"mine": (1.0, function)}, Texts())
+    monkeypatch.setattr(reward_sum, "columns_of", lambda *_: {})
+    scorer = RewardSum([], {"mine": (1.0, function)}, None)
     assert scorer.score(ROLLOUTS, 1, ROWS).sum.tolist() == sums[0].tolist()
     assert len(calls) == num_calls
     assert reduced == [[[1.0, 2.0, 3.0, 4.0] if num_calls else [0.0] * 4]]
@@ -102,8 +51,10 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value, mo
     scores = np.ones((2, 2))
     scores.flat[index] = value
     monkeypatch.setattr(reward_sum, "response_scores", lambda *_: scores)
+    module = SimpleNamespace(on_device=lambda: contextlib.nullcontext())
+    reward = RewardModel("reward/0", module, 1.0, Reader(None, None, True))
     with pytest.raises(InputError, match=f"step 12: the score of a response to row {row} is"):
-        RewardSum([reward_model("reward/0")], {}, Texts()).score(ROLLOUTS, 12, ROWS)
+        RewardSum([reward], {}, None).score(ROLLOUTS, 12, ROWS)
 
 
 # Normalization.
@@ -178,23 +129,3 @@ def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
     unscaled = make("first", critic_weight=None)
     normalize(unscaled, 2.5, 12.5, 2.5, 12.5)
     assert unscaled.critic_normalizer(torch.tensor([15.0])).tolist() == [15]
-
-
-def test_a_restored_normalization_and_kl_controller_continue_exactly():
-    random = torch.Generator().manual_seed(1)
-    steps = [(3 * torch.randn(4, generator=random) + 0.1).tolist() for _ in range(4)]
-    whole, stopped, resumed = (make("running") for _ in range(3))
-    expected = [normalize(whole, *scores) for scores in steps]
-    for scores in steps[:2]:
-        normalize(stopped, *scores)
-    resumed.load_state_dict(json.loads(json.dumps(stopped.state_dict())))
-    assert [normalize(resumed, *scores) for scores in steps[2:]] == expected[2:]
-    values = torch.randn(8, generator=random)
-    assert torch.equal(resumed.critic_normalizer(values), whole.critic_normalizer(values))
-    settings = SimpleNamespace(kl_coef=0.1, kl_target=6.0, kl_horizon=1000)
-    adaptive, restored = KLController(settings), KLController(settings)
-    adaptive.update(7.3, 96)
-    restored.load_state_dict(json.loads(json.dumps(adaptive.state_dict())))
-    for one in (adaptive, restored):
-        one.update(5.1, 96)
-    assert restored.coef == adaptive.coef != 0.1

@@ -46,21 +46,20 @@ def other_tokenizer():
     return train_tokenizer((text for row in rows for text in row.values()), 290)
 
 
-def test_a_reward_model_like_the_actor_reads_ids(tokenizer, saved):
-    actor, reward = saved("actor", tokenizer), saved("reward", tokenizer)
-    reader = choose_reader("reward/mine", reward, "dialogue", actor, "dialogue")
+def test_a_reward_model_with_another_vocabulary_or_template_reads_text(
+    tokenizer, other_tokenizer, saved
+):
+    actor, same, other = (
+        saved(name, each)
+        for name, each in (("actor", tokenizer), ("same", tokenizer), ("other", other_tokenizer))
+    )
+    reader = choose_reader("reward/mine", same, "dialogue", actor, "dialogue")
     assert reader.encoder is None and reader.shares_tokenizer
-
-
-def test_a_reward_model_with_another_vocabulary_reads_text(tokenizer, other_tokenizer, saved):
-    actor, reward = saved("actor", tokenizer), saved("reward", other_tokenizer)
     for name in ("reward/mine", "models/mine"):
-        reader = choose_reader(name, reward, "dialogue", actor, "dialogue")
+        reader = choose_reader(name, other, "dialogue", actor, "dialogue")
         assert reader.encoder is not None and not reader.shares_tokenizer
         assert len(reader.tokenizer) == 290
-
-
-def test_a_reward_model_with_another_template_reads_text_but_can_start_a_critic(tokenizer, saved):
+    # With the vocabulary of the actor, it can start a critic.
     folder = saved("both", as_chatml(tokenizer))
     reader = choose_reader("reward/mine", folder, "chat", folder, "dialogue")
     assert reader.encoder is not None and reader.shares_tokenizer

@@ -149,7 +149,7 @@ def test_a_rank_with_a_dummy_micro_batch_adds_nothing_to_the_tables(monkeypatch)
 
 
 class Sampler:
-    """Responds to the prompt [k] with k tokens k, and with 2k tokens 2k."""
+    """Responds to the prompt [k] with k tokens k - 1, and with 2k tokens 2k - 1."""
 
     num_ranks = 1
 
@@ -157,51 +157,42 @@ class Sampler:
         self.prompts = []
 
     def sample(self, prompts):
-        self.prompts.append(prompts)
+        self.prompts += [int(prompt[0]) for prompt in prompts]
         numbers = [[factor * int(prompt[0]) for prompt in prompts] for factor in (1, 2)]
-        responses = [[[number] * number for number in row] for row in numbers]
+        responses = [[[number - 1] * number for number in row] for row in numbers]
         logprobs = [[[-0.5 * number] * number for number in row] for row in numbers]
         return responses, logprobs
 
 
-def settings(**changes):
-    return SimpleNamespace(
-        **{"num_generations": 2, "max_response_length": 6, "generation_backend": "hf", **changes}
-    )
-
-
-NUMBER_PROMPTS = [np.array([number]) for number in (3, 1, 2)]
-
-
-def test_token_id_0_is_not_padding():
-    sampler = SimpleNamespace(num_ranks=1, sample=lambda prompts: ([[[0, 5, 0, 0]], [[0]]], None))
-    assert sample_on_all_ranks(sampler, NUMBER_PROMPTS[:1], settings())[0] == [
-        [[0, 5, 0, 0]],
-        [[0]],
-    ]
-
-
 @pytest.mark.parametrize(("world_size", "num_ranks"), [(1, 1), (3, 1), (4, 2)])
 def test_responses_and_logprobs_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
+    prompts = [np.array([number]) for number in (3, 1, 2)]
+    settings = {"num_generations": 2, "max_response_length": 6, "generation_backend": "vllm"}
+    settings = SimpleNamespace(**settings)
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
-    reduced, sampled = [], []
-    monkeypatch.setattr(module, "all_reduce_sum", lambda tensor: reduced.append(tensor) or tensor)
-    for rank in range(world_size):
+    shares, sampled = [], []
+
+    def sample(rank, all_reduce_sum):
+        """The result of a rank."""
         monkeypatch.setenv("RANK", str(rank))
+        monkeypatch.setattr(module, "all_reduce_sum", all_reduce_sum)
         sampler = Sampler()
         sampler.num_ranks = num_ranks
-        sample_on_all_ranks(sampler, NUMBER_PROMPTS, settings(generation_backend="vllm"))
-        sampled.append([int(prompt[0]) for prompts in sampler.prompts for prompt in prompts])
+        sampled.append(sampler.prompts)
+        return sample_on_all_ranks(sampler, prompts, settings)
+
+    for rank in range(world_size):
+        sample(rank, lambda tensor: shares.append(tensor) or tensor)
     # All ranks of a sampler have the same prompts.
     firsts = sampled[::num_ranks]
     assert sampled == [prompts for prompts in firsts for _ in range(num_ranks)]
     assert sorted(number for prompts in firsts for number in prompts) == [1, 2, 3]
-    # Token ids + 1 and log-probabilities alternate, padded with zeros.
-    assert sum(reduced[::2]).tolist() == [
-        [[4] * 3 + [0] * 3, [2] + [0] * 5, [3] * 2 + [0] * 4],
-        [[7] * 6, [3] * 2 + [0] * 4, [5] * 4 + [0] * 2],
-    ]
-    assert sum(reduced[1::2]).tolist() == [
+    # Ids and log-probabilities alternate.
+    sums = [sum(shares[::2]), sum(shares[1::2])]
+    responses, logprobs = sample(0, lambda _: sums.pop(0))
+    # Token id 0 is not padding.
+    assert responses == [[[2] * 3, [0], [1] * 2], [[5] * 6, [1] * 2, [3] * 4]]
+    assert logprobs.tolist() == [
         [[-1.5] * 3 + [0] * 3, [-0.5] + [0] * 5, [-1] * 2 + [0] * 4],
         [[-3] * 6, [-1] * 2 + [0] * 4, [-2] * 4 + [0] * 2],
     ]

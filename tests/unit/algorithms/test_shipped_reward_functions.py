@@ -17,11 +17,11 @@ def scores(name, responses, columns=None, **arguments):
 
 
 def test_exact_match():
-    responses = [" Paris\n", "paris", "In Paris", "New  York", "", "7"]
-    solution = ["Paris", "Paris", "Paris", "New York", "x", 7]
-    assert scores("exact_match", responses, {"solution": solution}) == [1, 0, 0, 1, 0, 1]
+    responses = [" Paris\n", "paris", "In Paris", "New  York", "", "7", "None"]
+    solution = ["Paris", "Paris", "Paris", "New York", "x", 7, None]
+    assert scores("exact_match", responses, {"solution": solution}) == [1, 0, 0, 1, 0, 1, 0]
     ignored = scores("exact_match", responses, {"solution": solution}, ignore_case=True)
-    assert ignored == [1, 1, 0, 1, 0, 1]
+    assert ignored == [1, 1, 0, 1, 0, 1, 0]
 
 
 def test_math_answer():
@@ -36,6 +36,7 @@ def test_math_answer():
         ("8", "7", 0),
         ("", "7", 0),
         ("7", 7, 1),
+        ("\\boxed{None}", None, 0),
     ]
     responses, solution, expected = map(list, zip(*rows, strict=True))
     assert scores("math_answer", responses, {"solution": solution}) == expected
@@ -86,8 +87,8 @@ def test_json_schema():
     ]
     assert scores("json_schema", responses, schema=SCHEMA) == [1, 1, 0, 0, 0, 0, 0]
     # One for each row.
-    schemas = ['{"type": "integer"}', {"type": "string"}]
-    assert scores("json_schema", ["7", "7"], {"schema": schemas}) == [1, 0]
+    schemas = ['{"type": "integer"}', {"type": "string"}, None]
+    assert scores("json_schema", ["7", "7", "7"], {"schema": schemas}) == [1, 0, 0]
 
 
 def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
@@ -107,14 +108,6 @@ def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
 def test_an_invalid_json_schema_is_an_error():
     with pytest.raises(InputError, match=r"rewards/json_schema.py: line \d+: SchemaError"):
         scores("json_schema", ["7"], schema={"type": "number?"})
-
-
-@pytest.mark.parametrize(
-    ("name", "column"),
-    [("exact_match", "solution"), ("math_answer", "solution"), ("json_schema", "schema")],
-)
-def test_rows_without_a_reference_give_0(name, column):
-    assert scores(name, ["None", "\\boxed{None}", "null"], {column: [None] * 3}) == [0, 0, 0]
 
 
 def test_unit_tests():
