@@ -1,6 +1,5 @@
 """Evaluation of chat models: compared models, scores, judges, success and written files."""
 
-import shutil
 import weakref
 
 import numpy as np
@@ -67,50 +66,26 @@ def test_each_model_responds_to_each_prompt_and_is_scored_by_reward_model_and_ju
     assert metrics["wins"]["rlhf"]["sft"].keys() == {"score", "judge_score"}
 
 
-def test_scores_are_those_of_transformers_at_the_last_token(job, tokenizer, monkeypatch):
+def test_scores_are_those_of_transformers_and_functions(job, tokenizer, monkeypatch):
     encoded = [tokenizer(text, add_special_tokens=False).input_ids for text in (CORRECT, INCORRECT)]
     sampled = [[encoded[0]] * 3, [[*encoded[1], tokenizer.eos_token_id]] * 3]
+
+    def length(prompts, responses, columns):
+        return np.array([float(len(p + a)) for p, a in zip(prompts, responses, strict=True)])
+
     job.settings.exact_check = None
     monkeypatch.setattr(evaluate_rlhf, "sample_equally", lambda *_: sampled)
+    monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: {"length": (2.0, length)})
     _, responses = evaluated(job)
-    for key, name in (("score", "reward"), ("judge_score", "judge")):
+    for key, name, weight in (("score", "reward", 2), ("judge_score", "judge", 0)):
         scorer = AutoModelForSequenceClassification.from_pretrained(job.inputs[name]).eval()
         for number, response in enumerate(responses["rlhf"]):
+            # At the last token.
             ids = tokenizer(response["prompt"]).input_ids + sampled[number % 2][0]
             with torch.no_grad():
                 score = scorer(torch.tensor([ids])).logits.item()
-            assert response[key] == pytest.approx(score, abs=1e-4)
-
-
-def test_ema_weights_are_compared_if_they_exist(job):
-    shutil.copytree(job.inputs["sft"], job.inputs["rlhf"] / "ema")
-    metrics, responses = evaluated(job)
-    # A copy of the SFT model, with the same seed.
-    texts = {name: [line["response"] for line in lines] for name, lines in responses.items()}
-    assert texts["ema"] == texts["sft"] != texts["rlhf"]
-    assert metrics["ema"] == pytest.approx(metrics["sft"], abs=1e-4)
-
-
-def test_functions_add_to_the_score_of_the_reward_model_and_not_to_the_judges(job, monkeypatch):
-    _, before = evaluated(job)
-
-    def score(prompts, responses, columns):
-        return np.array([float(len(p + a)) for p, a in zip(prompts, responses, strict=True)])
-
-    monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: {"length": (1.0, score)})
-    _, after = evaluated(job)
-    for name, lines in after.items():
-        for old, new in zip(before[name], lines, strict=True):
-            assert new["judge_score"] == pytest.approx(old["judge_score"], abs=1e-4)
-            length = len(new["prompt"] + new["response"])
-            assert new["score"] == pytest.approx(old["score"] + length, rel=1e-6)
-    # Without a reward model, functions alone score.
-    del job.inputs["reward"], job.inputs["judge"]
-    job.settings.reward = job.settings.judge = None
-    metrics, alone = evaluated(job)
-    for lines in alone.values():
-        assert all(line["score"] == len(line["prompt"] + line["response"]) for line in lines)
-    assert "judge_score" not in metrics["rlhf"] and "judge_score" not in alone["rlhf"][0]
+            expected = score + weight * len(response["prompt"] + response["response"])
+            assert response[key] == pytest.approx(expected, abs=1e-4)
 
 
 def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatch):
@@ -138,22 +113,22 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
         assert metrics[name]["success"] == pytest.approx(3 / 6)
         assert metrics[name]["greedy_success"] == pytest.approx(2 / 3)
         assert metrics[name]["ended_by_eos"] == pytest.approx(4 / 6)
-    job.settings.exact_check = None
-    metrics, _ = evaluated(job)
-    assert "success" not in metrics["rlhf"] and "greedy_success" not in metrics["rlhf"]
-    assert len(calls) == 9
 
     def is_correct(prompts, responses, columns):
         return np.array([float(response == CORRECT) for response in responses])
 
-    # Without an exact check, greedy responses are scored by the reward functions.
+    # Without an exact check and a reward model, functions alone score, greedy responses too.
+    job.settings.exact_check = job.settings.reward = job.settings.judge = None
     monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: {"check": (2.0, is_correct)})
-    metrics, _ = evaluated(job)
+    metrics, responses = evaluated(job)
     for name in ("sft", "rlhf"):
+        assert metrics[name]["score"] == metrics[name]["function_score"]
         assert metrics[name]["function_score"] == pytest.approx(2 * 4 / 6)
         assert metrics[name]["greedy_function_score"] == pytest.approx(2 * 2 / 3)
         assert "greedy_function_score" in metrics["intervals_95"][name]
-    assert len(calls) == 15
+    assert not {"success", "greedy_success", "judge_score"} & metrics["rlhf"].keys()
+    assert "judge_score" not in responses["rlhf"][0]
+    assert len(calls) == 12
 
 
 def test_from_a_plain_model_the_chat_model_is_compared_with_the_base_model(job):

@@ -8,10 +8,9 @@ import torch
 
 import generate_responses
 from conftest import ROOT
-from snakechat.data.dialogues import render_prompt
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import read_records, read_texts
-from snakechat.data.scored_responses import read_scored_responses
+from snakechat.data.records import read_records
+from snakechat.data.scored_responses import read_scored_responses, select_record
 from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.manifest import manifest_path
@@ -35,12 +34,9 @@ GENERATIONS = {
 }
 RECIPES = {
     "reward": {"tiny": {**COMMON, "epochs": 1, "max_length": 64, "global_batch_size": 8}},
-    "generations": {"mine": GENERATIONS, "other": {**GENERATIONS, "seed": 5}},
+    "generations": {"mine": GENERATIONS},
 }
-DATASETS = {
-    "best": {"generations": "mine", "select": "best"},
-    "pairs": {"generations": "mine", "select": "best_and_worst"},
-}
+DATASETS = {"best": {"generations": "mine", "select": "best"}}
 
 
 @pytest.fixture(scope="module")
@@ -123,26 +119,11 @@ def test_two_processes_share_the_prompts(stages):
     assert len(set(map(tuple, found))) > 300
 
 
-@pytest.mark.parametrize("dataset", DATASETS)
-def test_the_best_responses_become_records(dataset, stages):
-    job = stages.run("select_responses", dataset)
+def test_the_best_responses_become_records(stages):
+    job = stages.run("select_responses", "best")
     rows = list(read_scored_responses(stages.result("score_responses", "mine") / "train.parquet"))
-    records = list(read_texts(job.target / "train.parquet"))
-    ended = {
-        render_prompt(row.prompt): [
-            (s, r) for s, r, e in zip(row.scores, row.responses, row.ended, strict=True) if e
-        ]
-        for row in rows
-    }
-    dropped = job.facts["dropped"]["train"]
-    assert len(records) + sum(dropped.values()) == len(rows)
-    assert dropped["no response ended"] == sum(not found for found in ended.values())
-    for prompt, chosen, rejected in records:
-        scores = dict((text.strip(), score) for score, text in reversed(ended[prompt]))
-        assert scores[chosen.strip()] == max(scores.values())
-        if dataset == "pairs":
-            assert scores[rejected.strip()] == min(scores.values()) < max(scores.values())
-        else:
-            assert rejected is None
+    best = [select_record(row, "best", None, 0.0) for row in rows if any(row.ended)]
+    assert list(read_records(job.target / "train.parquet")) == best
+    assert job.facts["dropped"]["train"] == {"no response ended": len(rows) - len(best)}
     stats = json.loads((job.target / "stats.json").read_text())
-    assert stats["train"]["rows"] == len(records)
+    assert stats["train"]["rows"] == len(best)

@@ -39,12 +39,12 @@ def job(tokenizer, tmp_path):
     return prompt_job(tmp_path, folders, {"ours": PROMPTS})
 
 
-def prompt_job(folder, inputs, sets, kind="prompts", language="en"):
+def prompt_job(folder, inputs, sets, kind="prompts"):
     """A job of prompt_eval or rw_eval, with sets of prompts or pairs."""
     (folder / kind).mkdir(parents=True)
     for name, entries in sets.items():
         (folder / kind / f"{name}.yaml").write_text(yaml.safe_dump(entries))
-    settings = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": language}
+    settings = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": "en"}
     settings |= {"prompt_sets": list(sets), "max_response_length": 12, "temperature": 1.0}
     result = folder / "result"
     result.mkdir()
@@ -103,17 +103,10 @@ def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
     assert changed == {"sampled"}
 
 
-def test_a_page_in_chinese(job, monkeypatch):
-    job.settings.language = "zh"
+def test_template_and_language_of_the_settings_are_used(job, tokenizer, monkeypatch):
+    job.settings.template, job.settings.language = "chat", "zh"
     # The language of the program, which other tests read in English.
     monkeypatch.setattr(translations, "_texts", {})
-    _, page = evaluated(job)
-    assert '<html lang="zh">' in page and "每个回复最多 12 个 token" in page
-    assert texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
-
-
-def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer, monkeypatch):
-    job.settings.template = "chat"
     job.inputs = {"base": job.inputs["base"]}
     own = load_tokenizer(job.inputs["base"])
     own.chat_template = (
@@ -129,7 +122,9 @@ def test_the_chat_template_of_the_tokenizer_is_used(job, tokenizer, monkeypatch)
         return [[[5]] * len(ids)]
 
     monkeypatch.setattr(prompt_eval, "sample_equally", sample)
-    evaluated(job)
+    _, page = evaluated(job)
+    assert '<html lang="zh">' in page and "每个回复最多 12 个 token" in page
+    assert texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
     path = Path(job.options.source, "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")
     job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
@@ -149,10 +144,6 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
 # --- sets of prompts --------------------------------------------------------------------------
 
 
-def read_sets(read, job):
-    return read(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
-
-
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
@@ -168,21 +159,13 @@ def read_sets(read, job):
     ],
 )
 def test_errors_in_a_file_name_it_and_the_entry(tmp_path, kind, text, message):
-    job = prompt_job(tmp_path, {}, {"mine": []}, kind)
+    (tmp_path / kind).mkdir(parents=True)
     path = tmp_path / kind / "mine.yaml"
     path.write_text(text)
-    job.spec["files"] = {f"{kind}/mine.yaml": file_digest(path)}
     read = read_prompts if kind == "prompts" else read_pairs
     with pytest.raises(InputError, match=re.escape(message)) as error:
-        read_sets(read, job)
+        read(["mine"], {f"{kind}/mine.yaml": file_digest(path)}, tmp_path)
     assert str(path) in str(error.value)
-
-
-def test_a_file_that_changed_after_planning_is_rejected(tmp_path):
-    job = prompt_job(tmp_path, {}, {"mine": ["Hi?"]})
-    (tmp_path / "prompts/mine.yaml").write_text("- Ho?\n")
-    with pytest.raises(InputError, match="changed since this build was planned"):
-        read_sets(read_prompts, job)
 
 
 def test_every_set_has_prompts_and_pairs():

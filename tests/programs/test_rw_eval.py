@@ -1,7 +1,6 @@
 """Scores of good and bad responses by a reward model: as in training, ties, the page."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -10,10 +9,6 @@ from test_prompt_eval import prompt_job
 from transformers import AutoModelForSequenceClassification
 
 import rw_eval
-from conftest import INIT
-from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
 from snakechat.reporting import translations
 from snakechat.workflow.errors import InputError
 from support.pages import texts_in
@@ -29,15 +24,10 @@ SCORES = np.array([[2.0, 1.0, 0.5, 3.0], [1.0, 1.0, 2.5, 2.5]])
 
 
 @pytest.fixture
-def job(tokenizer, tmp_path):
+def job(scorer_folder, tmp_path):
     """A job with four pairs; the responses of the second pair are the same after stripping."""
-    place = tmp_path / "model"
-    save_model(make_causal({**INIT, "init_std": 0.2}, tokenizer, 1), tokenizer, place)
-    torch.manual_seed(2)
-    scorer = load_scorer(place, "fp32", tokenizer, new_head=True)
-    shutil.rmtree(place)
-    save_model(scorer, tokenizer, place)
-    job = prompt_job(tmp_path, {"model": place}, {"toy": TOY, "en": ENGLISH}, "prompts/pairs")
+    sets = {"toy": TOY, "en": ENGLISH}
+    job = prompt_job(tmp_path, {"model": scorer_folder}, sets, "prompts/pairs")
     job.spec["name"] = "tiny"
     return job
 
@@ -46,11 +36,8 @@ def scored(job):
     """Rows, metrics and the page."""
     rw_eval.main(job)
     rows = [json.loads(line) for line in (job.result / "scores.jsonl").read_text().splitlines()]
-    return rows, json.loads((job.result / "metrics.json").read_text()), page_of(job)
-
-
-def page_of(job):
-    return (job.result / "scores.html").read_text(encoding="utf-8")
+    page = (job.result / "scores.html").read_text(encoding="utf-8")
+    return rows, json.loads((job.result / "metrics.json").read_text()), page
 
 
 def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
@@ -105,7 +92,7 @@ def test_a_page_in_chinese(job, monkeypatch):
     assert "<h1>reward/tiny</h1>" in page and "得分" in texts_in(page, "th")
 
 
-def test_a_response_that_is_too_long_is_rejected(tokenizer, job, tmp_path):
+def test_a_response_that_is_too_long_is_rejected(job, tmp_path):
     pair = {"prompt": "A hat?", "chosen": "hat " * 100, "rejected": "No."}
     long = prompt_job(tmp_path / "long", job.inputs, {"mine": [pair]}, "prompts/pairs")
     with pytest.raises(InputError, match="exceed the model's 64 positions"):
