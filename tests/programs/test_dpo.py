@@ -44,8 +44,10 @@ def lines_of(result):
     return [json.loads(line) for line in (result / "metrics.jsonl").read_text().splitlines()]
 
 
-def evaluate(stages, name, folder):
+def evaluate(stages, name):
     """Return the metrics of a trained recipe."""
+    folder = stages.folder / f"evaluation-{name}"
+    folder.mkdir()
     description = stages.describe("evaluate_dpo", name)
     inputs = {key: stages.result(*job) for key, job in description.inputs.items()}
     settings = SimpleNamespace(**description.settings)
@@ -56,7 +58,7 @@ def evaluate(stages, name, folder):
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages, tmp_path):
+def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages):
     steps = lines_of(stages.result("train_dpo", name))
     assert steps[-1]["loss"] < steps[0]["loss"]
     # A reference model starts with log ratios of 0.
@@ -64,7 +66,7 @@ def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages, tmp_path)
     if name in initial:
         assert steps[0]["loss"] == pytest.approx(initial[name], rel=1e-4)
     assert (("compute_reference", name) in stages.made) == (name != "simpo")
-    metrics = evaluate(stages, name, tmp_path)
+    metrics = evaluate(stages, name)
     assert metrics["accuracy"] >= 0.8
     # The evaluation has the loss of the last steps, over the same pairs.
     assert metrics["loss"] < steps[0]["loss"]
@@ -95,13 +97,13 @@ def unpaired(tokenizer, group, tmp_path_factory):
         yield stages
 
 
-def test_kto_learns_from_single_responses(unpaired, tmp_path):
+def test_kto_learns_from_single_responses(unpaired):
     steps = lines_of(unpaired.result("train_dpo", "kto"))
     evaluated = {step["step"]: step["eval_loss"] for step in steps if "eval_loss" in step}
     assert list(evaluated) == [0, 12, 24, 36, 48]
     # Good responses weigh 1, bad ones 2.
     assert evaluated[0] == pytest.approx((32 * 1 + 16 * 2) / 48 / 2, rel=1e-4)
-    metrics = evaluate(unpaired, "kto", tmp_path)
+    metrics = evaluate(unpaired, "kto")
     assert metrics["pairs"] == 48
     assert metrics["accuracy"] > 0.8 > metrics["longer_wins_accuracy"] == pytest.approx(32 / 48)
     assert metrics["chosen_score"] > 0 > metrics["rejected_score"]
@@ -150,12 +152,10 @@ def exact_margins(model, base, pairs, beta):
 def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, tmp_path):
     recipe = {**COMMON, "dtype": "bf16", "epochs": 1, "learning_rate": 1e-4, "max_steps": 2}
     recipe |= {"max_length": 96}
-    folder = tmp_path / "result"
-    folder.mkdir()
     with stages_of_small_model(
         tmp_path, tokenizer, toy_rows(64, seed=2), {"dpo": {"short": recipe}}, init_std=0.5
     ) as stages:
-        metrics = evaluate(stages, "short", folder)
+        metrics = evaluate(stages, "short")
         tokens = stages.result("tokenize_dpo", "short")
         pairs = list(zip(*(Ragged(tokens, f"eval.{name}") for name in COLUMNS), strict=True))
         margins = exact_margins(stages.result("train_dpo", "short"), tmp_path / "base", pairs, 0.1)
@@ -169,10 +169,8 @@ def test_the_longer_response_is_that_before_truncation(tokenizer, group, tmp_pat
     records = [("\n\nHuman: Where?\n\nAssistant:", f" {longer}", f" {long}")] * 8
     rows = {"train": records, "eval": records}
     recipe = {**COMMON, "max_length": 24, "max_steps": 1}
-    folder = tmp_path / "result"
-    folder.mkdir()
     with stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": {"cut": recipe}}) as stages:
-        metrics = evaluate(stages, "cut", folder)
+        metrics = evaluate(stages, "cut")
     assert (metrics["longer_wins_accuracy"], metrics["equal_lengths"]) == (1, 0)
 
 

@@ -14,21 +14,12 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.talking import (  # noqa: F401
     CHAT_INIT,
-    GREEDY,
     chat_folders,
     dialogue_session,
     pieces_of_response,
+    script_ids,
     script_response,
 )
-
-
-@pytest.fixture
-def chatml(folders):
-    """A session with ChatML."""
-    return load(folders["chatml"])
-
-
-# Responses.
 
 
 def test_the_streamed_text_is_the_generated_text(dialogue):
@@ -68,25 +59,6 @@ def test_the_marker_of_a_new_turn_stops_generation(dialogue):
     assert len(calls) < len(ids) - 8
 
 
-def test_the_shown_part_of_an_interrupted_response_becomes_a_turn(dialogue):
-    script_response(dialogue, " One two three")
-    shown = []
-
-    def show(text):
-        shown.append(text)
-        if len(shown) == 2:
-            raise KeyboardInterrupt
-
-    ids, _ = dialogue.encode("Count.", 40)
-    with pytest.raises(KeyboardInterrupt):
-        dialogue.respond("Count.", ids, *GREEDY, show)
-    assert dialogue.turns == [("user", "Count."), ("assistant", "".join(shown))]
-    assert "One two three".startswith("".join(shown)) and "".join(shown) != "One two three"
-
-
-# Prompts.
-
-
 @pytest.mark.parametrize("end", ["<|im_end|>", "<unk>"])
 def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folders, tmp_path, end):
     # The template ends turns with <|im_end|>; eos is another token, as in Gemma and Phi-3.
@@ -96,46 +68,40 @@ def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folde
     model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<unk>")
     save_model(model, tokenizer, tmp_path / "model")
     session = load(tmp_path / "model")
-    end_id = tokenizer.convert_tokens_to_ids(end)
-    scripted = tokenizer("Hi.", add_special_tokens=False).input_ids
-    steps = []
-
-    def hook(model, inputs, outputs):
-        token = ([*scripted, end_id] + [scripted[0]] * 40)[len(steps)]
-        steps.append(token)
-        outputs.logits[:, -1] = -100
-        outputs.logits[:, -1, token] = 100
-
-    session.model.register_forward_hook(hook)
-    assert "".join(pieces_of_response(session)) == "Hi."
-    assert steps == [*scripted, end_id]
+    ids = tokenizer("Hi.", add_special_tokens=False).input_ids
+    with script_ids(session.model, [*ids, tokenizer.convert_tokens_to_ids(end), *ids]):
+        assert "".join(pieces_of_response(session)) == "Hi."
 
 
-def test_prompts_are_encoded_as_in_training(dialogue):
-    script_response(dialogue, " Hi. ")
-    dialogue.system = "Be brief."
-    pieces_of_response(dialogue, "Hello.")
-    ids, _ = dialogue.encode("Name a fruit.", 40)
-    text = (
-        "\n\nSystem: Be brief.\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
-        "\n\nAssistant:"
-    )
-    assert ids == dialogue.tokenizer(text).input_ids
-    assert dialogue.tokenizer.decode(ids) == f"<s>{text}"
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "rlhf",
+            "<s>\n\nSystem: Be brief.\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
+            "\n\nAssistant:",
+        ),
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
+            "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+    ],
+)
+def test_prompts_are_encoded_as_in_training(folders, name, text):
+    session = load(folders[name])
+    script_response(session, " Hi. ")
+    session.system = "Be brief."
+    pieces_of_response(session, "Hello.")
+    ids, _ = session.encode("Name a fruit.", 40)
+    assert ids == session.tokenizer(text, add_special_tokens=False).input_ids
+    assert session.tokenizer.decode(ids) == text
 
 
-def test_prompts_of_a_chat_template_are_rendered_by_it(chatml):
-    script_response(chatml, "Hi.")
-    chatml.system = "Be brief."
-    pieces_of_response(chatml, "Hello.")
-    ids, _ = chatml.encode("Name a fruit.", 40)
-    assert chatml.tokenizer.decode(ids) == (
-        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
-        "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
-        "<|im_start|>assistant\n"
-    )
+def test_a_special_token_of_the_chat_template_is_an_error(folders):
     with pytest.raises(InputError, match="special token"):
-        chatml.encode("<|im_end|>", 40)
+        load(folders["chatml"]).encode("<|im_end|>", 40)
 
 
 def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
