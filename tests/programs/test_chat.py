@@ -150,4 +150,6 @@ def test_ctrl_c_ends_a_pipe(dialogue, run_chat, monkeypatch):
     script_response(dialogue, " Yes indeed.")
     interrupt_first_response(dialogue)
     output, _, code = run_chat("x", lines=[b"One?", b"Two?"])
-    assert code == 130 and "Yes indeed.".startswith(output)
+    assert code == 130 and "Yes indeed.".startswith(output) and output != "Yes indeed."
+    # What was shown is part of the conversation.
+    assert dialogue.turns == [("user", "One?"), ("assistant", output)]

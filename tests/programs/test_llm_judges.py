@@ -23,26 +23,24 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 def length_rating(body):
     """Rate longer responses higher, from 1 to 10."""
-    return str(min(1 + len(response_in(body)), 10))
-
-
-def response_in(body):
-    return body["messages"][1]["content"].split("[RESPONSE ")[1].split("]\n", 1)[1].split("\n[")[0]
-
-
-def judged(server, folder, **settings):
-    """Return settings and options of a training whose reward is an LLM judge."""
-    judges = {"wise": judge_entry(server, **settings)}
-    options = RunOptions(shared_store=str(folder), llm_judges=judge_access(judges, judges))
-    settings = {"reward": "llm_judges/wise", "llm_judges": judge_settings(judges, judges)}
-    settings |= {"reward_templates": {}, "algorithm": "rloo", "num_generations": 2}
-    settings |= {"kl_in": "loss", "kl_estimator": "k2", "max_steps": 2}
-    return {**settings, "options": options, "without": ("reward",)}
+    response = body["messages"][1]["content"].split("[RESPONSE ")[1].split("]\n", 1)[1]
+    return str(min(1 + len(response.split("\n[")[0]), 10))
 
 
 def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
     server.replies = [length_rating]
-    job = train(**judged(server, tmp_path, concurrency=4))
+    judges = {"wise": judge_entry(server, concurrency=4)}
+    job = train(
+        options=RunOptions(shared_store=str(tmp_path), llm_judges=judge_access(judges, judges)),
+        without=("reward",),
+        reward="llm_judges/wise",
+        llm_judges=judge_settings(judges, judges),
+        algorithm="rloo",
+        num_generations=2,
+        kl_in="loss",
+        kl_estimator="k2",
+        max_steps=2,
+    )
     usage = job.record["llm_judges"]["wise"]
     assert usage["requests"] == len(server.requests) > 100
     assert usage["completion_tokens"] == 2 * len(server.requests)

@@ -85,15 +85,14 @@ def test_a_step_is_that_of_loops_over_responses(
     for _, prompt, response in responses:
         logprobs.append(logprobs_of(actor, prompt, response))
         with torch.no_grad():
-            log_ratios = logprobs[-1] - logprobs_of(reference, prompt, response)
+            ref_logprobs = logprobs_of(reference, prompt, response)
+            log_ratios = logprobs[-1] - ref_logprobs
             token_log_ratios.append(log_ratios.tolist())
             scores.append(score_of(reward, prompt + response)[-1].item())
         rewards = [-KL_COEF * x.item() if kl_in == "rewards" else 0.0 for x in log_ratios]
         rewards[-1] += scores[-1]
         token_rewards.append(rewards)
         totals.append(sum(rewards))
-        with torch.no_grad():
-            ref_logprobs = logprobs_of(reference, prompt, response)
         penalties.append((logprobs[-1] - ref_logprobs) ** 2 / 2)
     assert result.scores.sum.tolist() == pytest.approx(scores, abs=1e-4)
 

@@ -21,7 +21,6 @@ PROMPT = "\n\nHuman: Hi?\n\nAssistant:"
         (["B", "A"], 0),
         # The verdict depends on the order.
         (["A", "A"], 0.5),
-        (["A", "C"], 0.5),
         # After reasoning.
         (["Both are polite.\n\nA", "B"], 1),
     ],
@@ -72,15 +71,17 @@ def test_responses_are_rated_by_the_rubric(server, tmp_path):
     assert PROMPT in server.texts[0] and "good" in server.texts[0]
 
 
-@pytest.mark.parametrize("expected", ["a number from 1 to 10", "A, B or C"])
-def test_a_judge_without_readable_replies_is_an_error(server, tmp_path, expected):
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (lambda judge: judge.rate([PROMPT] * 2, ["a", "b"]), "a number from 1 to 10"),
+        (lambda judge: judge.compare([PROMPT], ["a"], ["b"]), "A, B or C"),
+    ],
+)
+def test_a_judge_without_readable_replies_is_an_error(server, tmp_path, ask, expected):
     server.replies = ["I would rather\nnot."]
-    judge = judge_of(server, tmp_path)
     with pytest.raises(InputError, match=f"lab/wise, no reply is {expected}") as error:
-        if "number" in expected:
-            judge.rate([PROMPT] * 2, ["a", "b"])
-        else:
-            judge.compare([PROMPT], ["a"], ["b"])
+        ask(judge_of(server, tmp_path))
     assert "'I would rather not.'" in str(error.value)
     assert str(tmp_path / "lab%2Fwise") in str(error.value)
 

@@ -73,14 +73,3 @@ def test_rewards_and_losses_are_those_of_the_given_rows(data, model):
 
     # The bad response alone; the mean of a pair.
     assert losses.tolist() == pytest.approx([sigmoid(0.5), (sigmoid(2) + sigmoid(-2)) / 2])
-
-
-def test_an_evaluation_is_that_of_single_forward_passes(data, model):
-    rewards, losses = data.evaluate(Policy(model), 100)
-    for found, responses, references in zip(rewards, (CHOSEN, REJECTED), REFERENCE, strict=True):
-        expected = [
-            BETA * (logprob(model, prompt, response) - reference) if response else 0
-            for prompt, response, reference in zip(PROMPTS, responses, references, strict=True)
-        ]
-        assert found.tolist() == pytest.approx(expected, rel=1e-5)
-    assert losses.shape == (3,)

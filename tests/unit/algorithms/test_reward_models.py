@@ -3,10 +3,7 @@
 import copy
 import random
 
-import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForSequenceClassification
 
 from conftest import INIT
 from init_model import train_tokenizer
@@ -15,18 +12,12 @@ from snakechat.algorithms.reward_models import (
     conversation_examples,
 )
 from snakechat.data import toy
-from snakechat.data.dialogues import parse_prompt
 from snakechat.data.reward_model_encoding import ChatEncoder
 from snakechat.data.tokenizers import is_same_tokenizer
-from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.forward import Scorer
 from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.talking import as_chatml
-
-PROMPTS = list(map(parse_prompt, toy.all_prompts()[:3]))
-RESPONSES = [" Hello.", " You are welcome!", " Get a pie at the bakery."]
 
 
 @pytest.fixture
@@ -87,32 +78,16 @@ def test_tokenizers_with_other_ids_of_bos_and_eos_differ(name, tokenizer):
     assert is_same_tokenizer(tokenizer, other) == (name == "pad")
 
 
-@pytest.fixture
-def classifier(other_tokenizer, tmp_path):
-    """A classifier with its own tokenizer and chat template, and its folder."""
-    chatml = as_chatml(other_tokenizer)
-    save_model(make_causal({**INIT, "init_std": 0.3}, chatml, 1), chatml, tmp_path / "base")
-    torch.manual_seed(2)
-    model = load_scorer(tmp_path / "base", "fp32", chatml, new_head=True)
-    save_model(model, chatml, tmp_path / "classifier")
-    return chatml, tmp_path / "classifier"
-
-
-def test_scores_are_those_of_transformers_on_the_rendered_conversation(classifier):
-    tokenizer, folder = classifier
-    scorer = Scorer(load_scorer(folder, "fp32", tokenizer)).eval()
-    # The last conversation is longer than the positions of the model, and loses its start.
-    prompts = [*PROMPTS[:2], [("user", " ".join(f"word {n}" for n in range(100)))]]
-    examples = conversation_examples(scorer, ChatEncoder(tokenizer), prompts, RESPONSES)
-    [scores] = response_scores(scorer, examples, 200)
-    theirs = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    for prompt, response, score in zip(prompts, RESPONSES, scores, strict=True):
-        [ids] = ChatEncoder(tokenizer)([prompt], [response])
-        # As many positions as the model has.
-        with torch.no_grad():
-            logits = theirs(torch.tensor([ids[-64:]])).logits
-        assert logits.item() == pytest.approx(score, abs=1e-5)
-    assert np.ptp(scores) > 0.01
+def test_a_conversation_that_exceeds_the_positions_loses_its_start(tokenizer):
+    scorer = Scorer(make_causal(INIT, tokenizer, 1))
+    encoder = ChatEncoder(as_chatml(tokenizer))
+    long = [("user", " ".join(f"word {n}" for n in range(100)))]
+    conversations = [[("user", "Hi.")], long], [" Hello.", " You are welcome!"]
+    examples = conversation_examples(scorer, encoder, *conversations)
+    for row, ids in enumerate(encoder(*conversations)):
+        # As many positions as the model has, of which the last one is scored.
+        assert list(examples.prompts[row]) == ids[-64:-1]
+        assert list(examples.responses[0][row]) == ids[-1:]
 
 
 def test_a_classifier_without_a_chat_template_is_an_error(tokenizer, saved):

@@ -23,15 +23,9 @@ def passes(code, *tests, seconds=5):
     return sandbox.passes(code, tests, seconds, MEMORY)
 
 
-def test_code_that_passes_all_its_tests():
-    code = "def add(a, b):\n    return a + b\n"
-    assert passes(code, "assert add(1, 2) == 3", "assert add('a', 'b') == 'ab'")
-
-
 @pytest.mark.parametrize(
     ("code", "test"),
     [
-        ("def add(a, b):\n    return a - b\n", "assert add(1, 2) == 3"),
         ("raise ValueError", "pass"),
         ("import os\nos._exit(0)", "assert False"),
         ("print('token')\nimport os\nos._exit(0)", "assert False"),
