@@ -23,7 +23,8 @@ def check_config_files(paths: Iterable[Path]) -> None:
     """Check files before Snakemake's values of them are used. A missing file is not an error here.
 
     Raises:
-        ConfigError: A file is not YAML in UTF-8, which JSON is too, or a mapping has a key twice.
+        ConfigError: A file is not YAML in UTF-8, which JSON is too, or a mapping has a key twice or
+            contains itself.
     """
     for path in paths:
         if path.exists():
@@ -51,6 +52,10 @@ def check_config_text(name: str, content: bytes) -> None:
         loader.construct_document(root)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
+    except RecursionError:
+        raise ConfigError(
+            f"{name}: an alias contains itself, or values are nested too deeply: remove one"
+        ) from None
     except (ValueError, LookupError) as error:
         # Values that have the form of a date or a number, and are none.
         raise ConfigError(f"{name}: a value cannot be read: {error}") from None

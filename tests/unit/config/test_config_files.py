@@ -20,6 +20,7 @@ from snakechat.config.errors import ConfigError
         (b"[1]", "x.yaml: expected sections"),
         (b"seed: 1" + b"0" * 5000, "x.yaml: a value cannot be read: Exceeds the limit (4300"),
         (b"seed: !!python/name:os.system x", "x.yaml: line 1 is not YAML: could not"),
+        (b"a: &x {b: *x}\n", "x.yaml: an alias contains itself, or values"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )
