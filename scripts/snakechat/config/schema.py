@@ -101,10 +101,24 @@ def checked(values: Any, declared: Any, *place: str) -> Any:
         ConfigError: A key or value is invalid; the message names the key.
     """
     try:
-        return _adapter(declared).validate_python(values)
+        converted = _adapter(declared).validate_python(values)
     except ValidationError as error:
         path, message = _describe(error, values, declared)
         raise ConfigError(f"config: {'.'.join([*place, *path])}: {message}") from None
+    _check_booleans(values, converted, *place)
+    return converted
+
+
+def _check_booleans(value: Any, converted: Any, *place: str) -> None:
+    """Raise ConfigError for true or false where a number is expected: pydantic reads 1 or 0."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_booleans(inner, converted[key], *place, key)
+    elif isinstance(value, list):
+        for number, (inner, of_inner) in enumerate(zip(value, converted, strict=True)):
+            _check_booleans(inner, of_inner, *place, str(number))
+    elif isinstance(value, bool) and not isinstance(converted, bool):
+        raise ConfigError(f"config: {'.'.join(place)}: expected a number, found {value}")
 
 
 @cache
@@ -151,6 +165,8 @@ def _hint(path: list[Any], declared: Any) -> str:
         inner = [_below(node, part) for node in nodes]
         nodes = [form for node in inner if node for form in _forms(node)]
     keys = [key for node in nodes for key in node.get("properties", {})]
+    if path[-1] in keys:
+        return "(entries of another form have it: remove it, or the keys that these do not have)"
     similar = difflib.get_close_matches(str(path[-1]), dict.fromkeys(keys))
     if similar:
         return f"(did you mean {' or '.join(similar)}?)"
