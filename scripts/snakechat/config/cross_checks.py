@@ -42,7 +42,8 @@ def check_placements(config: Config) -> None:
             place = f"config: {stage}.recipes.{name}.placement"
             allowed = STAGES_OF_OFFLOAD[placement["offload"]]
             for key in ("zero_stage", "critic_zero_stage"):
-                if placement.get(key, allowed[0]) not in allowed:
+                # critic_zero_stage defaults to zero_stage.
+                if placement.get(key) not in (None, *allowed):
                     raise ConfigError(
                         f"{place}.{key}: {placement[key]} cannot be combined with"
                         f" offload: {placement['offload']}: set {key}: {allowed[0]}"

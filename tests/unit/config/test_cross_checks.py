@@ -111,6 +111,7 @@ MISTAKES = [
         "models.opt-125m.template_arguments.tools",
         {"models": {"opt-125m": {"template_arguments": {"tools": "none"}}}},
     ),
+    ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": [10, 1]}}}),
     ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": "https://me:secret@host/v1"}}}),
     # Reward functions: unknown, with a syntax error, with an unknown argument, without a column.
     *(
@@ -145,7 +146,9 @@ def test_mistake_is_reported_in_one_line(root, key, changes):
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("changes", [{}, {"offload": "optimizer"}, {"compile": True}])
+@pytest.mark.parametrize(
+    "changes", [{"critic_zero_stage": None}, {"offload": "optimizer"}, {"compile": True}]
+)
 def test_a_training_may_choose_its_zero_stage_and_checkpointing(root, changes):
     placement = {"zero_stage": "auto", "activation_checkpointing": "auto", **changes}
     config = load(tiny("sft", placement=placement), root)
