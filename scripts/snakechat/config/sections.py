@@ -54,6 +54,12 @@ def _check_regex(text: str) -> str:
     return text
 
 
+def _check_scale(scale: list[float]) -> list[float]:
+    if scale[0] >= scale[1]:
+        raise ValueError("expected the lowest rating before the highest one")
+    return scale
+
+
 BadRowPolicy = Literal["fail", "skip"]
 NonEmptyText = Annotated[str, Keyword("min_length", 1)]
 Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
@@ -293,7 +299,14 @@ class LlmJudge(TypedDict):
     url: Url
     model: NonEmptyText
     rubric: NonEmptyText
-    scale: NotRequired[Annotated[list[float], Keyword("min_length", 2), Keyword("max_length", 2)]]
+    scale: NotRequired[
+        Annotated[
+            list[float],
+            Keyword("min_length", 2),
+            Keyword("max_length", 2),
+            AfterValidator(_check_scale),
+        ]
+    ]
     parameters: NotRequired[dict[str, Any]]
     key_env: NotRequired[EnvironmentVariable]
     requests_per_minute: NotRequired[Positive]
