@@ -34,8 +34,8 @@ def kind_of(path: str | Path) -> str | None:
 def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
     """Return the sorted paths of all files in a folder, relative to it.
 
-    The folder may be a link itself. Links to folders are followed, each folder once: folders that
-    link to one another have endless paths.
+    The folder may be a link itself. Links to folders are followed, each folder once, and not to a
+    folder that contains the link: folders that link to one another have endless paths.
 
     follow_links: Whether links to folders may lead out of the folder.
 
@@ -52,9 +52,11 @@ def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
                 continue
             if not follow_links and not name.startswith("."):
                 check_link(folder, os.path.relpath(path, folder))
-            if os.path.realpath(path) in followed:
+            real = os.path.realpath(path)
+            if real in followed or Path(os.path.realpath(parent)).is_relative_to(real):
                 folders.remove(name)
-            followed.add(os.path.realpath(path))
+            else:
+                followed.add(real)
         folders.sort()
     return sorted(paths)
 

@@ -162,6 +162,12 @@ def test_folders_that_link_to_one_another_are_read_once(tmp_path):
     assert set(local_paths(tmp_path)) == {*found, "self"}
 
 
+def test_a_folder_that_contains_itself_by_a_link_is_read_once(tmp_path):
+    fill(tmp_path, "data/x.json")
+    (tmp_path / "data/all").symlink_to(tmp_path / "data")
+    assert local_paths(tmp_path) == ["data/x.json"]
+
+
 def test_link_to_a_folder_outside_is_an_error_unless_links_are_followed(tmp_path):
     folder = fill(tmp_path / "mine", "data/x.json")
     fill(tmp_path / "other", "y.json")
