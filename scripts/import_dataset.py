@@ -196,7 +196,9 @@ def record_and_cells(
         raise BadRow("nested too deeply") from None
     except UnicodeEncodeError as error:
         piece = error.object[error.start : error.start + 20]
-        raise BadRow(f"text that is not UTF-8: {piece!r}") from None
+        raise BadRow(
+            f"text that is not UTF-8: {piece!r}: save the file as text in UTF-8, or correct the row"
+        ) from None
     return record, kept
 
 

@@ -5,6 +5,7 @@ tests/unit/data/test_sources.py requires: the row number of a bad row, memory bo
 array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
 """
 
+import codecs
 import csv
 import zlib
 from collections.abc import Callable, Collection, Iterator
@@ -55,8 +56,11 @@ def read_rows(
     if kind is None:
         raise InputError(f"{path}: unknown kind of file, expected one of {', '.join(READERS)}")
     with path.open("rb") as file:
-        if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
+        start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
     try:
         for number, row in READERS[kind](path, columns):
             if not isinstance(row, (dict, BadRow)):

@@ -73,6 +73,7 @@ for _ in range(100_000):
 @pytest.mark.parametrize(
     ("row", "keep", "reason"),
     [
+        ({"prompt": "a\udce9", "chosen": "b"}, (), r"text that is not UTF-8: '\udce9': save"),
         # Half of an emoji.
         ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
         ({**GOOD, "x": {"\udce9": 1}}, ("x",), r"text that is not UTF-8: '\udce9"),

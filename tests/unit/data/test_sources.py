@@ -178,10 +178,17 @@ def test_empty_file_is_an_error(tmp_path, name):
         list(read_rows(tmp_path / name))
 
 
-def test_git_lfs_pointer_is_an_error_with_advice(tmp_path):
-    path = put(tmp_path / "rows.jsonl", b"version https://git-lfs.github.com/spec/v1\nsize 132\n")
-    with pytest.raises(InputError, match="git lfs pull"):
-        list(read_rows(path))
+@pytest.mark.parametrize(
+    ("content", "advice"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\nsize 132\n", "git lfs pull"),
+        # As spreadsheets save "Unicode text".
+        ("prompt,chosen\na,b\n".encode("utf-16"), "in UTF-16: save the file as text in UTF-8"),
+    ],
+)
+def test_a_file_with_other_bytes_than_its_rows_is_an_error_with_advice(tmp_path, content, advice):
+    with pytest.raises(InputError, match=advice):
+        list(read_rows(put(tmp_path / "rows.csv", content)))
 
 
 ROWS = numbered(1000)
