@@ -39,8 +39,10 @@ from snakechat.workflow.run_options import parse_options
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Starts of the names of variables by which libraries round in another way on the same CPU or GPU:
-# instructions, threads and precision of torch, MKL, oneDNN, OpenMP, OpenBLAS and NumPy.
+# instructions, threads and precision of torch, MKL, oneDNN, OpenMP, OpenBLAS and NumPy; and the one
+# by which Python skips assert statements, which may decide the scores of reward functions.
 ARITHMETIC_VARIABLES = (
+    "PYTHONOPTIMIZE",
     *("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_", "NPY_"),
     *("NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINALG_"),
     *("TORCH_LINEAR_", "TORCH_MKLDNN_", "TORCH_ROCM_"),

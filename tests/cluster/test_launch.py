@@ -43,7 +43,7 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DE
 values = {name: os.environ[name] for name in names if name in os.environ}
 values["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
 values["memory"] = os.environ.get("PYTORCH_ALLOC_CONF")
-names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_DYNAMIC", "PYTHONUTF8")
+names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_DYNAMIC", "PYTHONUTF8", "PYTHONOPTIMIZE")
 values["arithmetic"] = {name: os.environ[name] for name in names if name in os.environ}
 # One write, because several processes print to the same output.
 os.write(1, json.dumps({**values, "pid": os.getpid(), "arguments": sys.argv[1:]}).encode() + b"\\n")
@@ -110,7 +110,7 @@ def test_one_process_is_plain_python(start):
 
 def test_variables_of_the_shell_that_change_results_are_removed(start):
     shell = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true"}
-    shell["PYTHONUTF8"] = "0"
+    shell |= {"PYTHONUTF8": "0", "PYTHONOPTIMIZE": "1"}
     [variables] = variables_of(start(**shell))
     assert variables["arithmetic"] == {"PYTHONUTF8": "1"}
     # They can be a part of the placement, which is recorded.
