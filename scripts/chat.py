@@ -10,6 +10,7 @@ only the responses. The same turns and the same seed give the same response.
 
 import argparse
 import io
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,16 +59,19 @@ def parse_arguments() -> argparse.Namespace:
         default=256,
         help="maximum number of tokens of a response; default: 256",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if not 0 <= arguments.temperature < math.inf:
+        found = arguments.temperature
+        parser.error(f"argument --temperature: expected a number of at least 0, found {found:g}")
+    return arguments
 
 
 def natural(text: str) -> int:
-    """Return an integer of at least 0; raise ValueError for any other text."""
-    value = int(text)
+    """Return an integer of at least 0; raise ArgumentTypeError for any other text."""
     # Seeds of torch have 63 bits.
-    if not 0 <= value < 1 << 63:
-        raise ValueError
-    return value
+    if not text.isdecimal() or int(text) >= 1 << 63:
+        raise argparse.ArgumentTypeError(f"expected an integer of at least 0, found {text!r}")
+    return int(text)
 
 
 def print_note(text: str) -> None:
@@ -142,10 +146,8 @@ class Chat:
         elif command == "/seed":
             try:
                 self.seed = natural(text)
-            except ValueError:
-                raise InputError(
-                    f"/seed: expected an integer of at least 0, found {text!r}"
-                ) from None
+            except argparse.ArgumentTypeError as error:
+                raise InputError(f"/seed: {error}") from None
             print_note(f"Seed: {self.seed}")
         else:
             raise InputError(f"unknown command {command}: /help lists the commands")

@@ -106,7 +106,9 @@ def test_an_invalid_line_ends_a_pipe(folders, run_chat, line, message):
 
 def test_invalid_arguments_are_usage_errors(run_chat):
     _, notes, code = run_chat("x", "--seed", 1 << 63)
-    assert code == 2 and f"--seed: invalid natural value: '{1 << 63}'" in notes
+    assert code == 2 and f"--seed: expected an integer of at least 0, found '{1 << 63}'" in notes
+    _, notes, code = run_chat("x", "--temperature", -1)
+    assert code == 2 and "--temperature: expected a number of at least 0, found -1" in notes
 
 
 def interrupt_first_response(session):
