@@ -55,7 +55,8 @@ def main() -> None:
     folder = os.getcwd()
     parallel = [job for job in jobs.values() if num_processes(job) > 1]
     if not parallel:
-        sys.exit(f"error: {', '.join(plan.targets)}: no job to run takes several GPUs or nodes")
+        targets = ", ".join(plan.targets) or "all results"
+        sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
     ready = [job for job in parallel if not upstream_paths(job.spec, jobs)]
     if not ready:
         spec = parallel[0].spec

@@ -1,5 +1,6 @@
 """Estimated FLOPs and seconds of training, scoring and generation on a GPU."""
 
+import math
 from typing import NamedTuple
 
 from snakechat.planning import flops
@@ -44,7 +45,7 @@ def parse_gpu(text: str) -> Gpu:
         return GPUS[text]
     try:
         memory, tflops, bandwidth = numbers = [*map(float, text.split(","))]
-        if min(numbers) <= 0:
+        if not all(0 < number < math.inf for number in numbers):
             raise ValueError
     except ValueError:
         raise ValueError(f"{text!r}: expected {', '.join(GPUS)} or {GPU_SYNTAX}") from None

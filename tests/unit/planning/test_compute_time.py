@@ -91,7 +91,7 @@ def test_a_gpu_has_a_name_or_numbers(text, gpu):
     assert parse_gpu(text) == gpu
 
 
-@pytest.mark.parametrize("text", ["h1000", "48", "48GB,181,864", "0,181,864"])
+@pytest.mark.parametrize("text", ["h1000", "48", "48GB,181,864", "0,181,864", "inf,1,1"])
 def test_a_gpu_that_is_not_described(text):
     with pytest.raises(ValueError, match=r"expected rtx4090, .* 48,181,864"):
         parse_gpu(text)
