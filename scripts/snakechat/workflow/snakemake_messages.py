@@ -39,10 +39,11 @@ def repeat_errors() -> None:
             # The message about the job has the same command.
             return False
         if getattr(record, "event", None) == LogEvent.JOB_ERROR:
-            error = _last_line(getattr(record, "log", ()))
-            errors[error] = None
             # A cluster's plugin says how the job ended, and where its log is.
-            record.__dict__["rule_msg"] = getattr(record, "rule_msg", None) or error
+            message = getattr(record, "rule_msg", None)
+            error = _last_line(getattr(record, "log", ()), message)
+            errors[error] = None
+            record.__dict__["rule_msg"] = message or error
         if errors and text.startswith("WorkflowError:\nAt least one job did not complete"):
             record.msg, record.args = "\n".join(errors), ()
         return True
@@ -54,10 +55,15 @@ def repeat_errors() -> None:
 TRACEBACK = "Traceback (most recent call last):"
 
 
-def _last_line(logs: Sequence[str]) -> str:
+def _last_line(logs: Sequence[str], message: str | None) -> str:
     """Return the error of a job, which is the last line of its first log.
 
-    A job that is killed, for example by the kernel because memory is exhausted, writes none.
+    A job that is killed, for example by the kernel because memory is exhausted, writes none; nor
+    does one that a cluster did not accept.
+
+    Args:
+        logs: The paths of its logs.
+        message: What a cluster's plugin says about the job, if there is one.
     """
     try:
         text = Path(logs[0]).read_text(errors="replace")
@@ -66,6 +72,8 @@ def _last_line(logs: Sequence[str]) -> str:
     # Progress bars return to the start of their line.
     texts = [shown for line in text.split("\n") if (shown := line.rpartition("\r")[2].strip())]
     has_error = texts and (texts[-1].startswith(("error: ", "stopped by ")) or TRACEBACK in text)
+    if not has_error and message:
+        return f"error: {printable_line(message.strip())}"
     if not has_error:
         return (
             "error: a job ended without a message, as if it was killed, for example because memory"

@@ -24,6 +24,7 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
     for log, message in (
         *((f"{name}.log", None) for name in ("a", "raised", "killed", "missing")),
         ("a.log", "job 7 was cancelled"),
+        ("missing.log", "Job submission failed: no sbatch\n"),
     ):
         messages.error("RuleException:\nCalledProcessError in file x:\nCommand 'y' returned 1")
         extra = {"event": LogEvent.JOB_ERROR, "rule_msg": message, "log": [str(tmp_path / log)]}
@@ -34,14 +35,16 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
         f" exhausted: {tmp_path}/{name}.log"
         for name in ("killed", "missing")
     )
-    jobs = [record.rule_msg for record in shown[1:6]]
+    jobs = [record.rule_msg for record in shown[1:7]]
     assert jobs == [
         "error: row 1",
         "ZeroDivisionError: division",
         killed,
         missing,
         "job 7 was cancelled",
+        "Job submission failed: no sbatch\n",
     ]
     assert shown[0].getMessage() == failed
     errors = ["error: row 1", "ZeroDivisionError: division", killed, missing]
-    assert shown[6].getMessage() == "\n".join(errors)
+    errors.append("error: Job submission failed: no sbatch")
+    assert shown[7].getMessage() == "\n".join(errors)
