@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
 from snakechat.workflow.manifest import read_manifest
 from snakechat.workflow.store import STORE, is_undamaged, link_result, stored_folders
-from support.faults import ERRORS, KINDS, compile_faults, working
+from support.faults import ERRORS, KINDS, running
 from support.stored_results import make_result
 
 RESULT = Path("output/sft/tiny")
@@ -41,20 +40,15 @@ store.main()
 
 
 @pytest.fixture
-def worker(scratch, tmp_path, monkeypatch):
-    """A worker next to `before`, an output folder with three versions of a result."""
-    library = compile_faults(tmp_path)
-    folder = scratch / tmp_path.name
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    Path("accept_one.py").write_text(ACCEPT)
-    Path("collect.py").write_text(GC)
-    for number in range(3):
-        link_result(RESULT, make_result(STORE, epochs=number))
-    Path("output").rename("before")
-    with working(library, "accept", "store", path=ROOT / "scripts") as worker:
-        yield worker
-    shutil.rmtree(folder)
+def run(scratch, tmp_path):
+    """Run programs next to `before`, an output folder with three versions of a result."""
+    with running(scratch, tmp_path, "accept", "store") as run:
+        Path("accept_one.py").write_text(ACCEPT)
+        Path("collect.py").write_text(GC)
+        for number in range(3):
+            link_result(RESULT, make_result(STORE, epochs=number))
+        Path("output").rename("before")
+        yield run
 
 
 def contents():
@@ -69,7 +63,7 @@ def start_over():
     Path("shared").mkdir()
 
 
-def faults(worker, program, kind):
+def faults(run, program, kind):
     """Run a program in a copy of the folder with a fault at each change.
 
     Yields its exit code and output; the program runs again afterwards.
@@ -77,8 +71,8 @@ def faults(worker, program, kind):
     for number in count(1):
         start_over()
         Path("log").unlink(missing_ok=True)
-        yield worker.run(program, kind=kind, at=number, log="log")
-        code, output = worker.run(program)
+        yield run(program, kind=kind, at=number, log="log")
+        code, output = run(program)
         assert code == 0, (number, output)
         if number > len(Path("log").read_text().splitlines()):
             assert number > 5
@@ -96,11 +90,11 @@ def check_message(code, output, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_result_is_accepted_as_a_whole_or_not(worker, kind):
+def test_a_result_is_accepted_as_a_whole_or_not(run, kind):
     start_over()
-    assert worker.run("accept_one.py")[0] == 0
+    assert run("accept_one.py")[0] == 0
     expected = contents()
-    for code, output in faults(worker, "accept_one.py", kind):
+    for code, output in faults(run, "accept_one.py", kind):
         check_message(code, output, kind)
         manifest = read_manifest(RESULT.with_name("tiny.manifest.json"))
         assert ("accepted" in manifest) or code != 0
@@ -110,8 +104,8 @@ def test_a_result_is_accepted_as_a_whole_or_not(worker, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_collection_removes_whole_results(worker, kind):
-    for code, output in faults(worker, "collect.py", kind):
+def test_a_collection_removes_whole_results(run, kind):
+    for code, output in faults(run, "collect.py", kind):
         check_message(code, output, kind)
         assert all(map(is_undamaged, stored_folders(STORE)))
     assert [folder.resolve() for folder in stored_folders(STORE)] == [RESULT.resolve()]

@@ -1,14 +1,17 @@
-"""Faults of the disk and of the clock: a library for LD_PRELOAD, and programs that load it."""
+"""Faults of the disk: a library for LD_PRELOAD, and programs that load it."""
 
+import contextlib
 import json
 import os
 import shutil
 import subprocess
 import sys
-from contextlib import contextmanager
+import tempfile
 from pathlib import Path
 
 import pytest
+
+from conftest import ROOT
 
 ERRORS = {"ENOSPC": "No space left on device", "EIO": "Input/output error"}
 KINDS = (*ERRORS, "kill")
@@ -31,55 +34,45 @@ for line in sys.stdin:
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 
-SOURCE = Path(__file__).with_suffix(".c")
 
+@contextlib.contextmanager
+def running(scratch, compiled, *modules):
+    """Work in a new folder; yield a function that runs programs in forks of one process.
 
-def compile_faults(folder):
-    """Return the path of the library of faults.c, compiled into a folder.
+    The process has imported modules of the project and has the library of faults. Skips the test
+    where there is no C compiler.
 
-    Skips the test where there is no C compiler.
+    Args:
+        scratch: Folder of the new working directory.
+        compiled: Folder of the library.
+        modules: The modules.
     """
-    compiler = shutil.which("cc")
-    if compiler is None:
+    if not shutil.which("cc"):
         pytest.skip("needs a C compiler")
-    library = Path(folder, "faults.so")
-    command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, SOURCE, "-ldl"]
-    subprocess.run(command, check=True)
-    return library
+    library, source = compiled / "faults.so", Path(__file__).with_suffix(".c")
+    subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", library, source], check=True)
+    with (
+        tempfile.TemporaryDirectory(dir=scratch) as folder,
+        contextlib.chdir(folder),
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, *modules],
+            env={**os.environ, "LD_PRELOAD": library, "PYTHONPATH": ROOT / "scripts"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
 
+        def run(*words, **named):
+            """Run a program, with a fault or not; return its exit code and its output.
 
-class Worker:
-    """A process with the library of faults that runs programs in forks."""
+            named: A fault in output/; faults.c has the variables: `at` is FAULT_AT.
+            """
+            if named:
+                named["folder"] = f"{Path('output').resolve()}/"
+            variables = {f"FAULT_{name.upper()}": str(value) for name, value in named.items()}
+            process.stdin.write(json.dumps([variables, words]) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline()), Path("printed").read_text()
 
-    def __init__(self, process):
-        self.process = process
-
-    def run(self, *words, **named):
-        """Run a program, with a fault or not; return its exit code and its output.
-
-        named: A fault in output/; faults.c has the variables: `at` is FAULT_AT.
-        """
-        if named:
-            named["folder"] = f"{Path('output').resolve()}/"
-        variables = {
-            f"FAULT_{name.upper()}": str(value)
-            for name, value in named.items()
-            if value is not None
-        }
-        self.process.stdin.write(json.dumps([variables, words]) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline()), Path("printed").read_text()
-
-
-@contextmanager
-def working(library, *modules, path="scripts"):
-    """Run a Worker in the working directory; it has imported modules from a folder."""
-    with subprocess.Popen(
-        [sys.executable, "-c", WORKER, *modules],
-        env={**os.environ, "LD_PRELOAD": str(library), "PYTHONPATH": str(path)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        yield Worker(process)
-        process.stdin.close()
+        yield run

@@ -1,4 +1,4 @@
-"""Faults at any change of a file: a full or broken disk, a kill, a clock that is set.
+"""Faults at any change of a file: a full or broken disk, a kill.
 
 A failure is one line, no result is lost or wrong, and no complete work is repeated.
 """
@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
 from snakechat.workflow.manifest import read_manifest
 from snakechat.workflow.store import is_undamaged, stored_folders
-from support.faults import ERRORS, KINDS, compile_faults, working
+from support.faults import ERRORS, KINDS, running
 
 pytestmark = pytest.mark.slow
 
@@ -53,8 +52,8 @@ COMPLETE = {"one", "one.manifest.json", ".one.lock"}
 class Build:
     """A program and its results in the working directory."""
 
-    def __init__(self, worker):
-        self.worker = worker
+    def __init__(self, run):
+        self.run_program = run
 
     def run(self, text, program="make", **named):
         """Run a program for a text, with a fault or not; return its exit code and its output."""
@@ -63,27 +62,22 @@ class Build:
         Path("spec.json").write_text(json.dumps(spec))
         options = json.dumps({"shared_store": str(SHARED)})
         words = (f"scripts/{program}.py", "--spec", "spec.json", "--options", options)
-        return self.worker.run(*words, **named)
+        return self.run_program(*words, **named)
 
 
 @pytest.fixture
-def build(scratch, tmp_path, monkeypatch):
+def build(scratch, tmp_path):
     """A build whose result was made from the text `old`; a shared store has `new` too."""
-    library = compile_faults(tmp_path)
-    folder = scratch / tmp_path.name
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    Path("scripts").mkdir()
-    Path("scripts/make.py").write_text(PROGRAM)
-    Path("scripts/launch.py").write_text(LAUNCHER)
-    with working(library, "snakechat.workflow.job", path=ROOT / "scripts") as worker:
-        build = Build(worker)
+    with running(scratch, tmp_path, "snakechat.workflow.job") as run:
+        Path("scripts").mkdir()
+        Path("scripts/make.py").write_text(PROGRAM)
+        Path("scripts/launch.py").write_text(LAUNCHER)
+        build = Build(run)
         for text in ("new", "old"):
             assert build.run(text) == (0, "")
             Path("output").rename(text)
         SHARED.rename("both")
         yield build
-    shutil.rmtree(folder)
 
 
 def start_over(shared):
@@ -158,13 +152,3 @@ def test_a_fault_at_any_change_loses_nothing(build, program, shared, kind):
             break
     assert names_of_results() == COMPLETE
     assert failures > 10
-
-
-@pytest.mark.parametrize("seconds", [3600, -3600])
-def test_a_clock_that_is_set_changes_no_result_and_no_duration(build, seconds):
-    for at in (1, 8):
-        start_over(shared=False)
-        assert build.run("new", kind="clock", at=at, seconds=seconds) == (0, "")
-        assert contents("output") == contents("new")
-        record = json.loads((RESULT / "run.json").read_text())
-        assert 0 <= record["seconds"] < 60

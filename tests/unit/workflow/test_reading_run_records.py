@@ -35,3 +35,11 @@ def test_other_files_are_unknown(tmp_path, content):
     (tmp_path / "run.json").write_bytes(content)
     assert read_run_record(tmp_path) is None
     assert read_run_record(tmp_path / "missing") is None
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_a_clock_that_is_set_changes_no_duration(monkeypatch, seconds):
+    started = time.time()
+    monkeypatch.setattr(time, "time", lambda: started + seconds)
+    record = json.loads(run_record(SPEC, SERIAL, DEFAULTS, {}, started))
+    assert abs(record["seconds"]) < 60
