@@ -5,7 +5,6 @@ import fcntl
 import functools
 import json
 import os
-import random
 import re
 import shutil
 import signal
@@ -100,16 +99,6 @@ def signal_handlers():
         signal.signal(number, handler)
 
 
-# A program that prints the specs of the jobs of a target.
-PRINT_SPECS = """
-import json, sys
-sys.path.insert(0, "scripts")
-from snakechat.planning.planner import plan_build
-jobs = plan_build(sys.argv[1:]).jobs
-print(json.dumps({path: job.spec for path, job in jobs.items()}))
-"""
-
-
 class Workflow:
     """A copy of the sources with its own output folder, in which Snakemake runs."""
 
@@ -156,12 +145,6 @@ class Workflow:
         """Return the spec that a result was made from."""
         return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
 
-    def planned_specs(self, target, *options):
-        """Return the specs of all jobs of a target by the paths of their results."""
-        process = self.run("python", "-c", PRINT_SPECS, target, *options, *self.options)
-        assert process.returncode == 0, process.stdout
-        return json.loads(process.stdout.splitlines()[-1])
-
     def planned(self, *targets):
         """Return the rules that a dry run plans for targets, or for the tiny recipe."""
         process = self.snakemake(*(targets or ["output/rlhf/tiny"]), "-n")
@@ -199,11 +182,9 @@ def copy_sources(folder):
 def tokenizer():
     """A tokenizer of 300 tokens."""
     # Imported here, because most tests of the workflow need no torch.
-    from init_model import train_tokenizer
-    from snakechat.data import toy
+    from support.family_tokenizers import toy
 
-    rows, _ = toy.make_rows(100, 10, random.Random(1))
-    return train_tokenizer((text for row in rows for text in row.values()), 300)
+    return toy()
 
 
 @pytest.fixture

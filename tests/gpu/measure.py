@@ -33,6 +33,28 @@ if not importlib.util.find_spec("tensorboard"):
     silent = types.SimpleNamespace(SummaryWriter=mock.MagicMock)
     sys.modules["torch.utils.tensorboard"] = silent
 
+import torch  # noqa: E402
+
+from gpu.workloads import (  # noqa: E402
+    SHAPES,
+    TINY_CASES,
+    configured,
+    make_job,
+    make_model,
+    metrics,
+    model_folder,
+    now,
+    tiny_job,
+    tokens_folder,
+    train,
+)
+from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
+from snakechat.modeling.generation import sample_responses  # noqa: E402
+from snakechat.planning.flops import peak_flops, training_flops  # noqa: E402
+from snakechat.planning.job_workloads import job_workload  # noqa: E402
+from snakechat.planning.memory import peak_memory  # noqa: E402
+from snakechat.planning.stage_choice import plan_of_inputs  # noqa: E402
+
 SECTIONS = {}
 
 
@@ -86,33 +108,6 @@ class Bench:
         """Return a new folder for a job."""
         return Path(tempfile.mkdtemp(dir=self.folder)) / "result"
 
-    def tiny_job(self, name, gpus, dtype):
-        """Return a job of workloads.TINY_CASES."""
-        from gpu.workloads import tiny_job
-
-        return tiny_job(name, self.folder, self.work(), dtype, gpus_per_node=gpus)
-
-    def sft_job(self, **placement):
-        """Return an SFT job of the large model."""
-        from gpu.workloads import make_job, model_folder, tokens_folder
-
-        size = self.size
-        rows = size.rows * (size.warm_up + size.steps + 1)
-        placement = {"gpus_per_node": 1, "micro_batch_tokens": size.micro_batch_tokens} | placement
-        return make_job(
-            "sft",
-            {
-                "model": model_folder(size.large, self.folder, "cuda"),
-                "tokens": tokens_folder(size.large, self.folder, rows, size.limit),
-            },
-            self.work(),
-            placement,
-            max_length=size.limit,
-            global_batch_size=size.rows,
-            epochs=1,
-            dtype="bf16",
-        )
-
 
 # --- sections ---------------------------------------------------------------------------------
 
@@ -120,8 +115,6 @@ class Bench:
 @section(30)
 def versions(bench):
     """Record the versions of libraries."""
-    import torch
-
     names = ("transformers", "peft", "pyarrow", "numpy", "triton", "deepspeed")
     found = {name: version(name) for name in ("torch", *names)}
     major, minor = torch.cuda.get_device_capability()
@@ -138,12 +131,10 @@ def versions(bench):
 @section(120)
 def trainers(bench):
     """Train each kind of small model in fp32 for three steps, on a CPU and on the GPU."""
-    from gpu.workloads import TINY_CASES, metrics, train
-
     for name in TINY_CASES:
         found = []
         for gpus in (0, 1):
-            job = bench.tiny_job(name, gpus, "fp32")
+            job = tiny_job(name, bench.folder, bench.work(), "fp32", gpus_per_node=gpus)
             train(job, 3)
             found.append(metrics(job))
         bench.record(case=name, steps=found[1][-1]["step"], **largest_difference(*found))
@@ -152,12 +143,15 @@ def trainers(bench):
 @section(240)
 def sft(bench):
     """Measure SFT of the large model: speed, and memory beside the estimate."""
-    import torch
-
-    from gpu.workloads import train
-    from snakechat.planning.flops import peak_flops, training_flops
-
     size = bench.size
+    inputs = {
+        "model": model_folder(size.large, bench.folder, "cuda"),
+        "tokens": tokens_folder(
+            size.large, bench.folder, size.rows * (size.warm_up + size.steps + 1), size.limit
+        ),
+    }
+    settings = {"max_length": size.limit, "global_batch_size": size.rows, "epochs": 1}
+    fixed = {"gpus_per_node": 1, "micro_batch_tokens": size.micro_batch_tokens}
     for name, placement in (
         ("default", {}),
         ("sdpa", {"attn_implementation": "sdpa"}),
@@ -166,8 +160,8 @@ def sft(bench):
     ):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        job = bench.sft_job(**placement)
-        seconds, tokens = step_seconds(bench, job, train)
+        job = make_job("sft", inputs, bench.work(), fixed | placement, **settings, dtype="bf16")
+        seconds, tokens = step_seconds(bench, job)
         flops = training_flops(job.record["models"]["model"], tokens / size.rows)
         peak = peak_flops(torch.cuda.get_device_name())
         bench.record(
@@ -183,11 +177,6 @@ def sft(bench):
 @section(180)
 def decoding(bench):
     """Measure sampling of the chat model: eager, and captured for the first and a second time."""
-    import torch
-
-    from gpu.workloads import SHAPES, configured, make_model, now
-    from snakechat.modeling.generation import sample_responses
-
     size = bench.size
     model = make_model(size.chat, "cuda").eval()
     vocab_size = SHAPES[size.chat]["vocab_size"]
@@ -211,10 +200,6 @@ def decoding(bench):
 @section(180)
 def ppo(bench):
     """Measure steps of PPO of the large model by section."""
-    import torch
-
-    from gpu.workloads import make_job, model_folder, tokens_folder, train
-
     size = bench.size
     torch.cuda.reset_peak_memory_stats()
     number = size.warm_up + size.steps
@@ -263,21 +248,16 @@ def gib(number):
     return round(number / 2**30, 2)
 
 
-def relative_difference(values, expected):
-    """Return the largest relative difference of two sequences of numbers."""
-    pairs = zip(values, expected, strict=True)
-    return max(abs(a - b) / max(abs(b), 1e-3) for a, b in pairs)
-
-
 def largest_difference(expected, steps):
     """Return the loss or norm of a run that differs the most from another one, and by how much.
 
     Rounding makes shares jump, such as the share of ties or of clipped tokens.
     """
     differences = {
-        name: relative_difference(
-            [step[name] for step in steps if name in step],
-            [step[name] for step in expected if name in step],
+        name: max(
+            abs(step[name] - other[name]) / max(abs(other[name]), 1e-3)
+            for step, other in zip(steps, expected, strict=True)
+            if name in step
         )
         for name in expected[-1]
         if name.endswith(("loss", "grad_norm"))
@@ -286,14 +266,12 @@ def largest_difference(expected, steps):
     return {"largest_difference": differences[name], "of": name}
 
 
-def step_seconds(bench, job, train):
+def step_seconds(bench, job):
     """Train; return the mean seconds of the measured steps and their mean tokens."""
     size = bench.size
     ends = train(job, size.warm_up + size.steps)
     seconds = [end - start for start, end in pairwise(ends[size.warm_up - 1 :])]
     # With the tokens of prompts, which the log of a training does not count.
-    from snakechat.modeling.batching import Examples, training_batches
-
     examples = Examples.read(job.inputs["tokens"], "train", "chosen")
     lengths = examples.prompt_lengths + examples.response_lengths[0]
     batches = training_batches(len(examples), job.settings.global_batch_size, job.settings)
@@ -303,10 +281,6 @@ def step_seconds(bench, job, train):
 
 def estimated_peak(job):
     """Return the bytes that scripts/estimate.py predicts for a job."""
-    from snakechat.planning.job_workloads import job_workload
-    from snakechat.planning.memory import peak_memory
-    from snakechat.planning.stage_choice import plan_of_inputs
-
     workload = job_workload(job.spec, job.placement, plan_of_inputs(job))
     _, memory = peak_memory(workload, job.placement)
     return sum(memory.values())

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from gpu.workloads import SHAPES
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
@@ -26,10 +27,9 @@ from snakechat.planning.memory import peak_memory
 from snakechat.planning.workload import LoadedModel, Workload
 from snakechat.training import engine as engines
 from snakechat.workflow.placement import placement_of
+from support.engines import SETTINGS
 
-OPT = {"model_type": "opt", "num_hidden_layers": 24, "hidden_size": 2048, "ffn_dim": 8192}
-OPT |= {"word_embed_proj_dim": 2048, "num_attention_heads": 32, "max_position_embeddings": 2048}
-OPT |= {"vocab_size": 50272, "dropout": 0.0}
+OPT = SHAPES["opt-1.3b"]
 LLAMA = {"model_type": "llama", "num_hidden_layers": 16, "hidden_size": 2048, "head_dim": 64}
 LLAMA |= {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 8192}
 LLAMA |= {"vocab_size": 128256, "tie_word_embeddings": True, "max_position_embeddings": 8192}
@@ -45,11 +45,7 @@ ROWS, LENGTH, RESPONSE = 8, 1024, 512
 
 def peaks(losses, config, lora_rank, checkpointing):
     """Return the peak of two steps that train models one after the other, and its estimate."""
-    settings = SimpleNamespace(
-        **{"dtype": "bf16", "weight_decay": 0.0, "adam_betas": (0.9, 0.95), "warmup_steps": 0},
-        **{"lr_schedule": "constant", "min_lr_ratio": 0.0, "max_grad_norm": 1.0},
-        lora_learning_rate=None,
-    )
+    settings = SimpleNamespace(**{**SETTINGS, "dtype": "bf16"})
     device = torch.device("cuda", 0)
     examples = Examples([[5] * (LENGTH - RESPONSE)] * ROWS, [[7] * RESPONSE] * ROWS)
     placement = placement_of({"gpus_per_node": 1, "activation_checkpointing": checkpointing})

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from support.launching import launch
+from support import launching
 
 pytestmark = pytest.mark.slow
 
@@ -16,13 +16,9 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
 
 def run(device, number, folder):
     """Return what each process of the worker returned."""
-    process = launch(number, ROOT / "tests/gpu/worker.py", device, folder, device=device)
-    try:
-        output, _ = process.communicate(timeout=900)
-    except BaseException:
-        process.kill()
-        raise
-    assert process.returncode == 0, output[-5000:]
+    worker = ROOT / "tests/gpu/worker.py"
+    code, output = launching.run(number, worker, device, folder, device=device, timeout=900)
+    assert code == 0, output[-5000:]
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(number)]
 
 

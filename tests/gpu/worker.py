@@ -20,7 +20,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from snakechat.modeling import acceleration  # noqa: E402
 from snakechat.modeling.batching import Examples  # noqa: E402
@@ -30,37 +30,20 @@ from snakechat.training.engine import make_engine  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import deterministic, distributed  # noqa: E402
 from snakechat.workflow.placement import placement_of  # noqa: E402
+from support.engines import SETTINGS  # noqa: E402
+from support.specs import opt_config  # noqa: E402
 
 CASES = {"cpu": [(0, "fp32")]}
 CASES["cuda"] = [(stage, "fp32") for stage in range(4)]
 CASES["cuda"] += [(stage, "bf16") for stage in range(4)] + [(2, "fp16"), (3, "fp16")]
-SETTINGS = {
-    "weight_decay": 0.1,
-    "adam_betas": [0.9, 0.95],
-    "lr_schedule": "constant",
-    "warmup_steps": 0,
-    "min_lr_ratio": 0.0,
-    "max_grad_norm": 1.0,
-    "lora_learning_rate": None,
-}
 VOCABULARY, STEPS = 96, 4
 
 
 def make_policy(device):
     """Return a small policy, the same on every device."""
     torch.manual_seed(0)
-    config = OPTConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=64,
-        word_embed_proj_dim=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        ffn_dim=128,
-        max_position_embeddings=64,
-        dropout=0.0,
-        init_std=0.1,
-    )
-    model = OPTForCausalLM(config)
+    sizes = {"ffn_dim": 128, "vocab_size": VOCABULARY, "max_position_embeddings": 64}
+    model = OPTForCausalLM(OPTConfig(**opt_config(2, 64, 2, **sizes, dropout=0.0, init_std=0.1)))
     # As snakechat.modeling.loading does.
     model.config._attn_implementation = "sdpa"
     return Policy(model).to(device)
@@ -93,7 +76,7 @@ def train_step(engine, examples, step, device):
 def run(stage, dtype, placement, device, interrupted):
     """Return the losses of all steps, and greedy responses of the trained model."""
     placement = dataclasses.replace(placement, zero_stage=stage)
-    settings = SimpleNamespace(**SETTINGS, dtype=dtype)
+    settings = SimpleNamespace(**{**SETTINGS, "dtype": dtype})
 
     def make():
         return make_engine(make_policy(device), settings, 1e-3, STEPS, placement)

@@ -35,34 +35,15 @@ from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group
 from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_options import RunOptions
+from support import family_tokenizers
+from support.specs import OPT_CONFIGS, opt_config
 
 ROOT = Path(__file__).resolve().parents[2]
-SETTINGS = {
-    "sft": SftSettings,
-    "reward": RewardSettings,
-    "dpo": DpoSettings,
-    "rlhf": RlhfSettings,
-}
+SETTINGS = {"sft": SftSettings, "reward": RewardSettings, "dpo": DpoSettings, "rlhf": RlhfSettings}
 SEED = 1
-OPT = {"model_type": "opt", "vocab_size": 50272, "max_position_embeddings": 2048, "dropout": 0.0}
 SHAPES = {
-    "opt-1.3b": {
-        **OPT,
-        "num_hidden_layers": 24,
-        "hidden_size": 2048,
-        "word_embed_proj_dim": 2048,
-        "num_attention_heads": 32,
-        "ffn_dim": 8192,
-    },
-    # The reward model of OPT-1.3B.
-    "opt-350m": {
-        **OPT,
-        "num_hidden_layers": 24,
-        "hidden_size": 1024,
-        "word_embed_proj_dim": 1024,
-        "num_attention_heads": 16,
-        "ffn_dim": 4096,
-    },
+    # The reward model of OPT-1.3B is OPT-350M.
+    **{name: {**OPT_CONFIGS[name], "dropout": 0.0} for name in ("opt-1.3b", "opt-350m")},
     "qwen3-0.6b": {
         "model_type": "qwen3",
         "vocab_size": 151936,
@@ -76,16 +57,7 @@ SHAPES = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
         "tie_word_embeddings": True,
     },
-    "tiny-opt": {
-        **OPT,
-        "vocab_size": 320,
-        "num_hidden_layers": 2,
-        "hidden_size": 32,
-        "word_embed_proj_dim": 32,
-        "num_attention_heads": 2,
-        "ffn_dim": 64,
-        "init_std": 0.1,
-    },
+    "tiny-opt": opt_config(2, 32, 2, ffn_dim=64, vocab_size=320, dropout=0.0, init_std=0.1),
 }
 
 # Trainings of small models: the stage, and settings besides those that all share.
@@ -133,19 +105,8 @@ def model_folder(name, folder, device, scorer=False):
     """Return the folder of a model with random weights; make it once."""
     path = folder / f"{name}{'-scorer' if scorer else ''}"
     if not path.exists():
-        save_model(make_model(name, device, scorer).to("cpu"), small_tokenizer(), path)
+        save_model(make_model(name, device, scorer).to("cpu"), family_tokenizers.toy(), path)
     return path
-
-
-def small_tokenizer():
-    """Return a tokenizer with fewer tokens than the models, whose ids are random."""
-    import random
-
-    from init_model import train_tokenizer
-    from snakechat.data import toy
-
-    rows, _ = toy.make_rows(100, 10, random.Random(SEED))
-    return train_tokenizer((text for row in rows for text in row.values()), 300)
 
 
 def tokens_folder(name, folder, num_rows, limit):
@@ -262,36 +223,23 @@ class Finished(Exception):
     """Ends a trainer after the last measured step."""
 
 
-@contextmanager
-def measured_steps(number, before_step=lambda step: None):
-    """Context in which trainers end after a number of steps; yields the times of their ends.
-
-    before_step: Called with the index of each step, and of the one after the last.
-    """
+def train(job, number):
+    """Run the main of a trainer for a number of steps; return the times of their ends."""
+    program = importlib.import_module(job.spec["rule"])
     ends, steps = [], Checkpointer.steps
 
     def timed(checkpointer, batches) -> Iterator:
-        before_step(0)
         for step in steps(checkpointer, batches):
             yield step
             ends.append(now())
-            before_step(len(ends))
             if len(ends) == number:
                 raise Finished
 
-    with mock.patch.object(Checkpointer, "steps", timed):
-        yield ends
-
-
-def train(job, number, before_step=lambda step: None):
-    """Run the main of a trainer for a number of steps; return the times of their ends."""
-    program = importlib.import_module(job.spec["rule"])
-    # A reward model that was not trained has no recorded scores.
-    with measured_steps(number, before_step) as ends, suppress(Finished):
-        try:
+    try:
+        with mock.patch.object(Checkpointer, "steps", timed), suppress(Finished):
             program.main(job)
-        finally:
-            leave_process_group()
+    finally:
+        leave_process_group()
     return ends
 
 

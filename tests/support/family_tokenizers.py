@@ -4,6 +4,7 @@ The facts are those of tokenizer.json and tokenizer_config.json of the named rep
 """
 
 import json
+import random
 
 from tokenizers import (
     AddedToken,
@@ -16,6 +17,9 @@ from tokenizers import (
     trainers,
 )
 from transformers import PreTrainedTokenizerFast
+
+from init_model import train_tokenizer
+from snakechat.data.toy import make_rows
 
 TEXTS = ["What is the capital of France?", "The capital of France is Paris, on the river Seine."]
 TEXTS += ["How do I boil an egg?", "Put it in boiling water for seven minutes.\n\nThen cool it."]
@@ -46,6 +50,12 @@ QWEN_TEMPLATE = """\
   {{- '<|im_start|>assistant\n' -}}
 {%- endif -%}
 """
+
+
+def toy():
+    """A tokenizer of 300 tokens, trained on the toy dataset."""
+    rows, _ = make_rows(100, 10, random.Random(1))
+    return train_tokenizer((text for row in rows for text in row.values()), 300)
 
 
 def gpt2():

@@ -28,3 +28,13 @@ def launch(number, program, *arguments, folder=None, device="cpu", **environment
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def run(*arguments, timeout=600, **named):
+    """Launch a program; return its exit code and its output. Raises TimeoutExpired."""
+    process = launch(*arguments, **named)
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    finally:
+        process.kill()
+    return process.returncode, output

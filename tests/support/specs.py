@@ -23,7 +23,8 @@ SMALL = {
 }
 
 
-def _opt(layers, hidden_size, heads, **others):
+def opt_config(layers, hidden_size, heads, **others):
+    """Return the keys of the config of an OPT model."""
     sizes = {"hidden_size": hidden_size, "word_embed_proj_dim": hidden_size}
     sizes |= {"ffn_dim": 4 * hidden_size, "num_hidden_layers": layers, "vocab_size": 50272}
     sizes |= {"num_attention_heads": heads, "max_position_embeddings": 2048}
@@ -32,13 +33,13 @@ def _opt(layers, hidden_size, heads, **others):
 
 # Zhang et al. 2022, table 1. 350m has narrower embeddings, and norms after each block.
 OPT_CONFIGS = {
-    "opt-125m": _opt(12, 768, 12),
-    "opt-350m": _opt(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
-    "opt-1.3b": _opt(24, 2048, 32),
-    "opt-6.7b": _opt(32, 4096, 32),
-    "opt-13b": _opt(40, 5120, 40),
-    "opt-30b": _opt(48, 7168, 56),
-    "opt-66b": _opt(64, 9216, 72),
+    "opt-125m": opt_config(12, 768, 12),
+    "opt-350m": opt_config(24, 1024, 16, word_embed_proj_dim=512, do_layer_norm_before=False),
+    "opt-1.3b": opt_config(24, 2048, 32),
+    "opt-6.7b": opt_config(32, 4096, 32),
+    "opt-13b": opt_config(40, 5120, 40),
+    "opt-30b": opt_config(48, 7168, 56),
+    "opt-66b": opt_config(64, 9216, 72),
 }
 
 ONE_GPU = placement_of({"gpus_per_node": 1, "mem_mb": 64000})
