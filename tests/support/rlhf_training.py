@@ -1,32 +1,56 @@
-"""Fixtures that train by RLHF in this process."""
+"""Fixtures that train by RLHF in this process, on small models with random weights."""
 
 import json
-import os
 import shutil
-from pathlib import Path
 
 import pytest
+import torch
 
 import train_rlhf
+from conftest import INIT
 from snakechat.config.rlhf import RlhfSettings
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import read_input
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_options import RunOptions
-from support.rlhf_inputs import SETTINGS, make_inputs
+from support.configs import load
+from support.stages import stages_of_small_model, toy_rows, write_manifest
 
 # No run of a few steps saves a checkpoint.
 OPTIONS = RunOptions(save_steps=20)
+NUM_PROMPTS, NUM_PROBES = 240, 16
+# The tiny recipe with two steps of two updates each.
+SETTINGS = load().program_settings("rlhf", "tiny")
+SETTINGS |= {"max_response_length": 8, "epochs": 1, "ppo_epochs": 1, "log_responses_steps": 2}
+SETTINGS |= {"rollout_batch_size": 120, "global_batch_size": 60}
+SETTINGS |= {"template": "dialogue", "reward_templates": {"reward/tiny": "dialogue"}}
+RECIPES = {"sft": {"tiny": {"model": "random"}}, "rlhf": {"tiny": {"actor": "models/random"}}}
 
 
 @pytest.fixture(name="inputs", scope="module")
 def rlhf_inputs(tokenizer, tmp_path_factory, group):
     """The inputs of a spec; jobs run in a temporary working directory."""
-    folder = Path.cwd()
-    work = tmp_path_factory.mktemp("rlhf")
-    os.chdir(work)
-    yield make_inputs(work, tokenizer)
-    os.chdir(folder)
+    folder = tmp_path_factory.mktemp("rlhf")
+    pairs = toy_rows(NUM_PROMPTS + NUM_PROBES)["train"]
+    rows = {"train": pairs[:NUM_PROMPTS], "eval": pairs[NUM_PROMPTS:]}
+    with stages_of_small_model(folder, tokenizer, rows, RECIPES) as stages:
+        actor = stages.models["random"]
+        teacher = make_causal({**INIT, "max_position_embeddings": 96}, tokenizer, 2)
+        torch.manual_seed(3)
+        scorer = load_scorer(actor, "fp32", tokenizer, new_head=True)
+        for name, model in (("teacher", teacher), ("reward", scorer)):
+            save_model(model, tokenizer, folder / name)
+            write_manifest(folder / name)
+        yield {
+            "actor": {"path": str(actor)},
+            "teacher": {"path": str(folder / "teacher")},
+            "reward": {"path": str(folder / "reward")},
+            "tokens": {"path": str(stages.result("tokenize_rlhf", "tiny"))},
+            "ptx": {"path": str(stages.result("tokenize_sft", "tiny"))},
+        }
 
 
 @pytest.fixture(name="train")
