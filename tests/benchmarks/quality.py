@@ -21,6 +21,7 @@ sorting: SFT on a few right responses, then GRPO with rewards/exact_match.py and
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import runpy
@@ -66,68 +67,56 @@ SAMPLING = {
     "actor": "models/smollm2",
     "lr_schedule": "constant",
     "max_prompt_length": 192,
+    **TRAINING,
+}
+WITH_FUNCTIONS = {
+    **SAMPLING,
+    "algorithm": "grpo",
+    "reward": None,
+    "rollout_batch_size": 8,
+    "num_generations": 8,
+    "global_batch_size": 32,
+    "actor_learning_rate": 2e-5,
 }
 ARITHMETIC = {
-    **SAMPLING,
-    **TRAINING,
-    "reward": None,
+    **WITH_FUNCTIONS,
     "reward_functions": {"math_answer": 1},
     "datasets": [{"arithmetic": 0.5}],
     "max_response_length": 32,
-    "rollout_batch_size": 8,
-    "num_generations": 8,
-    "global_batch_size": 32,
-    "actor_learning_rate": 2e-5,
     "placement": {**TRAINING["placement"], "micro_batch_tokens": 8192},
 }
 SORTING = {
-    **SAMPLING,
-    **TRAINING,
-    "algorithm": "grpo",
+    **WITH_FUNCTIONS,
     "actor": "sft/sorting",
-    "reward": None,
     "reward_functions": {"exact_match": 1},
     "datasets": ["sorting"],
     "max_response_length": 16,
-    "rollout_batch_size": 8,
-    "num_generations": 8,
-    "global_batch_size": 32,
     "kl_coef": 0.02,
-    "actor_learning_rate": 2e-5,
 }
+SFT = {
+    **TRAINING,
+    "model": "smollm2",
+    "train_on": "response",
+    "max_length": 512,
+    "global_batch_size": 16,
+    "learning_rate": 5e-5,
+    "min_lr_ratio": 0.1,
+}
+DPO = {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 5e-5}
 RECIPES = {
     "sft": {
-        name: {
-            "model": "smollm2",
-            "datasets": [name],
-            "train_on": "response",
-            "max_length": 512,
-            "global_batch_size": 16,
-            "learning_rate": 5e-5,
-            "min_lr_ratio": 0.1,
-            **TRAINING,
-            **settings,
-        }
-        for name, settings in (("problems", {}), ("sorting", {"epochs": 2}))
+        "problems": {**SFT, "datasets": ["problems"]},
+        "sorting": {**SFT, "datasets": ["sorting"], "epochs": 2},
     },
-    "reward": {"hh": {"model": "smollm2", "learning_rate": 3e-5, **ON_PAIRS, **TRAINING}},
+    "reward": {"hh": {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 3e-5}},
     "dpo": {
-        "hh": {"model": "smollm2", "learning_rate": 5e-5, **ON_PAIRS, **TRAINING},
-        "chinese": {
-            "model": "smollm2",
-            "learning_rate": 5e-5,
-            **ON_PAIRS,
-            **TRAINING,
-            "datasets": ["chinese"],
-            "max_length": 512,
-            "global_batch_size": 16,
-        },
+        "hh": DPO,
+        "chinese": {**DPO, "datasets": ["chinese"], "max_length": 512, "global_batch_size": 16},
     },
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
         "wins": {
             **SAMPLING,
-            **TRAINING,
             "algorithm": "rloo",
             "reward": "reward/hh",
             "compare_with": ["dpo/hh"],
@@ -138,7 +127,7 @@ RECIPES = {
             "global_batch_size": 8,
             "actor_learning_rate": 1e-9,
         },
-        "arithmetic": {**ARITHMETIC, "algorithm": "grpo", "kl_coef": 0.02},
+        "arithmetic": {**ARITHMETIC, "kl_coef": 0.02},
         "distilled": {**ARITHMETIC, "algorithm": "distill", "teacher": "rlhf/arithmetic"},
         **{f"sorting-{seed}": {**SORTING, "seed": seed} for seed in SEEDS},
     },
@@ -250,29 +239,37 @@ def write_questions(folder):
     ]
     order = np.random.default_rng(SEED).permutation(len(pairs))
     number = round(QUESTIONS_HELD_OUT * len(pairs))
-    splits = {"test": order[:number], "train": order[number:]}
-    folder.mkdir()
-    for split, rows in splits.items():
-        with open(folder / f"{split}.jsonl", "w") as file:
-            for row in rows:
-                operator, *numbers = pairs[row]
-                for first, second in sorted({tuple(numbers), tuple(reversed(numbers))}):
-                    question = f"{first} {operator} {second}"
-                    result = first + second if operator == "+" else first * second
-                    for wording in WORDINGS:
-                        line = {"prompt": wording.format(question), "solution": result}
-                        file.write(json.dumps(line) + "\n")
+    for split, rows in (("test", order[:number]), ("train", order[number:])):
+        questions = []
+        for operator, *numbers in (pairs[row] for row in rows):
+            result = sum(numbers) if operator == "+" else math.prod(numbers)
+            for first, second in sorted({tuple(numbers), tuple(reversed(numbers))}):
+                question = f"{first} {operator} {second}"
+                questions += [
+                    {"prompt": wording.format(question), "solution": result} for wording in WORDINGS
+                ]
+        write_rows(folder / f"{split}.jsonl", questions)
     return {"path": str(folder), "format": "prompt", "keep": ["solution"]}
+
+
+def write_rows(path, rows):
+    """Write rows as lines of JSON."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_rows(path):
+    """Return the rows of lines of JSON."""
+    return list(map(json.loads, path.read_text().splitlines()))
 
 
 def write_gsm8k(folder):
     """Write random rows of GSM8K to train on, and of its test split; return their dataset."""
     generator = np.random.default_rng(SEED)
-    folder.mkdir()
     for split, number in (("train", GSM8K_TRAINED), ("test", GSM8K_HELD_OUT)):
-        lines = (GSM8K / f"{split}.jsonl").read_text().splitlines()
-        rows = generator.permutation(len(lines))[:number]
-        (folder / f"{split}.jsonl").write_text("".join(f"{lines[row]}\n" for row in rows))
+        rows = read_rows(GSM8K / f"{split}.jsonl")
+        chosen = generator.permutation(len(rows))[:number]
+        write_rows(folder / f"{split}.jsonl", [rows[row] for row in chosen])
     columns = {"prompt": "question", "chosen": "answer"}
     return {"path": str(folder), "format": "instruct", "columns": columns, "split": ["sft"]}
 
@@ -285,16 +282,13 @@ def write_sorting(folder):
         triples.add(tuple(sorted(map(int, generator.choice(100, 3, replace=False)))))
     triples = sorted(triples)
     order = generator.permutation(len(triples))
-    folder.mkdir()
     for split, rows in (("test", order[:SORTING_HELD_OUT]), ("train", order[SORTING_HELD_OUT:])):
-        with open(folder / f"{split}.jsonl", "w") as file:
-            for row in rows:
-                shuffled, solution = (
-                    ", ".join(map(str, each))
-                    for each in (generator.permutation(triples[row]), triples[row])
-                )
-                line = {"prompt": f"Sort these numbers: {shuffled}", "solution": solution}
-                file.write(json.dumps(line) + "\n")
+        problems = []
+        for row in rows:
+            shuffled = ", ".join(map(str, generator.permutation(triples[row])))
+            solution = ", ".join(map(str, triples[row]))
+            problems.append({"prompt": f"Sort these numbers: {shuffled}", "solution": solution})
+        write_rows(folder / f"{split}.jsonl", problems)
     return {
         "path": str(folder),
         "format": "instruct",
@@ -333,8 +327,7 @@ def gsm8k(folder):
     """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
     build(folder, "sft/problems")
     metrics = read_metrics(folder, "sft/problems")
-    lines = (folder / "problems/test.jsonl").read_text().splitlines()
-    rows = [json.loads(line) for line in lines]
+    rows = read_rows(folder / "problems/test.jsonl")
     figures = {"rows": metrics["rows"], "questions": len(rows)}
     for when, model in (("before", "models/smollm2"), ("after", "sft/problems")):
         questions = [row["question"] for row in rows]
@@ -432,7 +425,7 @@ def proportion(fraction, count):
 
 def greedy_success(model, questions):
     """Return the fraction of questions that a model answers."""
-    rows = [json.loads(line) for line in questions.read_text().splitlines()]
+    rows = read_rows(questions)
     limit = ARITHMETIC["max_response_length"]
     texts, ended = greedy_responses(model, [row["prompt"] for row in rows], limit)
     return float(np.mean(ended & are_right(texts, [str(row["solution"]) for row in rows])))
@@ -464,14 +457,7 @@ def greedy_responses(model, questions, limit):
     return tokenizer.batch_decode(responses, skip_special_tokens=True), ended
 
 
-PARTS = {
-    "reward": reward,
-    "dpo": dpo,
-    "chinese": chinese,
-    "gsm8k": gsm8k,
-    "rl": rl,
-    "sorting": sorting,
-}
+PARTS = {part.__name__: part for part in (reward, dpo, chinese, gsm8k, rl, sorting)}
 
 
 if __name__ == "__main__":
