@@ -15,7 +15,7 @@ from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.placement import placement_values
-from support.launching import launch
+from support import launching
 from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.
@@ -107,13 +107,12 @@ def test_two_processes_share_the_prompts(stages):
     placement = stages.placement("generate_responses", "mine")
     # They also share the model.
     placement = replace(placement, nodes=2, zero_stage=3)
-    process = launch(
+    code, output = launching.run(
         *(2, ROOT / "scripts/generate_responses.py", "--spec", stages.folder / "spec.json"),
         *("--placement", json.dumps(placement_values(placement))),
         folder=stages.folder,
     )
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    assert code == 0, output
     found = responses_of(stages.folder / "output/generate_responses/two")
     assert len(found) == 40 * 8
     assert len(set(map(tuple, found))) > 300

@@ -12,9 +12,9 @@ from snakechat.data.ragged_arrays import RaggedWriter, whole_lengths_path
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.digests import file_digest
+from support import launching
 from support.evaluation import evaluation_job  # noqa: F401
 from support.evaluation_worker import run
-from support.launching import launch
 
 pytestmark = pytest.mark.slow
 
@@ -106,9 +106,8 @@ def test_processes_that_share_the_models_evaluate_as_one(jobs, tokenizer, tmp_pa
     several = described(jobs, tmp_path / "several", nodes=PROCESSES, zero_stage=3)
     (tmp_path / "jobs.json").write_text(json.dumps(several))
     worker = ROOT / "tests/support/evaluation_worker.py"
-    process = launch(PROCESSES, worker, tmp_path / "jobs.json", folder=ROOT)
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output[-5000:]
+    code, output = launching.run(PROCESSES, worker, tmp_path / "jobs.json", folder=ROOT)
+    assert code == 0, output[-5000:]
     # Printed by one process.
     assert output.count("perplexity") == 1
     tokens = np.load(tmp_path / "several/compute_teacher/train.tokens.npy")

@@ -9,8 +9,8 @@ import pytest
 
 from conftest import ROOT
 from snakechat.workflow.placement import placement_values
+from support import launching
 from support.killed_rank import VICTIM
-from support.launching import launch
 from support.stages import stages_of_small_model, toy_rows
 
 pytestmark = pytest.mark.slow
@@ -58,13 +58,7 @@ def command(tokenizer, tmp_path_factory):
             options = ["--spec", "spec.json"]
             options += ["--placement", json.dumps(placement_values(placement))]
             options += ["--options", json.dumps({"save_steps": 1})]
-            process = launch(PROCESSES, program, died, *options, folder=folder)
-            try:
-                output, _ = process.communicate(timeout=400)
-            except BaseException:
-                process.kill()
-                raise
-            return process.returncode, output, folder
+            return *launching.run(PROCESSES, program, died, *options, folder=folder), folder
 
         run.stages = stages
         yield run

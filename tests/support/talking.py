@@ -1,24 +1,16 @@
 """Chat models for tests, and models that generate a given text."""
 
+import copy
+
 import pytest
-from tokenizers import Tokenizer
-from transformers import PreTrainedTokenizerFast
 
 from conftest import INIT
 from snakechat.data.dialogues import chat_template
 from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from support.chat_templates import CHATML
 
-CHATML = """\
-{%- for message in messages -%}
-<|im_start|>{{ message.role }}
-{{ message.content }}<|im_end|>
-{% endfor -%}
-{%- if add_generation_prompt -%}
-<|im_start|>assistant
-{% endif -%}
-"""
 # Seed, temperature, maximum number of tokens.
 GREEDY = (1, 0, 40)
 # Positions for several turns, and weights large enough for responses to depend on the prompt.
@@ -27,24 +19,16 @@ CHAT_INIT = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}
 
 def as_chatml(tokenizer):
     """A copy of a tokenizer with ChatML, and <|im_end|> as its eos."""
-    backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-    backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        pad_token="<pad>",
-        eos_token="<|im_end|>",
-        chat_template=CHATML,
-    )
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["<|im_start|>", "<|im_end|>"], special_tokens=True)
+    tokenizer.eos_token, tokenizer.chat_template = "<|im_end|>", CHATML
+    return tokenizer
 
 
 @pytest.fixture(name="folders")
 def chat_folders(tokenizer, tmp_path):
     """Folders of two models with the dialogue template and of one with ChatML, by name."""
-    dialogue = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer.backend_tokenizer.to_str()),
-        **tokenizer.special_tokens_map,
-    )
+    dialogue = copy.deepcopy(tokenizer)
     dialogue.chat_template = chat_template(dialogue)
     tokenizers = {"rlhf": dialogue, "sft": dialogue, "chatml": as_chatml(tokenizer)}
     for seed, (name, each) in enumerate(tokenizers.items()):

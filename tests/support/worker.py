@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -42,6 +43,7 @@ from snakechat.workflow.placement import placement_of  # noqa: E402
 from snakechat.workflow.run_options import RunOptions  # noqa: E402
 from support import engines  # noqa: E402
 from support.engines import plain_optimizer  # noqa: E402
+from support.specs import opt_config  # noqa: E402
 
 SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
 PLACEMENT = placement_of({"nodes": distributed.world_size()})
@@ -57,21 +59,10 @@ class LanguageModel(nn.Module):
     def __init__(self, lora=False):
         super().__init__()
         torch.manual_seed(0)
-        config = OPTConfig(
-            vocab_size=VOCABULARY,
-            hidden_size=16,
-            word_embed_proj_dim=16,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            ffn_dim=32,
-            max_position_embeddings=32,
-            dropout=0.0,
-            init_std=0.3,
-        )
+        sizes = {"ffn_dim": 32, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+        config = OPTConfig(**opt_config(2, 16, 2, **sizes, dropout=0.0, init_std=0.3))
         self.model = OPTForCausalLM(config).eval()
         if lora:
-            from peft import LoraConfig, get_peft_model
-
             config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "fc1"])
             self.model = get_peft_model(self.model, config)
 

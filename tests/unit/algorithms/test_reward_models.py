@@ -64,7 +64,7 @@ def test_a_classifier_reads_ids_only_if_its_template_ends_as_responses_do(tokeni
     assert choose_reader("reward/a", folder, "chat", folder, "chat").encoder is None
     chatml.chat_template = chatml.chat_template.replace(
         "<|im_end|>\n", "<|im_end|>{{ '' if loop.last else '\n' }}"
-    ).replace("{%- if add_generation_prompt -%}\n", "{%- if add_generation_prompt -%}\n{{ '\n' }}")
+    ).replace("{% if add_generation_prompt %}", "{% if add_generation_prompt %}{{ '\n' }}")
     folder = saved("trimmed", chatml)
     assert choose_reader("models/a", folder, "chat", folder, "chat").encoder is None
 

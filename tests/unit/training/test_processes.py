@@ -3,14 +3,12 @@
 tests/support/worker.py runs every case in two processes, and those of ALONE in one as well.
 """
 
-import subprocess
-
 import pytest
 import torch
 
 from conftest import ROOT
 from snakechat.modeling.models import DTYPES
-from support.launching import launch
+from support import launching
 
 pytestmark = pytest.mark.slow
 
@@ -24,13 +22,8 @@ def runs(tmp_path_factory):
     found = {}
     for number, names in ((1, ALONE), (2, [])):
         folder = tmp_path_factory.mktemp("processes")
-        process = launch(number, ROOT / "tests/support/worker.py", folder, *names)
-        try:
-            output, _ = process.communicate(timeout=600)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise
-        assert process.returncode == 0, output[-5000:]
+        code, output = launching.run(number, ROOT / "tests/support/worker.py", folder, *names)
+        assert code == 0, output[-5000:]
         assert "Warning" not in output
         found[number] = [torch.load(folder / f"{rank}.pt") for rank in range(number)]
     return found
