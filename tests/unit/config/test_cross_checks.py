@@ -37,17 +37,12 @@ OF_MINE = {"datasets": ["mine"]}
 
 # The key that the error names, and changes to config.yaml. One case for each kind of check.
 MISTAKES = [
-    ("reward.recipes.tiny.gate", tiny("reward", gate={"metric": "accuracy"})),
-    ("sft.recipes.tiny.learning_rate", tiny("sft", learning_rate="1,0")),
     # Names that the config does not have, or that are not in the right section.
     ("sft.recipes.tiny.model", tiny("sft", model="tinny")),
     ("reward.recipes.tiny.datasets", tiny("reward", datasets=["toy", "toys"])),
-    ("rlhf.recipes.tiny.actor", tiny("rlhf", actor="sft/tinny")),
     ("rlhf.recipes.tiny.actor", tiny("rlhf", actor="reward/tiny")),
-    ("rlhf.recipes.tiny.teacher", tiny("rlhf", algorithm="distill", teacher="reward/tiny")),
     ("sft.recipes.tiny.placement", tiny("sft", placement="laptop")),
     ("rlhf.recipes.tiny.reward", tiny("rlhf", reward="llm_judges/wise")),
-    ("rlhf.recipes.../x", {"rlhf": {"recipes": {"../x": {}}}}),
     # Datasets without what a recipe needs.
     ("datasets.mine", with_dataset(format="scored", columns={"prompt": "q", "first": "a"})),
     ("datasets.mine.keep", with_dataset(keep=["first.answer", "second.answer"])),
@@ -71,14 +66,6 @@ MISTAKES = [
     # Recipes that depend on themselves.
     ("rlhf.recipes.tiny", tiny("rlhf", algorithm="distill", teacher="rlhf/tiny")),
     (
-        "generations.recipes.mine",
-        {
-            "generations": {"recipes": {"mine": {"model": "dpo/mine", "reward": "reward/tiny"}}},
-            "datasets": {"mine": {"generations": "mine", "select": "best_and_worst"}},
-            "dpo": {"recipes": {"mine": OF_MINE}},
-        },
-    ),
-    (
         "sft.recipes.tiny",
         {
             "llm_judges": {"wise": JUDGE},
@@ -93,15 +80,7 @@ MISTAKES = [
     ("dpo.recipes.tiny.label_smoothing", tiny("dpo", loss="ipo", label_smoothing=0.1)),
     ("rlhf.recipes.tiny.kl_estimator", tiny("rlhf", kl_in="loss", kl_estimator="k1")),
     ("rlhf.recipes.tiny.global_batch_size", tiny("rlhf", algorithm="grpo", num_generations=3)),
-    (
-        "rlhf.recipes.tiny.global_batch_size",
-        {
-            "rlhf": {
-                "presets": {"mine": {"num_generations": 5}},
-                "recipes": {"tiny": {"preset": "mine"}},
-            }
-        },
-    ),
+    ("rlhf.recipes.tiny.num_generations", tiny("rlhf", algorithm="grpo", num_generations=1)),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", algorithm="distill")),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", teacher="dpo/tiny")),
     ("rlhf.recipes.tiny.drop_uniform_groups", tiny("rlhf", drop_uniform_groups=True)),
@@ -172,13 +151,6 @@ def test_a_name_without_a_section_is_an_error_that_lists_the_sections():
         load(tiny("rlhf", actor="a"))
     with pytest.raises(ConfigError, match=f"names 'lab/a', {forms}: models needs an entry with"):
         load(tiny("rlhf", actor="lab/a"))
-
-
-def test_dataset_without_pairs_serves_sft_and_rlhf(root):
-    load(with_dataset("sft", format="messages"), root)
-    changes = with_dataset("rlhf", format="messages")
-    changes["rlhf"]["recipes"]["mine"] = {"actor": "sft/tiny", "datasets": ["mine"]}
-    load(changes, root)
 
 
 LANGUAGE_MODEL = {"architectures": ["LlamaForCausalLM"]}
