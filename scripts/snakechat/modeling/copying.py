@@ -71,7 +71,7 @@ def copy_model(source: Path, folder: Path) -> None:
     model.save_pretrained(folder, state_dict={})
     unneeded = _unneeded(tensors, model)
     kept = {name: tensor for name, tensor in tensors.items() if name not in unneeded}
-    save_torch_state_dict(kept, folder, max_shard_size=MAX_FILE_SIZE)
+    save_torch_state_dict(_separated(kept), folder, max_shard_size=MAX_FILE_SIZE)
 
 
 def _class_of(source: Path) -> Any:
@@ -182,3 +182,17 @@ def _unneeded(tensors: Tensors, model: PreTrainedModel) -> set[str]:
         and torch.equal(tensors[names[tied]], tensors[names[source]])
     }
     return tensors.keys() - renamed.keys() | repeated
+
+
+def _separated(tensors: Tensors) -> Tensors:
+    """Return tensors of which none is a view of another's memory.
+
+    huggingface_hub rejects such views, and drops all but one of those that are the same.
+    """
+    separated, used = Tensors(), set[int]()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage()
+        is_own = memory.nbytes() == tensor.nbytes and memory.data_ptr() not in used
+        separated[name] = tensor if is_own else tensor.clone()
+        used.add(memory.data_ptr())
+    return separated

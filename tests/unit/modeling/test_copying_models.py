@@ -76,6 +76,23 @@ def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tm
     assert (tmp_path / "copy/model.safetensors").read_bytes() == expected
 
 
+def test_weights_that_share_memory_are_all_copied(model, folder, tmp_path):
+    """Tools that gather partitions save views of one tensor, and equal weights need not be tied."""
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    del shapes["lm_head.weight"]
+    memory = torch.randn(sum(shape.numel() for shape in shapes.values()))
+    parts = memory.split([shape.numel() for shape in shapes.values()])
+    weights = {name: part.view(shapes[name]) for name, part in zip(shapes, parts, strict=True)}
+    norms = [name for name in weights if name.endswith("layer_norm.weight")]
+    weights[norms[1]] = weights[norms[0]]
+    (folder / "model.safetensors").unlink()
+    torch.save(weights, folder / "pytorch_model.bin")
+    copy_model(folder, tmp_path / "copy")
+    copied = load_file(tmp_path / "copy/model.safetensors")
+    assert copied.keys() == weights.keys()
+    assert all(torch.equal(copied[name], weight) for name, weight in weights.items())
+
+
 def test_tied_weights_that_differ_are_both_kept_and_unknown_ones_dropped(model, folder, tmp_path):
     # from_pretrained does not tie them either.
     changed = {name: weight.clone() for name, weight in model.state_dict().items()}
