@@ -18,8 +18,9 @@ CARD = "README.md"
 TEXTS = ("vocab.txt", "merges.txt", "dict.txt")
 # The start of the text that Git without LFS has in place of a large file.
 LFS_POINTER = b"version https://git-lfs"
-# One of these, or a *.model, has the vocabulary of a tokenizer.
-TOKENIZERS = ("tokenizer.json", "vocab.json", *TEXTS)
+# One of these, tokenizer.json or a *.model has the vocabulary of a tokenizer; both of BYTE_PAIRS.
+TOKENIZERS = ("vocab.json", *TEXTS)
+BYTE_PAIRS = {"vocab.json", "merges.txt"}
 
 
 def model_files(paths: Iterable[str]) -> list[str]:
@@ -43,7 +44,8 @@ def check_files(folder: Path) -> None:
     """Check the files of a model for what the libraries do not report, or without naming the file.
 
     Raises:
-        InputError: A file is a pointer of Git LFS or damaged, or the tokenizer is missing.
+        InputError: A file is a pointer of Git LFS or damaged, or the config or a file of the
+            tokenizer is missing.
     """
     paths = sorted(folder.iterdir())
     for path in paths:
@@ -62,8 +64,15 @@ def check_files(folder: Path) -> None:
                 json.loads(path.read_bytes())
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path.name} is damaged ({error}): download it again") from None
+    names = {path.name for path in paths}
+    if "config.json" not in names:
+        raise InputError("config.json is missing: add it from the repository of the model")
+    if any(path.suffix == ".model" for path in paths) or "tokenizer.json" in names:
+        return
+    if len(missing := BYTE_PAIRS - names) == 1:
+        raise InputError(f"{missing.pop()} is missing: add it from the repository of the model")
     # transformers would make an empty one.
-    if not any(path.name in TOKENIZERS or path.suffix == ".model" for path in paths):
+    if names.isdisjoint(TOKENIZERS):
         raise InputError(
             "the tokenizer is missing: add tokenizer.json, vocab.json and merges.txt, or"
             " tokenizer.model from the repository of the model"

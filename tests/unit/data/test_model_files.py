@@ -45,3 +45,10 @@ def test_a_file_that_was_not_downloaded_whole_is_named(folder, name, change, err
     (folder / name).write_bytes(change((folder / name).read_bytes()))
     with pytest.raises(InputError, match=f"^{name} {error}"):
         check_files(folder)
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json", "merges.txt"])
+def test_a_file_that_is_missing_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(InputError, match=f"^{name} is missing: add it from the repository"):
+        check_files(folder)
