@@ -27,7 +27,6 @@ from snakechat.training.changed_weights import record_changed_weights, saved_val
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.kept_models import KeptModels
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
@@ -71,14 +70,13 @@ def main(job: Job[DpoSettings]) -> None:
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
-    kept_models = KeptModels(job, save)
     timer = StepTimer(device)
     checkpointer = Checkpointer(job, policy=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0:
             data.check_initial_policy(policy, batches[0], max_tokens)
             if evaluations.is_due(0):
-                logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
+                logger.log(0, [], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
             data.epoch = (step - 1) // steps_per_epoch
@@ -98,8 +96,7 @@ def main(job: Job[DpoSettings]) -> None:
                     metric_sums += counted * pair_metric_sums(losses.detach(), *rewards.detach())
                 engine.step()
             means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
-            kept_models.run(step)
-            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
+            eval_metrics = evaluations.after_step(step)
             logger.log(
                 step,
                 ["loss", "accuracy"],
@@ -114,9 +111,8 @@ def main(job: Job[DpoSettings]) -> None:
                 break
 
     # Result.
-    evaluations.save_result(job.result)
+    evaluations.save_result()
     record_changed_weights(job, model, job.inputs["model"])
-    kept_models.save_result(job.result)
 
 
 if __name__ == "__main__":

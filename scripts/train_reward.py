@@ -27,7 +27,6 @@ from snakechat.training.changed_weights import record_changed_weights, saved_val
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import Engine, make_engine
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.kept_models import KeptModels
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
@@ -70,12 +69,11 @@ def main(job: Job[RewardSettings]) -> None:
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
-    kept_models = KeptModels(job, save)
     timer = StepTimer(device)
     checkpointer = Checkpointer(job, scorer=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0:
-            logger.log(0, ["eval_loss", "eval_accuracy"], (), **evaluations.run(0))
+            logger.log(0, [], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
             metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
@@ -89,8 +87,7 @@ def main(job: Job[RewardSettings]) -> None:
                     metric_sums += counted * pair_metric_sums(losses.detach(), *scores.detach())
                 engine.step()
             means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
-            kept_models.run(step)
-            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
+            eval_metrics = evaluations.after_step(step)
             logger.log(
                 step,
                 ["loss", "accuracy"],
@@ -105,9 +102,8 @@ def main(job: Job[RewardSettings]) -> None:
                 break
 
     # Result.
-    evaluations.save_result(job.result)
+    evaluations.save_result()
     record_changed_weights(job, model, job.inputs["model"])
-    kept_models.save_result(job.result)
 
 
 def losses_and_scores(

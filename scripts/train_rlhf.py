@@ -53,7 +53,6 @@ from snakechat.training.changed_weights import record_changed_weights, saved_val
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.ema import Ema
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.kept_models import KeptModels
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import rank
@@ -86,15 +85,13 @@ def main(job: RlhfJob) -> None:
     evaluations = Evaluations(
         job, len(batches), trainer.evaluate, trainer.save, BEST_METRIC, greater_is_better=True
     )
-    kept_models = KeptModels(job, trainer.save)
     checkpointer = Checkpointer(job, evaluations=evaluations, **trainer.components)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0 and evaluations.is_due(0):
             logger.log(0, [], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             result = trainer.run_step(step, rows)
-            kept_models.run(step)
-            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
+            eval_metrics = evaluations.after_step(step)
             shown = ["objective/scores", kl_name(settings.algorithm)]
             logger.log(step, shown, rows, **result.metrics, **eval_metrics)
             num_tokens = int(result.rollouts.lengths.sum())
@@ -107,9 +104,8 @@ def main(job: RlhfJob) -> None:
                 break
     trainer.sampler.close()
     record_usage(job, judges.values())
-    evaluations.save_result(job.result)
+    evaluations.save_result()
     record_changed_weights(job, models.actor.model, job.inputs["actor"])
-    kept_models.save_result(job.result)
 
 
 class StepResult(NamedTuple):

@@ -24,7 +24,6 @@ from snakechat.training.changed_weights import record_changed_weights, saved_val
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.engine import make_engine
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.kept_models import KeptModels
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
@@ -75,12 +74,11 @@ def main(job: Job[SftSettings]) -> None:
 
     # Training.
     evaluations = Evaluations(job, len(batches), evaluate, save)
-    kept_models = KeptModels(job, save)
     timer = StepTimer(device)
     checkpointer = Checkpointer(job, policy=engine, evaluations=evaluations)
     with MetricsLogger(job, len(batches)) as logger:
         if checkpointer.last_step == 0 and evaluations.is_due(0):
-            logger.log(0, ["eval_loss"], (), **evaluations.run(0))
+            logger.log(0, [], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate, num_tokens = engine.learning_rate, int(num_targets[rows].sum())
             loss_sum = torch.zeros((), device=device)
@@ -96,8 +94,7 @@ def main(job: Job[SftSettings]) -> None:
                     engine.backward(loss, micro_batch.is_last)
                     loss_sum += loss.detach()
                 engine.step()
-            kept_models.run(step)
-            eval_metrics = evaluations.run(step) if evaluations.is_due(step) else {}
+            eval_metrics = evaluations.after_step(step)
             logger.log(
                 step,
                 ["loss"],
@@ -113,9 +110,8 @@ def main(job: Job[SftSettings]) -> None:
                 break
 
     # Result.
-    evaluations.save_result(job.result)
+    evaluations.save_result()
     record_changed_weights(job, model, job.inputs["model"])
-    kept_models.save_result(job.result)
 
 
 if __name__ == "__main__":

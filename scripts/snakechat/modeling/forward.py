@@ -86,18 +86,16 @@ class Policy(nn.Module):
 class Scorer(nn.Module):
     """A reward model or critic whose forward pass returns its score head's output at positions.
 
-    Args:
+    Attributes:
         normalizer: function of the outputs, or None. A critic initialized from the reward model
             must predict values on the scale of the normalized scores that it is trained on.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        normalizer: Callable[[torch.Tensor], torch.Tensor] | None = None,
-    ) -> None:
+    normalizer: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model, self.normalizer = prepared(model), normalizer
+        self.model = prepared(model)
         self.supports_packing = supports_packing(model)
 
     def forward(self, batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
@@ -181,11 +179,7 @@ def sequence_sums(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def response_logprobs(
-    policy: Policy,
-    examples: Examples,
-    micro_batch_tokens: int,
-    temperature: float = 1.0,
-    with_prompts: bool = False,
+    policy: Policy, examples: Examples, micro_batch_tokens: int, with_prompts: bool = False
 ) -> np.ndarray:
     """Return the log-probability of each response given its prompt, in nats: float64 [A, n].
 
@@ -194,8 +188,7 @@ def response_logprobs(
     """
 
     def sequence_logprobs(batch: TokenBatch) -> torch.Tensor:
-        logprobs = policy(batch, temperature).double()
-        return sequence_sums(logprobs, batch.target_lengths)
+        return sequence_sums(policy(batch).double(), batch.target_lengths)
 
     return evaluate_sequences(sequence_logprobs, policy, examples, micro_batch_tokens, with_prompts)
 

@@ -9,6 +9,8 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig
 from transformers.cache_utils import DynamicLayer
 
+from snakechat.modeling.attention import head_size
+
 # Fractions of a GPU's total memory, and of its free memory, that the keys and values of a batch may
 # use by default.
 MEMORY_FRACTION, FREE_FRACTION = 1 / 8, 1 / 2
@@ -17,8 +19,7 @@ MEMORY_FRACTION, FREE_FRACTION = 1 / 8, 1 / 2
 def cache_elements(config: PreTrainedConfig) -> int:
     """Return the number of elements of the keys and values of a token in all layers."""
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * width
+    return 2 * config.num_hidden_layers * heads * head_size(config)
 
 
 def default_generate_tokens(

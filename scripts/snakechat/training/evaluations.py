@@ -1,4 +1,4 @@
-"""Evaluations during training: when they run, which model is the best, and when to stop."""
+"""Evaluations during training, when to stop, and which models the result has."""
 
 import math
 import os
@@ -14,10 +14,11 @@ from snakechat.workflow.job import Job
 
 
 class Evaluations:
-    """Evaluates a model every `eval_steps` and tracks the best one.
+    """Evaluates a model every `eval_steps`, tracks the best one and saves the result.
 
     With `save_strategy: best`, copies of the best model lie next to the checkpoints of the run. A
-    copy is deleted when no remaining checkpoint refers to it.
+    copy is deleted when no remaining checkpoint refers to it. With `keep_steps`, those of every so
+    many steps lie there until the end: a resumed run starts with an empty result folder.
 
     Args:
         job: The training job.
@@ -43,8 +44,8 @@ class Evaluations:
     ) -> None:
         settings: TrainingSettings = job.settings
         self.interval, self.patience = settings.eval_steps, settings.early_stopping_patience
-        self.keeps_best = settings.save_strategy == "best"
-        self.folder, self.num_steps = job.states, num_steps
+        self.keeps_best, self.keep_steps = settings.save_strategy == "best", settings.keep_steps
+        self.folder, self.result, self.num_steps = job.states, job.result, num_steps
         self.evaluate, self.save = evaluate, save
         self.best_metric, self.greater_is_better = best_metric, greater_is_better
         # Best steps to which the remaining checkpoints refer.
@@ -55,6 +56,12 @@ class Evaluations:
     def is_due(self, step: int) -> bool:
         """Return whether the model is evaluated after a step; step 0 is before training."""
         return self.interval > 0 and (step % self.interval == 0 or step == self.num_steps)
+
+    def after_step(self, step: int) -> dict[str, float]:
+        """Keep a copy of the model and evaluate it, if they are due; return the metrics."""
+        if self.keep_steps and step % self.keep_steps == 0:
+            self._copy_model(f"step-{step}")
+        return self.run(step) if self.is_due(step) else {}
 
     def run(self, step: int) -> dict[str, float]:
         """Evaluate the model after a step; return its metrics as `eval_NAME`.
@@ -71,12 +78,17 @@ class Evaluations:
         """Whether the last early_stopping_patience evaluations have found no better model."""
         return 0 < self.patience <= self.since_best
 
-    def save_result(self, folder: Path) -> None:
-        """Write the model, or the best one, into a folder."""
+    def save_result(self) -> None:
+        """Write the model, or the best one, into the result, and kept ones as subfolders step-N."""
         if not self.keeps_best:
-            self.save(folder)
-        elif rank() == 0:
-            shutil.copytree(self._copy_of(self.best_step), folder, dirs_exist_ok=True)
+            self.save(self.result)
+        if rank() > 0:
+            return
+        if self.keeps_best:
+            best = self.folder / f"best-{self.best_step}"
+            shutil.copytree(best, self.result, dirs_exist_ok=True)
+        for copy in self.folder.glob("step-*"):
+            shutil.copytree(copy, self.result / copy.name)
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
@@ -85,22 +97,31 @@ class Evaluations:
         self.best_step, self.best_value, self.since_best = step, value, 0
         if not self.keeps_best:
             return
-        self.save(self.folder / ".best")
-        barrier()
+        self._copy_model(f"best-{step}")
         if rank() == 0:
-            referenced = {self._copy_of(best) for best in self.referenced_steps}
+            referenced = {f"best-{best}" for best in (step, *self.referenced_steps)}
             for copy in self.folder.glob("best-*"):
-                if copy not in referenced:
+                if copy.name not in referenced:
                     shutil.rmtree(copy)
-            os.replace(self.folder / ".best", self._copy_of(step))
 
     def _is_best(self, value: float) -> bool:
         if self.best_value is None:
             return math.isfinite(value)
         return value > self.best_value if self.greater_is_better else value < self.best_value
 
-    def _copy_of(self, step: int) -> Path:
-        return self.folder / f"best-{step}"
+    def _copy_model(self, name: str) -> None:
+        """Write the model into a folder next to the checkpoints."""
+        temporary, target = self.folder / ".copy", self.folder / name
+        if rank() == 0:
+            # Left by a killed run.
+            shutil.rmtree(temporary, ignore_errors=True)
+        barrier()
+        self.save(temporary)
+        barrier()
+        if rank() == 0:
+            # A run that resumed from an earlier step makes the same copy again.
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(temporary, target)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint."""

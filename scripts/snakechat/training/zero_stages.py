@@ -60,11 +60,11 @@ DEFAULT_BUFFERS = ZeroBuffers(500_000_000, 1_000_000_000, 50_000_000)
 MAX_GATHERED, MAX_PREFETCHED = 1 / 16, 1 / 32
 
 
-def zero_buffers(stage: int, weights: int, defaults: ZeroBuffers = DEFAULT_BUFFERS) -> ZeroBuffers:
+def zero_buffers(stage: int, weights: int) -> ZeroBuffers:
     """Return the buffers of a model: at stage 3, they never hold most of a small model."""
     if stage < 3:
-        return defaults
-    bucket, reuse, prefetch = defaults
+        return DEFAULT_BUFFERS
+    bucket, reuse, prefetch = DEFAULT_BUFFERS
     return ZeroBuffers(
         min(bucket, math.ceil(weights * MAX_GATHERED)),
         min(reuse, math.ceil(weights * MAX_GATHERED)),

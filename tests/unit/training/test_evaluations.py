@@ -6,14 +6,17 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.kept_models import KeptModels
 
 
 @pytest.fixture
 def job(tmp_path):
     (tmp_path / "states").mkdir()
-    settings = SimpleNamespace(eval_steps=10, save_strategy="best", early_stopping_patience=2)
-    return SimpleNamespace(states=tmp_path / "states", settings=settings)
+    settings = {"eval_steps": 10, "save_strategy": "best", "early_stopping_patience": 2}
+    return SimpleNamespace(
+        states=tmp_path / "states",
+        result=tmp_path / "result",
+        settings=SimpleNamespace(**settings, keep_steps=0),
+    )
 
 
 class Model:
@@ -88,14 +91,14 @@ def test_the_lowest_loss_or_the_highest_value_is_the_best(sign, job):
     assert "best-4" in copies(job)
 
 
-def test_without_best_no_copies_are_kept(job, tmp_path):
+def test_without_best_no_copies_are_kept(job):
     job.settings.save_strategy = "last"
     best = evaluations_of(job)
     for step, loss in enumerate(LOSSES, start=1):
         evaluate(best, step, loss)
     assert not copies(job)
-    best.save_result(tmp_path / "result")
-    assert (tmp_path / "result/model").read_text() == "step 6"
+    best.save_result()
+    assert (job.result / "model").read_text() == "step 6"
 
 
 def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
@@ -114,28 +117,28 @@ def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
     assert copies(job) == {"best-40": "step 40", "best-50": "step 50"}
 
 
-def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job, tmp_path):
+def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):
     evaluate(best, 10, 3.0)
     state = best.state_dict()
     evaluate(best, 20, 2.0)
     # Stopped here; the last checkpoint is that of step 10.
     again = evaluations_of(job)
     again.load_state_dict(state)
-    again.save_result(tmp_path / "result")
-    assert (tmp_path / "result" / "model").read_text() == "step 10"
+    again.save_result()
+    assert (job.result / "model").read_text() == "step 10"
     evaluate(again, 20, 2.0)
     assert copies(job) == {"best-10": "step 10", "best-20": "step 20"}
     assert again.state_dict() == best.state_dict()
 
 
-def test_only_the_first_process_moves_and_copies(best, job, tmp_path, monkeypatch):
+def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
     evaluate(best, 10, 3.0)
     monkeypatch.setattr("snakechat.training.evaluations.rank", lambda: 1)
     evaluate(best, 20, 2.0)
     assert best.best_step == 20
-    assert copies(job) == {"best-10": "step 10", ".best": "step 20"}
-    best.save_result(tmp_path / "result")
-    assert not (tmp_path / "result").exists()
+    assert copies(job) == {"best-10": "step 10", ".copy": "step 20"}
+    best.save_result()
+    assert not job.result.exists()
 
 
 # Models of earlier steps.
@@ -143,12 +146,11 @@ def test_only_the_first_process_moves_and_copies(best, job, tmp_path, monkeypatc
 
 def keep(job, interval, steps):
     """Run steps of a training that keeps its model at intervals."""
-    job.settings.keep_steps = interval
-    model = Model()
-    kept = KeptModels(job, model.save)
+    job.settings.keep_steps, job.settings.eval_steps, model = interval, 0, Model()
+    evaluations = Evaluations(job, 25, model.evaluate, model.save)
     for model.step in steps:
-        kept.run(model.step)
-    return kept
+        evaluations.after_step(model.step)
+    return evaluations
 
 
 @pytest.mark.parametrize(("interval", "steps"), [(0, []), (2, [2, 4, 6]), (4, [4])])
@@ -157,13 +159,14 @@ def test_models_are_kept_at_intervals(interval, steps, job):
     assert copies(job) == {f"step-{step}": f"step {step}" for step in steps}
 
 
-def test_a_resumed_run_keeps_the_models_of_earlier_steps(job, tmp_path):
+def test_a_resumed_run_keeps_the_models_of_earlier_steps(job):
     keep(job, 2, range(1, 6))
-    half = job.states / ".kept"
+    half = job.states / ".copy"
     half.mkdir()
     (half / "other").write_text("half of a copy")
     # From a checkpoint of step 3, after the result folder was lost.
-    keep(job, 2, range(4, 7)).save_result(tmp_path / "result")
-    found = {path.parent.name: path.read_text() for path in tmp_path.glob("result/*/model")}
+    job.settings.save_strategy = "last"
+    keep(job, 2, range(4, 7)).save_result()
+    found = {path.parent.name: path.read_text() for path in job.result.glob("*/model")}
     assert found == {f"step-{step}": f"step {step}" for step in (2, 4, 6)}
-    assert not (tmp_path / "result/step-6/other").exists()
+    assert not (job.result / "step-6/other").exists()
