@@ -44,26 +44,18 @@ def mine(prompts=PROMPTS, responses=RESPONSES):
     return scores_of({"mine": 1}, prompts, responses)[0]
 
 
-def test_a_function_receives_prompts_responses_and_arguments(write):
+def test_a_function_receives_texts_arguments_and_the_columns_that_it_names(write):
     write(
-        "def score(prompts, responses, *, bonus):\n"
-        "    return [p.count('pie') + len(r) + bonus for p, r in zip(prompts, responses)]\n"
+        "def score(prompts, responses, solution, messages=None, other=5, *, bonus):\n"
+        "    roles = [m[0]['role'] for m in messages]\n"
+        "    lengths = [p.count('pie') + len(r) + bonus for p, r in zip(prompts, responses)]\n"
+        "    numbers = [int(s or 0) + other * (r == 'user') for s, r in zip(solution, roles)]\n"
+        "    return [length + number for length, number in zip(lengths, numbers)]\n"
     )
     functions = {"mine": {"weight": -2, "arguments": {"bonus": 10}}}
-    scores, weight = scores_of(functions, PROMPTS, ["a", "", "abc"])
-    assert (scores.tolist(), weight) == ([12, 11, 14], -2)
-
-
-COLUMNS = {"solution": ["1", "2", None], "messages": [[{"role": "user", "content": "Hi"}]] * 3}
-
-
-def test_a_function_receives_the_columns_that_it_names(write):
-    write(
-        "def score(prompts, responses, solution, messages=None, other=5):\n"
-        "    roles = [m[0]['role'] for m in messages]\n"
-        "    return [int(s or 0) + other * (r == 'user') for s, r in zip(solution, roles)]\n"
-    )
-    assert scores_of({"mine": 1}, PROMPTS, RESPONSES, COLUMNS)[0].tolist() == [6, 7, 5]
+    columns = {"solution": ["1", "2", None], "messages": [[{"role": "user"}]] * 3, "level": [1] * 3}
+    scores, weight = scores_of(functions, PROMPTS, ["a", "", "abc"], columns)
+    assert (scores.tolist(), weight) == ([12 + 6, 11 + 7, 14 + 5], -2)
 
 
 def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
@@ -123,32 +115,19 @@ def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
 def test_a_function_may_have_the_name_of_a_library_that_it_imports(write):
     write("import yaml\n\nscore = lambda prompts, responses: yaml.safe_load('[1, 2, 3]')\n", "yaml")
     assert scores_of({"yaml": 1}, PROMPTS, RESPONSES)[0].tolist() == [1, 2, 3]
-
-
-def test_a_module_in_rewards_takes_precedence_over_a_library(write):
-    # The plan counts it, whatever is installed.
-    write("from yaml import NUMBERS\n\nscore = lambda prompts, responses: NUMBERS\n")
-    write("NUMBERS = [7, 8, 9]\n", "yaml")
-    assert mine().tolist() == [7, 8, 9]
+    # Others import this one: the plan counts it, whatever is installed.
+    write("from yaml import score\n")
+    assert mine().tolist() == [1, 2, 3]
 
 
 READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
 
 
-@pytest.mark.parametrize("place", ["output", "outside"])
-def test_a_function_reads_files_outside_the_project_only(
-    write, tmp_path, tmp_path_factory, monkeypatch, place
-):
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "output" if place == "output" else tmp_path_factory.mktemp("outside")
-    folder.mkdir(exist_ok=True)
-    (folder / "words.txt").write_text("1234\n")
-    write(READER.format(f"open({str(folder / 'words.txt')!r}).read()"))
-    if place == "outside":
-        assert mine().tolist() == [5] * 3
-        return
-    with pytest.raises(InputError, match=r"reads .*words\.txt, which is not part of the code"):
-        mine()
+def test_a_function_reads_files_outside_the_project(write, tmp_path_factory):
+    path = tmp_path_factory.mktemp("outside") / "words.txt"
+    path.write_text("1234\n")
+    write(READER.format(f"open({str(path)!r}).read()"))
+    assert mine().tolist() == [5] * 3
 
 
 @pytest.mark.parametrize(
