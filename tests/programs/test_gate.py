@@ -17,7 +17,7 @@ PAIRS = {
     "by_dataset": {"a.b": {"accuracy": 0.9, "pairs": 10}, "a": {"accuracy": 0.3, "pairs": 90}},
 }
 RESPONSES = {
-    "rlhf": {"length": 5.0},
+    "rlhf": {"length": 5.0, "name": "x"},
     "intervals_95": {"rlhf": {"length": [4, 6]}},
     "wins": {"rlhf": {"sft": {"score": {"mean": 0.6, "interval_95": [0.52, 0.68]}}}},
 }
@@ -46,6 +46,7 @@ def test_paths_name_figures_and_bounds_of_their_intervals(metrics, path, value):
     ("metrics", "path", "message"),
     [
         (PAIRS, "by_dataset.a", "gate: metrics.json of the evaluation has no metric by_dataset.a"),
+        (RESPONSES, "rlhf.name", "gate: metrics.json of the evaluation has no metric rlhf.name"),
         (RESPONSES, "wins.rlhf.sft.lower_bound", "gate: metrics.json of the evaluation has no"),
         (PAIRS, "loss.lower_bound", "gate: loss has no 95 % interval: name loss instead of "),
     ],

@@ -69,19 +69,11 @@ def figure_cells(
 
 def figure_cell(path: str, figure: Figure, is_difference: bool = False) -> Cell:
     """Return the cell of a metric, or of a difference: better or worse if it excludes 0."""
-    value, interval, n = figure
-    text, small = format_estimate(path, value, interval, is_difference)
-    if n > 1:
-        small = f"{small} n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{n}".strip()
+    text, small = format_estimate(path, figure.value, figure.interval, is_difference)
+    if figure.n > 1:
+        small = f"{small} n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}".strip()
     cell = Cell(text, small)
-    sign = better_sign(path)
-    if is_difference and sign and excludes_zero(figure):
-        return cell._replace(tone="better" if sign * value > 0 else "worse")
+    direction = better_sign(path) * figure.direction
+    if is_difference and direction:
+        return cell._replace(tone="better" if direction > 0 else "worse")
     return cell
-
-
-def excludes_zero(difference: Figure) -> bool:
-    """Return whether a difference has an interval that does not contain zero."""
-    return difference.interval is not None and not (
-        difference.interval[0] <= 0 <= difference.interval[1]
-    )

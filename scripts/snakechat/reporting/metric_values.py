@@ -16,6 +16,12 @@ class Figure(NamedTuple):
     interval: Sequence[float] | None = None
     n: int = 1
 
+    @property
+    def direction(self) -> int:
+        """1 if the interval is above 0, -1 if it is below 0, or else 0."""
+        low, high = self.interval or (0, 0)
+        return (low > 0) - (high < 0)
+
 
 def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
     """Return a number of metrics.json; None if there is none.

@@ -77,9 +77,6 @@ def pair_remarks(metrics: Metrics) -> Iterator[str]:
 
 
 def direction(metrics: Metrics, path: str) -> int:
-    """Return 1 if the interval of a difference is above 0, -1 if it is below 0, or else 0."""
+    """Return the direction of a difference, 0 without one."""
     difference = read_figure(metrics, path)
-    if difference is None or difference.interval is None:
-        return 0
-    low, high = difference.interval
-    return (low > 0) - (high < 0)
+    return difference.direction if difference else 0

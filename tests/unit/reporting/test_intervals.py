@@ -4,7 +4,6 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from snakechat.reporting.intervals import (
     difference_interval,
@@ -23,45 +22,32 @@ def test_wilson_intervals_of_proportions(fraction, count, interval):
     assert proportion_interval(fraction, count) == pytest.approx(interval, abs=1e-4)
 
 
-def test_student_interval_by_hand():
+def test_student_interval_by_hand_stays_within_the_bounds():
     # 1, 2, 3: mean 2, standard deviation 1, t of two degrees of freedom 4.303.
     half = 4.3027 / math.sqrt(3)
     assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx([2 - half, 2 + half], abs=1e-4)
-
-
-def test_intervals_stay_within_the_bounds():
+    assert mean_interval([1.0, 2.0, 3.0], 0, 3) == [0, 3]
     # Equal values have an interval without width.
     assert mean_interval([5.0, 5.0]) == [5, 5]
-    assert mean_interval([0, 1], 0, 1) == [0, 1]
-    low, high = mean_interval([2.0, 3.0, 4.0], 1)
-    assert low == 1 and high == pytest.approx(3 + 4.3027 / math.sqrt(3), abs=1e-4)
 
 
 def test_welchs_interval_by_hand():
     # Variances 1 and 4, three values each: standard error sqrt(5/3), degrees of freedom (5/3)^2 /
     # ((1/3)^2 / 2 + (4/3)^2 / 2) = 2.941, between t of 2 (4.303) and of 3 (3.182).
-    low, high = difference_interval([1.0, 2.0, 3.0], [0.0, 2.0, 4.0])
-    half = (high - low) / 2
-    assert (low + high) / 2 == pytest.approx(0)
-    assert 3.182 < half / math.sqrt(5 / 3) < 3.3
-    test = stats.ttest_ind([1.0, 2.0, 3.0], [0.0, 2.0, 4.0], equal_var=False)
-    assert [low, high] == pytest.approx(list(test.confidence_interval()))
+    low, high = difference_interval([2.0, 3.0, 4.0], [0.0, 2.0, 4.0])
+    assert (low + high) / 2 == pytest.approx(1)
+    assert 3.182 < (high - low) / 2 / math.sqrt(5 / 3) < 3.3
 
 
 def test_differences_without_an_estimate_of_the_variance_have_no_interval():
-    assert difference_interval([1.0], [2.0, 3.0]) is None
     assert difference_interval([1.0, 1.0], [2.0, 2.0]) is None
     assert difference_interval([1.0, 1.0], [2.0, 4.0]) is not None
 
 
 def test_interval_of_a_ratio_by_hand():
+    # Fewer than two rows have none.
+    assert ratio_interval(np.ones(1), np.ones(1)) is None
     # Ratio 6 / 4, residuals -0.5, 0.5, 0: standard error sqrt(3 / 2 * 0.5) / 4, t 4.3027.
     half = 4.3027 * math.sqrt(0.75) / 4
     found = ratio_interval(np.array([1.0, 2.0, 3.0]), np.array([1, 1, 2]))
     assert found == pytest.approx([1.5 - half, 1.5 + half], abs=1e-4)
-
-
-def test_the_ratio_of_rows_of_one_token_has_the_interval_of_a_mean():
-    values = np.array([1.0, 2.0, 4.0])
-    assert ratio_interval(values, np.ones(3)) == pytest.approx(mean_interval(list(values)))
-    assert ratio_interval(values[:1], np.ones(1)) is None

@@ -82,7 +82,13 @@ def test_a_card_has_the_rows_and_the_languages_of_its_data():
         "size": {"train": {"rows": 76_256}, "eval": {"rows": 5103}},
         "dropped": {"train": {"tie": 12, "bad row": 1}, "eval": {"tie": 3}},
     }
-    _, text = card_of(lineage={"output/data/public": data})
+    # Files without a source on the Hub, and a job whose inputs are jobs alone.
+    local = data | {"settings": {}, "files": {"number": 3, "digest": "0123456789abcdef" * 4}}
+    split = data | {"settings": {"by": "row", "seed": 7}, "inputs": ["output/data/local"]}
+    lineage = {"output/data/public": data, "output/data/local": local, "output/split/local": split}
+    _, text = card_of(lineage=lineage)
+    assert "| output/data/local | 3 files, digest 0123456789abcdef, licence " in text
+    assert "| output/split/local |  | " in text
     rows = "train 76,256, eval 5,103, train without tie 12, train without bad row 1"
     assert f"licence cc-by-nc-4.0 | en, zh | {rows}, eval without tie 3 |" in text
 
