@@ -16,8 +16,6 @@ from support.configs import load
         ("2", 2),
         ("2.0e-5", 2e-5),
         ("1e-5", "1e-5"),
-        ("null", None),
-        ("1.3b", "1.3b"),
         ({"sft": {"defaults": {"epochs": "2"}}}, {"sft": {"defaults": {"epochs": 2}}}),
         ({"hub": "gpt2", "revision": "0012345"}, {"hub": "gpt2", "revision": "0012345"}),
     ],
@@ -89,10 +87,6 @@ def test_sweep_adds_a_recipe_for_each_combination():
             "config: sweeps.mine.over.kl_coeff: unknown key (did you mean kl_coef",
         ),
         (
-            sweep(over={"kl_coef": [-1]}),
-            "config: sweeps.mine.over.kl_coef: Input should be greater",
-        ),
-        (
             {
                 **sweep(over={"seed": [1]}),
                 "rlhf": {"recipes": {"mine-seed-1": {"actor": "sft/tiny"}}},
@@ -107,7 +101,6 @@ def test_invalid_sweep(changes, message):
     assert str(error.value).startswith(message)
 
 
-@pytest.mark.parametrize("names", ["tiny", "tiny-vs-tiny"])
-def test_comparison_needs_two_recipes(names):
-    with pytest.raises(ConfigError, match=f"output/compare/rlhf/{names}: name two recipes"):
-        load().compared_recipes("rlhf", names)
+def test_comparison_needs_two_recipes():
+    with pytest.raises(ConfigError, match="output/compare/rlhf/tiny-vs-tiny: name two recipes"):
+        load().compared_recipes("rlhf", "tiny-vs-tiny")

@@ -93,7 +93,6 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, expe
 @pytest.mark.parametrize(
     ("split", "weights"),
     [
-        (["sft"], {"sft": 1, "reward": 0, "rlhf": 0}),
         (["reward", "rlhf"], {"sft": 0, "reward": 1, "rlhf": 1}),
         ({"sft": 3, "reward": 0, "rlhf": 1}, {"sft": 3, "reward": 0, "rlhf": 1}),
         (None, {"sft": 2, "reward": 4, "rlhf": 4}),
