@@ -59,13 +59,6 @@ def estimate_sft(gpu="a100-80g", **options):
 # --- memory -----------------------------------------------------------------------------------
 
 
-def test_a_job_that_fits_has_no_warnings():
-    job = estimate_sft(settings={"lora_rank": 128})
-    assert job.warnings == []
-    assert 2.6 * GIB < job.memory["weights"] < 2.8 * GIB
-    assert sum(job.memory.values()) < 30 * GIB
-
-
 @pytest.mark.parametrize(
     ("options", "suggestions"),
     [
@@ -80,11 +73,6 @@ def test_a_warning_suggests_settings_with_which_the_job_fits(options, suggestion
     size = f"does not fit: {sum(job.memory.values()) / GIB:,.1f} GiB at {job.moment}"
     assert needed.startswith(size)
     assert set(suggestions) <= set(suggested.split(" | "))
-
-
-def test_suggested_settings_fit():
-    options = {"model": "facebook/opt-6.7b", "zero_stage": 2, "offload": "optimizer"}
-    assert not [text for text in estimate_sft(**options).warnings if "does not fit" in text]
 
 
 def test_cpu_memory_of_a_node_is_estimated():

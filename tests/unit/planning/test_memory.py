@@ -16,7 +16,7 @@ from snakechat.planning.memory import (
     weight_bytes,
 )
 from snakechat.planning.workload import Generation, LoadedModel, Workload
-from snakechat.training.zero_stages import samples_whole, zero_buffers
+from snakechat.training.zero_stages import zero_buffers
 from snakechat.workflow.placement import placement_of
 from support.specs import opt_spec, small_spec
 
@@ -51,7 +51,8 @@ def evaluation(model, largest=BATCH, sampled=None, **named):
     ],
 )
 def test_resident_bytes_per_weight_with_four_processes(stage, dtype, weights, gradients, optimizer):
-    model = small_spec(dtype=dtype)
+    # Only the adapters are trained.
+    model = small_spec(dtype=dtype, lora_rank=1)
     memory = resident_memory(LoadedModel(model, stage), placement())
     size = measure_size(model)
     assert memory["weights"] == weights * size.weights
@@ -59,14 +60,6 @@ def test_resident_bytes_per_weight_with_four_processes(stage, dtype, weights, gr
     assert memory["optimizer"] == optimizer * size.trained
     bucket = 4 * zero_buffers(3, size.weights).bucket if stage == 3 else 0
     assert memory.get("buffers", 0) == bucket
-
-
-def test_only_adapters_have_gradients_and_optimizer_states():
-    model = small_spec(lora_rank=1)
-    memory = resident_memory(LoadedModel(model, 0), placement(gpus_per_node=1))
-    assert memory["gradients"] == 4 * 256
-    assert memory["optimizer"] == 12 * 256
-    assert memory["weights"] == 2 * measure_size(model).weights
 
 
 def test_offloaded_tensors_are_in_host_memory():
@@ -153,8 +146,6 @@ def test_one_of_several_models_is_in_memory_at_a_time():
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
     model = opt_spec("opt-13b")
     whole = 2 * measure_size(model).weights
-    assert samples_whole(whole, 80 << 30)
-    assert not samples_whole(whole, 40 << 30)
     workload = training(LoadedModel(model, 3), sampled=SAMPLED)
     weights = [
         peak_memory(workload, placement(zero_stage=3), memory << 30)[1]["weights"]
