@@ -95,10 +95,6 @@ def _phases(workload: Workload, placement: Placement, gpu_memory: float) -> Iter
         added.append(("sampling", _sampling_memory(first, workload.generations[0], gpu_memory)))
     for name, memory in added:
         yield name, add_components(*resident, memory)
-    # Before ZeRO 1 and 2 partition anything. With ZeRO 3, each process reads its partition.
-    read = [entry if entry.stage == 3 else entry._replace(stage=0) for entry in trained]
-    loaded = in_memory + _partitions_bytes(read, placement)
-    yield "loading", add_components({"weights": loaded})
 
 
 def host_memory(workload: Workload, placement: Placement) -> float:
@@ -203,13 +199,12 @@ def _training_phases(
     activations: Memory = {"activations": backward, "buffers": copy if is_full else 0}
     yield "backward", add_components(gathered, bucket, activations)
     yield "sending", add_components(gathered, bucket, {"buffers": copy})
-    scoring = inference_activations(entry.model, largest)
-    yield "scoring", add_components(gathered, scoring)
     if entry.stage == 3:
         # The largest weight, merged in fp32. A saved reward model is loaded and evaluated.
         yield "saving", add_components({"weights": 12 * size.largest})
         if entry.model.loss == SCORE:
             copy_bytes = weight_bytes(entry.model) / num_partitions(entry, placement)
+            scoring = inference_activations(entry.model, largest)
             yield "saving", add_components(gathered, {"weights": copy_bytes}, scoring)
 
 
