@@ -9,19 +9,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
-def as_jsonl(rows, **options):
-    """Return one JSON object per line; options are those of json.dumps."""
-    return "".join(json.dumps(row, **options) + "\n" for row in rows).encode()
+def as_jsonl(rows):
+    """Return one JSON object per line."""
+    # Most tools do not escape texts.
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def as_gz(rows, **options):
+def as_gz(rows):
     """Return compressed JSON lines."""
-    return gzip.compress(as_jsonl(rows, **options), mtime=0)
+    return gzip.compress(as_jsonl(rows), mtime=0)
 
 
-def as_json(rows, **options):
+def as_json(rows):
     """Return a JSON array."""
-    return json.dumps(rows, **options).encode()
+    return json.dumps(rows, indent=1, ensure_ascii=False).encode()
 
 
 def as_csv(rows):
@@ -45,11 +46,11 @@ def as_parquet(rows, **options):
     return file.getvalue()
 
 
-def as_arrow(rows, batch=None):
-    """Return an Arrow stream, as written by datasets.save_to_disk."""
+def as_arrow(rows):
+    """Return an Arrow stream of batches, as written by datasets.save_to_disk."""
     file, table = io.BytesIO(), as_table(rows)
     with pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table, max_chunksize=batch)
+        stream.write_table(table, max_chunksize=100)
     return file.getvalue()
 
 
@@ -63,9 +64,9 @@ KINDS = {
 }
 
 
-def write(path, rows, **options):
+def write(path, rows):
     """Write rows into a file; the extension determines the kind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     name = path.name.partition("?")[0]
     kind = next(kind for kind in KINDS if name.endswith(f".{kind}"))
-    path.write_bytes(KINDS[kind](rows, **options))
+    path.write_bytes(KINDS[kind](rows))

@@ -52,41 +52,37 @@ class Hub(StubServer):
 
     def answer(self, request):
         self.requests.append(request)
-        file = None
-        if match := API.fullmatch(request.path):
-            kind, name, revision = match.groups()
-        elif match := FILE.fullmatch(request.path):
-            kind, name, revision, file = match.groups()
-        else:
-            return respond(404, headers={"X-Error-Code": "RepoNotFound"})
+        match = API.fullmatch(request.path) or FILE.fullmatch(request.path)
+        if not match:
+            return missing("Repo")
+        # A request for the list of files names none.
+        kind, name, revision, *path = match.groups()
         repository = f"{kind or 'model'}/{name}"
         commit, files = self.commit(repository), self.repositories.get(repository)
         fault = self.faults.get(repository)
         if files is None:
-            return respond(404, headers={"X-Error-Code": "RepoNotFound"})
+            return missing("Repo")
         if revision not in ("main", commit):
-            return respond(404, headers={"X-Error-Code": "RevisionNotFound"})
+            return missing("Revision")
         if fault == "forbidden":
-            return respond(403, headers={"X-Error-Message": "not for you"})
-        if fault == "list" and not file:
-            return respond(500)
-        if not file:
-            if fault == "html":
-                return respond(200, b"<html>Please log in</html>")
+            return 403, {"X-Error-Message": "not for you"}, b""
+        if not path:
+            if fault in ("list", "html"):
+                return 500 if fault == "list" else 200, {}, b"<html>Please log in</html>"
             siblings = [listed(file, data) for file, data in files.items()]
-            about = {"id": name, "sha": commit, "siblings": siblings, "private": False}
-            return respond(200, json.dumps(about).encode())
+            return 200, {}, {"id": name, "sha": commit, "siblings": siblings, "private": False}
+        [file] = path
         if file not in files:
-            return respond(404, headers={"X-Error-Code": "EntryNotFound"})
+            return missing("Entry")
         data = files[file]
         headers = {"ETag": f'"{name_of(file, data)}"', "X-Repo-Commit": commit}
         if data and fault == "damaged":
             data = data[:-1] + bytes([data[-1] ^ 1])
-        return respond(200, data, headers)
+        return 200, headers, data
 
 
-def respond(status, data=b"", headers=None):
-    return status, headers or {}, data
+def missing(what):
+    return 404, {"X-Error-Code": f"{what}NotFound"}, b""
 
 
 def serving(kind=Hub):

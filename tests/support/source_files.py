@@ -1,27 +1,16 @@
 """Source files of every kind: written, read, damaged."""
 
 import gzip
-from functools import partial
 
 import pytest
 
 from snakechat.data.cells import BadRow
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
-from support.files import as_arrow, as_csv, as_gz, as_json, as_jsonl, as_parquet
+from support.files import KINDS, as_jsonl
 
-# Most tools do not escape texts.
-PLAIN = {"ensure_ascii": False}
-WRITERS = {
-    "rows.parquet": as_parquet,
-    "rows.arrow": partial(as_arrow, batch=100),
-    "rows.jsonl": partial(as_jsonl, **PLAIN),
-    "rows.jsonl.gz": partial(as_gz, **PLAIN),
-    "rows.json": partial(as_json, indent=1, **PLAIN),
-    # One object per line in a file named .json.
-    "lines.json": partial(as_jsonl, **PLAIN),
-    "rows.csv": as_csv,
-}
+# One object per line in a file named .json, too.
+WRITERS = {f"rows.{kind}": writer for kind, writer in KINDS.items()} | {"lines.json": as_jsonl}
 ROW = {"prompt": "\n\nHuman: Can you help?\n\nAssistant:", "chosen": " Of course, I can."}
 
 
