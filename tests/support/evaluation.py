@@ -1,7 +1,6 @@
 """A job of evaluate_rlhf on small models with random weights."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -13,11 +12,13 @@ from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.jobs.rules import RULES
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_options import DEFAULTS
+from support.configs import load
 
 PLACEMENT = placement_of({"micro_batch_tokens": 300})
 
@@ -28,14 +29,13 @@ def evaluation_job(tokenizer, tmp_path):
     # Space for the toy's responses.
     init = {**INIT, "max_position_embeddings": 128}
     folders = {name: tmp_path / name for name in ("base", "sft", "rlhf", "reward", "judge")}
-    for seed, (name, folder) in enumerate(folders.items()):
-        model = make_causal(init, tokenizer, seed)
-        save_model(model, tokenizer, folder)
+    for seed, name in enumerate(folders):
         if name in ("reward", "judge"):
             torch.manual_seed(seed)
-            model = load_scorer(folder, "fp32", tokenizer, new_head=True)
-            shutil.rmtree(folder)
-            save_model(model, tokenizer, folder)
+            model = load_scorer(folders["base"], "fp32", tokenizer, new_head=True)
+        else:
+            model = make_causal(init, tokenizer, seed)
+        save_model(model, tokenizer, folders[name])
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     texts = toy.all_prompts()[:5]
@@ -48,26 +48,11 @@ def evaluation_job(tokenizer, tmp_path):
     (tokens / "stats.json").write_text(json.dumps(stats))
     result = tmp_path / "result"
     result.mkdir()
-    settings = {
-        "num_prompts": 3,
-        "num_generations": 2,
-        "temperature": 1.0,
-        "bootstrap_resamples": 100,
-        "seed": 1,
-        "dtype": "fp32",
-        "max_response_length": 6,
-        "exact_check": "shop",
-        "llm_judge": None,
-        "llm_judge_prompts": 2,
-        "llm_judges": {},
-        "reward": "reward/tiny",
-        "judge": "reward/judge",
-        "reward_functions": {},
-        "reward_templates": {"reward/tiny": "dialogue", "reward/judge": "dialogue"},
-        "template": "dialogue",
-        "datasets": [["toy", 1.0]],
-        "trained_on": {},
-    }
+    settings = RULES["evaluate_rlhf"].describe(load(), "tiny").settings
+    settings |= {"num_prompts": 3, "num_generations": 2, "max_response_length": 6, "seed": 1}
+    settings |= {"bootstrap_resamples": 100, "llm_judge_prompts": 2, "trained_on": {}}
+    settings |= {"template": "dialogue"}
+    settings["reward_templates"] = dict.fromkeys(settings["reward_templates"], "dialogue")
     return SimpleNamespace(
         settings=SimpleNamespace(**settings),
         placement=PLACEMENT,

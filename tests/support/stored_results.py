@@ -2,8 +2,9 @@
 
 import json
 
-from snakechat.workflow.manifest import Manifest, result_files
+from snakechat.workflow.manifest import result_files
 from snakechat.workflow.store import store_key, stored_folder
+from support.specs import EMPTY_SPEC
 
 FILES = {"model": "weights", "adapter/config": "{}"}
 
@@ -21,28 +22,14 @@ def make_result(store, name="tiny", files=FILES, rule="train_sft", inputs=None, 
     """
     folder = "sft" if rule == "train_sft" else "eval/sft"
     inputs = inputs or {}
-    spec = {
-        "rule": rule,
-        "name": name,
-        "path": f"output/{folder}/{name}",
-        "settings": settings,
-        "inputs": {
-            key: {"rule": "train_sft", "name": name, "path": f"output/sft/{name}"} for key in inputs
-        },
-        "code": {},
-        "requirements": {},
-        "files": {},
-    }
+    sft = {"rule": "train_sft", "name": name, "path": f"output/sft/{name}"}
+    spec = EMPTY_SPEC | {"rule": rule, "name": name, "path": f"output/{folder}/{name}"}
+    spec |= {"settings": settings, "inputs": dict.fromkeys(inputs, sft)}
     result = stored_folder(store, rule, name, store_key(spec, inputs))
     for path, text in files.items():
         (result / path).parent.mkdir(parents=True, exist_ok=True)
         (result / path).write_text(text)
-    manifest: Manifest = {
-        "spec": spec,
-        "inputs": inputs,
-        "lineage": {},
-        "facts": {},
-        "files": result_files(result),
-    }
+    manifest = {"spec": spec, "inputs": inputs, "lineage": {}, "facts": {}}
+    manifest["files"] = result_files(result)
     (result / "manifest.json").write_text(json.dumps(manifest))
     return result
