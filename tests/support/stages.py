@@ -1,6 +1,7 @@
 """The jobs of a recipe in this process: what a build makes, without Snakemake."""
 
 import contextlib
+import importlib
 import json
 import os
 import random
@@ -11,52 +12,34 @@ from types import SimpleNamespace
 
 import numpy as np
 
-import compute_reference
-import compute_teacher
-import generate_responses
-import label_pairs
-import score_responses
-import select_responses
-import tokenize_phase
-import train_dpo
-import train_reward
-import train_rlhf
-import train_sft
 from conftest import INIT
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.generations import GenerationSettings
-from snakechat.config.llm_judges import judge_access
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.sft import SftSettings
 from snakechat.data import toy
 from snakechat.data.records import RecordWriter
+from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.rules import RULES
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import manifest_path, read_input, result_files
-from snakechat.workflow.placement import SERIAL, placement_of
-from snakechat.workflow.run_options import RunOptions
 from support.configs import load
 from support.dialogues import make_record
+from support.specs import EMPTY_SPEC
 
-# The program of each rule, and the type of its settings.
-PROGRAMS = {
-    "label_pairs": (label_pairs, SimpleNamespace),
-    "compute_reference": (compute_reference, SimpleNamespace),
-    "compute_teacher": (compute_teacher, SimpleNamespace),
-    "train_sft": (train_sft, SftSettings),
-    "train_reward": (train_reward, RewardSettings),
-    "train_dpo": (train_dpo, DpoSettings),
-    "train_rlhf": (train_rlhf, RlhfSettings),
-    "generate_responses": (generate_responses, GenerationSettings),
-    "score_responses": (score_responses, GenerationSettings),
-    "select_responses": (select_responses, SimpleNamespace),
+# The types of settings; others are a SimpleNamespace.
+SETTINGS = {
+    "train_sft": SftSettings,
+    "train_reward": RewardSettings,
+    "train_dpo": DpoSettings,
+    "train_rlhf": RlhfSettings,
+    "generate_responses": GenerationSettings,
+    "score_responses": GenerationSettings,
 }
-for stage in ("sft", "reward", "dpo", "rlhf", "generations"):
-    PROGRAMS[f"tokenize_{stage}"] = (tokenize_phase, SimpleNamespace)
 
 
 class Stages:
@@ -95,17 +78,18 @@ class Stages:
 
     def run(self, rule, name):
         """Run a job; return it."""
-        program, settings_type = PROGRAMS[rule]
+        program = importlib.import_module(RULES[rule].program or rule)
         settings, inputs = self.describe(rule, name)[:2]
         inputs = {
             key: {"rule": job[0], "name": job[1], "path": str(self.result(*job))}
             for key, job in inputs.items()
         }
-        spec = {"rule": rule, "name": name, "path": str(self.folder / f"output/{rule}/{name}")}
-        spec |= {"settings": settings, "inputs": inputs}
-        spec |= {"files": {}, "code": {}, "requirements": {}}
+        spec = EMPTY_SPEC | {"rule": rule, "name": name, "settings": settings, "inputs": inputs}
+        spec |= {"path": str(self.folder / f"output/{rule}/{name}")}
         manifests = {key: read_input(entry) for key, entry in inputs.items()}
-        job = Job(spec, manifests, self.placement(rule, name), self.options(), settings_type)
+        options = run_options(self.config, rule, name, [])
+        settings_type = SETTINGS.get(rule, SimpleNamespace)
+        job = Job(spec, manifests, self.placement(rule, name), options, settings_type)
         # Left by a job that failed.
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)
@@ -121,20 +105,7 @@ class Stages:
 
     def placement(self, rule, name):
         """Return the placement of a job."""
-        if rule == "label_pairs":
-            return SERIAL
-        if rule == "select_responses":
-            stage, name = "generations", self.config.generated_by(name)
-        else:
-            stage = RULES[rule].stage
-        return placement_of(self.config.recipe(stage, name)["placement"])
-
-    def options(self):
-        """Return the options of a run."""
-        judges = self.config.values["llm_judges"]
-        return RunOptions(
-            save_steps=self.config.values["save_steps"], llm_judges=judge_access(judges, judges)
-        )
+        return job_placement(self.config, rule, name)
 
 
 @contextlib.contextmanager
@@ -167,8 +138,7 @@ def toy_rows(number, seed=1):
 
 def write_manifest(path):
     """Write the manifest of a folder that no program made."""
-    spec = {"rule": path.name, "name": path.name, "path": str(path)}
-    spec |= {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}
+    spec = EMPTY_SPEC | {"rule": path.name, "name": path.name, "path": str(path)}
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}}
     manifest["files"] = result_files(path)
     manifest_path(path).write_text(json.dumps(manifest))
