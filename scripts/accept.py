@@ -5,6 +5,7 @@
 
 Accepts every result that the target depends on and whose code or libraries differ from those of
 today. A result whose settings, files or inputs differ cannot be accepted: then nothing is changed.
+Results that do not exist are left to the next build.
 
 The reason, the date and the digests of both specs are recorded in the manifest, in the lineage of
 results that are made later, in the model card and in the report. scripts/verify.py lists them.
@@ -71,8 +72,8 @@ def main() -> None:
         accepted = [
             (job, manifest, changes)
             for job in plan.stale_jobs.values()
-            for manifest, changes in [acceptable_changes(job.spec)]
-            if changes
+            if (manifest := read_manifest(manifest_path(job.spec["path"])))
+            and (changes := acceptable_changes(job.spec, manifest))
         ]
     except AlreadyLocked as other:
         raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
@@ -87,18 +88,16 @@ def main() -> None:
         print(f"{', '.join(plan.targets)}: nothing to accept")
 
 
-def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
-    """Return the manifest of a stale result, and what changed of its code and libraries since.
+def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
+    """Return what changed of the code and the libraries of a stale result since it was made.
 
     Args:
         spec: The spec of today.
+        manifest: The manifest of the result.
 
     Raises:
-        InputError: The result is missing, damaged, or differs in anything else.
+        InputError: The result is damaged, or differs in anything else.
     """
-    manifest = read_manifest(manifest_path(spec["path"]))
-    if manifest is None:
-        raise InputError(f"{job_name(spec)} has no result: build it")
     recorded = manifest["spec"]
     kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
     if digest(kept) != digest(recorded):
@@ -117,7 +116,7 @@ def acceptable_changes(spec: dict[str, Any]) -> tuple[Manifest, list[str]]:
         check_files(Path(spec["path"]), manifest)
     except Damaged as damage:
         raise InputError(f"{spec['path']}: {damage}: delete it and build it again") from None
-    return manifest, spec_changes(recorded, spec)
+    return spec_changes(recorded, spec)
 
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:

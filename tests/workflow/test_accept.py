@@ -8,15 +8,16 @@ import pytest
 from accept import acceptable_changes
 from conftest import edited
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import manifest_path, read_manifest
 
 TARGET = "output/rlhf/tiny"
 BECAUSE = "the refactoring | keeps\nall losses"
 CHANGE = ("timer = StepTimer(device)", "timer = StepTimer(device=device)")
 
 
-def accept(workflow, *options):
+def accept(workflow, *options, target=TARGET):
     """Run accept.py."""
-    command = ("python", "scripts/accept.py", TARGET, "--because", BECAUSE)
+    command = ("python", "scripts/accept.py", target, "--because", BECAUSE)
     return workflow.run(*command, *workflow.options, *options)
 
 
@@ -24,7 +25,8 @@ def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_p
     workflow = quick.copy(tmp_path / "work")
     workflow.options = (*workflow.options, "--config", "shared_store=shared")
     with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
-        process = accept(workflow)
+        # SFT was built for RLHF alone: it has no report.
+        process = accept(workflow, target="output/sft/tiny")
         line = "train_sft tiny is accepted: train_sft.py changed\n"
         assert (process.returncode, process.stdout) == (0, line)
         # The report shows what results were made from.
@@ -64,15 +66,16 @@ def test_results_that_are_damaged_or_have_another_input_cannot_be_accepted(
     copy = quick.copy(tmp_path / "copy")
     monkeypatch.chdir(copy.folder)
     spec = copy.spec_of("output/sft/tiny")
+    made = read_manifest(manifest_path("output/sft/tiny"))
     Path("output/sft/tiny/config.json").write_text("{}")
     with pytest.raises(InputError, match=r"^output/sft/tiny: config.json has another size: delete"):
-        acceptable_changes(spec)
+        acceptable_changes(spec, made)
     tokens = Path("output/tokens/sft/tiny.manifest.json")
     manifest = json.loads(tokens.read_text())
     manifest["files"]["stats.json"]["sha256"] = "0" * 64
     tokens.write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"^train_sft tiny: tokenize_sft tiny was rebuilt with"):
-        acceptable_changes(spec)
+        acceptable_changes(spec, made)
 
 
 def test_without_changes_there_is_nothing_to_accept(quick):
