@@ -1,59 +1,67 @@
-"""Estimates of whole jobs: whether they fit, and what they cost."""
+"""Workloads and estimates of jobs of config.yaml: whether they fit, and what they cost."""
 
 import json
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from conftest import ROOT
 from snakechat.data.ragged_arrays import RaggedWriter
-from snakechat.planning.activation_memory import measure_size
+from snakechat.jobs.specs import Specs
+from snakechat.planning.activation_memory import POLICY, ModelSpec, measure_size
 from snakechat.planning.compute_time import GPUS
 from snakechat.planning.job_estimate import JobEstimate
+from snakechat.planning.job_sizes import JobSizes
+from snakechat.planning.job_workloads import compute_teacher
 from snakechat.planning.memory import GIB
 from snakechat.planning.plan import Plan, PlannedJob
-from support.specs import ONE_GPU
+from snakechat.planning.planner import with_upstream
+from snakechat.planning.token_counts import TokenCounts
+from support.configs import load
+from support.specs import ONE_GPU, SMALL, opt_spec
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("opt_hub")]
 
-SETTINGS = {"max_length": 512, "epochs": 1, "dtype": "bf16", "lora_rank": 0, "train_base": "none"}
-SETTINGS |= {"max_steps": None, "global_batch_size": 8}
-DATA = {"hub": "Dahoas/rm-static"}
-SPLIT = {"weights": {"sft": 2, "reward": 4, "rlhf": 4}, "max_rows": None}
 OPT_1_3B_WEIGHTS = 1_315_758_080
+# A dataset whose number of rows is unknown, and a model that is not of OPT.
+OTHERS = {"datasets": {"other": {"hub": "someone/something", "format": "plain"}}}
+OTHERS |= {"models": {"other": {"hub": "someone/model"}}}
+TRAINED, TOKENS = "output/sft/mine", "output/tokens/sft/mine"
 
 
-def plan_sft(
-    model="facebook/opt-1.3b", data=DATA, settings=(), stale=True, folder="out", **placement
-):
-    """Return the Plan of an SFT recipe and the path of its training."""
-    specs = {}
+@pytest.fixture(autouse=True)
+def fresh_folder(tmp_path, monkeypatch):
+    """A folder of the build, without results."""
+    monkeypatch.chdir(tmp_path)
 
-    def add(rule, settings, **inputs):
-        entries = {
-            key: {"rule": specs[path]["rule"], "name": specs[path]["name"], "path": path}
-            for key, path in inputs.items()
-        }
-        path = f"{folder}/{rule}"
-        specs[path] = {"rule": rule, "name": "a", "path": path, "settings": settings}
-        specs[path]["inputs"] = entries
-        return path
 
-    base = add("fetch_model", {"hub": model, "revision": "main"})
-    records = add("import_dataset", data)
-    rows = add("split_dataset", SPLIT, records=records)
-    settings = SETTINGS | dict(settings)
-    blend = settings | {"datasets": [["a", 1]]}
-    inputs = {"records.a": records, "rows.a": rows}
-    tokens = add("tokenize_sft", blend, tokenizer=base, **inputs)
-    path = add("train_sft", blend, model=base, tokens=tokens)
-    jobs = {name: PlannedJob(spec, replace(ONE_GPU, **placement)) for name, spec in specs.items()}
-    return Plan(jobs, set(jobs) if stale else set()), path
+def plan_of(rule, stage, recipe, **placement):
+    """Return the plan of a job of a recipe. Jobs have one GPU, with changes."""
+    specs = Specs(load({stage: {"recipes": {"mine": recipe}}, **OTHERS}), ROOT)
+    jobs = with_upstream(specs, [(rule, "mine")])
+    placement = replace(ONE_GPU, **placement)
+    planned = {specs.result(*job): PlannedJob(specs.spec(*job)[0], placement) for job in jobs}
+    return Plan(planned, set(planned))
+
+
+def plan_sft(placement=(), **recipe):
+    """Return the plan of SFT, of OPT-1.3B by default."""
+    recipe = {"datasets": ["rm-static"], "global_batch_size": 8, **recipe}
+    return plan_of("train_sft", "sft", recipe, **dict(placement))
 
 
 def estimate_sft(gpu="a100-80g", **options):
-    plan, path = plan_sft(**options)
-    return JobEstimate(path, plan, GPUS[gpu])
+    return JobEstimate(TRAINED, plan_sft(**options), GPUS[gpu])
+
+
+def estimate(rule, stage, recipe, **placement):
+    """Return the estimate of a job that samples, on an H100."""
+    recipe = {"datasets": ["other"], "max_prompt_length": 100, **recipe}
+    plan = plan_of(rule, stage, recipe, **placement)
+    # The job follows those that it reads.
+    return JobEstimate([*plan.jobs][-1], plan, GPUS["h100"])
 
 
 # --- memory -----------------------------------------------------------------------------------
@@ -63,8 +71,8 @@ def estimate_sft(gpu="a100-80g", **options):
     ("options", "suggestions"),
     [
         ({"gpu": "v100-32g"}, ["micro_batch_tokens: 4096", "activation_checkpointing: true"]),
-        ({"model": "facebook/opt-6.7b"}, ["zero_stage: 2, offload: optimizer", "lora_rank: 128"]),
-        ({"model": "facebook/opt-13b", "gpus_per_node": 8}, ["zero_stage: 3"]),
+        ({"model": "opt-6.7b"}, ["zero_stage: 2, offload: optimizer", "lora_rank: 128"]),
+        ({"model": "opt-13b", "placement": {"gpus_per_node": 8}}, ["zero_stage: 3"]),
     ],
 )
 def test_a_warning_suggests_settings_with_which_the_job_fits(options, suggestions):
@@ -76,18 +84,18 @@ def test_a_warning_suggests_settings_with_which_the_job_fits(options, suggestion
 
 
 def test_cpu_memory_of_a_node_is_estimated():
-    job = estimate_sft(model="facebook/opt-13b", gpus_per_node=8, zero_stage=2)
+    job = estimate_sft(model="opt-13b", placement={"gpus_per_node": 8, "zero_stage": 2})
     # Eight processes load 12.85 B weights of two bytes.
     [warning] = [text for text in job.warnings if "CPU memory" in text]
     assert warning == "needs 191.5 GiB of CPU memory on each node, mem_mb is 64000"
-    assert estimate_sft(settings={"lora_rank": 128}).host_memory < 3 * GIB
+    assert estimate_sft(lora_rank=128).host_memory < 3 * GIB
 
 
 def test_a_job_on_a_cpu_is_limited_by_mem_mb_and_has_no_hours():
-    job = estimate_sft(model="facebook/opt-125m", gpus_per_node=0, mem_mb=3000)
+    job = estimate_sft(model="opt-125m", placement={"gpus_per_node": 0, "mem_mb": 3000})
     assert "mem_mb has 2.9 GiB" in job.warnings[0]
     assert job.num_gpus == 0 and math.isnan(job.seconds)
-    assert estimate_sft(model="facebook/opt-125m", gpus_per_node=0).warnings == []
+    assert estimate_sft(model="opt-125m", placement={"gpus_per_node": 0}).warnings == []
 
 
 # --- time and disk ----------------------------------------------------------------------------
@@ -96,63 +104,152 @@ def test_a_job_on_a_cpu_is_limited_by_mem_mb_and_has_no_hours():
 def test_flops_hours_and_disk_by_hand():
     job = estimate_sft()
     # A fifth of 76,256 rows of 256 tokens; 6 operations per weight, and attention in 24 layers.
-    tokens = 0.2 * 76_256 * 256
-    flops = tokens * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 256)
+    rows = 0.2 * 76_256
+    flops = rows * 256 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 256)
     assert job.workload.flops == pytest.approx(flops)
     assert job.seconds == pytest.approx(flops / 312e12 / 0.4)
     assert job.disk == 2 * OPT_1_3B_WEIGHTS
     assert job.notes == [
-        "assumed: a has as many rows as the Hub listed in 2024",
-        "assumed until tokenize_sft a is built: 256 tokens per row, half of the limit",
+        "assumed: rm-static has as many rows as the Hub listed in 2024",
+        "assumed until tokenize_sft mine is built: 256 tokens per row, half of the limit",
     ]
-
-
-def test_max_steps_limits_the_work():
-    whole, short = estimate_sft(), estimate_sft(settings={"max_steps": 10})
-    # Steps of 8 rows, of a fifth of 76,256 rows.
-    assert short.workload.flops == pytest.approx(whole.workload.flops * 80 / (0.2 * 76_256))
+    # Steps of 8 rows.
+    assert estimate_sft(max_steps=10).workload.flops == pytest.approx(flops * 80 / rows)
 
 
 def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
-    plan, path = plan_sft(data={"hub": "someone/something"})
-    job = JobEstimate(path, plan, GPUS["h100"])
+    plan = plan_sft(datasets=["other"])
+    job = JobEstimate(TRAINED, plan, GPUS["h100"])
     assert math.isnan(job.seconds)
     assert job.memory["weights"] > 0
     # The size of the download is known.
-    assert JobEstimate("out/fetch_model", plan, GPUS["h100"]).disk == 2 * OPT_1_3B_WEIGHTS
-    assert job.notes[0] == "unknown until a is split: number of rows"
+    download = JobEstimate("output/models/opt-1.3b", plan, GPUS["h100"])
+    assert download.disk == 2 * OPT_1_3B_WEIGHTS
+    assert job.notes[0] == "unknown until other is split: number of rows"
 
 
 def test_existing_tokens_are_counted(tmp_path):
-    plan, path = plan_sft(folder=tmp_path)
-    tokens = tmp_path / "tokenize_sft"
-    tokens.mkdir()
+    plan, tokens = plan_sft(), tmp_path / TOKENS
+    tokens.mkdir(parents=True)
     for field, lengths in (("prompt", (10, 30)), ("chosen", (20, 60))):
         with RaggedWriter(tokens, f"train.{field}", 300) as writer:
             writer.write([[1] * length for length in lengths])
-    job = JobEstimate(path, plan._replace(stale={path}), GPUS["h100"])
+    job = JobEstimate(TRAINED, plan._replace(stale={TRAINED}), GPUS["h100"])
     assert job.workload.flops == pytest.approx(120 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 60))
     largest = job.workload.largest
     assert (largest.length, largest.sequences) == (90, 8192 // 90)
     assert job.notes == []
-    stale_tokens = JobEstimate(path, plan, GPUS["h100"])
-    assert stale_tokens.notes == [
-        "assumed: rows are as long as in the stale result of tokenize_sft a"
+    assert JobEstimate(TRAINED, plan, GPUS["h100"]).notes == [
+        "assumed: rows are as long as in the stale result of tokenize_sft mine"
     ]
 
 
-def test_the_config_of_an_existing_model_is_read(tmp_path):
-    (tmp_path / "fetch_model").mkdir()
-    config = {"model_type": "gpt2", "n_layer": 2, "n_embd": 8, "n_head": 2, "vocab_size": 32}
-    (tmp_path / "fetch_model/config.json").write_text(json.dumps(config | {"n_positions": 16}))
-    [trained] = estimate_sft(model="someone/model", folder=tmp_path).workload.trained
+def test_a_model_that_is_not_on_the_hub_has_an_estimate_once_it_is_fetched(tmp_path):
+    plan = plan_sft(model="other")
+    # Of an object store.
+    plan.jobs["output/models/other"].spec["settings"].clear()
+    job = JobEstimate(TRAINED, plan, GPUS["h100"])
+    [warning] = job.warnings
+    assert "is not known before its download: build output/models/other" in warning
+    assert job.memory == {}
+    (tmp_path / "output/models/other").mkdir(parents=True)
+    (tmp_path / "output/models/other/config.json").write_text(json.dumps(SMALL))
+    [trained] = JobEstimate(TRAINED, plan, GPUS["h100"]).workload.trained
     assert measure_size(trained.model).weights == 2144
 
 
-def test_a_model_of_an_object_store_has_no_estimate_before_it_is_fetched():
-    plan, path = plan_sft()
-    plan.jobs["out/fetch_model"].spec["settings"] = {}
-    job = JobEstimate(path, plan, GPUS["h100"])
-    [warning] = job.warnings
-    assert "is not known before its download: build out/fetch_model" in warning
-    assert job.memory == {}
+@pytest.mark.parametrize(
+    ("vocabulary", "train_on", "expected"),
+    [
+        (1 << 16, "response", 100 * 10 * 8 * (4 + 2)),
+        (1 << 16, "all_tokens", 100 * 30 * 8 * (4 + 2)),
+        ((1 << 16) + 1, "all_tokens", 100 * 30 * 8 * (4 + 4)),
+    ],
+)
+def test_the_files_of_a_teacher(vocabulary, train_on, expected):
+    job = SimpleNamespace(
+        tokens=lambda: TokenCounts(100, 20, 10, 50, []),
+        model=lambda *_: ModelSpec(json.dumps(SMALL | {"vocab_size": vocabulary}), POLICY, "bf16"),
+        micro_batch=lambda *_: None,
+        settings={"train_on": train_on, "teacher_top_k": 8},
+    )
+    assert compute_teacher(job).file_bytes == expected
+
+
+# --- jobs that sample ---------------------------------------------------------------------------
+
+
+EVALUATED = {"actor": "models/opt-1.3b", "reward": None, "reward_functions": {"length_bounds": 1}}
+
+
+def test_an_evaluation_compares_all_models_of_a_recipe():
+    two = estimate("evaluate_rlhf", "rlhf", EVALUATED)
+    four = estimate("evaluate_rlhf", "rlhf", {**EVALUATED, "actor": "dpo/1.3b"})
+    # Each one evaluates its own responses, and the first one those of all.
+    assert four.workload.flops == pytest.approx(2 * two.workload.flops)
+    assert four.seconds == pytest.approx(2 * two.seconds)
+
+
+@pytest.mark.parametrize(
+    ("placement", "is_captured"),
+    [
+        ({}, True),
+        ({"cuda_graphs": False}, False),
+        # The whole weights have 2.5 of 80 GiB.
+        ({"gpus_per_node": 8, "zero_stage": 3}, True),
+    ],
+)
+def test_cuda_graphs_sample_by_default(placement, is_captured):
+    job = estimate("evaluate_rlhf", "rlhf", EVALUATED, **placement)
+    generation = job.workload.generations[0]
+    assert (generation.is_captured, generation.vllm_ranks) == (is_captured, 0)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 128])
+def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
+    recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": lora_rank}
+    workload = estimate("train_rlhf", "rlhf", recipe).workload
+    [actor], [teacher] = workload.trained, workload.frozen
+    assert '"hidden_size": 2048' in actor.model.config
+    assert '"hidden_size": 4096' in teacher.config
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "ranks", "suggestion"),
+    [
+        ("1.3b", 8, 1, None),
+        ("30b", 8, 1, "vllm_tensor_parallel_size: 4"),
+        ("30b", 8, 4, None),
+        ("66b", 2, 2, "nothing that was tried helps"),
+    ],
+)
+def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
+    recipe = {"model": f"models/opt-{model}", "generation_backend": "vllm"}
+    placement = {"gpus_per_node": gpus, "zero_stage": 3, "vllm_tensor_parallel_size": ranks}
+    job = estimate("generate_responses", "generations", recipe, **placement)
+    if suggestion is None:
+        assert job.warnings == []
+    else:
+        [warning] = job.warnings
+        assert warning.startswith("does not fit: vllm needs ")
+        assert " and uses 30% of a GPU of 80.0 GiB; " in warning and suggestion in warning
+
+
+@pytest.mark.parametrize(
+    ("num_responses", "model", "sequences"),
+    # Two engines share the responses.
+    [(10_000, "30b", 191), (10_000, "1.3b", 256), (200, "30b", 100)],
+)
+def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses, model, sequences):
+    settings = {"generation_backend": "vllm", "max_response_length": 64}
+    spec = {"rule": "generate_responses", "settings": settings, "inputs": {}}
+    placement = replace(ONE_GPU, gpus_per_node=8, vllm_tensor_parallel_size=4)
+    job = JobSizes(spec, placement, Plan({}, set()), GPUS["h100"].memory)
+    prompts = TokenCounts(100, 100, 0, 100, [])
+    generation = job.generation(opt_spec(f"opt-{model}"), prompts, num_responses)
+    shape = generation.shape
+    assert (shape.sequences, shape.length, shape.targets) == (sequences, 164, 64)
+    assert (generation.is_captured, generation.vllm_ranks) == (True, 4)
+    # 30 % of the memory of 4 GPUs without the weights; 164 tokens, 48 layers of 7168 elements.
+    space = 4 * 0.3 * 80 * 2**30 - 2 * 29_974_540_288
+    assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191
