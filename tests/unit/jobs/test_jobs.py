@@ -1,14 +1,11 @@
 """Settings, inputs, files and default targets of jobs, from the shipped config."""
 
-import copy
 import os
 import re
 
 import pytest
-import yaml
 
 from conftest import ROOT
-from snakechat.config.loading import load_config
 from snakechat.jobs.files import (
     base_model_files,
     dataset_files,
@@ -21,38 +18,26 @@ from snakechat.jobs.model_jobs import models_of, phases_of_datasets
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.targets import FIRST_TARGET, default_targets
 from snakechat.workflow.errors import InputError
-
-VALUES = yaml.safe_load((ROOT / "config.yaml").read_text())
+from support import configs
 
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """A function that returns the shipped config with changes; an empty folder is its root."""
+    """A function that returns the shipped config with changes; its root has no other files."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "rewards").mkdir()
-    (tmp_path / "scripts").mkdir()
-    for path in (ROOT / "rewards").glob("*.py"):
-        (tmp_path / "rewards" / path.name).write_text(path.read_text())
-    (tmp_path / "scripts/train_rlhf.py").write_text("")
-    (tmp_path / "scripts/snakechat").symlink_to(ROOT / "scripts/snakechat")
-    return lambda changes=None: load_config(
-        copy.deepcopy(VALUES), tmp_path, tmp_path, changes or {}
-    )
-
-
-def describe(config, rule, name):
-    """Return the description of a job."""
-    return RULES[rule].describe(config, *name.split("/"))
+    for name in ("rewards", "scripts"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return lambda changes=(): configs.load(changes, tmp_path)
 
 
 def settings_of(config, rule, name):
     """Return the settings of a job."""
-    return describe(config, rule, name).settings
+    return RULES[rule].describe(config, *name.split("/")).settings
 
 
 def inputs_of(config, rule, name):
     """Return the inputs of a job."""
-    return describe(config, rule, name).inputs
+    return RULES[rule].describe(config, *name.split("/")).inputs
 
 
 # --- settings and inputs -------------------------------------------------------------------------
@@ -115,57 +100,28 @@ def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
     assert inputs["records.toy"] == ("import_dataset", "toy")
 
 
-def test_the_data_of_a_reward_models_own_sft_model_counts_too(load):
+def test_the_data_of_teachers_and_of_a_reward_models_own_sft_model_counts_too(load):
+    other = {"model": "tiny", "datasets": ["toy-judge"]}
+    mine = {"actor": "sft/taught", "datasets": ["toy-judge"]}
     changes = {
-        "sft": {"recipes": {"other": {"model": "tiny", "datasets": ["toy-judge"]}}},
-        "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 0}}},
+        "sft": {"recipes": {"other": other, "taught": {**other, "teacher": "rlhf/tiny"}}},
+        "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 1}}},
         "reward": {"recipes": {"tiny": {"model": "sft/other"}}},
+        "rlhf": {"recipes": {"mine": {**mine, "reward": None, "reward_functions": {"shop": 1}}}},
     }
-    trained_on = phases_of_datasets(load(changes), "tiny")
-    assert trained_on == {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"]}
+    of_tiny = {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"]}
+    assert phases_of_datasets(load(changes), "tiny") == of_tiny
+    assert phases_of_datasets(load(changes), "mine") == of_tiny | {"toy-judge": ["rlhf", "sft"]}
 
 
-def test_the_data_of_teachers_counts_too(load):
-    taught = {"model": "tiny", "datasets": ["toy-judge"], "teacher": "rlhf/tiny"}
-    changes = {
-        "sft": {"recipes": {"taught": taught}},
-        "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 0}}},
-        "rlhf": {"recipes": {"mine": {"actor": "sft/taught", "reward_functions": {"shop": 1}}}},
-    }
-    changes["rlhf"]["recipes"]["mine"] |= {"reward": None, "datasets": ["toy-judge"]}
-    changes["datasets"]["toy-judge"]["split"]["rlhf"] = 1
-    trained_on = phases_of_datasets(load(changes), "mine")
-    assert trained_on == {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["rlhf", "sft"]}
-
-
-# An actor from a folder with a chat template, and a classifier without one.
-PLAIN = {
-    "models": {
-        "actor": {"path": "actor", "template": "chat"},
-        "judge": {"path": "judge", "template": "dialogue"},
-    },
-    "rlhf": {"recipes": {"tiny": {"actor": "models/actor", "reward": "models/judge"}}},
-}
-
-
-def test_rlhf_from_plain_models_needs_no_other_recipe(load):
-    config = load(PLAIN)
-    actor, judge = ("fetch_model", "actor"), ("fetch_model", "judge")
-    assert inputs_of(config, "train_rlhf", "tiny") == {
-        "actor": actor,
-        "reward": judge,
-        "tokens": ("tokenize_rlhf", "tiny"),
-    }
-    assert inputs_of(config, "tokenize_rlhf", "tiny")["tokenizer"] == actor
-    rlhf = ("train_rlhf", "tiny")
-    assert models_of(config, "rlhf", "tiny") == {"base": actor, "rlhf": rlhf}
+def test_rlhf_from_plain_models_has_their_templates(load):
+    models = {"actor": {"path": "actor", "template": "chat"}}
+    models["judge"] = {"path": "judge", "template": "dialogue"}
+    recipe = {"actor": "models/actor", "reward": "models/judge"}
+    config = load({"models": models, "rlhf": {"recipes": {"tiny": recipe}}})
     settings = config.program_settings("rlhf", "tiny")
     assert settings["template"] == "chat"
     assert settings["reward_templates"] == {"models/judge": "dialogue"}
-    stages = {
-        key for key in inputs_of(config, "draw_report", "rlhf/tiny") if key.startswith("train_")
-    }
-    assert stages == {"train_rlhf"}
 
 
 def test_several_reward_models_keep_their_order_and_weights(load):
@@ -321,14 +277,13 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
 
 
 def test_a_tokenizer_folder_needs_files(load, tmp_path):
-    values = copy.deepcopy(VALUES)
-    values["models"]["tiny"]["tokenizer"] = {"path": "tokenizer"}
-    config = load_config(values, tmp_path, tmp_path, {})
+    model = {"init": {"model_type": "opt"}, "tokenizer": {"path": "tokenizer"}}
+    config = load({"models": {"mine": model}})
     with pytest.raises(InputError, match="tokenizer has no tokenizer files"):
-        tokenizer_files(config, "tiny")
+        tokenizer_files(config, "mine")
     write_files(tmp_path, "tokenizer/tokenizer.json")
-    assert tokenizer_files(config, "tiny").keys() == {"tokenizer.json"}
-    assert tokenizer_files(load(), "tiny") == {}
+    assert tokenizer_files(config, "mine").keys() == {"tokenizer.json"}
+    assert tokenizer_files(config, "tiny") == {}
 
 
 def test_missing_prompt_sets_are_errors(load, tmp_path):
