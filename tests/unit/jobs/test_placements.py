@@ -13,16 +13,6 @@ PLACEMENT = placement_of(
 )
 
 
-class OneRecipe:
-    """A config whose recipes all have one placement."""
-
-    def __init__(self, **placement):
-        self.placement = replace(PLACEMENT, **placement)
-
-    def recipe(self, stage, name):
-        return {"placement": asdict(self.placement)}
-
-
 @pytest.mark.parametrize(
     ("placement", "expected"),
     [
@@ -35,9 +25,10 @@ class OneRecipe:
     ],
 )
 def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
-    config = OneRecipe(**placement)
-    assert job_placement(config, "train_sft", "a") == config.placement
-    assert job_placement(config, "evaluate_sft", "a") == replace(config.placement, **expected)
+    placement = replace(PLACEMENT, **placement)
+    config = load({"sft": {"recipes": {"tiny": {"placement": asdict(placement)}}}})
+    assert job_placement(config, "train_sft", "tiny") == placement
+    assert job_placement(config, "evaluate_sft", "tiny") == replace(placement, **expected)
 
 
 NONE = dict.fromkeys(RESOURCES)
