@@ -1,7 +1,9 @@
-"""A ModelSpec whose sizes can be computed by hand, a placement, and the least of other records."""
+"""Models whose sizes can be computed by hand, a placement, and the least of other records."""
 
 import json
 
+from snakechat.config.recipes import Config
+from snakechat.jobs.specs import Specs
 from snakechat.planning.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import KEYS
@@ -53,3 +55,13 @@ def opt_spec(name, loss=POLICY, dtype="bf16", **named):
 def small_spec(loss=SFT, dtype="bf16", **named):
     """A ModelSpec of SMALL."""
     return ModelSpec(json.dumps(SMALL), loss, dtype, **named)
+
+
+def specs_of_rules(folder, programs, rules):
+    """Return the Specs of rules, whose programs are empty. The folder is the working directory."""
+    (folder / "scripts").mkdir()
+    for name in programs:
+        (folder / f"scripts/{name}.py").touch()
+    for lock in ("requirements.txt", "requirements-torch.txt"):
+        (folder / lock).touch()
+    return Specs(Config({"deterministic": False}, folder, folder), folder, rules)

@@ -5,30 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
 from snakechat.workflow.spec_files import write_spec
+from support.specs import specs_of_rules
 
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):
     """Specs of two rules: `read` reads a file, `train` reads the result of `read`."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "scripts").mkdir()
-    for name in ("read", "train", "tool"):
-        (tmp_path / f"scripts/{name}.py").write_text(f"NAME = '{name}'\n")
-    for lock in ("requirements.txt", "requirements-torch.txt"):
-        (tmp_path / lock).touch()
     (tmp_path / "rows.txt").write_text("one\n")
-    return make_specs(tmp_path)
 
-
-def make_specs(root):
     def read(config, name):
-        return Description({"source": name}, files={"rows": root / "rows.txt"})
+        return Description({"source": name}, files={"rows": tmp_path / "rows.txt"})
 
     def train(config, stage, name):
         return Description({"rate": 0.1, "stage": stage}, inputs={"rows": ("read", name)})
@@ -37,7 +29,7 @@ def make_specs(root):
         "read": Rule(read, "data", "read"),
         "train": Rule(train, "models/train", "tool", work="training"),
     }
-    return Specs(Config({"deterministic": False}, root, root), root, rules)
+    return specs_of_rules(tmp_path, ("read", "tool"), rules)
 
 
 def test_a_spec_holds_settings_inputs_files_code_and_pins(specs):
@@ -61,17 +53,6 @@ def test_the_code_of_a_spec_has_the_reward_functions_of_its_settings(specs, tmp_
     rules = {"train": Rule(lambda config, name: description, "models/train", "tool")}
     spec, _ = Specs(specs.config, tmp_path, rules).spec("train", "a")
     assert spec["code"].keys() == {"tool.py", "rewards/mine.py"}
-
-
-@pytest.mark.parametrize("edited", ["rows.txt", "scripts/read.py"])
-def test_a_change_upstream_changes_the_spec_upstream_alone(specs, tmp_path, edited):
-    """The spec downstream stays; its result counts the content of the input (Staleness)."""
-    upstream, downstream = specs.spec("read", "a"), specs.spec("train", "sft/a")
-    with (tmp_path / edited).open("a") as file:
-        file.write("two = 2\n")
-    again = make_specs(tmp_path)
-    assert again.spec("read", "a") != upstream
-    assert again.spec("train", "sft/a") == downstream
 
 
 def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):

@@ -6,27 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
-from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.manifest import input_digest, manifest_path, read_manifest, result_files
 from snakechat.workflow.store import STORE, link_result, store_key, stored_folder
+from support.specs import specs_of_rules
 
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):
     """Specs of `first`, and of `second`, which reads it."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "scripts").mkdir()
-    for name in ("first", "second"):
-        (tmp_path / f"scripts/{name}.py").write_text("")
-    for lock in ("requirements.txt", "requirements-torch.txt"):
-        (tmp_path / lock).touch()
-    specs = Specs(Config({"deterministic": False}, tmp_path, tmp_path), tmp_path, {})
+    specs = specs_of_rules(tmp_path, ("first", "second", "third"), {})
     describe(specs, "first")
     describe(specs, "second", inputs={"first": ("first", "a")})
     build(specs, "first", tmp_path)
@@ -118,37 +112,28 @@ def rebuild_first(specs, root, setting, text="first"):
     build(specs, "first", root, text)
 
 
-def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(specs, tmp_path):
-    rebuild_first(specs, tmp_path, 1, "other")
-    assert stale(specs, "second") == SECOND
-
-
-def test_a_result_stays_if_its_input_was_rebuilt_with_the_same_content(specs, tmp_path):
-    rebuild_first(specs, tmp_path, 1)
-    assert stale(specs, "second") == set()
-
-
-def test_a_result_that_shows_provenance_is_stale_if_its_input_was_rebuilt(specs, tmp_path):
-    describe(specs, "second", shows_provenance=True)
+@pytest.mark.parametrize(
+    ("text", "shows_provenance", "expected"),
+    [("other", False, SECOND), ("first", False, set()), ("first", True, SECOND)],
+)
+def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(
+    specs, tmp_path, text, shows_provenance, expected
+):
+    describe(specs, "second", shows_provenance=shows_provenance)
     build(specs, "second", tmp_path)
-    rebuild_first(specs, tmp_path, 1)
-    assert stale(specs, "second") == SECOND
+    rebuild_first(specs, tmp_path, 1, text)
+    assert stale(specs, "second") == expected
 
 
-def test_a_missing_input_leaves_a_result_up_to_date(specs, tmp_path):
+def test_a_missing_input_makes_a_result_stale_if_it_would_be_made_from_another_spec(specs):
     delete(specs, "first")
     assert stale(specs, "second") == set()
-
-
-def test_a_missing_input_that_would_be_made_from_another_spec_makes_a_result_stale(specs, tmp_path):
-    delete(specs, "first")
     describe(specs, "first", setting=1)
     assert stale(specs, "second") == SECOND
 
 
 def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs, tmp_path):
     describe(specs, "third", inputs={"second": ("second", "a")})
-    (tmp_path / "scripts/third.py").write_text("")
     build(specs, "third", tmp_path)
     delete(specs, "second")
     assert stale(specs, "third") == set()

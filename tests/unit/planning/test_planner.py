@@ -2,29 +2,20 @@
 
 import pytest
 
-from conftest import ROOT
-from snakechat.config.loading import load_config
-from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
-from snakechat.jobs.specs import Specs
 from snakechat.planning.plan import Plan, PlannedJob, upstream_paths
-from snakechat.planning.planner import (
-    jobs_of_target,
-    stale_results,
-    with_upstream,
-)
+from snakechat.planning.planner import jobs_of_target, stale_results, with_upstream
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_command_line import read_config
+from support.configs import load
+from support.specs import specs_of_rules
 
 # --- targets ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def config():
-    values = read_config([ROOT / "config.yaml"], {})
-    values["datasets"]["best"] = {"generations": "tiny", "select": "best"}
-    return load_config(values, ROOT, ROOT, {})
+    return load({"datasets": {"best": {"generations": "tiny", "select": "best"}}})
 
 
 FOLDER_JOBS = [("train_sft", "tiny"), ("evaluate_sft", "tiny"), ("draw_report", "sft/tiny")]
@@ -61,18 +52,13 @@ def test_another_target_is_an_error(config, target):
 def chain(tmp_path, monkeypatch):
     """Specs of rules a to d, which nothing has built: b and c read a, and d reads both."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/make.py").touch()
-    for lock in ("requirements.txt", "requirements-torch.txt"):
-        (tmp_path / lock).touch()
     readers = {"a": "", "b": "a", "c": "a", "d": "bc"}
 
     def rule(name):
         inputs = {upstream: (upstream, "x") for upstream in readers[name]}
         return Rule(lambda config, job: Description({}, inputs), name, "make")
 
-    config = Config({"deterministic": False}, tmp_path, tmp_path)
-    return Specs(config, tmp_path, {name: rule(name) for name in readers})
+    return specs_of_rules(tmp_path, ["make"], {name: rule(name) for name in readers})
 
 
 def test_jobs_follow_their_upstream_jobs(chain):
