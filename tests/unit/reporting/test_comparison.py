@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from compare_runs import RESULTS, result_section, setting_section
+from compare_runs import RESULTS, result_section
 from snakechat.reporting.comparison import Group, Run, group_by_settings
+from support.pages import text_of
 
 
 def a_run(name, seed, steps=(), metrics=None, **settings):
@@ -18,17 +19,9 @@ def seeds_of(name, metric, values):
     return Group(name, runs)
 
 
-def texts_of(rows):
-    """The texts of the cells of rows, with their tone, and spaces and signs of a typewriter."""
-    return [
-        [
-            cell
-            if cell is None or isinstance(cell, str)
-            else " ".join(filter(None, cell)).replace("\xa0", " ").replace("\u2212", "-")
-            for cell in row
-        ]
-        for row in rows
-    ]
+def texts_of(table):
+    """The texts of the cells of a table."""
+    return [[*map(text_of, row)] for row in table.rows]
 
 
 def test_runs_that_differ_only_in_their_seed_are_one_group():
@@ -57,24 +50,6 @@ def test_curves_of_seeds_are_mean_and_range_at_the_steps_that_all_have():
     assert Group("a", runs[:1]).points("loss") == [(1, 1.0), (2, 4.0)]
 
 
-COSTS = {"seconds": 61.0, "seconds_per_step": 0.5, "peak_memory_mb": 459}
-
-
-def test_only_settings_that_differ_have_a_row():
-    groups = [
-        Group("a", [a_run("a", 1, kl=1, same=[1]), a_run("a2", 2, kl=1, same=[1])]),
-        Group("b", [a_run("b", 1, kl=2, same=[1])._replace(record=COSTS)]),
-    ]
-    [table] = setting_section(groups).tables
-    assert table.rows == [
-        ["kl", "1", "2"],
-        ["seed", "1, 2", "1"],
-        ["training time per seed", "", "0:01:01"],
-        ["seconds per step (median)", "", "0.500"],
-        ["peak memory of the first process", "", "459\xa0MB"],
-    ]
-
-
 METRICS = {
     "sft": {"score": 1.0},
     "rlhf": {"score": 2.0, "success": 0.5, "length": 10.0},
@@ -95,15 +70,15 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
     [table] = section.tables
     assert table.head == ["", "a", "b", "c"] and len(section.panels) == 4
     # 2 and 4: mean 3, standard deviation 1.414, divided by the root of 2, times 12.706.
-    assert texts_of(table.rows) == [
-        ["score", "2.00 [1.50, 2.50]", "3.00 [-9.71, 15.7] n = 2 best", None],
-        ["correct", "50.0 %", "62.5 % [0.0 %, 100.0 %] n = 2 best", None],
+    assert texts_of(table) == [
+        ["score", "2.00 [1.50, 2.50]", "3.00 [-9.71, 15.7] n = 2 best", ""],
+        ["correct", "50.0 %", "62.5 % [0.0 %, 100.0 %] n = 2 best", ""],
         ["response length (tokens)", "10.0", "10.0 [10.0, 10.0] n = 2", "3.00"],
         [
             "win rate of RLHF against SFT, by score",
             "75.0 % [50.0 %, 100.0 %]",
             "75.0 % [75.0 %, 75.0 %] n = 2",
-            None,
+            "",
         ],
     ]
 
@@ -111,13 +86,13 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
 def test_results_before_training_stand_beside_those_after_it():
     groups = [Group("a", [a_run("a", 1, metrics=METRICS)])]
     section = result_section(groups, RESULTS["rlhf"])
-    rows = texts_of(section.tables[0].rows)
+    rows = texts_of(section.tables[0])
     assert rows[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
     # Figures are of the trained model alone.
     assert len(section.panels) == 4
     perplexities = {"before": {"response_perplexity": 8.4}, "after": {"response_perplexity": 5.9}}
     groups = [Group("a", [a_run("a", 1, metrics=perplexities)])]
-    rows = texts_of(result_section(groups, RESULTS["sft"]).tables[0].rows)
+    rows = texts_of(result_section(groups, RESULTS["sft"]).tables[0])
     assert rows == [
         ["perplexity of responses before training", "8.40"],
         ["perplexity of responses", "5.90"],
@@ -136,11 +111,11 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     assert (far.value, far.n) == (10, 3)
     assert far.interval == pytest.approx([10 - half, 10 + half], abs=1e-3)
     table, _ = result_section(groups, ["loss"]).tables
-    assert texts_of(table.rows) == [
+    assert texts_of(table) == [
         [
             "loss (nats per pair)",
             "+10.0 [+7.73, +12.3] n = 3 worse",
             "+1.00 [-1.27, +3.27] n = 3",
-            None,
+            "",
         ]
     ]

@@ -7,11 +7,7 @@ import numpy as np
 from snakechat.reporting.curves import training_section
 from snakechat.reporting.metric_values import Figure
 from snakechat.reporting.plots import COLOURS, averaged, draw_estimates, draw_lines, moving_mean
-
-
-def texts_of(panel):
-    """The texts of a plot."""
-    return set(re.findall(r"<text[^>]*>([^<]*)</text>", panel.svg))
+from support.pages import texts_in
 
 
 def paths_of(panel, colour):
@@ -38,7 +34,7 @@ def test_curves_have_held_out_rows():
     steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
     [panel] = training_section("sft", steps).panels
     assert panel.title == "loss (nats per token)"
-    assert {"training", "held-out rows", "step"} <= texts_of(panel)
+    assert {"training", "held-out rows", "step"} <= {*texts_in(panel.svg, "text")}
 
 
 def test_the_same_data_gives_the_same_bytes_and_figures_refer_to_ids_of_their_own():
@@ -52,4 +48,4 @@ def test_the_same_data_gives_the_same_bytes_and_figures_refer_to_ids_of_their_ow
 def test_names_are_escaped_and_text_stays_text_for_other_scripts():
     panel = draw_estimates("ties", {"<script>&": Figure(0.5), "损失": Figure(1.0)}, percent=True)
     assert "&lt;script&gt;&amp;" in panel.svg and "<script" not in panel.svg
-    assert "损失" in texts_of(panel)
+    assert "损失" in texts_in(panel.svg, "text")

@@ -12,15 +12,8 @@ from snakechat.reporting.remarks import pair_remarks, rlhf_remarks
 from snakechat.reporting.response_examples import response_sections
 from snakechat.reporting.result_sections import headline, result_section
 from snakechat.reporting.throughput import throughput
+from support.pages import text_of
 from support.specs import EMPTY_RUN
-
-
-def text_of(cell):
-    """The text of a cell, with spaces and signs of a typewriter."""
-    if isinstance(cell, int):
-        return str(cell)
-    text = cell if isinstance(cell, str) else " ".join(filter(None, cell)) if cell else ""
-    return text.replace("\xa0", " ").replace("\u2212", "-")
 
 
 def rows_of(table):
