@@ -4,36 +4,25 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 
-from conftest import ROOT
 from snakechat.algorithms.experience import (
     TokenEvaluation,
     compute_advantages,
     make_experience,
     make_rewards,
 )
-from snakechat.config.recipes import kl_settings
+from support.configs import load
 
 # Two responses to each of three prompts: all first responses, then all second ones.
 MASK = torch.ones(6, 1, dtype=torch.bool)
 SCORES = torch.tensor([1.0, 10.0, 100.0, 3.0, 40.0, 500.0])
 
 
-def make_settings(**changes):
-    settings = {
-        "algorithm": "rloo",
-        "num_generations": 2,
-        "whiten_rewards": False,
-        "whiten_advantages": False,
-        "gamma": 1.0,
-        "gae_lambda": 0.95,
-        "kl_in": "rewards",
-        "kl_estimator": "k1",
-        "scale_by_std": True,
-        "importance_sampling_cap": 2.0,
-    }
-    return SimpleNamespace(**settings | changes)
+def make_settings(**recipe):
+    """Return the settings of a recipe, by default RLOO with two responses to each prompt."""
+    recipe = {"actor": "sft/tiny", "algorithm": "rloo", "num_generations": 2, **recipe}
+    config = load({"rlhf": {"recipes": {"mine": recipe}}})
+    return SimpleNamespace(**config.program_settings("rlhf", "mine"))
 
 
 def make_evaluation(logprobs, ref_logprobs, values=None):
@@ -45,7 +34,8 @@ def make_rollouts(mask, sampler_logprobs=None):
 
 
 def test_with_a_critic_rewards_may_be_whitened():
-    settings = make_settings(algorithm="ppo", num_generations=1, whiten_rewards=True)
+    whitening = {"whiten_rewards": True, "whiten_advantages": False}
+    settings = make_settings(algorithm="ppo", num_generations=1, **whitening)
     mask = torch.tensor([[True, True], [True, False]])
     # Mean 4 and variance 8/3 over the three tokens, then the mean again.
     rewards = torch.tensor([[2.0, 6.0], [4.0, 0.0]])
@@ -63,10 +53,7 @@ def test_with_a_critic_rewards_may_be_whitened():
 @pytest.mark.parametrize("preset", [None, "dr_grpo"])
 @pytest.mark.parametrize("algorithm", ["rloo", "grpo"])
 def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
-    section = yaml.safe_load((ROOT / "config.yaml").read_text())["rlhf"]
-    settings = {**section["defaults"], **(section["presets"][preset] if preset else {})}
-    settings |= {"algorithm": algorithm, "num_generations": 2}
-    settings = SimpleNamespace(**settings | kl_settings(settings))
+    settings = make_settings(preset=preset, algorithm=algorithm)
     # The second prompt has equal scores, at different distances from the reference.
     scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
     evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))

@@ -9,6 +9,7 @@ import torch
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling.forward import Policy
+from support.configs import load
 
 PROMPTS = [[2, 10], [2, 20, 21], [2, 30]]
 # A pair, a good response, a bad one.
@@ -27,16 +28,9 @@ def data(model, tmp_path):
             writer.write(rows)
     np.save(tmp_path / "train.npy", REFERENCE[None])
     np.save(tmp_path / "train.mismatched.npy", MISMATCHED_REFERENCE[None])
-    settings = SimpleNamespace(
-        loss="kto",
-        beta=BETA,
-        desirable_weight=1.0,
-        undesirable_weight=1.0,
-        length_normalized=False,
-        sft_coef=0.0,
-        max_length=5,
-        dtype="fp32",
-    )
+    recipe = {"loss": "kto", "beta": BETA, "max_length": 5, "dtype": "fp32"}
+    settings = load({"dpo": {"recipes": {"tiny": recipe}}}).program_settings("dpo", "tiny")
+    settings = SimpleNamespace(**settings)
     return PreferenceData(settings, {"tokens": tmp_path, "reference": tmp_path}, "train")
 
 
