@@ -31,13 +31,15 @@ def test_empty_bins_are_omitted():
     assert error == pytest.approx(3 * 0.5 / 4)
 
 
+LOSSES = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
+SCORES = torch.tensor([[2.0, 0.0, 1.0, 1.0], [1.0, 3.0, 1.0, 0.5]], dtype=torch.float64)
+# The longer response is chosen once; two pairs have equal lengths.
+LENGTHS = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
+
+
 def test_held_out_metrics():
-    losses = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
-    scores = torch.tensor([[2.0, 0.0, 1.0, 1.0], [1.0, 3.0, 1.0, 0.5]], dtype=torch.float64)
-    # The longer response is chosen once; two pairs have equal lengths.
-    lengths = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
-    metrics = held_out_metrics(losses, scores, lengths)
-    bins, error = calibration(scores[0] - scores[1], 15)
+    metrics = held_out_metrics(LOSSES, SCORES, LENGTHS)
+    bins, error = calibration(SCORES[0] - SCORES[1], 15)
     assert metrics == {
         "pairs": 4,
         "loss": 1.0,
@@ -55,16 +57,13 @@ def test_held_out_metrics():
 
 
 def test_several_datasets_additionally_have_metrics_each():
-    losses = torch.tensor([0.5, 1.5, 1.0], dtype=torch.float64)
-    scores = torch.tensor([[2.0, 0.0, 1.0], [1.0, 3.0, 0.5]], dtype=torch.float64)
-    lengths = torch.tensor([[7, 5, 5], [3, 9, 5]])
-    metrics = metrics_by_dataset(losses, scores, lengths, {"b": 1, "none": 0, "a": 2})
-    together = held_out_metrics(losses, scores, lengths)
+    metrics = metrics_by_dataset(LOSSES, SCORES, LENGTHS, {"b": 1, "none": 0, "a": 3})
+    together = held_out_metrics(LOSSES, SCORES, LENGTHS)
     assert metrics == together | {
         "by_dataset": {
-            "b": held_out_metrics(losses[:1], scores[:, :1], lengths[:, :1]),
-            "a": held_out_metrics(losses[1:], scores[:, 1:], lengths[:, 1:]),
+            "b": held_out_metrics(LOSSES[:1], SCORES[:, :1], LENGTHS[:, :1]),
+            "a": held_out_metrics(LOSSES[1:], SCORES[:, 1:], LENGTHS[:, 1:]),
         }
     }
-    assert metrics["by_dataset"]["a"]["accuracy"] == 0.5
-    assert metrics_by_dataset(losses, scores, lengths, {"b": 3}) == together
+    assert metrics["by_dataset"]["a"]["accuracy"] == pytest.approx(1 / 3)
+    assert metrics_by_dataset(LOSSES, SCORES, LENGTHS, {"b": 4}) == together
