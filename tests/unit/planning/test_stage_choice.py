@@ -115,14 +115,6 @@ def test_stages_that_a_placement_allows(dtype, changes, stages):
     assert choices == [choice for choice in CHOICES if choice in choices]
 
 
-def test_checkpointing_comes_before_stage_3():
-    assert possible_choices(NODE, "bf16") == [
-        *((0, False), (2, False)),
-        *((0, True), (2, True)),
-        *((3, False), (3, True)),
-    ]
-
-
 def test_a_cpu_and_jobs_that_train_no_model_have_no_choice():
     plan = Plan({}, set())
     assert determine_stage(sft_spec("evaluate_sft"), NODE, plan, 80 * GIB) == ({}, "")
