@@ -52,10 +52,10 @@ QWEN_TEMPLATE = """\
 """
 
 
-def toy():
-    """A tokenizer of 300 tokens, trained on the toy dataset."""
+def toy(size=300):
+    """A tokenizer of so many tokens, trained on the toy dataset."""
     rows, _ = make_rows(100, 10, random.Random(1))
-    return train_tokenizer((text for row in rows for text in row.values()), 300)
+    return train_tokenizer((text for row in rows for text in row.values()), size)
 
 
 def gpt2():

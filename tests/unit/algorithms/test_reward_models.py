@@ -1,22 +1,17 @@
 """Reward models: whether they read ids or text, and their scores of conversations."""
 
 import copy
-import random
 
 import pytest
 
 from conftest import INIT
-from init_model import train_tokenizer
-from snakechat.algorithms.reward_models import (
-    choose_reader,
-    conversation_examples,
-)
-from snakechat.data import toy
+from snakechat.algorithms.reward_models import choose_reader, conversation_examples
 from snakechat.data.reward_model_encoding import ChatEncoder
 from snakechat.data.tokenizers import is_same_tokenizer
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
+from support.family_tokenizers import toy
 from support.talking import as_chatml
 
 
@@ -31,18 +26,10 @@ def saved(tmp_path):
     return save
 
 
-@pytest.fixture
-def other_tokenizer():
-    rows, _ = toy.make_rows(100, 10, random.Random(1))
-    return train_tokenizer((text for row in rows for text in row.values()), 290)
-
-
-def test_a_reward_model_with_another_vocabulary_or_template_reads_text(
-    tokenizer, other_tokenizer, saved
-):
+def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer, saved):
     actor, same, other = (
         saved(name, each)
-        for name, each in (("actor", tokenizer), ("same", tokenizer), ("other", other_tokenizer))
+        for name, each in (("actor", tokenizer), ("same", tokenizer), ("other", toy(290)))
     )
     reader = choose_reader("reward/mine", same, "dialogue", actor, "dialogue")
     assert reader.encoder is None and reader.shares_tokenizer
