@@ -5,20 +5,9 @@ import dataclasses
 import pytest
 
 from snakechat.config.errors import ConfigError
+from snakechat.config.licenses import declared_licenses
 from snakechat.config.schema import SETTINGS
 from support.configs import load
-
-SMALL = {
-    "nodes": 1,
-    "gpus_per_node": 2,
-    "zero_stage": 2,
-    "offload": "none",
-    "activation_checkpointing": True,
-    "micro_batch_tokens": 512,
-    "threads": 4,
-    "mem_mb": 2000,
-    "runtime": 10,
-}
 
 
 @pytest.mark.parametrize("stage", SETTINGS)
@@ -66,27 +55,21 @@ def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estim
 
 
 @pytest.mark.parametrize(
-    ("default", "own", "expected"),
+    ("default", "own", "changed"),
     [
-        ({"deployment": "small", "threads": 8}, {}, {**SMALL, "threads": 8}),
-        ({"deployment": "cpu", "threads": 8}, "small", SMALL),
+        ({"deployment": "single_node", "threads": 8}, {}, {"threads": 8}),
+        ({"deployment": "cpu", "threads": 8}, "single_node", {}),
         (
             {"deployment": "cpu", "threads": 8},
-            {"deployment": "small", "nodes": 2},
-            {**SMALL, "nodes": 2},
+            {"deployment": "single_node", "nodes": 2},
+            {"nodes": 2},
         ),
     ],
 )
-def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, expected):
-    config = load(
-        {
-            "deployments": {"small": SMALL},
-            "sft": {
-                "defaults": {"placement": default},
-                "recipes": {"mine": {"model": "tiny", "datasets": ["toy"], "placement": own}},
-            },
-        }
-    )
+def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, changed):
+    recipe = {"model": "tiny", "datasets": ["toy"], "placement": own}
+    config = load({"sft": {"defaults": {"placement": default}, "recipes": {"mine": recipe}}})
+    expected = config.values["deployments"]["single_node"] | changed
     assert config.recipe("sft", "mine")["placement"] == expected
 
 
@@ -117,3 +100,10 @@ def test_models_behind_a_recipe():
 def test_an_unknown_recipe_may_be_in_a_file_of_the_config():
     with pytest.raises(ConfigError, match=r"sft.recipes has no 'mine' .* add the --configfile"):
         load().recipe("sft", "mine")
+
+
+def test_declared_licences_are_those_of_imports_and_fetches():
+    datasets = {"a": {"hub": "lab/a", "format": "plain", "license": "MIT"}}
+    models = {"c": {"hub": "lab/c", "license": "odc-by"}}
+    licences = declared_licenses(load({"datasets": datasets, "models": models}))
+    assert licences == {"output/data/a": "mit", "output/models/c": "odc-by"}
