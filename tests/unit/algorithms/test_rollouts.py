@@ -70,16 +70,12 @@ def assert_table(table, rows):
         assert actual[len(row) :].tolist() == [0.0] * (6 - len(row))
 
 
-def num_micro_batches(rollouts, packing):
-    return len(list(rollouts.micro_batches(np.arange(5), packing)))
-
-
 # Several micro-batches of several rows; all rows in one.
 @pytest.mark.parametrize("max_tokens", [40, 10_000])
 def test_logprobs_and_entropies_equal_those_of_one_forward_pass_per_response(max_tokens, family):
     rollouts = make(max_tokens)
-    number = num_micro_batches(rollouts, family.policy.supports_packing)
-    assert (number == 1) == (max_tokens == 10_000)
+    micro_batches = [*rollouts.micro_batches(np.arange(5), family.policy.supports_packing)]
+    assert (len(micro_batches) == 1) == (max_tokens == 10_000)
     logprobs, entropies = rollouts.logprobs_and_entropies(family.policy)
     drawn = list(token_distributions(family.policy))
     assert_table(logprobs, [source.log_prob(response) for source, response in drawn])

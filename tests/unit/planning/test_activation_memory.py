@@ -23,7 +23,7 @@ from snakechat.planning.token_counts import TokenCounts
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES
-from support.specs import small_spec
+from support.specs import opt_config, small_spec
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -58,10 +58,8 @@ def test_an_invalid_config_raises():
         measure_size(ModelSpec(json.dumps({"model_type": "zebra"}), SFT, "bf16"))
 
 
-def deep_spec(layers, width=64, **named):
-    keys = {"num_hidden_layers": layers, "hidden_size": width, "word_embed_proj_dim": width}
-    config = {"model_type": "opt", "vocab_size": 50, "num_attention_heads": 4, "ffn_dim": 4 * width}
-    config |= {"max_position_embeddings": 64} | keys
+def deep_spec(layers, **named):
+    config = opt_config(layers, 64, 4, vocab_size=50, max_position_embeddings=64)
     return ModelSpec(json.dumps(config), SCORE, "fp32", **named)
 
 
