@@ -162,16 +162,13 @@ def test_a_program_chooses_for_the_memory_of_its_gpu(gpu_memory, recomputes, mak
     assert line.endswith(f" of {gpu_memory / GIB:.1f} GiB") and "fit" not in line
 
 
-def save_state(job, step, **values):
-    folder = job.states / f"{step:08}" / "0-of-1"
-    folder.mkdir(parents=True)
-    (folder / "values.json").write_text(json.dumps({"step": step, **values}))
-
-
 def test_a_run_that_resumes_keeps_its_stage(make_job):
     job = make_job(8 * GIB, gpus_per_node=8)
-    save_state(job, 9, **{"evaluations.best": 1, "actor.zero_stage": 2, "critic.zero_stage": 0})
-    save_state(job, 10, **{"evaluations.best": 1, "actor.zero_stage": 3, "critic.zero_stage": 0})
+    for step, stage in ((9, 2), (10, 3)):
+        values = {"evaluations.best": 1, "actor.zero_stage": stage, "critic.zero_stage": 0}
+        folder = job.states / f"{step:08}/0-of-1"
+        folder.mkdir(parents=True)
+        (folder / "values.json").write_text(json.dumps({"step": step, **values}))
     # A damaged state is ignored.
     (job.states / "00000011").mkdir()
     choose_stage(job)
