@@ -17,3 +17,8 @@ def config_values(changes=()):
 def load(changes=(), root=ROOT, command_line=()):
     """Return the checked config with nested changes."""
     return load_config(config_values(changes), root, root, dict(command_line))
+
+
+def tiny(stage, **settings):
+    """Return settings of a stage's tiny recipe."""
+    return {stage: {"recipes": {"tiny": settings}}}

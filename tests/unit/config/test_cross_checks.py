@@ -7,7 +7,7 @@ import pytest
 
 from conftest import ROOT
 from snakechat.config.errors import ConfigError
-from support.configs import load
+from support.configs import load, tiny
 
 MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}
 JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
@@ -18,11 +18,6 @@ def with_dataset(stage="sft", **settings):
     recipe = {"model": "tiny", "datasets": ["mine"]}
     dataset = {"path": "mine", "format": "plain", **settings}
     return {"datasets": {"mine": dataset}, stage: {"recipes": {"mine": recipe}}}
-
-
-def tiny(stage, **settings):
-    """Return settings of a stage's tiny recipe."""
-    return {stage: {"recipes": {"tiny": settings}}}
 
 
 REWARD_FUNCTIONS = {

@@ -5,12 +5,7 @@ import pytest
 from snakechat.config.errors import ConfigError
 from snakechat.config.schema import checked, config_type, recipe_keys
 from snakechat.config.sections import Glob
-from support.configs import config_values, load
-
-
-def tiny(stage, **settings):
-    """Return settings of a stage's tiny recipe."""
-    return {stage: {"recipes": {"tiny": settings}}}
+from support.configs import config_values, load, tiny
 
 
 def dataset(**settings):
