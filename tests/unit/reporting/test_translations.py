@@ -7,19 +7,8 @@ import jinja2
 import pytest
 
 from conftest import ROOT
-from snakechat.reporting import translations as pages
-from snakechat.reporting.translations import TABLES, translate, translations
+from snakechat.reporting.translations import TABLES, translations
 from snakechat.workflow.code_digests import code_digests
-
-
-def test_texts_are_in_the_language_of_the_program(monkeypatch):
-    monkeypatch.setattr(pages, "_texts", {})
-    pages.set_language("zh")
-    assert translate("accuracy") == "准确率"
-    assert translate("{metric} of {model}", metric="a", model="b") == "b 的a"
-    assert translate("a text of {recipe}", recipe="mine") == "a text of mine"
-    pages.set_language("en")
-    assert translate("accuracy") == "accuracy"
 
 
 def texts_of_pages():
