@@ -1,16 +1,14 @@
-"""import_dataset: a build of a dataset, and columns: joined, kept under a name, unused."""
+"""import_dataset: a build of a dataset, a file that changes, and what is read of rows."""
 
 import json
 from types import SimpleNamespace
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 
 import import_dataset
 from conftest import Workflow, copy_sources
-from snakechat.algorithms.reward_functions import load_functions
-from snakechat.data.formats import columns_of, named_columns
+from snakechat.data.formats import columns_of
 from snakechat.data.records import read_records, read_texts
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
@@ -73,19 +71,12 @@ def test_a_clone_with_bad_rows_is_imported(tmp_path):
 def imported(tmp_path):
     """Import rows as a file of a kind and a dataset of the given keys; return its records."""
 
-    def run(rows, format, columns=None, kind="jsonl", keep=(), **more):
+    def run(rows, format, kind="jsonl", **more):
         path = tmp_path / f"data/rows.{kind}"
         write(path, rows)
-        settings = {
-            "format": format,
-            "on_bad_row": "fail",
-            "card": {},
-            "columns": columns_of(format, columns),
-            "keep": named_columns(keep),
-            **more,
-        }
+        settings = {"format": format, "on_bad_row": "fail", "card": {}, "keep": {}, **more}
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
-        spec |= {"settings": settings, "inputs": {}}
+        spec |= {"settings": settings | {"columns": columns_of(format, None)}, "inputs": {}}
         spec["files"] = {f"train/{path.name}": file_digest(path)}
         options = RunOptions(source=str(path.parent))
         job = Job(spec, {}, SERIAL, options, SimpleNamespace)
@@ -97,19 +88,11 @@ def imported(tmp_path):
     return run
 
 
-def test_columns_are_joined(imported):
-    rows = [{"instruction": "Translate.", "input": "cat", "output": "chat", "source": "seed"}]
-    columns = {"prompt": ["instruction", "input"], "chosen": "output"}
-    [record] = read_records(imported(rows, "instruct", columns, "parquet"))
-    assert record == ([("user", "Translate.\ncat")], " chat", None)
-
-
-def test_a_column_is_kept_under_the_name_of_a_parameter(imported):
-    row = {"question": "How many?", "answer": "3 + 4 = <<3+4=7>>7\n#### 7"}
-    path = imported([row], "prompt", {"prompt": "question"}, keep={"solution": "answer"})
-    [cell] = pq.read_table(path)["kept_solution"].to_pylist()
-    _, function = load_functions({"math_answer": 1})["math_answer"]
-    assert function(["p"], ["It is 7."], {"solution": [json.loads(cell)]}).tolist() == [1]
+def test_a_file_that_is_edited_while_it_is_read_is_not_used(imported, tmp_path, monkeypatch):
+    path = tmp_path / "data/rows.jsonl"
+    monkeypatch.setattr(import_dataset, "import_split", lambda *_: path.write_text("{}"))
+    with pytest.raises(InputError, match=f"{path} changed while it was read: start the build"):
+        imported([{"prompt": "a", "chosen": "b", "rejected": "c"}], "plain")
 
 
 @pytest.mark.parametrize(

@@ -1,20 +1,24 @@
-"""Base models from local folders, valid and damaged."""
+"""fetch_model on models of local folders, in this process.
 
-import json
-import re
-import shutil
+A build of such models: test_plain_models.py.
+"""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from conftest import INIT, Workflow, copy_sources
+import fetch_model
 from snakechat.data.model_files import model_files
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.saving import save_model
+from snakechat.workflow.digests import file_digest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.run_options import RunOptions
 from support.chat_templates import CHATML
+
+EMPTY = "<think>\n\n</think>\n\n"
+THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}" + EMPTY + "{% endif %}"
 
 
 def test_files_of_a_model_are_selected():
@@ -29,98 +33,61 @@ def test_files_of_a_model_are_selected():
     assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])
 
 
-MODELS = ("whole", "bare", "template")
-ARGUMENTS = {"template_arguments": {"enable_thinking": False}}
-EMPTY = "<think>\n\n</think>\n\n"
-THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}" + EMPTY + "{% endif %}"
+@pytest.fixture
+def fetch(folder, tmp_path):
+    """A function that fetches the model of `folder`; it returns the job."""
 
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory, tokenizer):
-    """A workflow that has built all models from folders, and Snakemake's process."""
-    folder = tmp_path_factory.mktemp("local") / "work"
-    copy_sources(folder)
-    (folder / "mine.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "models": {
-                    name: {"path": f"given/{name}", **(ARGUMENTS if name == "template" else {})}
-                    for name in MODELS
-                }
-            }
+    def fetch(**settings):
+        files = {path.name: file_digest(path) for path in folder.iterdir()}
+        job = SimpleNamespace(
+            settings=SimpleNamespace(card={"licence": "mit"}, **settings),
+            options=RunOptions(source=str(folder)),
+            spec={"name": "mine", "files": files},
+            result=tmp_path / "result",
+            facts={},
         )
-    )
-    whole = folder / "given/whole"
-    model = make_causal(INIT, tokenizer, 1)
-    whole.mkdir(parents=True)
-    save_model(model, tokenizer, whole)
-    (whole / "README.md").write_text("---\nlicense: mit\n---\n# Mine\n")
-    for name in MODELS[1:]:
-        shutil.copytree(whole, folder / "given" / name)
-        weights = folder / "given" / name / "model.safetensors"
-        if name == "bare":
-            weights.unlink()
-            torch.save({}, weights.with_name("pytorch_model.bin"))
-        if name == "template":
-            (folder / "given" / name / "chat_template.jinja").write_text(THINKING)
-    (folder / "given/whole/training_args.bin").write_text("not read")
-    workflow = Workflow(folder, "--configfile", "mine.yaml", "--cores", "2", "--keep-going")
-    targets = [f"output/models/{name}.manifest.json" for name in MODELS]
-    return workflow, workflow.snakemake(*targets)
+        job.result.mkdir()
+        fetch_model.main(job)
+        return job
+
+    return fetch
 
 
-def result(workflow, name):
-    return workflow.folder / "output/models" / name
-
-
-def test_model_of_a_folder_is_stored_with_what_it_was_made_from(made):
-    workflow, process = made
-    folder = result(workflow, "whole")
-    assert (folder / "model.safetensors").exists(), process.stdout
-    given = load_file(workflow.folder / "given/whole/model.safetensors")
-    found = load_file(folder / "model.safetensors")
+def test_the_weights_are_stored_and_template_arguments_are_part_of_the_template(fetch, folder):
+    (folder / "chat_template.jinja").write_text(THINKING)
+    job = fetch(template_arguments={"enable_thinking": False})
+    assert job.facts == {"licence": "mit"}
+    given, found = (load_file(path / "model.safetensors") for path in (folder, job.result))
     assert given.keys() == found.keys()
     assert all(torch.equal(given[key], found[key]) for key in given)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["facts"] == {"licence": "mit"}
-    files = manifest["spec"]["files"].keys()
-    assert {"config.json", "tokenizer.json", "model.safetensors"} <= files
-    assert "training_args.bin" not in files
 
-
-def test_template_arguments_are_part_of_the_stored_template(made):
-    workflow, process = made
-    assert result(workflow, "template").exists(), process.stdout
-    tokenizer = AutoTokenizer.from_pretrained(result(workflow, "template"))
-    given = AutoTokenizer.from_pretrained(workflow.folder / "given/template")
-    messages = [{"role": "user", "content": "Hello"}]
-
-    def rendered(each, **arguments):
-        return each.apply_chat_template(
+    def rendered(path, **arguments):
+        messages = [{"role": "user", "content": "Hello"}]
+        return AutoTokenizer.from_pretrained(path).apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False, **arguments
         )
 
-    assert rendered(tokenizer) == rendered(given, enable_thinking=False)
-    assert rendered(tokenizer).endswith(EMPTY)
-    assert rendered(tokenizer, enable_thinking=True) + EMPTY == rendered(tokenizer)
-    manifest = json.loads((result(workflow, "template") / "manifest.json").read_text())
-    assert manifest["spec"]["settings"]["template_arguments"] == {"enable_thinking": False}
+    assert rendered(job.result) == rendered(folder, enable_thinking=False)
+    assert rendered(job.result).endswith(EMPTY)
+    assert rendered(job.result, enable_thinking=True) + EMPTY == rendered(job.result)
 
 
-def test_damaged_model_is_one_error_line_without_a_result(made):
-    workflow, process = made
-    assert process.returncode == 1
-    log = (workflow.folder / "output/logs/fetch_model/bare.log").read_text()
-    assert re.search(r"^error: model in given/bare: weights are missing: lm_head", log, re.M), log
-    assert "Traceback" not in log
-    assert not result(workflow, "bare").exists()
+def test_a_damaged_model_is_an_error(fetch, folder):
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=rf"^model in {folder}: weights are missing: lm_head"):
+        fetch()
 
 
-def test_folder_without_a_model_is_an_error_while_planning(made):
-    workflow, _ = made
-    process = workflow.snakemake(
-        "-n", "output/models/mine.manifest.json", "--config", "models={mine: {path: rules}}"
-    )
-    assert process.returncode == 1
-    reason = "models.mine.path: rules has no *.safetensors and no pytorch_model*.bin"
-    assert f"error: config: {reason}" in process.stdout
+def test_files_that_were_swapped_are_not_used(fetch, folder, monkeypatch):
+    path, aside = folder / "config.json", folder / "aside"
+
+    def swap(*_):
+        path.rename(aside)
+        path.write_text("{}")
+        path.unlink()
+        aside.rename(path)
+
+    monkeypatch.setattr(fetch_model, "copy_model", swap)
+    with pytest.raises(InputError, match=f"{path} changed while it was read: start the build"):
+        fetch()
