@@ -41,19 +41,10 @@ def responses_to(folder, *prompts, seed=1234):
     return ["".join(pieces_of_response(session, prompt, settings)) for prompt in prompts]
 
 
-def test_each_line_of_standard_input_gets_a_response(folders, run_chat):
-    lines = [b"Why?", b"", b"  And how? "]
-    output, notes, code = run_chat(folders["rlhf"], "--max-tokens", 20, lines=lines)
-    responses = responses_to(folders["rlhf"], "Why?", "And how?")
-    assert output == "".join(printable_text(response) + "\n" for response in responses)
-    assert (notes, code) == ("", 0)
-    assert all(responses) and responses[0] != responses[1]
-
-
 def test_commands(folders, run_chat):
     folder = folders["rlhf"]
-    lines = [b"/help", b"Why?", b"/reset", b"Why?", b"/reset", b"/seed 7", b"Why?", b"/reset"]
-    lines += [b"/system Be brief.", b"Why?", b"/quit", b"Why?"]
+    lines = [b"/help", b"Why?", b"", b"/reset", b"  Why? ", b"/reset", b"/seed 7", b"Why?"]
+    lines += [b"/reset", b"/system Be brief.", b"Why?", b"/quit", b"Why?"]
     output, notes, _ = run_chat(folder, "--max-tokens", 20, lines=lines)
     (first,), (second,) = responses_to(folder, "Why?"), responses_to(folder, "Why?", seed=7)
     session = load(folder)
@@ -92,16 +83,9 @@ def test_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
     assert dialogue.turns[-1] == ("assistant", "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (b"/nonsense", "error: unknown command /nonsense: /help lists the commands"),
-        (b"/seed -1", "error: /seed: expected an integer of at least 0, found '-1'"),
-    ],
-)
-def test_an_invalid_line_ends_a_pipe(folders, run_chat, line, message):
-    output, _, code = run_chat(folders["rlhf"], lines=[line, b"Why?"])
-    assert output == "" and message in code
+def test_an_invalid_line_ends_a_pipe(folders, run_chat):
+    output, _, code = run_chat(folders["rlhf"], lines=[b"/seed -1", b"Why?"])
+    assert output == "" and code == "error: /seed: expected an integer of at least 0, found '-1'"
 
 
 def test_invalid_arguments_are_usage_errors(run_chat):
