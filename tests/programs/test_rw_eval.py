@@ -81,10 +81,6 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
     assert cells[6:12:5] == ["A plum?", "0"] and cells[17] == "\N{MINUS SIGN}2.00▼"
     # Markup in a response is text.
     assert cells[7] == "At the <market>." and "<market>" not in page
-
-
-def test_a_page_in_chinese(job, monkeypatch):
-    monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     job.settings.language = "zh"
     # The language of the program, which other tests read in English.
     monkeypatch.setattr(translations, "_texts", {})
