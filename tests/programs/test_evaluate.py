@@ -131,17 +131,6 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     assert len(calls) == 12
 
 
-def test_from_a_plain_model_the_chat_model_is_compared_with_the_base_model(job):
-    del job.inputs["sft"]
-    metrics, responses = evaluated(job)
-    assert list(responses) == ["base", "rlhf"]
-    assert metrics["base"]["kl_to_base"] == pytest.approx(0, abs=1e-4)
-    assert metrics["rlhf"]["kl_to_base"] > 0.01
-    assert metrics["wins"].keys() == {"rlhf"} and metrics["wins"]["rlhf"].keys() == {"base"}
-    difference = metrics["rlhf"]["score"] - metrics["base"]["score"]
-    assert metrics["score_difference"]["mean"] == pytest.approx(difference)
-
-
 def test_a_model_with_too_few_positions_is_an_error(job, tokenizer):
     small = make_causal({**INIT, "max_position_embeddings": 8}, tokenizer, 1)
     save_model(small, tokenizer, job.inputs["base"])

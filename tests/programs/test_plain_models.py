@@ -1,7 +1,6 @@
 """RLHF from plain model folders: an actor and a classifier of another family, no other recipe."""
 
 import json
-import random
 
 import pytest
 import torch
@@ -9,19 +8,14 @@ import yaml
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from conftest import INIT, Workflow, copy_sources
-from init_model import train_tokenizer
-from snakechat.data import toy
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from support.families import LLAMA
-from support.talking import as_chatml
+from support.families import CHECKPOINTS, save_checkpoint
 
-# The actor is an OPT with the dialogue format, the classifier a Qwen2 with ChatML.
+# With the dialogue format. The classifier is a Qwen2 with its own chat template.
 ACTOR = {**INIT, "max_position_embeddings": 128}
-CLASSIFIER = {**LLAMA, "model_type": "qwen2", "max_position_embeddings": 256}
-CLASSIFIER["initializer_range"] = 0.2
 RECIPE = {
     "actor": "models/actor",
     "reward": "models/scorer",
@@ -50,29 +44,16 @@ CONFIG = {
 }
 
 
-def make_tokenizer(size, seed):
-    rows, _ = toy.make_rows(100, 10, random.Random(seed))
-    return train_tokenizer((text for row in rows for text in row.values()), size)
-
-
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def built(tmp_path_factory, tokenizer):
     """A workflow with the model folders and the built recipe."""
     folder = tmp_path_factory.mktemp("plain") / "work"
     copy_sources(folder)
-    tokenizer = make_tokenizer(300, 1)
     save_model(make_causal(ACTOR, tokenizer, 1), tokenizer, folder / "actor")
-    # As the tokenizer of a Qwen2 model is loaded: transformers adds the family's own tokens.
-    (folder / "chatml").mkdir()
-    (folder / "chatml/config.json").write_text(json.dumps({"model_type": "qwen2"}))
-    as_chatml(make_tokenizer(290, 2)).save_pretrained(folder / "chatml")
-    chatml = load_tokenizer(folder / "chatml")
-    save_model(make_causal(CLASSIFIER, chatml, 2), chatml, folder / "base")
+    base = save_checkpoint(CHECKPOINTS["qwen2.5"], folder / "base")
+    chatml = load_tokenizer(base)
     torch.manual_seed(2)
-    save_model(
-        load_scorer(folder / "base", "fp32", chatml, new_head=True), chatml, folder / "scorer"
-    )
-
+    save_model(load_scorer(base, "fp32", chatml, new_head=True), chatml, folder / "scorer")
     (folder / "mine.yaml").write_text(yaml.safe_dump(CONFIG))
     workflow = Workflow(folder, "--configfile", "mine.yaml")
     workflow.build("output/rlhf/plain")
@@ -114,6 +95,10 @@ def test_the_evaluation_compares_with_the_base_model(built):
     metrics = json.loads((output / "eval/rlhf/plain/metrics.json").read_text())
     assert metrics["intervals_95"].keys() == {"base", "rlhf"}
     assert metrics["wins"]["rlhf"].keys() == {"base"}
+    assert metrics["base"]["kl_to_base"] == pytest.approx(0, abs=1e-4)
+    assert abs(metrics["rlhf"]["kl_to_base"]) > 0.01
+    difference = metrics["rlhf"]["score"] - metrics["base"]["score"]
+    assert metrics["score_difference"]["mean"] == pytest.approx(difference)
     for model in ("base", "rlhf"):
         judged = metrics[model]["judge_score"]
         assert judged == pytest.approx(2 * metrics[model]["score"], rel=1e-4)
