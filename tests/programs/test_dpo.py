@@ -163,17 +163,6 @@ def test_the_evaluation_of_a_model_in_16_bits_is_that_of_fp32(tokenizer, group, 
     assert metrics["margin"] == pytest.approx(margins.mean().item(), rel=0.01)
 
 
-def test_the_longer_response_is_that_before_truncation(tokenizer, group, tmp_path):
-    # Truncated at the end, both responses of a pair have the same length.
-    long, longer = "No map is in the library. " * 4, "The map is in the garage. " * 8
-    records = [("\n\nHuman: Where?\n\nAssistant:", f" {longer}", f" {long}")] * 8
-    rows = {"train": records, "eval": records}
-    recipe = {**COMMON, "max_length": 24, "max_steps": 1}
-    with stages_of_small_model(tmp_path, tokenizer, rows, {"dpo": {"cut": recipe}}) as stages:
-        metrics = evaluate(stages, "cut")
-    assert (metrics["longer_wins_accuracy"], metrics["equal_lengths"]) == (1, 0)
-
-
 def weights_in(folder):
     """Return the weights of a saved model by name."""
     return load_file(folder / "model.safetensors")

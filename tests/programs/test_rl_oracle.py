@@ -95,6 +95,8 @@ def test_a_step_is_that_of_loops_over_responses(
         totals.append(sum(rewards))
         penalties.append((logprobs[-1] - ref_logprobs) ** 2 / 2)
     assert result.scores.sum.tolist() == pytest.approx(scores, abs=1e-4)
+    if generations > 1:
+        assert result.metrics["objective/uniform_groups"] == 0
 
     losses = []
     for index, (number, prompt, response) in enumerate(responses):

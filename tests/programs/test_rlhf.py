@@ -19,9 +19,6 @@ from support.stages import write_manifest
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
-# Two responses to each of 60 prompts.
-PAIRED = {"num_generations": 2, "rollout_batch_size": 60, "max_response_length": 6}
-
 
 @pytest.fixture
 def functions(tmp_path, monkeypatch):
@@ -129,7 +126,7 @@ def test_scores_of_several_sources_are_logged(train, functions):
 
 
 def test_responses_are_logged_every_log_responses_steps(train):
-    job = train(**PAIRED)
+    job = train(num_generations=2, rollout_batch_size=60, max_response_length=6)
     lines = lines_of(job.result / "responses.jsonl")
     # Two responses to the first eight prompts of steps 1, 2 and 4.
     assert [line["step"] for line in lines] == [1] * 16 + [2] * 16 + [4] * 16
@@ -243,21 +240,3 @@ def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch
     # The same responses, but unlikely tokens have small weights.
     assert job.metrics[0]["objective/scores"] == plain.metrics[0]["objective/scores"]
     assert job.metrics[0]["policy/grad_norm"] < plain.metrics[0]["policy/grad_norm"] / 4
-
-
-def test_a_sparse_reward_may_find_its_first_success_late(train, functions):
-    # Each call scores 120 responses; the third one finds a success.
-    (functions / "mine.py").write_text(
-        "calls = 0\n"
-        "def score(prompts, responses):\n"
-        "    global calls\n"
-        "    calls += 1\n"
-        "    return [float(calls == 3 and not index) for index in range(len(responses))]\n"
-    )
-    settings = {"reward": None, "reward_functions": {"mine": 1}, "algorithm": "grpo", **PAIRED}
-    settings |= {"kl_in": "loss", "kl_estimator": "k3", "missing_eos_penalty": 0.0}
-    job = train(without=("reward",), **settings)
-    assert values(job, "objective/uniform_groups") == pytest.approx([1, 1, 59 / 60, 1])
-    norms = values(job, "policy/grad_norm")
-    # Before it, only the KL penalty has a gradient, which is 0 at the start.
-    assert norms[0] == pytest.approx(0, abs=1e-5) and norms[2] > 1e-3
