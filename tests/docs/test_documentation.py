@@ -12,6 +12,7 @@ import yaml
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.config.schema import checked, config_type, json_schema
+from support.configs import config_values
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -105,8 +106,10 @@ def test_config_texts_belong_to_existing_keys():
 # --- both languages -----------------------------------------------------------------------------
 
 
-def test_each_page_exists_in_both_languages():
-    assert pages_of("en") == pages_of("zh")
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_each_language_has_all_pages_and_its_navigation_names_them(language):
+    named = re.findall(r'"([\w/-]+\.md)"', (ROOT / f"docs/{language}.toml").read_text())
+    assert sorted(named) == pages_of(language) == pages_of("en")
 
 
 def test_translations_show_the_same_code():
@@ -135,12 +138,6 @@ def test_links_lead_somewhere():
             target = (path.parent / place).resolve() if place else path
             assert target.exists(), f"{name_of(path)}: {link}"
             assert not anchor or anchor in anchors(target), f"{name_of(path)}: {link}"
-
-
-@pytest.mark.parametrize("language", ["en", "zh"])
-def test_navigation_contains_every_page(language):
-    named = re.findall(r'"([\w/-]+\.md)"', (ROOT / f"docs/{language}.toml").read_text())
-    assert sorted(named) == pages_of(language)
 
 
 def test_named_files_exist():
@@ -310,14 +307,7 @@ def test_documented_options_of_programs_exist():
 def test_documented_configs_fit_the_schema():
     for path in DOCS:
         for block in blocks(path, "yaml"):
-            checked(merged(CONFIG, yaml.safe_load(block)), config_type())
-
-
-def merged(below, above):
-    """A config with another one on top, as Snakemake merges them."""
-    if not (isinstance(below, dict) and isinstance(above, dict)):
-        return above
-    return {**below, **{key: merged(below.get(key), value) for key, value in above.items()}}
+            checked(config_values(yaml.safe_load(block)), config_type())
 
 
 def test_the_changelog_has_the_version_to_cite():

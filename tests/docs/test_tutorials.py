@@ -19,20 +19,23 @@ PAGES.append("api")
 
 
 @pytest.fixture(scope="module")
-def own_data(tmp_path_factory):
-    """The folder in which the first tutorial was followed, where others continue."""
+def followed(tmp_path_factory):
+    """The folder in which the first tutorials were followed, where others continue."""
     folder = tmp_path_factory.mktemp("tutorial") / "snakechat"
     copy_sources(folder)
     # The cores are those of several tests.
     config = folder / "config.yaml"
     config.write_text(config.read_text().replace("    threads: 2\n", "    threads: 1\n"))
     workflow = Workflow(folder)
-    follow("tutorials/own-data", workflow)
+    for page in ("own-data", "reward-functions", "report"):
+        follow(f"tutorials/{page}", workflow)
     return workflow
 
 
-def test_own_data(own_data):
-    assert (own_data.folder / "output/sft/mine/model.safetensors").exists()
+def test_tutorials_make_models_and_a_report(followed):
+    for model in ("sft/mine", "rlhf/mine-polite", "rlhf/mine-careful"):
+        assert (followed.folder / f"output/{model}/model.safetensors").exists()
+    assert (followed.folder / "report.html").stat().st_size > 1_000_000
 
 
 def test_both_languages_have_the_same_reference():
@@ -50,29 +53,13 @@ def test_all_blocks_are_files_or_commands(page):
         assert block.title or commands_of(block), block
 
 
-@pytest.fixture(scope="module")
-def rewarded(own_data):
-    """The folder after the tutorial of reward functions."""
-    follow("tutorials/reward-functions", own_data)
-    return own_data
-
-
-def test_reward_functions(rewarded):
-    assert (rewarded.folder / "output/rlhf/mine-polite/model.safetensors").exists()
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("page", ["tutorials/deepspeed-chat", "tutorials/trl", "api"])
-def test_pages_that_continue_there(page, own_data, tmp_path, monkeypatch):
+def test_pages_that_continue_there(page, followed, tmp_path, monkeypatch):
     # The estimate of a page reads configs of the Hub.
     with serving_opt(tmp_path / "home") as (_, environment):
-        monkeypatch.setattr(own_data, "environment", environment)
-        follow(page, own_data)
-
-
-def test_report(rewarded):
-    follow("tutorials/report", rewarded)
-    assert (rewarded.folder / "report.html").stat().st_size > 1_000_000
+        monkeypatch.setattr(followed, "environment", environment)
+        follow(page, followed)
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])
