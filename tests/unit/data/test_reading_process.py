@@ -65,6 +65,35 @@ def test_decompression_bomb_is_an_error(tmp_path, monkeypatch, name, make):
         read_in_child([path], lambda position: sum(1 for _ in read_rows(path)))
 
 
+# 100 rows of 20,000 characters; a hundred times as many make 200 MB.
+LARGE = [{**GOOD, "prompt": "x" * 20_000}] * 100
+
+
+def large_array(path):
+    with path.open("w") as file:
+        file.write("[")
+        file.writelines([json.dumps(LARGE)[1:-1] + ","] * 100)
+        file.write(json.dumps(GOOD) + "]")
+
+
+def large_table(path):
+    """Write one row group."""
+    table = pa.concat_tables([pa.Table.from_pylist(LARGE)] * 100 + [pa.Table.from_pylist([GOOD])])
+    pq.write_table(table, path, use_dictionary=False, compression="none")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
+@pytest.mark.parametrize(("kind", "make"), [("json", large_array), ("parquet", large_table)])
+def test_a_file_is_read_in_less_memory_than_its_size(tmp_path, monkeypatch, kind, make):
+    monkeypatch.setattr(reading_process, "MAX_MEMORY_BYTES", 150 << 20)
+    path = tmp_path / f"rows.{kind}"
+    make(path)
+    assert path.stat().st_size > 200_000_000
+    assert read_in_child([path], lambda position: sum(1 for _ in read_rows(path))) == 10_001
+    # pytest keeps its folders of several runs.
+    path.unlink()
+
+
 NESTED = []
 for _ in range(100_000):
     NESTED = [NESTED]

@@ -1,17 +1,11 @@
 """Rows of source files of every kind, bad rows in them, and damaged files."""
 
 import io
-import json
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from conftest import ROOT
 from snakechat.data.dataset_files import local_paths, split_files
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
@@ -101,10 +95,6 @@ def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path):
     conversation = {"messages": [{"role": "user", "content": "你好"}], "source": None}
     rows = [{**row, **conversation} for row in numbered(700)]
     datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "mine", num_shards=2)
-    # map() leaves caches next to the rows.
-    loaded = datasets.load_from_disk(tmp_path / "mine")
-    loaded.map(lambda row: {"chosen": "mapped"})
-    assert list((tmp_path / "mine").glob("cache-*.arrow"))
     splits = split_files(local_paths(tmp_path / "mine"), {})
     assert [row for path in splits.pop("train") for row in read(tmp_path / "mine" / path)] == rows
     assert not splits
@@ -257,47 +247,3 @@ def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
     lines = ["p,q", *["1,2"] * (row - 1), '"3,4', "5,6", ""]
     path = put(tmp_path / "rows.csv", "\n".join(lines).encode())
     assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
-
-
-# --- memory ---------------------------------------------------------------------------------
-
-PEAK = """
-import sys
-sys.path.insert(0, sys.argv[1])
-from snakechat.data.sources import read_rows
-print(sum(1 for _ in read_rows(sys.argv[2])), open("/proc/self/status").read())
-"""
-# A row of 20,000 characters, ten thousand of which make 200 MB.
-LARGE = {"prompt": "x" * 19_980, "chosen": "y" * 20}
-
-
-def large_array(path):
-    with path.open("w") as file:
-        file.write("[")
-        file.writelines([json.dumps(LARGE) + ","] * 9_999)
-        file.write(json.dumps(LARGE) + "]")
-
-
-def large_parquet(path):
-    table = pa.concat_tables([pa.Table.from_pylist([LARGE] * 100)] * 100)
-    # One row group.
-    pq.write_table(table, path, use_dictionary=False, compression="none")
-
-
-LARGE_FILES = {"json": large_array, "parquet": large_parquet}
-
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
-@pytest.mark.parametrize("name", LARGE_FILES)
-def test_200_megabytes_are_read_in_less_than_300_of_memory(tmp_path, name):
-    path = tmp_path / f"rows.{name}"
-    LARGE_FILES[name](path)
-    assert path.stat().st_size > 200_000_000
-    command = [sys.executable, "-c", PEAK, ROOT / "scripts", path]
-    process = subprocess.run(command, capture_output=True, text=True, check=True)
-    # getrusage would include the peak of the parent process.
-    peak = int(re.search(r"VmHWM:\s+(\d+) kB", process.stdout)[1]) / 1000
-    # pytest keeps its folders of several runs.
-    path.unlink()
-    assert process.stdout.startswith("10000 ")
-    assert peak < 300
