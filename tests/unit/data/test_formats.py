@@ -135,27 +135,9 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("prompt", {"prompt": messages(("user", "Name a fruit."))[0]}, (FRUIT, None, None)),
         ("prompt", {"prompt": json.dumps(messages(*QUESTION), indent=2)}, (DIALOGUE, None, None)),
         ("message_pairs", ULTRAFEEDBACK, (DIALOGUE, *PAIR)),
-        (
-            "message_pairs",
-            {name: json.dumps(cell, indent=2) for name, cell in ULTRAFEEDBACK.items()},
-            (DIALOGUE, *PAIR),
-        ),
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
         ("messages", {"messages": weighted(*ZERO)}, WEIGHT_0),
-        (
-            "messages",
-            {"messages": weighted(*ZERO, ("assistant", "d", 1))},
-            (prompt_of("a", "b", "c"), " d", None),
-        ),
-        (
-            "message_pairs",
-            {
-                "chosen": weighted(*ZERO, ("assistant", "d", 1)),
-                "rejected": weighted(*ZERO, ("assistant", "e", "0")),
-            },
-            WEIGHT_0,
-        ),
         (
             "messages",
             {"messages": weighted(ZERO[0], ("assistant", "b", 0.5))},
@@ -324,20 +306,10 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
     [
         # A prompt column is not repeated.
         ("message_pairs", ULTRAFEEDBACK, PAIRED, (DIALOGUE, *PAIR)),
-        # Responses that are texts, or single messages.
+        # Responses that are texts.
         (
             "message_pairs",
             {"prompt": messages(*QUESTION), "chosen": "An apple.", "rejected": "A stone."},
-            PAIRED,
-            (DIALOGUE, *PAIR),
-        ),
-        (
-            "message_pairs",
-            {
-                "prompt": messages(*QUESTION),
-                "chosen": messages(("assistant", "An apple."))[0],
-                "rejected": messages(("assistant", "A stone."))[0],
-            },
             PAIRED,
             (DIALOGUE, *PAIR),
         ),
