@@ -29,19 +29,14 @@ def shards(numbers, of, name="data/train"):
 SHARDS = [*shards([0, 1], 2), *shards([1, 2, 3], 3, "more/train")]
 NO_ROWS = [
     ".cache/huggingface/download/train.json",
-    ".git/train.json",
-    ".gitattributes",
     ".train.parquet",
-    "LICENSE",
     "README.md",
     "cache-1f0a.parquet",
-    "data/.hidden/train.json",
     "data/cache-0a1b/train.json",
     "data/dataset_info.json",
     "data/state.json",
     "dataset_dict.json",
     "dataset_infos.json",
-    "load.py",
 ]
 THREE = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
 
