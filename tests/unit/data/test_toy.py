@@ -1,7 +1,6 @@
 """The toy task: correct responses, and properties of its rows."""
 
 import random
-import re
 
 import pytest
 
@@ -13,29 +12,20 @@ def splits():
     return toy.make_rows(4000, 500, random.Random(1234))
 
 
-def independent_check(prompt, response):
-    """Check a response against the docstring of the module by parsing the response."""
-    said = re.fullmatch(r" Hello ([A-Z][a-z]+), get a ([a-z]+) at the ([a-z]+)\. (.+)", response)
-    if said is None:
-        return False
-    name, item, place, ending = said.groups()
-    return (
-        ending in ("You are welcome!", "Have a nice day!", "Thank you for asking!")
-        and {name, item} <= set(re.findall(r"\w+", prompt))
-        and name in toy.NAMES
-        and item in toy.PLACES.get(place, [])
-    )
-
-
-def test_is_correct_agrees_with_an_independent_check(splits):
-    responses = [(row["prompt"], row[kind]) for row in splits[0] for kind in ("chosen", "rejected")]
-    # Responses to other questions: whole sentences that are wrong in names, items and places.
-    responses += [
-        (row["prompt"], next_row["chosen"]) for row, next_row in zip(*splits, strict=False)
-    ]
-    verdicts = [toy.is_correct(prompt, response) for prompt, response in responses]
-    assert verdicts == [independent_check(prompt, response) for prompt, response in responses]
-    assert 0 < sum(verdicts) < len(verdicts)
+@pytest.mark.parametrize(
+    ("response", "is_correct"),
+    [
+        (" Hello Pia, get a pie at the bakery. Have a nice day!", True),
+        (" Hello Ben, get a pie at the bakery. Have a nice day!", False),
+        (" Hello Pia, get a bun at the bakery. Have a nice day!", False),
+        (" Hello Pia, get a pie at the market. Have a nice day!", False),
+        (" Hello Pia, get a pie at the bakery. Now go away!", False),
+        (" Hello Pia, get a pie at the bakery.", False),
+    ],
+)
+def test_a_correct_response_names_the_customer_the_item_and_its_place(response, is_correct):
+    prompt = "\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"
+    assert toy.is_correct(prompt, response) == is_correct
 
 
 def test_chosen_responses_are_correct_in_about_55_percent_of_rows(splits):
