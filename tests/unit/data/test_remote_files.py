@@ -22,17 +22,6 @@ def pairs(monkeypatch):
     store.store.clear()
 
 
-def test_files_are_named_relative_to_the_url_and_versions_change_with_their_files(pairs):
-    before = list_files(URL)
-    assert before.keys() == {"a.json", "b/c.json"}
-    assert list_files(f"{URL}/") == before
-    assert list_files(f"{URL}/b/c.json") == {"c.json": before["b/c.json"]}
-    pairs.pipe("/bucket/pairs/a.json", b"other")
-    after = list_files(URL)
-    assert after["a.json"] != before["a.json"]
-    assert after["b/c.json"] == before["b/c.json"]
-
-
 def test_planned_files_and_the_card_are_downloaded_and_deleted_again(pairs, tmp_path):
     pairs.pipe("/bucket/pairs/README.md", b"# Card")
     planned = {"b/c.json": list_files(URL)["b/c.json"]}
