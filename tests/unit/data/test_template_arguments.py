@@ -6,8 +6,6 @@ import pytest
 
 import init_model
 from conftest import INIT
-from snakechat.data.dialogues import messages_of
-from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
@@ -53,14 +51,6 @@ def test_a_saved_tokenizer_renders_as_with_the_arguments(start, end, tmp_path):
     assert rendered(saved) == other
 
 
-def test_a_prompt_that_does_not_start_its_dialogue_is_rejected():
-    tokenizer = tokenizer_with(PROMPTED)
-    Encoder(tokenizer, "chat")
-    set_template_defaults(tokenizer, {"enable_thinking": False})
-    with pytest.raises(InputError, match="the chat template renders a dialogue as"):
-        Encoder(tokenizer, "chat")
-
-
 @pytest.mark.parametrize(
     ("template", "found"), [(None, "no chat template"), (THINKING, "enable_thinking, messages")]
 )
@@ -68,16 +58,6 @@ def test_arguments_without_an_effect_are_rejected(template, found):
     with pytest.raises(InputError, match=found) as error:
         set_template_defaults(tokenizer_with(template), {"thinking": False})
     assert "thinking" in str(error.value) and "\n" not in str(error.value)
-
-
-def test_prompts_of_qwen3_have_the_ids_of_its_template(shared_data):
-    given, tokenizer = (load_tokenizer(shared_data / "tokenizers/qwen3") for _ in range(2))
-    set_template_defaults(tokenizer, {"enable_thinking": False})
-    turns = [("system", "Be brief."), ("user", "Hi"), ("assistant", "Hi."), ("user", "Bye")]
-    expected = given.apply_chat_template(
-        messages_of(turns), add_generation_prompt=True, return_dict=False, enable_thinking=False
-    )
-    assert Encoder(tokenizer, "chat").prompts([turns]) == [expected]
 
 
 def test_a_new_model_has_the_arguments_in_its_template(tmp_path):
