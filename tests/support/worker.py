@@ -175,18 +175,26 @@ def stop_and_resume(folder, placement, settings=None):
     }
 
 
-def train_and_average(placement):
-    """Train with EMA; return the losses, and the weights and averages after each step."""
-    engine = engine_for(LanguageModel(), placement, {})
+def train_and_average(placement, settings=None):
+    """Train with EMA; return the losses, and the values and averages after each step.
+
+    Values are the master weights of the rank, and the weights of the module.
+    """
+    engine = engine_for(LanguageModel(), placement, settings or {})
     ema = Ema(engine, 0.75)
-    run = {"losses": [], "weights": [weights_of(engine)], "averages": []}
+    run = {"losses": [], "values": [values_of(engine)], "averages": []}
     for step in range(STEPS):
         run["losses"].append(train_step(engine, step))
         ema.update()
-        run["weights"].append(weights_of(engine))
+        run["values"].append(values_of(engine))
         with ema.average_weights():
-            run["averages"].append(weights_of(engine))
+            run["averages"].append(values_of(engine))
     return run
+
+
+def values_of(engine):
+    masters = [master.detach().flatten().clone() for master in engine.master_weights]
+    return torch.cat(masters), weights_of(engine)
 
 
 def train_and_sample(placement, lora=False):
@@ -326,7 +334,7 @@ def all_cases(folder):
         placement = {"zero_stage": stage, "activation_checkpointing": stage > 0}
         settings = {"lora_learning_rate": 0.02}
         cases[f"lora {stage}"] = lambda p=placement, s=settings: train(p, s, lora=True)
-    for stage in (0, 2, 3):
+    for stage in range(4):
         settings = {"dtype": "bf16"} if stage == 2 else {}
         cases[f"resumed {stage}"] = lambda stage=stage, s=settings: stop_and_resume(
             folder / f"{next(runs)}", {"zero_stage": stage}, s
@@ -340,6 +348,7 @@ def all_cases(folder):
             cases[name] = lambda p=placement, lora=lora: train_and_sample(p, lora)
         cases[f"frozen {stage}"] = lambda s=stage: evaluate_frozen(s, offload=s == 3)
     cases["ema 3"] = lambda: train_and_average({"zero_stage": 3})
+    cases["ema bf16 2"] = lambda: train_and_average({"zero_stage": 2}, {"dtype": "bf16"})
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):
         cases[f"merged {dtype} {stage}"] = lambda stage=stage, dtype=dtype: train_and_save(
             folder / f"{next(runs)}", {"zero_stage": stage}, {"dtype": dtype}
