@@ -6,8 +6,6 @@ from safetensors.torch import load_file, save_file
 
 from snakechat.modeling import copying
 from snakechat.modeling.copying import copy_model
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.models import files
 
@@ -41,18 +39,6 @@ def test_the_copy_has_the_weights_and_configs_of_save_pretrained(
     assert all(torch.equal(copied[name], weight) for name, weight in weights.items())
     assert (copy / INDEX).exists() == (size == SMALL)
     type(model).from_pretrained(copy)
-
-
-def test_files_keep_their_dtype_and_are_loaded_in_that_of_a_recipe(model, tokenizer, tmp_path):
-    save_model(model.to(torch.bfloat16), tokenizer, tmp_path / "source")
-    # Files may have another dtype than config.json.
-    weights = load_file(tmp_path / "source/model.safetensors")
-    stored = {name: weight.half() for name, weight in weights.items()}
-    save_file(stored, tmp_path / "source/model.safetensors", metadata={"format": "pt"})
-    copy_model(tmp_path / "source", tmp_path / "copy")
-    copied = load_file(tmp_path / "copy/model.safetensors")
-    assert all(torch.equal(stored[name], copied[name]) for name in stored)
-    assert load_causal(tmp_path / "copy", "bf16", tokenizer).dtype == torch.bfloat16
 
 
 def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tmp_path):
