@@ -121,15 +121,6 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
 
 
-def test_the_lengths_of_responses_before_truncation_are_kept(tokenize):
-    # 5 and 9 letters with </s>, truncated to 4 tokens each behind a prompt of 5.
-    rows = [("1234", " " + "a" * 4, " " + "b" * 8), ("1234", " c", " dd")]
-    done = tokenize("reward", rows, max_length=9)
-    assert Ragged(done.result, "eval.chosen").lengths.tolist() == [4, 3]
-    assert Ragged(done.result, "eval.rejected").lengths.tolist() == [4, 4]
-    assert np.load(whole_lengths_path(done.result, "eval")).tolist() == [[6, 3], [10, 4]]
-
-
 HISTORY = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Is it far?\n\nAssistant:"
 
 
