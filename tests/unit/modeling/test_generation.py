@@ -4,7 +4,6 @@ import copy
 import inspect
 import itertools
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +14,10 @@ from snakechat.modeling import acceleration, fixed_decoding, generation
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import make_sampler, sample_responses
+from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
-from support.families import FAMILIES, WINDOWS
+from support.families import FAMILIES, WINDOWS, spread
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51], [0, 60, 61, 62, 63]]
 MICRO_BATCH_TOKENS = 8192
@@ -119,13 +118,7 @@ MODELS["gemma3_text"] = FAMILIES["gemma3_text"]
 @pytest.fixture(params=MODELS)
 def member(request, tokenizer):
     """A model of each family with large weights, and of some with a sliding window."""
-    model = make_causal(MODELS[request.param], tokenizer, 1).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim == 2:
-                weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(2)))
-                weight *= 2 / weight.shape[1] ** 0.5
-    return model
+    return spread(make_causal(MODELS[request.param], tokenizer, 1)).eval()
 
 
 def test_each_family_generates_what_uncached_passes_predict(member):
@@ -257,18 +250,3 @@ def test_batches_respect_the_token_limit(model, monkeypatch):
     sample(model, PROMPTS, 3, micro_batch_tokens=144)
     # Three prompts of 8 tokens, the longest, with three responses of 8 tokens.
     assert [inputs for inputs, _ in shapes if inputs[1] > 1] == [(3, 8), (2, 3)]
-
-
-# Samplers.
-
-
-def test_the_hf_sampler_uses_the_settings(model):
-    settings = SimpleNamespace(
-        generation_backend="hf", num_generations=2, temperature=0.7, max_response_length=6
-    )
-    sampler = make_sampler(settings, [EOS], 48, "unused")
-    sampler.update(model)
-    torch.manual_seed(0)
-    responses = sampler.sample(PROMPTS)
-    options = {"temperature": 0.7, "max_response_length": 6, "micro_batch_tokens": 48}
-    assert responses == (sample(model, PROMPTS, 2, **options), None)
