@@ -328,14 +328,15 @@ def all_cases(folder):
     for offload in ("optimizer", "parameters"):
         placement = {"zero_stage": 3, "offload": offload}
         cases[f"offload {offload} 3"] = lambda p=placement: train(p)
-    cases["bf16 2"] = lambda: train({"zero_stage": 2}, {"dtype": "bf16"})
+    for stage in (2, 3):
+        cases[f"bf16 {stage}"] = lambda stage=stage: train({"zero_stage": stage}, {"dtype": "bf16"})
     cases["checkpointing 3"] = lambda: train({"zero_stage": 3, "activation_checkpointing": True})
     for stage in (0, 3):
         placement = {"zero_stage": stage, "activation_checkpointing": stage > 0}
         settings = {"lora_learning_rate": 0.02}
         cases[f"lora {stage}"] = lambda p=placement, s=settings: train(p, s, lora=True)
     for stage in range(4):
-        settings = {"dtype": "bf16"} if stage == 2 else {}
+        settings = {"dtype": "bf16"} if stage >= 2 else {}
         cases[f"resumed {stage}"] = lambda stage=stage, s=settings: stop_and_resume(
             folder / f"{next(runs)}", {"zero_stage": stage}, s
         )

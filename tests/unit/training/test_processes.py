@@ -87,7 +87,7 @@ def test_adapters_have_their_own_learning_rate(stage, runs):
 
 
 @pytest.mark.parametrize(
-    ("stage", "reference"), [(0, "stage 0"), (1, "stage 1"), (2, "bf16 2"), (3, "stage 3")]
+    ("stage", "reference"), [(0, "stage 0"), (1, "stage 1"), (2, "bf16 2"), (3, "bf16 3")]
 )
 def test_a_signal_to_one_rank_stops_all_and_they_resume_bit_identically(stage, reference, runs):
     for number, rank in enumerate(runs[2]):
