@@ -1,12 +1,10 @@
-"""User errors and damaged data: an error of one line before any training, and no result is lost."""
+"""User errors: one line before any job."""
 
 import json
 
 import pytest
-import yaml
 
 from conftest import Workflow, copy_sources
-from support.files import as_parquet
 
 # The checks of the config are in tests/unit/config/test_cross_checks.py: these are ways into them.
 MISTAKES = {
@@ -50,44 +48,6 @@ def test_a_job_refuses_to_run_with_another_version_of_a_library(sources):
     assert "error: pyarrow 0.1 is installed, and this build was planned with" in process.stdout
     assert "pip install --no-deps --requirement requirements.txt" in process.stdout
     assert not (sources.folder / target).exists()
-
-
-GOOD = [
-    {"prompt": f"\n\nHuman: {n}?\n\nAssistant:", "chosen": f" {n}.", "rejected": " No."}
-    for n in range(20)
-]
-
-
-@pytest.fixture
-def mine(sources):
-    """A workflow with a local dataset that has been imported and split."""
-    folder = sources.folder / "mine"
-    folder.mkdir()
-    (folder / "train.parquet").write_bytes(as_parquet(GOOD))
-    mine = {"path": "mine", "format": "plain"}
-    (sources.folder / "mine.yaml").write_text(yaml.safe_dump({"datasets": {"mine": mine}}))
-    sources.options = ("--configfile", "mine.yaml")
-    sources.build("output/split/mine.manifest.json")
-    return sources
-
-
-def test_a_damaged_dataset_stops_the_import_and_keeps_the_old_result(mine):
-    target, path = "output/split/mine.manifest.json", mine.folder / "mine/train.parquet"
-    records = mine.folder / "output/data/mine/train.parquet"
-    before, imported = records.read_bytes(), records.stat().st_mtime_ns
-    path.write_bytes(as_parquet([*GOOD, {**GOOD[7], "chosen": None}]))
-    process = mine.snakemake(target, "--cores", "1")
-    assert process.returncode == 1
-    lines = [line for line in process.stdout.splitlines() if line.startswith("error: ")]
-    assert len(set(lines)) == 1, process.stdout
-    assert lines[0].startswith("error: mine/train.parquet: row 21: column chosen is null")
-    assert "Traceback" not in process.stdout
-    assert records.read_bytes() == before
-    # With the good file again, the old result is reused.
-    path.write_bytes(as_parquet(GOOD))
-    mine.build(target)
-    assert records.stat().st_mtime_ns == imported
-    assert mine.planned(target) == set()
 
 
 def test_a_path_with_braces_is_one_line(tmp_path):
