@@ -1,7 +1,5 @@
 """Snakechat as a part of another workflow."""
 
-import pytest
-
 from conftest import ROOT, Workflow
 
 MODULE = f"""
@@ -31,27 +29,17 @@ rule chat_data:
 """
 
 
-@pytest.fixture
-def outer(tmp_path):
-    """A workflow of somebody else."""
-
-    def write(rules):
-        (tmp_path / "Snakefile").write_text(rules)
-        return Workflow(tmp_path)
-
-    return write
-
-
-def test_a_module_is_refused_with_the_reason(outer):
-    process = outer(MODULE).run("snakemake", "-n")
+def test_a_module_is_refused_with_the_reason(tmp_path):
+    (tmp_path / "Snakefile").write_text(MODULE)
+    process = Workflow(tmp_path).run("snakemake", "-n")
     assert process.returncode == 1
     assert "error: Snakechat cannot be a module" in process.stdout
     assert "Traceback" not in process.stdout
 
 
-def test_a_rule_runs_a_build_in_a_folder_of_its_own(outer):
-    workflow = outer(RULES)
-    process = workflow.run("snakemake", "--cores", "2")
-    assert process.returncode == 0, process.stdout
+def test_a_rule_runs_a_build_in_a_folder_of_its_own(tmp_path):
+    (tmp_path / "Snakefile").write_text(RULES)
+    workflow = Workflow(tmp_path)
+    workflow.build()
     assert "train.parquet" in (workflow.folder / "files.txt").read_text()
     assert "Nothing to be done" in workflow.run("snakemake", "-n").stdout
