@@ -4,41 +4,29 @@ import json
 
 import pytest
 
-from conftest import edited
 
-
-@pytest.fixture
-def copy(quick, tmp_path):
-    """A copy of the quick build, and a function that runs a program with the spec of a result."""
+def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path):
+    """On a cluster a job may wait for hours between its planning and its start."""
     copy = quick.copy(tmp_path / "copy")
 
-    def error_of(program, result):
-        spec = tmp_path / "spec.json"
-        spec.write_text(json.dumps(copy.spec_of(result)))
-        process = copy.run("python", f"scripts/{program}.py", "--spec", str(spec))
+    def error_of(stage):
+        (copy.folder / "spec.json").write_text(
+            json.dumps(copy.spec_of(f"output/eval/{stage}/tiny"))
+        )
+        process = copy.run("python", f"scripts/evaluate_{stage}.py", "--spec", "spec.json")
         assert process.returncode == 1
         return process.stdout
 
-    return copy, error_of
-
-
-def test_code_edited_after_planning_is_an_error(copy):
-    """On a cluster a job may wait for hours between its planning and its start."""
-    copy, error_of = copy
     program = copy.folder / "scripts/evaluate_reward.py"
-    with edited(program, ("pairwise_loss(*scores)", "pairwise_loss(*scores) * 2")):
-        assert error_of("evaluate_reward", "output/eval/reward/tiny") == (
-            "error: evaluate_reward.py changed since this build was planned: start it again\n"
-        )
-
-
-def test_a_damaged_input_is_an_error(copy):
-    copy, error_of = copy
+    program.write_text(program.read_text().replace("pairwise_loss(*scores)", "0"))
+    assert error_of("reward") == (
+        "error: evaluate_reward.py changed since this build was planned: start it again\n"
+    )
     weights = copy.folder / "output/sft/tiny/model.safetensors"
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
-    assert error_of("evaluate_sft", "output/eval/sft/tiny") == (
+    assert error_of("sft") == (
         "error: output/sft/tiny: model.safetensors has other content:"
         " delete output/sft/tiny and start the build again\n"
     )
