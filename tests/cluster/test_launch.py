@@ -14,14 +14,17 @@ from conftest import ROOT
 from launch import samples_by_vllm
 
 
-def test_a_job_requests_the_resources_of_its_placement(sources):
+def test_a_job_requests_the_resources_of_its_placement_unless_options_change_them(sources):
     # For a rule with a message, Snakemake prints nothing else.
     for rules in sources.folder.glob("rules/*.smk"):
         rules.write_text(re.sub(r"    message:\n.*\n", "", rules.read_text()))
-    process = sources.snakemake(*("output/sft/66b", "output/sft/tiny", "-n", "-p", "--cores", "64"))
+    targets = ("output/sft/66b", "output/sft/tiny", "output/reward/tiny")
+    options = ("--set-threads", "train_reward=1", "--set-resources", "train_reward:mem_mb=99")
+    process = sources.snakemake(*targets, "-n", "-p", "--cores", "64", *options)
     assert process.returncode == 0, process.stdout[-3000:]
     requested = {}
-    for block in process.stdout.split("\n\n"):
+    blocks = process.stdout.split("\n\n")
+    for block in blocks:
         if "\nrule train_sft:" in f"\n{block}":
             pairs = re.search("resources: (.*)", block)[1].split(", ")
             requested[re.search("name=(.*)", block)[1]] = dict(pair.split("=") for pair in pairs)
@@ -30,6 +33,9 @@ def test_a_job_requests_the_resources_of_its_placement(sources):
     assert (nodes["nodes"], nodes["tasks"], nodes["gres"]) == ("8", "8", "gpu:8")
     assert (nodes["mpi"], nodes["tasks_per_gpu"]) == ("srun", "0")
     assert cpu["nodes"] == "1" and not cpu.keys() & {"gpu", "mpi", "gres", "tasks"}
+    # On a CPU, the threads of a job decide about the last digits.
+    [changed] = [block for block in blocks if "\nrule train_reward:" in f"\n{block}"]
+    assert "mem_mb=99" in changed and "threads: " not in changed and '"threads":1' in changed
 
 
 # --- the launcher ---------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Options of Snakemake whose usual meaning does not fit results that are stale by content."""
 
-import re
 import subprocess
 
 import pytest
@@ -117,15 +116,3 @@ def test_folders_and_files_of_results_are_targets(target, quick):
     assert "missing" not in up_to_date.stdout
     forced = quick.snakemake(target, "-n", "-f")
     assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout
-
-
-def test_threads_and_resources_of_a_rule_are_obeyed(sources):
-    """On a CPU, the threads of a job decide about the last digits."""
-    options = ("--set-threads", "train_sft=1", "--set-resources", "train_sft:mem_mb=99")
-    (sources.folder / "rules/sft.smk").write_text(
-        re.sub(r"    message:\n.*\n", "", (sources.folder / "rules/sft.smk").read_text())
-    )
-    process = sources.snakemake("output/sft/tiny", "-n", "-p", "--cores", "4", *options)
-    [block] = [text for text in process.stdout.split("\n\n") if "\nrule train_sft:" in f"\n{text}"]
-    assert "mem_mb=99" in block and "threads: " not in block
-    assert '"threads":1' in block
