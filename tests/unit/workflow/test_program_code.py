@@ -42,13 +42,3 @@ def test_nothing_in_our_programs_makes_all_modules_count():
     for program in sorted(SCRIPTS.glob("*.py")):
         names = modules.code(program.stem).digests
         assert {name for name in names if "/" not in name} == {program.name}
-
-
-def test_libraries_of_our_programs():
-    modules = Modules(SCRIPTS)
-    split = modules.code("split_dataset").imports
-    training = modules.code("train_sft").imports
-    drawing = modules.code("draw_report").imports
-    assert {"torch", "transformers", "deepspeed"} <= training
-    assert split.isdisjoint({"torch", "transformers", "deepspeed", "matplotlib"})
-    assert "matplotlib" in drawing - training and "torch" not in drawing
