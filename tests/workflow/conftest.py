@@ -77,7 +77,7 @@ def stubs(make_once, tmp_path):
 
 @pytest.fixture
 def kills(request):
-    """The number of times that each job is killed."""
+    """The number of times that a training is killed."""
     return request.config.getoption("--kills")
 
 

@@ -1,6 +1,5 @@
 """Killed, stopped and concurrent builds: the same command leads to the same bytes."""
 
-import contextlib
 import fcntl
 import itertools
 import json
@@ -9,31 +8,21 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.manifest import RUN_RECORD
-from support.cases import some
+from support.background_builds import started
 
 # Jobs and their results, in topological order.
 JOBS = {
-    "import_dataset": "data/toy",
     "tokenize_sft": "tokens/sft/tiny",
     "train_sft": "sft/tiny",
-    "train_reward": "reward/tiny",
-    "train_dpo": "dpo/tiny",
     "train_rlhf": "rlhf/tiny",
 }
-
-# Killed by chance in each run of the tests. All programs publish by the same code, which
-# tests/unit/workflow/test_publishing.py kills at each change of a file.
-KINDS = ("train_rlhf",)
 
 # Files below output/ that the run of a job writes.
 LOCK, METRICS = "{parent}/.{name}.lock", "store/{job}/{name}/.*.tmp/metrics.jsonl"
@@ -104,72 +93,19 @@ class Result:
         assert self.workflow.planned(*targets) == set()
 
 
-class Build:
-    """A Snakemake process in a new process group; its output goes into a file."""
-
-    def __init__(self, workflow, target, log):
-        self.log = workflow.folder / log
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.started = time.time()
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                ["snakemake", target, "--cores", "2", *workflow.options],
-                cwd=workflow.folder,
-                env={**os.environ, "PATH": path},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @property
-    def age(self):
-        """Return the seconds since the start."""
-        return time.time() - self.started
-
-    def runs(self):
-        return self.process.poll() is None
-
-    def wait_until(self, condition):
-        """Wait until a condition holds or Snakemake ends."""
-        while self.runs() and not condition():
-            time.sleep(0.002)
-
-    def send(self, number):
-        """Send a signal to the whole group: to Snakemake, the shells and the programs."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, number)
-
-    def end(self):
-        """Wait for the end; return the exit status and the output."""
-        return self.process.wait(), self.log.read_text()
-
-
-@contextlib.contextmanager
-def started(workflow, target, log="build.log"):
-    """Yield a build; kill it with its programs at the end of the block if it still runs."""
-    build = Build(workflow, target, log)
-    try:
-        yield build
-    finally:
-        build.send(signal.SIGKILL)
-        build.process.wait()
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A workflow with uninterrupted results, and the seconds that each job's command took."""
+    """A workflow with uninterrupted results, and the seconds that the RLHF training took."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     copy_sources(folder)
     files = [str(ROOT / "tests/configs" / name) for name in ("quick.yaml", "kill.yaml")]
-    workflow = Workflow(folder, "--configfile", *files)
-    seconds = {}
-    for job in JOBS:
-        target = Result(workflow, job).target
-        workflow.build(target, "--omit-from", job)
-        with started(workflow, target) as build:
-            status, output = build.end()
-            seconds[job] = build.age
-        assert status == 0, output[-5000:]
+    workflow = Workflow(folder, "--cores", "2", "--configfile", *files)
+    target = Result(workflow, "train_rlhf").target
+    workflow.build(target, "--omit-from", "train_rlhf")
+    with started(workflow, target) as build:
+        status, output = build.end()
+        seconds = build.age
+    assert status == 0, output[-5000:]
     return workflow, seconds
 
 
@@ -180,14 +116,14 @@ def tree(built, tmp_path):
     return workflow.copy(tmp_path / "tree")
 
 
-@some(JOBS, KINDS, "job")
-def test_a_job_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, job, kills):
-    uninterrupted, seconds = built
-    expected, result, duration = Result(uninterrupted, job), Result(tree, job), seconds[job]
-    draw = random.Random(f"{job} {kills}")
-    # One moment in each interval of the command's duration. Every second kill of a training waits
-    # from there until a state is saved, which is too short to be hit by chance.
-    phases = itertools.cycle([False, job.startswith("train_")])
+def test_a_training_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, kills):
+    """All programs publish by the same code, which test_publishing.py kills at each change."""
+    uninterrupted, duration = built
+    expected, result = (Result(workflow, "train_rlhf") for workflow in (uninterrupted, tree))
+    draw = random.Random(kills)
+    # One moment in each interval of the command's duration. Every second kill waits from there
+    # until a state is saved, which is too short to be hit by chance.
+    phases = itertools.cycle([False, True])
     moments = [((number + draw.random()) / kills, next(phases)) for number in range(kills)]
 
     def run_until(moment, saves):
@@ -233,7 +169,7 @@ def test_the_same_command_does_not_disturb_a_program_that_outlives_snakemake(tre
         program = int(holder.split()[1])
         # Paused, so that it still runs when the same command starts.
         os.kill(program, signal.SIGSTOP)
-        second = tree.snakemake(result.target, "--cores", "2")
+        second = tree.snakemake(result.target)
         os.kill(program, signal.SIGCONT)
         assert second.returncode == 1
         assert f"error: output/sft/tiny is being made by {holder}: wait" in second.stdout
@@ -278,7 +214,7 @@ def test_a_second_build_stops_and_dry_runs_do_not_disturb_a_build(tree, built):
         first.wait_until(lambda: "Tokenizing" in first.log.read_text())
         # Suspended, so that it does not end before the second one has tried.
         first.send(signal.SIGSTOP)
-        with started(tree, target, "second.log") as second:
+        with started(tree, target, log="second.log") as second:
             assert second.end()[0] == 1
         name = f"process {first.process.pid} on "
         assert f"error: {name}" in second.log.read_text()

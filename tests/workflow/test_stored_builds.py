@@ -1,18 +1,14 @@
 """Builds with earlier versions of results and a shared store, and with sources that are edited."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
 from conftest import Workflow, copy_sources
 from snakechat.workflow.manifest import RUN_RECORD
+from support.background_builds import started
 
 TARGET = "output/tokens/sft/tiny.manifest.json"
 
@@ -81,6 +77,9 @@ def test_another_clone_builds_nothing_and_has_the_same_bytes(workflow):
 
 def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
     build = workflow("first")
+    # A model that was built for a page has no report yet.
+    build.build("output/eval/sft/tiny.manifest.json")
+    assert build.planned("output/sft/tiny") == {"draw_report", "report", "sft"}
     build.build("output/sft/tiny")
     model = build.folder / "output/sft/tiny"
     assert (model / "evaluation/metrics.json").samefile(
@@ -92,12 +91,6 @@ def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
     # As people copy it.
     assert build.run("cp", "-rL", "output/sft/tiny", "copied").returncode == 0
     assert (build.folder / "copied/model.safetensors").read_bytes()
-
-
-def test_a_model_that_was_built_for_a_page_gets_its_report(workflow):
-    build = workflow("first")
-    build.build("output/eval/sft/tiny.manifest.json")
-    assert build.planned("output/sft/tiny") == {"draw_report", "report", "sft"}
 
 
 def test_two_builds_that_fill_an_empty_store_at_once_both_succeed(workflow):
@@ -114,17 +107,12 @@ def test_an_edit_during_a_build_counts_from_the_next_build_on(workflow):
     """The edited program would fail."""
     build = workflow("first")
     program = build.folder / "scripts/split_dataset.py"
-    command = [sys.executable, "-m", "snakemake", TARGET, "--cores", "1", *build.options]
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    with (build.folder / "build.log").open("w") as file:
-        process = subprocess.Popen(
-            command, cwd=build.folder, env={**os.environ, "PATH": path}, stdout=file, stderr=file
-        )
-        while process.poll() is None and not (build.folder / "output/logs/import_dataset").exists():
-            time.sleep(0.01)
-        original = program.read_text()
+    original = program.read_text()
+    with started(build, TARGET, "--cores", "1") as running:
+        running.wait_until((build.folder / "output/logs/import_dataset").exists)
         program.write_text(original + "\nraise SystemExit('edited')\n")
-        assert process.wait() == 0, (build.folder / "build.log").read_text()
+        status, output = running.end()
+    assert status == 0, output
     assert "split_dataset" in build.planned(TARGET)
     program.write_text(original)
     assert build.planned(TARGET) == set()

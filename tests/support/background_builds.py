@@ -1,0 +1,63 @@
+"""Snakemake in the background of a test."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+# Seconds after which a build counts as hanging.
+LIMIT = 600
+
+
+class Build:
+    """A Snakemake process in a new process group; its output goes into a file."""
+
+    def __init__(self, workflow, arguments, log):
+        self.log = workflow.folder / log
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        self.started = time.time()
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                ["snakemake", *arguments, *workflow.options],
+                cwd=workflow.folder,
+                env={**os.environ, "PATH": path},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def age(self):
+        """Return the seconds since the start."""
+        return time.time() - self.started
+
+    def runs(self):
+        return self.process.poll() is None
+
+    def wait_until(self, condition):
+        """Wait until a condition holds or Snakemake ends."""
+        while self.runs() and not condition():
+            time.sleep(0.002)
+
+    def send(self, number):
+        """Send a signal to the whole group: to Snakemake, the shells and the programs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def end(self):
+        """Wait for the end; return the exit status and the output."""
+        return self.process.wait(LIMIT), self.log.read_text()
+
+
+@contextlib.contextmanager
+def started(workflow, *arguments, log="build.log"):
+    """Yield a build; kill it with its programs at the end of the block if it still runs."""
+    build = Build(workflow, arguments, log)
+    try:
+        yield build
+    finally:
+        build.send(signal.SIGKILL)
+        build.process.wait()
