@@ -207,9 +207,7 @@ def test_manifests_are_valid_and_agree_with_the_profile():
     for container in DRIVER_POD["containers"]:
         assert container["image"] == image
         assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": path}]
-
-
-def test_the_pod_of_the_driver_is_restricted_and_it_alone_gets_a_token():
+    # It alone gets a token.
     check_restricted(DRIVER_POD)
     assert DRIVER[0]["automountServiceAccountToken"] is False
     assert DRIVER_POD["automountServiceAccountToken"] is True
@@ -352,20 +350,18 @@ def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
 
 
 def test_missing_inputs_are_an_error_with_the_command_that_builds_them(
-    two_nodes, prepared, tmp_path
+    two_nodes, prepared, sources
 ):
-    copy_sources(tmp_path / "fresh")
-    fresh = Workflow(tmp_path / "fresh")
-    shutil.copy(prepared.folder / "two.yaml", fresh.folder)
+    shutil.copy(prepared.folder / "two.yaml", sources.folder)
     generator = ("python", "scripts/kubernetes_job.py", "output/sft/tiny")
-    process = fresh.run(*generator, *two_nodes)
+    process = sources.run(*generator, *two_nodes)
     assert process.returncode == 1
     assert process.stdout == (
         "error: the inputs of train_sft tiny are missing: first run snakemake --profile kubernetes"
         " output/models/tiny.manifest.json output/tokens/sft/tiny.manifest.json"
         " --configfile two.yaml\n"
     )
-    process = fresh.run(*generator)
+    process = sources.run(*generator)
     assert process.stdout == "error: output/sft/tiny: no job to run takes several GPUs or nodes\n"
 
 
