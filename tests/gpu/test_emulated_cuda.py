@@ -35,12 +35,8 @@ def waits(result, phase):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_training_runs_on_one_device_with_deterministic_kernels(name, results):
+def test_a_training_runs_on_one_device_and_the_host_waits_for_no_micro_batch(name, results):
     assert results[name]["error"] is None, results[name]["error"]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_the_host_waits_for_a_step_and_for_no_micro_batch(name, results):
     assert waits(results[name], "train").total() == WAITS_OF_STEP[name] * STEPS
 
 
