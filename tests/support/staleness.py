@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
+import pytest
 import yaml
 
 from conftest import ROOT, copy_sources
@@ -26,7 +27,6 @@ from snakechat.planning.planner import jobs_of_target, with_upstream
 from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.snakemake_command_line import read_config
-from support.cases import some
 
 TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", "generations")}
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
@@ -83,15 +83,12 @@ TOKENIZED = {"tokenize_sft", *TAUGHT}
 SPLIT = {"split_dataset", *TOKENIZED}
 IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
-
-
-COMPARED = "output/compare/dpo/tiny-vs-other.html"
 # The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
 # from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
 TINY = (
     "output/rlhf/tiny",
     "output/dpo/tiny",
-    COMPARED,
+    "output/compare/dpo/tiny-vs-other.html",
     "output/prompt_eval/rlhf/tiny.html",
     "output/rw_eval/reward/tiny.html",
     "output/data/picked.manifest.json",
@@ -117,12 +114,7 @@ class Row(NamedTuple):
 
 def rows(table):
     """Parametrize a test with the rows of a table."""
-    return some(table, table, "row", table)
-
-
-def few_rows(table, number):
-    """Parametrize a test with a few rows of a table, evenly spaced."""
-    return rows(dict(list(table.items())[:: len(table) // number]))
+    return pytest.mark.parametrize("row", table.values(), ids=table)
 
 
 CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
@@ -211,10 +203,7 @@ FILES = {
     "mine/train-1.jsonl": lines(*range(40)),
     "mine/train-2.jsonl": lines(*range(40, 50)),
     "mine/test.jsonl": lines(*range(50, 70)),
-    # Neither trained nor evaluated on, unless the config says so.
-    "mine/more.jsonl": lines(*range(70, 80)),
     "one/rows.jsonl": lines(*range(80, 90)),
-    "another/rows.jsonl": lines(*range(90, 100)),
 }
 
 
@@ -246,9 +235,6 @@ def replaced(path, *replacements):
     return edit
 
 
-SCRIPTS = ROOT / "scripts"
-
-
 # --- plans from specs ---------------------------------------------------------------------------
 
 QUICK_FILE = ROOT / "tests/configs/quick.yaml"
@@ -268,18 +254,13 @@ def parsed(content):
         return read_config([Path(file.name)], {})
 
 
-def write_sources(folder):
-    """Write mine.yaml and the data that it names."""
+def write_inputs(folder):
+    """Write mine.yaml, and what planning reads of its inputs: data, and the config of models."""
     write_config(folder)
     for path, text in FILES.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     (folder / "mine/train-3").symlink_to("../one", target_is_directory=True)
-
-
-def write_inputs(folder):
-    """Write what planning reads of the inputs of OURS: data, and the config of models."""
-    write_sources(folder)
     for name in ("tokenizer", "model", "classifier"):
         (folder / name).mkdir()
         (folder / name / "tokenizer.json").write_text('{"unk": "<unk>"}')
@@ -331,15 +312,6 @@ def fresh(edit):
     return Row(edit, set(), TARGETS)
 
 
-def program_of(rule):
-    """Return the path of the program that a rule runs."""
-    return SCRIPTS / f"{'tokenize_phase' if rule in TOKENIZERS else rule}.py"
-
-
-def edit_a_row(folder):
-    replaced("mine/train-1.jsonl", (" 0007.", " 7777."))(folder)
-
-
 # A program that writes a constant, and the files that rules and model cards read: it builds in no
 # time.
 STUB = '''"""Write a constant."""
@@ -367,6 +339,6 @@ def build_stubs(workflow):
     """Build TINY with a stub in place of each program."""
     copy_sources(workflow.folder)
     write_inputs(workflow.folder)
-    for rule in RULES:
-        (workflow.folder / "scripts" / program_of(rule).name).write_text(STUB)
+    for name, rule in RULES.items():
+        (workflow.folder / f"scripts/{rule.program or name}.py").write_text(STUB)
     workflow.build(*TINY)

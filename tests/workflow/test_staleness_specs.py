@@ -21,8 +21,6 @@ from support.staleness import (
     TOKENIZERS,
     Row,
     config,
-    edit_a_row,
-    few_rows,
     fresh,
     lines,
     nested,
@@ -324,13 +322,9 @@ def move_the_model(folder):
     write_config(folder, nested("models.near.path", "elsewhere"))
 
 
-CHANGES = (
-    edit_a_row,
-    add_a_file,
-    exchange_two_files,
-    edit_behind_a_link,
-)
+CHANGES = (add_a_file, exchange_two_files, edit_behind_a_link)
 CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGES} | {
+    "edit_a_row": Row(replaced("mine/train-1.jsonl", (" 0007.", " 7777.")), IMPORTED, (MINE,)),
     "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
     "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
     "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
@@ -423,6 +417,10 @@ def test_code_and_pins_make_exactly_the_rules_that_run_them_and_those_downstream
     assert plans(row) == row.rules
 
 
-@few_rows({**SETTINGS, **UNAFFECTED, **CONTENTS, **CODE}, 12)
+ALL = {**SETTINGS, **UNAFFECTED, **CONTENTS, **CODE}
+
+
+# About a dozen rows, evenly spaced.
+@rows(dict(list(ALL.items())[:: len(ALL) // 12]))
 def test_a_dry_run_plans_these_rules(dry_runs, row):
     assert dry_runs(row) == row.rules
