@@ -3,14 +3,10 @@
 make test-slurm. Needs root and Debian's packages slurm-wlm and munge.
 """
 
-import contextlib
 import json
 import os
 import re
-import shlex
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,12 +14,14 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Workflow, copy_sources
+from support import launching
+from support.background_builds import started
 from support.cluster import CONF, SLURM_CONF, Cluster, wait_until
 from support.tutorials import follow
 
 pytestmark = pytest.mark.slurm
 
-# Seconds after which a build counts as hanging.
+# Seconds after which a training or a command counts as hanging.
 LIMIT = 240
 # Jobs are short. The GPUs of these nodes are fake: trainings request them and run on the CPU.
 SHORT_WAITS = ("--latency-wait", "10", "--slurm-init-seconds-before-status-checks", "14")
@@ -53,40 +51,6 @@ def cluster(tmp_path_factory):
         yield cluster
     finally:
         cluster.stop()
-
-
-class Build:
-    """A Snakemake process that builds on the cluster; its output goes into a file."""
-
-    def __init__(self, workflow, *arguments):
-        self.log = workflow.folder / "build.log"
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                ["snakemake", *arguments, *workflow.options],
-                cwd=workflow.folder,
-                env={**os.environ, "PATH": path},
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    def end(self):
-        """Wait for the end; return the exit status and the output."""
-        status = self.process.wait(LIMIT)
-        return status, self.log.read_text()
-
-
-@contextlib.contextmanager
-def started(workflow, *arguments):
-    """Yield a build; kill it at the end of the block if it still runs."""
-    build = Build(workflow, *arguments)
-    try:
-        yield build
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(build.process.pid, signal.SIGKILL)
-        build.process.wait()
 
 
 def built(workflow, *arguments):
@@ -207,46 +171,12 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     spec.write_text(json.dumps(json.loads(on_slurm)["spec"]))
     record = json.loads((result / "run.json").read_text())
     shutil.rmtree(result)
-    # Start the nodes as Kubernetes does.
-    command = ["scripts/launch.py", "scripts/train_sft.py", "--spec", str(spec)]
-    command += ["--placement", json.dumps(record["placement"])]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "2"}
-    nodes = [
-        subprocess.Popen(
-            [sys.executable, *command], cwd=here, env={**os.environ, **group, "RANK": str(number)}
-        )
-        for number in range(2)
-    ]
-    assert [node.wait(LIMIT) for node in nodes] == [0, 0]
+    placement = ("--placement", json.dumps(record["placement"]))
+    code, output = launching.run(
+        *(2, "scripts/train_sft.py", "--spec", spec, *placement), folder=here, OMP_NUM_THREADS="2"
+    )
+    assert code == 0, output
     assert manifest.read_text() == on_slurm
-
-
-PROGRAM = """
-import json
-import os
-import sys
-from pathlib import Path
-
-names = ("SLURM_NODEID", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
-Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps([os.environ[name] for name in names]))
-"""
-
-
-def test_each_gpu_of_each_node_has_a_process(cluster, tmp_path):
-    program, folder = tmp_path / "program.py", tmp_path / "variables"
-    program.write_text(PROGRAM)
-    folder.mkdir()
-    placement = json.dumps({"nodes": 2, "gpus_per_node": 2, "threads": 2})
-    words = [sys.executable, ROOT / "scripts/launch.py", program, folder, "--placement", placement]
-    job = ("--nodes=2", "--gres=gpu:2", "--cpus-per-task=2", f"--output={tmp_path / 'log'}")
-    cluster.run("sbatch", "--wait", *job, f"--wrap={shlex.join(map(str, words))}")
-    variables = {path.name: json.loads(path.read_text()) for path in folder.iterdir()}
-    assert variables == {
-        str(2 * node + gpu): [str(node), str(gpu), "4", "0,1"] for node in (0, 1) for gpu in (0, 1)
-    }
 
 
 def test_the_tutorial(cluster, tmp_path):
