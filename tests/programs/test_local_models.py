@@ -17,8 +17,7 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.run_options import RunOptions
 from support.chat_templates import CHATML
 
-EMPTY = "<think>\n\n</think>\n\n"
-THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}" + EMPTY + "{% endif %}"
+THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}<think>{% endif %}"
 
 
 def test_files_of_a_model_are_selected():
@@ -55,7 +54,7 @@ def fetch(folder, tmp_path):
 
 def test_the_weights_are_stored_and_template_arguments_are_part_of_the_template(fetch, folder):
     (folder / "chat_template.jinja").write_text(THINKING)
-    job = fetch(template_arguments={"enable_thinking": False})
+    job = fetch(template_arguments={"enable_thinking": True})
     assert job.facts == {"licence": "mit"}
     given, found = (load_file(path / "model.safetensors") for path in (folder, job.result))
     assert given.keys() == found.keys()
@@ -67,9 +66,9 @@ def test_the_weights_are_stored_and_template_arguments_are_part_of_the_template(
             messages, add_generation_prompt=True, tokenize=False, **arguments
         )
 
-    assert rendered(job.result) == rendered(folder, enable_thinking=False)
-    assert rendered(job.result).endswith(EMPTY)
-    assert rendered(job.result, enable_thinking=True) + EMPTY == rendered(job.result)
+    # Undefined, the argument is false in the given template.
+    assert rendered(job.result) == rendered(folder, enable_thinking=True) != rendered(folder)
+    assert rendered(job.result, enable_thinking=False) == rendered(folder)
 
 
 def test_a_damaged_model_is_an_error(fetch, folder):
