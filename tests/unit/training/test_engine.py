@@ -263,6 +263,39 @@ def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
     assert moves == devices
 
 
+def trained(zero_stage, dtype, steps=0, shift=0.0):
+    """Return a module and its engine after steps. shift: makes no weight correct by chance."""
+    module = network().to(DTYPES[dtype])
+    for weight in module.parameters():
+        weight.data.add_(shift)
+    schedule = {"lr_schedule": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.1}
+    engine = engine_for(module, 6, zero_stage, dtype=dtype, **schedule)
+    continue_training(engine, 0, steps, dtype)
+    return module, engine
+
+
+def continue_training(engine, first, end, dtype):
+    for seed in range(first, end):
+        inputs, targets = rows(8, seed)
+        run_step(engine, inputs.to(DTYPES[dtype]), targets, micro_batches=2)
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"), [(0, "fp32"), (0, "bf16"), (1, "fp32"), (2, "bf16"), (3, "bf16")]
+)
+def test_a_restored_engine_continues_as_if_it_had_not_stopped(zero_stage, dtype):
+    module, engine = trained(zero_stage, dtype, steps=3)
+    state = copy.deepcopy(engine.state_dict())
+    again, resumed = trained(zero_stage, dtype, shift=0.5)
+    resumed.load_state_dict(state)
+    # As the actor, which generates before it trains.
+    assert torch.equal(weights_of(again), weights_of(module))
+    for each in (engine, resumed):
+        continue_training(each, 3, 6, dtype)
+    assert torch.equal(weights_of(again), weights_of(module))
+    torch.testing.assert_close(resumed.state_dict(), engine.state_dict(), rtol=0, atol=0)
+
+
 def test_a_state_of_another_zero_stage_is_rejected():
     _, engine, _ = layer("bf16", 2)
     state = engine.state_dict()
