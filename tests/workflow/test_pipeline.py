@@ -14,43 +14,31 @@ from transformers import (
 from conftest import Workflow, copy_sources
 
 
-def figures(workflow, stage, name="tiny"):
-    return json.loads((workflow.folder / f"output/eval/{stage}/{name}/metrics.json").read_text())
+def figures(workflow, stage):
+    return json.loads((workflow.folder / f"output/eval/{stage}/tiny/metrics.json").read_text())
 
 
-def steps(workflow, stage, name="tiny"):
-    lines = (workflow.folder / f"output/{stage}/{name}/metrics.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def test_sft_halves_the_perplexity(tiny):
-    sft = figures(tiny, "sft")
+def test_sft_reward_model_and_ppo_learn(tiny):
+    sft, reward, rlhf = (figures(tiny, stage) for stage in ("sft", "reward", "rlhf"))
     assert sft["after"]["perplexity"] < sft["before"]["perplexity"] / 2
-
-
-def test_reward_model_ranks_pairs_correctly(tiny):
-    reward = figures(tiny, "reward")
     assert reward["accuracy"] >= 0.90
     assert reward["ties"] < 0.005
     # Length alone does not rank them.
     assert reward["longer_wins_accuracy"] < 0.6
+    assert rlhf["success_difference"]["mean"] >= 0.20
+    assert rlhf["success_difference"]["interval_95"][0] > 0
+    assert rlhf["rlhf"]["ended_by_eos"] >= 0.95
+    assert 0 < rlhf["rlhf"]["kl_to_sft"] < 5
 
 
 def test_dpo_ranks_pairs_correctly(tiny):
     tiny.build("output/dpo/tiny")
     # Before the first update, policy and reference are the same.
-    assert steps(tiny, "dpo")[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
+    first, *_ = (tiny.folder / "output/dpo/tiny/metrics.jsonl").read_text().splitlines()
+    assert json.loads(first)["loss"] == pytest.approx(math.log(2), abs=1e-5)
     dpo = figures(tiny, "dpo")
     assert dpo["accuracy"] >= 0.90 and dpo["longer_wins_accuracy"] < 0.6
     assert dpo["margin"] == pytest.approx(dpo["chosen_score"] - dpo["rejected_score"], rel=1e-3)
-
-
-def test_ppo_raises_the_success_rate(tiny):
-    rlhf = figures(tiny, "rlhf")
-    assert rlhf["success_difference"]["mean"] >= 0.20
-    assert rlhf["success_difference"]["interval_95"][0] > 0
-    assert rlhf["rlhf"]["ended_by_eos"] >= 0.95
-    assert 0 < rlhf["rlhf"]["kl_to_sft"] < 5
 
 
 def test_a_missing_card_is_written_and_an_edited_one_stays(quick, tmp_path):
@@ -91,15 +79,11 @@ def test_reward_model_loads_and_scores(tiny):
     assert scores[0] > scores[1] + 1
 
 
-def test_weights_are_safetensors_and_nothing_is_pickled(tiny):
-    names = {path.name for path in (tiny.folder / "output").rglob("*") if path.is_file()}
-    assert "model.safetensors" in names
-    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pth"))]
-
-
-def test_a_finished_build_has_nothing_to_do_and_no_partial_results(tiny):
-    hidden = {path.name for path in (tiny.folder / "output").rglob(".*")}
+def test_a_finished_build_has_nothing_to_do_no_partial_results_and_no_pickled_weights(tiny):
     assert tiny.planned() == set()
+    names = {path.name for path in (tiny.folder / "output").rglob("*")}
+    assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pth"))]
+    hidden = {name for name in names if name.startswith(".")}
     # Released locks.
     locks = {f".{name}.lock" for name in ("tiny", "judge", "toy", "toy-judge")}
     assert hidden == {".lock"} | locks
