@@ -69,7 +69,8 @@ class Hub(StubServer):
         if not path:
             if fault in ("list", "html"):
                 return 500 if fault == "list" else 200, {}, b"<html>Please log in</html>"
-            siblings = [listed(file, data) for file, data in files.items()]
+            with_digests = "blobs" in request.query
+            siblings = [listed(file, data, with_digests) for file, data in files.items()]
             return 200, {}, {"id": name, "sha": commit, "siblings": siblings, "private": False}
         [file] = path
         if file not in files:
@@ -110,8 +111,10 @@ def serving_opt(home):
         yield hub, environment | {"NO_PROXY": "127.0.0.1,localhost"}
 
 
-def listed(path, data):
+def listed(path, data, with_digests):
     """Return the entry of a file in the hub's list."""
+    if not with_digests:
+        return {"rfilename": path}
     about = {"rfilename": path, "size": len(data), "blobId": git_digest(data)}
     if path.endswith(LARGE):
         about["lfs"] = {"sha256": name_of(path, data), "size": len(data), "pointerSize": 134}

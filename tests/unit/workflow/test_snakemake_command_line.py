@@ -50,5 +50,7 @@ def test_other_options_are_errors_of_one_line(words, message):
         (["-C", "seed=2", "-n"], ["-C", "seed=2"]),
     ],
 )
-def test_options_of_the_config_are_kept(arguments, expected):
+def test_options_of_the_config_are_kept(arguments, expected, monkeypatch):
     assert config_options(arguments) == expected
+    monkeypatch.setattr("sys.argv", ["snakemake", *arguments])
+    assert config_options() == expected
