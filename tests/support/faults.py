@@ -39,8 +39,8 @@ for line in sys.stdin:
 def running(scratch, compiled, *modules):
     """Work in a new folder; yield a function that runs programs in forks of one process.
 
-    The process has imported modules of the project and has the library of faults. Skips the test
-    where there is no C compiler.
+    The process has imported modules of the project and has the library of faults. The test
+    is skipped if no C compiler is installed.
 
     Args:
         scratch: Folder of the new working directory.

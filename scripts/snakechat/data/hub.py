@@ -56,8 +56,8 @@ def fetch(
 
     Raises:
         InputError: The hub rejects the request or is unavailable; the cache cannot be written; or a
-            file of the cache is damaged. It is deleted then, unless HF_HUB_OFFLINE is set. Those of
-            choose propagate.
+            file of the cache is damaged. A damaged file is deleted unless HF_HUB_OFFLINE is set.
+            Errors of choose propagate.
     """
     # The hub's digest of each file.
     listed: dict[str, str | None] = {}

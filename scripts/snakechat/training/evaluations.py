@@ -17,8 +17,8 @@ class Evaluations:
     """Evaluates a model every `eval_steps`, tracks the best one and saves the result.
 
     With `save_strategy: best`, copies of the best model lie next to the checkpoints of the run. A
-    copy is deleted when no remaining checkpoint refers to it. With `keep_steps`, those of every so
-    many steps lie there until the end: a resumed run starts with an empty result folder.
+    copy is deleted when no remaining checkpoint refers to it. With `keep_steps`, copies of the
+    model are kept there until the end: a resumed run starts with an empty result folder.
 
     Args:
         job: The training job.

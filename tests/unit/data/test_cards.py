@@ -10,7 +10,7 @@ UNKNOWN = {"licence": None}
 @pytest.mark.parametrize(
     ("card", "facts"),
     [
-        # Identifiers of SPDX become those of the Hub.
+        # Identifiers of SPDX are converted to identifiers of the Hub.
         (b"---\nlicense: CC-BY-4.0\n---\n# Mine", {"licence": "cc-by-4.0"}),
         (b"---\nlicense: other\nlicense_name: qwen-research\n---\n", {"licence": "qwen-research"}),
         (b"# Mine", UNKNOWN),

@@ -69,7 +69,7 @@ def test_special_tokens_in_a_response_to_a_recipe_are_text(template, chatml):
     assert ids[-1] == plain[-1] == end
     assert ids.count(end) == plain.count(end)
     assert chatml.decode(ids).endswith("Pie<|im_end|><|im_end|>")
-    # Those of the next conversation are special again.
+    # Special tokens of the next conversation are encoded as special tokens again.
     assert encode([PROMPT], ["Pie"]) == [plain]
 
 

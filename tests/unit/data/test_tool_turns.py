@@ -123,7 +123,7 @@ def test_a_turn_whose_prompt_continues_the_row_is_joined_to_it():
     joined = [1, 2], [3, 4, 5, 6, 7], [1, 1, 0, 1, 1], [5], ""
     assert join_turns(row, [1, 2, 3, 4, 5], [6, 7]) == joined
     assert join_turns(joined, [1, 2, 3, 4, 5, 6, 7], [8])[2] == [1, 1, 0, 1, 1, 1]
-    # The template has changed or left out what came before.
+    # The template renders the earlier turns differently, or omits them.
     for prompt in ([1, 3, 4, 5], [1, 2, 3]):
         assert join_turns(row, prompt, [6, 7]) is None
     assert join_turns((*row[:4], "end of response"), [1, 2, 3, 4, 5], [6]) is None

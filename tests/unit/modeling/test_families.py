@@ -13,7 +13,7 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import check_sequence_length, make_causal, supports_packing
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from support.families import FAMILIES, LLAMA, spread
+from support.families import FAMILIES, LLAMA
 
 LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
 
@@ -39,18 +39,37 @@ def logits_of(model):
         return model(torch.tensor(SEQUENCES[:1])).logits
 
 
+def train_step(model):
+    """Train for two steps; return the names of the weights that changed."""
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    optimizer = torch.optim.Adam([w for w in model.parameters() if w.requires_grad], lr=0.01)
+    # lora_A has no gradient while lora_B is zero, in the first step.
+    for _ in range(2):
+        optimizer.zero_grad()
+        model.train()(torch.tensor(SEQUENCES[:1])).logits.square().mean().backward()
+        optimizer.step()
+    return {name for name, w in model.named_parameters() if not torch.equal(w, before[name])}
+
+
 @pytest.mark.parametrize(
     ("load", "options", "rank"), [(load_scorer, {"new_head": True}, 0), (load_causal, {}, 2)]
 )
-def test_a_changed_model_is_saved_and_loaded(load, options, rank, folder, tokenizer, tmp_path):
+def test_a_trained_model_is_saved_and_loaded(load, options, rank, folder, tokenizer, tmp_path):
     model = load(folder, "fp32", tokenizer, **options)
-    model = spread(add_lora(model, rank, 4) if rank else model)
+    if rank:
+        model = add_lora(model, rank, 4)
+    changed = train_step(model)
+    assert changed
+    if rank:
+        assert changed == {name for name, w in model.named_parameters() if w.requires_grad}
     save_model(model, tokenizer, tmp_path / "saved")
     again = load(tmp_path / "saved", "fp32", tokenizer)
+    trained, loaded = logits_of(model), logits_of(again)
     # fp32 rounding: loaded weights may be aligned differently in memory, which changes the order of
     # sums in a matrix product; merged adapters are multiplied in another order.
-    tolerance = {"rtol": 1e-4 if rank else 1e-5, "atol": 1e-4 if rank else 1e-5}
-    torch.testing.assert_close(logits_of(again), logits_of(model), **tolerance)
+    torch.testing.assert_close(loaded, trained, rtol=1e-4 if rank else 1e-5, atol=1e-5)
+    before = load(folder, "fp32", tokenizer, **options)
+    assert not torch.allclose(loaded, logits_of(before), atol=1e-4)
     # Saving a loaded model gives the same bytes.
     save_model(again, tokenizer, tmp_path / "again")
     weights = [tmp_path / name / "model.safetensors" for name in ("saved", "again")]

@@ -16,6 +16,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.training import deepspeed_engine
+from snakechat.training.ema import Ema
 from snakechat.training.engine import FrozenModel, make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
@@ -264,10 +265,14 @@ def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
 
 
 def trained(zero_stage, dtype, steps=0, shift=0.0):
-    """Return a module and its engine after steps. shift: makes no weight correct by chance."""
+    """Return a module with a frozen layer and its engine after steps.
+
+    shift: Added to the trained weights, so that none is correct by chance.
+    """
     module = network().to(DTYPES[dtype])
+    module[0].requires_grad_(False)
     for weight in module.parameters():
-        weight.data.add_(shift)
+        weight.data.add_(shift * weight.requires_grad)
     schedule = {"lr_schedule": "cosine", "warmup_steps": 2, "min_lr_ratio": 0.1}
     engine = engine_for(module, 6, zero_stage, dtype=dtype, **schedule)
     continue_training(engine, 0, steps, dtype)
@@ -294,6 +299,36 @@ def test_a_restored_engine_continues_as_if_it_had_not_stopped(zero_stage, dtype)
         continue_training(each, 3, 6, dtype)
     assert torch.equal(weights_of(again), weights_of(module))
     torch.testing.assert_close(resumed.state_dict(), engine.state_dict(), rtol=0, atol=0)
+
+
+def masters_of(engine):
+    return torch.cat([master.detach().flatten() for master in engine.master_weights])
+
+
+@pytest.mark.parametrize(
+    ("zero_stage", "dtype"), [(0, "fp32"), (0, "bf16"), (2, "bf16"), (3, "bf16")]
+)
+def test_averages_in_fp32_resume_and_leave_the_training_as_it_is(zero_stage, dtype):
+    (module, plain), (averaged, engine) = (trained(zero_stage, dtype) for _ in range(2))
+    ema, expected = Ema(engine, 0.75), masters_of(plain)
+    for step in range(5):
+        if step == 3:
+            states = copy.deepcopy((engine.state_dict(), ema.state_dict()))
+            averaged, engine = trained(zero_stage, dtype, shift=0.5)
+            ema = Ema(engine, 0.75)
+            for part, state in zip((engine, ema), states, strict=True):
+                part.load_state_dict(state)
+        for each in (plain, engine):
+            continue_training(each, step, step + 1, dtype)
+        ema.update()
+        expected = 0.75 * expected + 0.25 * masters_of(plain)
+        with ema.average_weights():
+            # fp32 rounding; weights of the norm are about 1.
+            torch.testing.assert_close(masters_of(engine), expected, rtol=2**-23, atol=1e-7)
+            # The first step of the schedule has a learning rate of 0.
+            assert step == 0 or not torch.equal(weights_of(averaged), weights_of(module))
+        assert torch.equal(weights_of(averaged), weights_of(module))
+    assert torch.equal(masters_of(engine), masters_of(plain))
 
 
 def test_a_state_of_another_zero_stage_is_rejected():

@@ -1,4 +1,4 @@
-"""Evaluations of a run: when they are due; the best model and those of earlier steps are kept."""
+"""Evaluations of a run, and copies of the best model and of models of earlier steps."""
 
 import math
 from types import SimpleNamespace
