@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.model_files import CARD
-from snakechat.planning.changes import job_name, spec_changes
-from snakechat.planning.plan import PlannedJob
-from snakechat.planning.planner import plan_build
+from snakechat.jobs.plan import PlannedJob
+from snakechat.jobs.planner import plan_build
+from snakechat.jobs.stale_causes import job_name, spec_changes
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock

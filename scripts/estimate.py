@@ -13,6 +13,7 @@ import argparse
 import math
 from collections.abc import Sequence
 
+from snakechat.jobs.planner import plan_build
 from snakechat.planning.compute_time import (
     BANDWIDTH_UTILIZATION,
     FLOPS_UTILIZATION,
@@ -23,7 +24,6 @@ from snakechat.planning.compute_time import (
 )
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB, checkpoint_bytes
-from snakechat.planning.planner import plan_build
 from snakechat.workflow.tool_errors import one_line_errors
 
 COLUMNS = ("job", "state", "GPUs", *COMPONENTS, "total", "at", "disk", "hours")

@@ -11,10 +11,9 @@ nothing.
 import argparse
 from collections.abc import Sequence
 
-from snakechat.planning.changes import job_name
-from snakechat.planning.plan import Plan, upstream_paths
-from snakechat.planning.planner import plan_build
-from snakechat.planning.stale_causes import NEVER_BUILT, causes_of
+from snakechat.jobs.plan import Plan, upstream_paths
+from snakechat.jobs.planner import plan_build
+from snakechat.jobs.stale_causes import NEVER_BUILT, causes_of, job_name
 from snakechat.workflow.tool_errors import one_line_errors
 
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from snakechat.planning.changes import job_name
-from snakechat.planning.plan import PlannedJob, upstream_paths
-from snakechat.planning.planner import plan_build
+from snakechat.jobs.plan import PlannedJob, upstream_paths
+from snakechat.jobs.planner import plan_build
+from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path

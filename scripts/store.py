@@ -12,7 +12,7 @@ import argparse
 import datetime
 from pathlib import Path
 
-from snakechat.planning.changes import spec_changes
+from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 from snakechat.workflow.store import STORE, linked_folder, linked_folders

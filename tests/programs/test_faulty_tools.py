@@ -17,7 +17,7 @@ ACCEPT = """
 import copy, sys
 import accept
 from pathlib import Path
-from snakechat.planning.plan import Plan, PlannedJob
+from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.workflow.manifest import manifest_path, read_manifest
 from snakechat.workflow.run_options import RunOptions
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import edited
-from snakechat.planning.stale_causes import causes_of
+from snakechat.jobs.stale_causes import causes_of
 
 TARGET = "output/rlhf/tiny"
 

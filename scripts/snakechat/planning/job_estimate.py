@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from snakechat.jobs.plan import Plan
+from snakechat.jobs.stale_causes import job_name
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
-from snakechat.planning.changes import job_name
 from snakechat.planning.compute_time import Gpu, total_seconds
 from snakechat.planning.job_workloads import job_workload
 from snakechat.planning.memory import (
@@ -18,7 +19,6 @@ from snakechat.planning.memory import (
     vllm_minimum,
 )
 from snakechat.planning.model_configs import base_model_bytes
-from snakechat.planning.plan import Plan
 from snakechat.planning.stage_choice import determine_stage
 from snakechat.planning.workload import Workload
 from snakechat.workflow.errors import InputError

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from snakechat.config.references import input_names
+from snakechat.jobs.plan import Plan
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.planning.activation_memory import BatchShape, ModelSpec, load_config
 from snakechat.planning.memory import (
@@ -16,7 +17,6 @@ from snakechat.planning.memory import (
     weight_bytes,
 )
 from snakechat.planning.model_configs import model_config
-from snakechat.planning.plan import Plan
 from snakechat.planning.token_counts import TokenCounts, token_counts
 from snakechat.planning.workload import Generation
 from snakechat.training.zero_stages import is_partitioned, samples_whole

@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
+from snakechat.jobs.plan import Plan
 from snakechat.planning.activation_memory import POLICY, SCORE, SFT, ModelSpec, measure_size
 from snakechat.planning.compute_time import forward_flops, training_flops
 from snakechat.planning.job_sizes import JobSizes, with_responses
 from snakechat.planning.memory import USABLE_MEMORY, peak_memory
-from snakechat.planning.plan import Plan
 from snakechat.planning.token_counts import TokenCounts
 from snakechat.planning.workload import LoadedModel, Workload
 from snakechat.training.zero_stages import stage_used

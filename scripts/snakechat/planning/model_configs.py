@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.model_files import is_classifier
+from snakechat.jobs.plan import Plan
 from snakechat.planning.activation_memory import SCORE, SFT, ModelSpec
 from snakechat.planning.memory import weight_bytes
-from snakechat.planning.plan import Plan
 from snakechat.workflow.errors import InputError
 
 # dtype of a base model's files, by the rule that makes them.

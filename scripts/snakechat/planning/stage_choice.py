@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.modeling.compilation import can_compile
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS
 from snakechat.modeling.models import choose_device
@@ -19,7 +20,6 @@ from snakechat.planning.compute_time import FLOPS_UTILIZATION
 from snakechat.planning.flops import peak_flops
 from snakechat.planning.job_workloads import TRAININGS, job_workload
 from snakechat.planning.memory import GIB, USABLE_MEMORY, num_processes, peak_memory
-from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.token_counts import FIELDS
 from snakechat.planning.workload import Workload
 from snakechat.training.checkpointing import saved_zero_stage

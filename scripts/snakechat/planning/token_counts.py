@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.planning.changes import job_name
-from snakechat.planning.plan import Plan
+from snakechat.jobs.plan import Plan
+from snakechat.jobs.stale_causes import job_name
 
 # Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
 ASSUMED_LENGTH = 0.5

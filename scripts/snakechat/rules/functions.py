@@ -343,7 +343,7 @@ class RuleFunctions:
         if not spec:
             return ""
         # Imported only where something is stale.
-        from snakechat.planning.stale_causes import causes_of
+        from snakechat.jobs.stale_causes import causes_of
 
         return "; ".join(causes_of(spec)) or "made from other inputs"
 

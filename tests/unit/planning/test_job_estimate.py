@@ -9,6 +9,8 @@ import pytest
 
 from conftest import ROOT
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.jobs.plan import Plan, PlannedJob
+from snakechat.jobs.planner import with_upstream
 from snakechat.jobs.specs import Specs
 from snakechat.planning.activation_memory import POLICY, ModelSpec, measure_size
 from snakechat.planning.compute_time import GPUS
@@ -16,8 +18,6 @@ from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.job_sizes import JobSizes
 from snakechat.planning.job_workloads import compute_teacher
 from snakechat.planning.memory import GIB
-from snakechat.planning.plan import Plan, PlannedJob
-from snakechat.planning.planner import with_upstream
 from snakechat.planning.token_counts import TokenCounts
 from support.configs import load
 from support.specs import ONE_GPU, SMALL, opt_spec

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.planning import stage_choice
 from snakechat.planning.memory import GIB
-from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.planning.stage_choice import (
     CHOICES,
     choose_stage,

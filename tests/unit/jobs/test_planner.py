@@ -3,9 +3,9 @@
 import pytest
 
 from snakechat.jobs.descriptions import Description
+from snakechat.jobs.plan import Plan, PlannedJob, upstream_paths
+from snakechat.jobs.planner import jobs_of_target, stale_results, with_upstream
 from snakechat.jobs.rules import Rule
-from snakechat.planning.plan import Plan, PlannedJob, upstream_paths
-from snakechat.planning.planner import jobs_of_target, stale_results, with_upstream
 from snakechat.workflow.errors import InputError
 from support.configs import load
 from support.specs import specs_of_rules
@@ -100,7 +100,7 @@ def test_results_are_made_if_stale_or_wanted_or_read_by_those(
         def result(self, rule, name):
             return None if rule in missing + stale else f"the result of {rule}"
 
-    monkeypatch.setattr("snakechat.planning.planner.Staleness", Decided)
+    monkeypatch.setattr("snakechat.jobs.planner.Staleness", Decided)
     jobs = with_upstream(chain, [("d", "x")])
     found = stale_results(chain, jobs, [("d", "x")])
     assert "".join(sorted(path.split("/")[1] for path in found)) == made

@@ -14,11 +14,11 @@ from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
 from snakechat.jobs.descriptions import Job
 from snakechat.jobs.placements import job_placement, run_options
+from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
-from snakechat.planning.plan import Plan, PlannedJob
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_command_line import config_options, parse_options, read_config
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.planning.changes import spec_changes
+from snakechat.jobs.stale_causes import spec_changes
 from support.specs import EMPTY_SPEC
 
 ONE, TWO = "1" * 64, "2" * 64
