@@ -5,7 +5,7 @@ response. `tests` has a program for each row, or a list of them, such as assert 
 what the code defines. Rows without tests give 0.
 
 Code and tests run in a sandbox: without a network, other files and other processes, with limits for
-time and memory (snakechat/evaluation/sandbox.py). This needs Linux and bubblewrap; elsewhere the
+time and memory (snakechat/evaluation/sandbox.py). This needs Landlock (Linux 5.13); elsewhere the
 build stops before its first job.
 """
 

@@ -1,32 +1,39 @@
 """Run untrusted Python code against tests: without a network, other files and other processes.
 
-bubblewrap (bwrap) gives the code namespaces of its own: no network, a temporary folder of limited
-size, and of the system only Python and its libraries, read-only.
-snakechat/evaluation/sandbox_program.py limits memory and time there, and allows only system calls
-that stay inside the process. Code that imitates, from inside, the signal of passed tests is not
+The code runs in a process of its own. Landlock (snakechat/workflow/landlock.py) lets it read Python
+and its libraries, and write a temporary folder of limited size.
+snakechat/evaluation/sandbox_program.py limits memory and time, and allows only system calls that
+stay inside the process. Code that imitates, from inside, the signal of passed tests is not
 detected.
 """
 
 import json
+import os
 import platform
 import secrets
-import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 from snakechat.evaluation import sandbox_program
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.landlock import landlock_version
+from snakechat.workflow.seccomp import AUDIT_ARCH
 
 # The wall-clock limit, as a multiple of that of the CPU: code may wait, or share its core.
 WAIT_FACTOR = 4
-# Size of the temporary folder.
-FOLDER_BYTES = 64 << 20
-# Folders of the system that Python needs, where they exist.
+# What the code may write, in files and bytes. They are counted every POLL_SECONDS.
+MAX_FOLDER_FILES, MAX_FOLDER_BYTES = 1024, 64 << 20
+POLL_SECONDS = 0.05
+# Folders of the system that Python needs.
 SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
+# Folder of the modules that the program in the sandbox imports.
+SCRIPTS = Path(__file__).resolve().parents[2]
 
 
 def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> bool:
@@ -40,24 +47,68 @@ def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> 
     Raises:
         InputError: The system cannot isolate the code.
     """
-    command = _command()
+    check_sandbox()
+    return _end(code, tests, seconds, memory_bytes) == 0
+
+
+def _end(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> int:
+    """Return the exit code of code and its tests in the sandbox; not 0 if they printed it."""
     token = secrets.token_hex()
-    request = {"code": code, "tests": list(tests), "seconds": seconds, "token": token}
-    # A file, whose size the sandbox limits: code that floods its output fills no memory.
-    with tempfile.TemporaryFile() as output:
+    request = {
+        "code": code,
+        "tests": list(tests),
+        "seconds": seconds,
+        "memory_bytes": memory_bytes,
+        "token": token,
+        "read": [*SYSTEM_FOLDERS, sys.base_prefix],
+    }
+    start = f"import sys; sys.path.append({str(SCRIPTS)!r})"
+    start += f"; from {sandbox_program.__name__} import main; main()"
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        # A file, whose size the sandbox limits: code that floods its output fills no memory.
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as line,
+    ):
+        line.write(json.dumps(request).encode() + b"\n")
+        line.seek(0)
+        process = subprocess.Popen(
+            [str(Path(sys.base_prefix, "bin", python)), "-I", "-S", "-B", "-c", start],
+            stdin=line,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            cwd=folder,
+            env={"PYTHONHASHSEED": "0"},
+            start_new_session=True,
+        )
+        deadline = time.monotonic() + WAIT_FACTOR * seconds
         try:
-            process = subprocess.run(
-                command,
-                input=json.dumps({**request, "memory_bytes": memory_bytes}).encode() + b"\n",
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                timeout=WAIT_FACTOR * seconds,
-                env={"PYTHONHASHSEED": "0"},
-            )
-        except subprocess.TimeoutExpired:
-            return False
+            while True:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_SECONDS)
+                    break
+                if time.monotonic() > deadline or is_too_large(folder):
+                    return -1
+        finally:
+            process.kill()
+            process.wait()
         output.seek(0)
-        return process.returncode == 0 and output.read(len(token) + 1) == token.encode()
+        passed = output.read(len(token) + 1) == token.encode()
+        return process.returncode if passed or process.returncode else -1
+
+
+def is_too_large(folder: str) -> bool:
+    """Return whether a folder has more files or bytes than the code may write."""
+    number = size = 0
+    for parent, folders, files in os.walk(folder):
+        number += len(folders) + len(files)
+        for name in files:
+            with suppress(FileNotFoundError):
+                size += os.lstat(os.path.join(parent, name)).st_blocks * 512
+        if number > MAX_FOLDER_FILES or size > MAX_FOLDER_BYTES:
+            return True
+    return False
 
 
 @cache
@@ -65,49 +116,20 @@ def check_sandbox() -> None:
     """Check that this system can isolate code.
 
     Raises:
-        InputError: bwrap is missing, or the kernel or a container denies what it needs.
+        InputError: The kernel has no Landlock, or it or a container denies a filter.
     """
-    if platform.machine() not in sandbox_program.AUDIT_ARCH:
-        known = " and ".join(sandbox_program.AUDIT_ARCH)
+    if platform.machine() not in AUDIT_ARCH:
+        known = " and ".join(AUDIT_ARCH)
         raise InputError(
             f"the sandbox of unit tests supports {known}, and this is {platform.machine()}"
         )
-    request = {"code": "", "tests": [], "seconds": 10, "memory_bytes": 1 << 30, "token": "token"}
-    process = subprocess.run(
-        _command(),
-        input=json.dumps(request).encode() + b"\n",
-        capture_output=True,
-        env={},
-    )
-    if process.stdout != b"token":
-        reason = " ".join(process.stderr.decode(errors="replace").split()) or "no output"
+    if not landlock_version():
         raise InputError(
-            f"this system cannot isolate unit tests ({reason[-200:]}): allow user namespaces and"
-            " seccomp filters, or do not use unit tests as a reward"
+            "unit tests of responses need Landlock (Linux 5.13), which this kernel has not enabled:"
+            " do not use unit tests as a reward"
         )
-
-
-@cache
-def _command() -> list[str]:
-    """Return the command that runs sandbox_program.py in a sandbox."""
-    bwrap = shutil.which("bwrap")
-    if bwrap is None:
+    if _end("", [], seconds=10, memory_bytes=1 << 30):
         raise InputError(
-            "unit tests of responses run in a sandbox, and bwrap is not installed: install the"
-            " package bubblewrap"
+            "this system cannot isolate unit tests: allow seccomp filters and Landlock, or do not"
+            " use unit tests as a reward"
         )
-    folders = [folder for folder in SYSTEM_FOLDERS if Path(folder).exists()]
-    if not sys.base_prefix.startswith("/usr/"):
-        folders.append(sys.base_prefix)
-    isolation = ["--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    isolation += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
-    for folder in folders:
-        isolation += ["--ro-bind", folder, folder]
-    isolation += ["--dev", "/dev", "--size", str(FOLDER_BYTES), "--tmpfs", "/tmp"]
-    # Nothing but the temporary folder is writable.
-    isolation += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
-    python = Path(
-        sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}"
-    )
-    program = Path(sandbox_program.__file__).read_text()
-    return [bwrap, *isolation, str(python), "-I", "-S", "-B", "-c", program]

@@ -1,0 +1,165 @@
+"""Landlock: the kernel lets a process read, write and connect to what it names, and nothing else.
+
+It holds for all threads that the calling thread starts later and for all programs that these run,
+whichever language reads: the kernel decides, and nothing can lift it (landlock(7), Linux 5.13).
+
+Standard library only: it runs before the first import of a program.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# System calls, with the same numbers on x86_64 and aarch64.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CREATE_RULESET_VERSION = 1
+RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
+
+# Rights on files, and the version of Landlock that has them (linux/landlock.h).
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+READ = EXECUTE | READ_FILE | READ_DIR
+# Remove and make files of all kinds, apart from devices.
+MAKE = (1 << 4) | (1 << 5) | (1 << 7) | (1 << 8) | (1 << 9) | (1 << 10) | (1 << 12)
+WRITE = READ | WRITE_FILE | MAKE | REFER | TRUNCATE
+DEVICE = READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEV
+ON_FILES = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
+FILE_RIGHTS = ((1, (1 << 13) - 1), (2, REFER), (3, TRUNCATE), (5, IOCTL_DEV))
+# Rights on TCP ports (version 4), and what stays inside: abstract Unix sockets and signals (6).
+BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
+NETWORK_VERSION, SCOPE_VERSION = 4, 6
+SCOPE_SOCKETS_AND_SIGNALS = (1 << 0) | (1 << 1)
+
+PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
+# With one of these, a process reads the memory and the environment of others: CAP_SYS_PTRACE,
+# CAP_SYS_ADMIN and CAP_PERFMON.
+READING_CAPABILITIES = (19, 21, 38)
+ALL_CAPABILITIES = range(64)
+CAPABILITY_VERSION = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Rights(NamedTuple):
+    """What a process may do. A path that does not exist is skipped.
+
+    Attributes:
+        read: Files, and folders below which all may be read and run.
+        list: Folders below which file names may be read, but no files.
+        write: Files and folders that may also be written.
+        devices: Device files, and folders of them.
+        ports: TCP ports to which it may connect; None for all. It may bind the free port that the
+            kernel chooses (port 0), and with None any.
+    """
+
+    read: Iterable[str]
+    list: Iterable[str] = ()
+    write: Iterable[str] = ()
+    devices: Iterable[str] = ()
+    ports: Iterable[int] | None = ()
+
+
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 if it has none, or has disabled it."""
+    return max(int(libc.syscall(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)), 0)
+
+
+def restrict(rights: Rights) -> None:
+    """Limit this thread, and what it starts from now on, to rights, for good.
+
+    The rights that the kernel's version of Landlock does not know stay unlimited.
+
+    Raises:
+        OSError: The kernel has no Landlock, or denies a call.
+    """
+    version = landlock_version()
+    if not version:
+        raise OSError(errno.ENOSYS, "the kernel has no Landlock")
+    handled = sum(right for first, right in FILE_RIGHTS if version >= first)
+    limits_ports = version >= NETWORK_VERSION and rights.ports is not None
+    attributes = struct.pack(
+        "=QQQ",
+        handled,
+        BIND_TCP | CONNECT_TCP if limits_ports else 0,
+        SCOPE_SOCKETS_AND_SIGNALS if version >= SCOPE_VERSION else 0,
+    )
+    # Older kernels have shorter attributes.
+    size = 24 if version >= SCOPE_VERSION else 16 if version >= NETWORK_VERSION else 8
+    ruleset = _call(CREATE_RULESET, attributes[:size], size, 0)
+    try:
+        for paths, allowed in (
+            (rights.read, READ),
+            (rights.list, READ_DIR),
+            (rights.write, WRITE),
+            (rights.devices, DEVICE),
+        ):
+            for path in paths:
+                _add_path(ruleset, path, allowed & handled)
+        if limits_ports:
+            _add_port(ruleset, 0, BIND_TCP)
+            for port in rights.ports or ():
+                _add_port(ruleset, port, CONNECT_TCP)
+        forbid_new_privileges()
+        _call(RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def forbid_new_privileges() -> None:
+    """Let no program that this process runs gain privileges, which limits require."""
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def drop_capabilities(capabilities: Iterable[int]) -> None:
+    """Give up capabilities, which only processes of root have, for good."""
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    _check(libc.capget(header, data))
+    # Effective, permitted and inheritable capabilities, 32 bits each, then the higher bits.
+    words = list(struct.unpack("=6I", data.raw))
+    for capability in capabilities:
+        half, bit = divmod(capability, 32)
+        for kind in range(3):
+            words[3 * half + kind] &= ~(1 << bit) & 0xFFFFFFFF
+        # Programs that it runs get them from here. It fails, as it may, for all but root.
+        libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
+    _check(libc.capset(header, struct.pack("=6I", *words)))
+
+
+def _add_path(ruleset: int, path: str, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        is_folder = stat.S_ISDIR(os.fstat(beneath).st_mode)
+        allowed = rights if is_folder else rights & ON_FILES
+        if allowed:
+            rule = struct.pack("=Qi", allowed, beneath)
+            _call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
+    finally:
+        os.close(beneath)
+
+
+def _add_port(ruleset: int, port: int, rights: int) -> None:
+    _call(ADD_RULE, ruleset, RULE_NET_PORT, struct.pack("=QQ", rights, port), 0)
+
+
+def _prctl(option: int, *arguments: int) -> None:
+    padded = [*arguments, 0, 0, 0, 0][:4]
+    _check(libc.prctl(option, *map(ctypes.c_ulong, padded)))
+
+
+def _call(number: int, *arguments: bytes | int) -> int:
+    return _check(int(libc.syscall(number, *arguments)))
+
+
+def _check(result: int) -> int:
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
