@@ -74,7 +74,8 @@ def query_of(words: Sequence[str], pattern: str | None, file: Path | None) -> Qu
     words = list(words)
     if file is not None:
         try:
-            lines = [line.strip() for line in file.read_text().splitlines()]
+            # Not splitlines, which splits at U+2028 too: it is text.
+            lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").split("\n")]
         except UnicodeDecodeError:
             raise InputError(f"{file}: expected a text file") from None
         words += [line for line in lines if line]

@@ -129,6 +129,13 @@ def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
     ]
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
+def test_a_row_with_an_image_is_bad_though_nothing_names_its_column(imported, kind):
+    rows = [{"prompt": "a", "chosen": "b", "rejected": "c", "image": each} for each in ("", "x")]
+    with pytest.raises(InputError, match="row 2: the row has image, and models read text alone"):
+        imported(rows, "plain", kind=kind)
+
+
 def test_what_is_removed_changes_neither_calls_nor_text_that_looks_like_one(imported):
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "look", "arguments": {}}]}
     dialogues = [[QUESTION, {**RESPONSE, "content": '<b>{"c": 1}'}], [QUESTION, call]]

@@ -1,9 +1,11 @@
 """Source files of every kind from rows."""
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,15 +22,24 @@ def as_gz(rows):
     return gzip.compress(as_jsonl(rows), mtime=0)
 
 
+def as_zst(rows):
+    """Return compressed JSON lines in two frames, as tools that append write them."""
+    codec, content = pa.Codec("zstd"), as_jsonl(rows)
+    middle = content.index(b"\n") + 1
+    return b"".join(
+        codec.compress(part, asbytes=True) for part in (content[:middle], content[middle:]) if part
+    )
+
+
 def as_json(rows):
     """Return a JSON array."""
     return json.dumps(rows, indent=1, ensure_ascii=False).encode()
 
 
-def as_csv(rows):
+def as_csv(rows, delimiter=","):
     """Return CSV with a header."""
     file = io.StringIO(newline="")
-    writer = csv.DictWriter(file, list(rows[0]))
+    writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue().encode()
@@ -57,8 +68,13 @@ def as_arrow(rows):
 KINDS = {
     "jsonl": as_jsonl,
     "jsonl.gz": as_gz,
+    "jsonl.zst": as_zst,
+    "ndjson": as_jsonl,
     "json": as_json,
+    "json.xz": lambda rows: lzma.compress(as_json(rows)),
     "csv": as_csv,
+    "csv.bz2": lambda rows: bz2.compress(as_csv(rows)),
+    "tsv": lambda rows: as_csv(rows, "\t"),
     "parquet": as_parquet,
     "arrow": as_arrow,
 }

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from snakechat.config.errors import ConfigError
+from snakechat.workflow.limited_yaml import root_node
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
@@ -43,21 +44,16 @@ def check_config_text(name: str, content: bytes) -> None:
         raise ConfigError(
             f"{name}: byte {error.start + 1} is not UTF-8: save the file as text in UTF-8"
         ) from None
-    loader = yaml.CSafeLoader(text)
     try:
-        root = loader.get_single_node()
+        root = root_node(text)
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
         _check_keys(name, root)
-        loader.construct_document(root)
+        yaml.CSafeLoader("").construct_document(root)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
-    except RecursionError:
-        raise ConfigError(
-            f"{name}: an alias contains itself, or values are nested too deeply: remove one"
-        ) from None
     except (ValueError, LookupError) as error:
-        # Values that have the form of a date or a number, and are none.
+        # Too many values, or some that have the form of a date or a number, and are none.
         raise ConfigError(f"{name}: a value cannot be read: {error}") from None
 
 

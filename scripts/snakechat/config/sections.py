@@ -84,15 +84,8 @@ HubName = Annotated[
 ]
 # An identifier of the Hub or of SPDX.
 License = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9_.+-]+\Z")]
-# Files of a supported type inside the source.
-Glob = Annotated[
-    str,
-    Keyword(
-        "pattern",
-        r"^(?!/|(.*/)?[.][.](/|\Z)).*[.](parquet|arrow|jsonl|jsonl[.]gz|json|csv|[*])"
-        r"([?]download=true)?\Z",
-    ),
-]
+# Files inside the source.
+Glob = Annotated[str, Keyword("pattern", r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
 # Specs are public: a user name, a password or a query in the address is an error.
 Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
 

@@ -1,6 +1,7 @@
 """What the card (README.md) of a dataset or a model declares in its metadata.
 
-No library but a YAML parser: the workflow imports this module while it plans.
+No library but a YAML parser: the workflow imports this module while it plans. Cards are files of
+strangers.
 """
 
 import re
@@ -11,6 +12,7 @@ import yaml
 
 from snakechat.data.licenses import normalized_license
 from snakechat.data.model_files import CARD
+from snakechat.workflow.limited_yaml import load_yaml
 
 METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
 # Metadata are at the start of a card; a file of a stranger may be of any size.
@@ -41,8 +43,8 @@ def _metadata(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             found = METADATA.match(file.read(MAX_BYTES).decode())
-        metadata = yaml.safe_load(found[1]) if found else None
+        metadata = load_yaml(found[1]) if found else None
     # ValueError: also a card that is not UTF-8.
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+    except (OSError, ValueError, yaml.YAMLError):
         return {}
     return metadata if isinstance(metadata, dict) else {}

@@ -1,5 +1,6 @@
-"""Cells of a row of a source: checked texts and numbers. Standard library only."""
+"""Cells of a row of a source: checked texts and numbers, and JSON. Standard library only."""
 
+import json
 import math
 from typing import Any
 
@@ -13,7 +14,8 @@ class BadRow(Exception):
     """A row that does not have the format of its dataset; on_bad_row decides what happens."""
 
     def __init__(self, reason: str) -> None:
-        super().__init__(printable_line(reason, MAX_REASON))
+        self.reason = printable_line(reason, MAX_REASON)
+        super().__init__(self.reason)
 
 
 class DroppedRow(Exception):
@@ -46,3 +48,42 @@ def is_one(label: Any, name: str = "label") -> bool:
     if number not in (0, 1):
         raise BadRow(f"{name} is {label!r}, expected 1 or 0")
     return number == 1
+
+
+class JsonDecoder(json.JSONDecoder):
+    """Notes a key that an object has twice, of which the json module keeps the last value.
+
+    Attributes:
+        problem: Why the value that was decoded last is ambiguous, or an empty text.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(object_pairs_hook=self._object)
+        self.problem = ""
+
+    def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+        """Return the value at a position of a text, and the position of its end."""
+        self.problem = ""
+        return super().raw_decode(s, idx)
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            self.problem = f"key {twice!r} occurs twice in an object: keep one of them"
+        return found
+
+
+def parse_json(text: str) -> Any:
+    """Return the value of a text.
+
+    Raises:
+        ValueError: The text is not JSON, or an object has a key twice.
+        RecursionError: Values are nested too deeply.
+    """
+    decoder = JsonDecoder()
+    value = decoder.decode(text)
+    if decoder.problem:
+        raise ValueError(decoder.problem)
+    return value

@@ -12,8 +12,11 @@ from pathlib import Path
 from snakechat.workflow.errors import InputError
 
 # wget keeps the query of the hub's download links in file names.
-KINDS = re.compile(r"\.(parquet|arrow|jsonl\.gz|jsonl|json|csv)(\?download=true)?$")
-EXPECTED_KINDS = "parquet, arrow, jsonl, jsonl.gz, json or csv"
+KINDS = re.compile(
+    r"\.(?:(parquet|arrow)|(jsonl|ndjson|jsonlines|json|csv|tsv)"
+    r"(\.(gz|gzip|bz2|xz|zst|zstd|lz4))?)(\?download=true)?$"
+)
+EXPECTED_KINDS = "parquet, arrow, jsonl, json, csv or tsv"
 # Words in a path that name its split. eval reads validation files, or test files if there are none.
 SPLIT_WORDS = {
     **dict.fromkeys(["train", "training"], "train"),
@@ -26,9 +29,15 @@ SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
 
 
 def kind_of(path: str | Path) -> str | None:
-    """Return parquet, arrow, jsonl.gz, jsonl, json or csv, or None for a file of another kind."""
+    """Return parquet, arrow, jsonl, json, csv or tsv, or None for a file of another kind.
+
+    json, csv and the like may be compressed.
+    """
     match = KINDS.search(os.path.basename(path).lower())
-    return match[1] if match else None
+    if match is None:
+        return None
+    kind = match[1] or match[2]
+    return "jsonl" if kind in ("ndjson", "jsonlines") else kind
 
 
 def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
@@ -106,6 +115,7 @@ def split_files(paths: Sequence[str], globs: Mapping[str, str]) -> dict[str, lis
             raise InputError(f"{split}: no file matches {globs[split]!r}")
         if not matched:
             raise InputError(_no_training_files(paths, splits))
+        check_kinds(matched)
         # A glob without a star may select a single shard on purpose.
         if "*" in globs.get(split, "*"):
             _check_shards(matched)
@@ -115,6 +125,13 @@ def split_files(paths: Sequence[str], globs: Mapping[str, str]) -> dict[str, lis
             " or eval:"
         )
     return splits
+
+
+def check_kinds(paths: Iterable[str | Path]) -> None:
+    """Raise InputError for a file of a kind that is not read."""
+    for path in paths:
+        if kind_of(path) is None:
+            raise InputError(f"{path}: unknown kind of file, expected {EXPECTED_KINDS}")
 
 
 def _no_training_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]) -> str:

@@ -28,6 +28,7 @@ from snakechat.data.dialogues import (
 )
 from snakechat.data.message_columns import (
     ROLES,
+    check_media,
     is_response,
     parsed_messages,
     response_of,
@@ -68,10 +69,13 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         ones, as LLaMA-Factory joins an instruction and its input.
 
     Raises:
-        BadRow: A column is missing, null or of the wrong type.
+        BadRow: A column is missing, null or of the wrong type, or the row has images, videos or
+            audio.
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
+    mapped = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
+    check_media(row, "the row", mapped)
     fields = {
         name: _joined(row, column, name) if isinstance(column, list) else _field(row, column, name)
         for name, column in columns.items()

@@ -5,10 +5,10 @@ Standard library only: the workflow imports this module while it plans.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from snakechat.data.cells import BadRow, DroppedRow, checked_text, is_one
+from snakechat.data.cells import BadRow, DroppedRow, checked_text, is_one, parse_json
 from snakechat.data.dialogues import (
     MESSAGE,
     TOOLS,
@@ -21,7 +21,7 @@ from snakechat.data.dialogues import (
 
 # Roles in sources, by their names in lower case.
 ROLES = {
-    **dict.fromkeys(["system"], "system"),
+    **dict.fromkeys(["system", "developer"], "system"),
     **dict.fromkeys(["user", "human"], "user"),
     **dict.fromkeys(["assistant", "gpt", "model", "function_call"], "assistant"),
     **dict.fromkeys(["tool", "function", "observation"], "tool"),
@@ -29,6 +29,12 @@ ROLES = {
 
 # Keys of messages that training does not support: it would learn to say what comes before them.
 UNSUPPORTED_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Keys that say whether a response is learned: of OpenAI, LLaMA-Factory, axolotl and ms-swift.
+WEIGHTS = ("weight", "loss_weight", "train", "loss")
+# What other keys look like that do, or the opposite of it.
+MASKS = re.compile(r"weight|train|loss|mask|learn|supervis|ignore|skip", re.IGNORECASE)
+# Columns of a row, and keys of messages and parts, that have more than text.
+MEDIA = re.compile(r"(image|video|audio)s?", re.IGNORECASE)
 # Keys of the result of a call that some chat templates write.
 RESULT_KEYS = ("name", "tool_call_id")
 # Text of a list of messages, or of one message.
@@ -99,6 +105,8 @@ def _turn(message: Any, name: str) -> Turn:
     for key in UNSUPPORTED_KEYS:
         if message.get(key):
             raise BadRow(f"{name} has a turn with {key}, which is not supported")
+    check_media(message, f"{name}: a turn")
+    is_learned = _is_learned(message, name)
     # Tables with both spellings leave one of them null.
     source_role = message.get("role") or message.get("from")
     text: Any = message.get("value") if message.get("content") is None else message["content"]
@@ -117,7 +125,7 @@ def _turn(message: Any, name: str) -> Turn:
         more["tool_calls"] = _calls(calls, name)
     elif role == "tool":
         more = {key: message[key] for key in RESULT_KEYS if message.get(key)}
-    if role == "assistant" and not _has_weight(message):
+    if role == "assistant" and not is_learned:
         if not calls:
             return UNTRAINED, text
         more["weight"] = 0
@@ -127,20 +135,65 @@ def _turn(message: Any, name: str) -> Turn:
 
 
 def _text_of_parts(parts: list[Any], name: str) -> str:
-    """Return the text of a message whose content is a list of parts, all of them texts."""
+    """Return the text of a message whose content is a list of parts, all of them texts.
+
+    A part has its text in `text`, or in `value` as in LLaMA-Factory.
+    """
     texts = []
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        kind = part.get("type") or "text" if isinstance(part, dict) else type(part).__name__
         if kind != "text":
             raise BadRow(f"{name} has a turn with a part of type {kind!r}, expected text alone")
-        texts.append(checked_text(part.get("text"), f"{name}: the text of a part"))
+        check_media(part, f"{name}: a part")
+        text = part.get("value") if part.get("text") is None else part["text"]
+        if text is None:
+            raise BadRow(
+                f"{name} has a part without the key text or value; it has {', '.join(part)}"
+            )
+        texts.append(checked_text(text, f"{name}: the text of a part"))
     return "".join(texts)
 
 
-def _has_weight(message: Mapping[str, Any]) -> bool:
-    """Return whether a response counts: its weight is not 0, as in files for OpenAI."""
-    weight = message.get("weight")
-    return weight is None or is_one(weight, "weight")
+def check_media(cells: Mapping[str, Any], place: str, mapped: Collection[str] = ()) -> None:
+    """Raise BadRow for a column or key with images, videos or audio: a model would not see them.
+
+    mapped: Columns that are read as text.
+    """
+    for key, value in cells.items():
+        if MEDIA.fullmatch(key) and key not in mapped and not _is_empty(value):
+            raise BadRow(
+                f"{place} has {key}, and models read text alone: remove the row or the column"
+            )
+
+
+def _is_empty(value: Any) -> bool:
+    """Return whether a cell has nothing, as a table or a csv file writes it."""
+    if isinstance(value, str):
+        return value.strip() in ("", "[]", "{}", "null", "None")
+    if isinstance(value, (list, dict)):
+        return all(map(_is_empty, value.values() if isinstance(value, dict) else value))
+    return value is None
+
+
+def _is_learned(message: Mapping[str, Any], name: str) -> bool:
+    """Return whether a response counts: no weight of it is 0.
+
+    Raises:
+        BadRow: A weight is neither 0 nor 1, two of them differ, or another key looks like a weight.
+    """
+    weights = {}
+    for key, value in message.items():
+        if value is None or not MASKS.search(key):
+            continue
+        if key not in WEIGHTS:
+            raise BadRow(
+                f"{name} has a turn with {key}, which looks like a mask of the loss: expected"
+                " weight: 0 for a response that is not learned"
+            )
+        weights[key] = is_one(value, key)
+    if len(set(weights.values())) > 1:
+        raise BadRow(f"{name} has a turn whose {' and '.join(weights)} differ")
+    return all(weights.values())
 
 
 def _calls(value: Any, name: str) -> list[dict[str, Any]]:
@@ -186,7 +239,7 @@ def _without_nulls(value: Any) -> Any:
 
 def _parsed(text: str, name: str, expected: str = "JSON") -> Any:
     try:
-        return json.loads(text)
+        return parse_json(text)
     except (ValueError, RecursionError) as error:
         raise BadRow(f"{name} is text, but not {expected}: {error}") from None
 

@@ -10,6 +10,7 @@ import yaml
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files
+from snakechat.workflow.limited_yaml import load_yaml
 
 # Keys of an entry of prompts/pairs.
 PAIR_KEYS = ("prompt", "chosen", "rejected")
@@ -57,8 +58,8 @@ def _read_entries(
         path = source / file
         try:
             with planned_files({path: files[file]}):
-                content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+                content = load_yaml(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, ValueError) as error:
             raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, list) or not content:
             raise InputError(

@@ -1,12 +1,12 @@
-"""Rows of source files: parquet, arrow, jsonl, jsonl.gz, json and csv.
+"""Rows of source files: parquet, arrow, jsonl, json, csv and tsv.
 
 A few rows are held at a time. The datasets library is not used, because it loses what
 tests/unit/data/test_sources.py requires: the row number of a bad row, memory bounds for a json
 array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
 """
 
-import codecs
 import csv
+import lzma
 import zlib
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from snakechat.data.cells import BadRow
-from snakechat.data.csv_rows import read_csv
-from snakechat.data.dataset_files import kind_of
-from snakechat.data.json_rows import read_json, read_lines
+from snakechat.data.dataset_files import check_kinds, kind_of
 from snakechat.data.model_files import LFS_POINTER
 from snakechat.data.table_rows import read_arrow, read_parquet
+from snakechat.data.text_rows import read_csv, read_json, read_lines, read_tsv
 from snakechat.workflow.errors import InputError
 
 # Row number from 1, and the row: a dict, or a BadRow in its place.
@@ -31,6 +30,7 @@ DAMAGES: tuple[type[Exception], ...] = (
     csv.Error,
     EOFError,
     OSError,
+    lzma.LZMAError,
     zlib.error,
     # Also UnicodeDecodeError.
     ValueError,
@@ -52,17 +52,14 @@ def read_rows(
         InputError: The file is damaged or truncated, is of an unknown kind, or lacks rows or one of
             the columns.
     """
-    path, number, kind = Path(path), 0, kind_of(path)
-    if kind is None:
-        raise InputError(f"{path}: unknown kind of file, expected one of {', '.join(READERS)}")
+    path, number = Path(path), 0
+    check_kinds([path])
     with path.open("rb") as file:
         start = file.read(len(LFS_POINTER))
     if start == LFS_POINTER:
         raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
-    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
     try:
-        for number, row in READERS[kind](path, columns):
+        for number, row in READERS[str(kind_of(path))](path, columns):
             if not isinstance(row, (dict, BadRow)):
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row
@@ -83,7 +80,7 @@ READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[NumberedRow
     "parquet": read_parquet,
     "arrow": read_arrow,
     "jsonl": read_lines,
-    "jsonl.gz": read_lines,
     "json": read_json,
     "csv": read_csv,
+    "tsv": read_tsv,
 }

@@ -11,12 +11,15 @@ import pyarrow.parquet as pq
 from snakechat.data.cells import BadRow
 from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import missing_hint
+from snakechat.data.message_columns import MEDIA
 from snakechat.workflow.errors import InputError
 
 # Rows may have megabytes: the batches are small so that memory stays bounded.
 ROWS_AT_A_TIME = 64
 # Marks the end of an arrow stream. Without it, whole batches may be missing.
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+# The start of an Arrow file, which has its batches at positions.
+ARROW_FILE = b"ARROW1"
 
 
 def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
@@ -29,8 +32,15 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
 
 
 def read_arrow(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Read a stream of record batches, as the datasets library saves them."""
+    """Read record batches: a stream, as the datasets library saves them, or an Arrow file."""
     with pa.memory_map(str(path)) as file:
+        if file.read(len(ARROW_FILE)) == ARROW_FILE:
+            table = pa.ipc.open_file(file)
+            selected = _select_columns(path, table.schema.names, columns)
+            batches = map(table.get_batch, range(table.num_record_batches))
+            yield from _rows_of(_slices(batches, selected))
+            return
+        file.seek(0)
         batches = pa.ipc.open_stream(file)
         selected = _select_columns(path, batches.schema.names, columns)
         yield from _rows_of(_slices(batches, selected))
@@ -53,7 +63,7 @@ def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:
 
 
 def _select_columns(path: Path, names: list[str], columns: Collection[str] | None) -> list[str]:
-    """Return the names of the columns to read: also the tools of dialogues, which import rejects.
+    """Return the names of the columns to read: also tools, and images and the like.
 
     Raises:
         InputError: The file lacks a column.
@@ -66,7 +76,9 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
             f"{missing_hint(missing[-1])}"
         )
-    selected = [name for name in names if name in required or name == TOOLS]
+    more = (name for name in names if name == TOOLS or MEDIA.fullmatch(name))
+    wanted = required | set(more)
+    selected = [name for name in names if name in wanted]
     check_names(path, selected)
     return selected
 

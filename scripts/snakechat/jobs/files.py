@@ -11,6 +11,7 @@ from typing import Any
 from snakechat.config.recipes import Config
 from snakechat.data.cards import card_facts
 from snakechat.data.dataset_files import (
+    check_kinds,
     check_link,
     local_paths,
     split_files,
@@ -71,11 +72,12 @@ def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
         except InputError as error:
             raise InputError(f"{place}: {source}: {error}") from None
         return {f"{split}/{file}": versions[file] for split in splits for file in splits[split]}
-    if source.is_file():
-        return {f"train/{source.name}": source}
-    if not source.is_dir():
+    if not source.exists():
         raise InputError(f"{place}.path: {source} does not exist")
     try:
+        if source.is_file():
+            check_kinds([source.name])
+            return {f"train/{source.name}": source}
         follow_links = dataset.get("follow_links", False)
         splits = split_files(local_paths(source, follow_links), globs)
         _check_files(source, [path for paths in splits.values() for path in paths], follow_links)

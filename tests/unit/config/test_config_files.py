@@ -5,6 +5,11 @@ import pytest
 from snakechat.config.config_files import check_config_text
 from snakechat.config.errors import ConfigError
 
+# Each of these lines has ten times the values of the line before.
+NESTED_MERGES = b"a0: &a0 {k: 1}\n" + b"".join(
+    b"a%d: &a%d {<<: [%b]}\n" % (n, n, b", ".join([b"*a%d" % (n - 1)] * 10)) for n in range(1, 10)
+)
+
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -18,9 +23,12 @@ from snakechat.config.errors import ConfigError
             "before it (line 2 has the full-width character '\uff1a')",
         ),
         (b"[1]", "x.yaml: expected sections"),
-        (b"seed: 1" + b"0" * 5000, "x.yaml: a value cannot be read: Exceeds the limit (4300"),
+        (b"seed: 2026-13-01", "x.yaml: a value cannot be read: month must be in 1..12"),
         (b"seed: !!python/name:os.system x", "x.yaml: line 1 is not YAML: could not"),
-        (b"a: &x {b: *x}\n", "x.yaml: an alias contains itself, or values"),
+        (b"a: &x {b: *x}\n", "x.yaml: a value cannot be read: an alias contains itself: remove it"),
+        (b"a: " + b"[" * 100_000, "values are nested in more than 100 levels"),
+        (b"a: 1" + b":1" * 600, "a number has 1,201 digits, at most 1,000"),
+        (NESTED_MERGES, "aliases and merges (*NAME) repeat more than 100,000 values: remove some"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),
     ],
 )

@@ -19,6 +19,14 @@ UNKNOWN = {"licence": None}
         (b"---\nlicense: 'mit | [x](http://x)'\n---\n", UNKNOWN),
         (b"---\nlicense: \xff\n---\n", UNKNOWN),
         (b"---\nx: " + b"[" * 100_000 + b"\n---\n", UNKNOWN),
+        # Numbers and aliases that would take hours.
+        (b"---\nx: 1" + b":1" * 400_000 + b"\nlicense: mit\n---\n", UNKNOWN),
+        (
+            b"---\na: &a [1, 2]\n"
+            + b"".join(b"%c: &%c [%b]\n" % (n, n, b"*%c," % (n - 1) * 9) for n in range(98, 120))
+            + b"license: mit\n---\n",
+            UNKNOWN,
+        ),
         (b"---\nlanguage: en\n---\n", UNKNOWN | {"languages": ["en"]}),
         (b"---\nlanguage: [zh-Hant, false, '<b>']\n---\n", UNKNOWN | {"languages": ["zh-Hant"]}),
     ],

@@ -11,7 +11,9 @@ from snakechat.workflow.errors import InputError
     [
         ("data/train-00000-of-00001.parquet", "parquet"),
         ("data-00000-of-00001.arrow", "arrow"),
-        ("train.jsonl.gz", "jsonl.gz"),
+        ("train.jsonl.gz", "jsonl"),
+        ("train.NDJSON.zst", "jsonl"),
+        ("train.tsv", "tsv"),
         # Names that wget writes.
         ("train.parquet?download=true", "parquet"),
         ("train.json.zip", None),

@@ -120,6 +120,11 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ),
         ("sharegpt", {"conversations": SHAREGPT}, (DIALOGUE, " It.", None)),
         ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " It.", None)),
+        (
+            "messages",
+            {"messages": messages(("developer", "Be brief."), ("user", "a"), ("assistant", "b"))},
+            ("\n\nSystem: Be brief." + prompt_of("a"), " b", None),
+        ),
         ("messages", {"messages": messages(("user", "b"))}, "DroppedRow: no response"),
         ("messages", {"messages": [3]}, "BadRow: messages contains int, expected messages with"),
         (
@@ -128,6 +133,11 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
             "DroppedRow: no prompt",
         ),
         ("messages", {"messages": "Human: a"}, f"BadRow: messages {NOT_JSON}"),
+        (
+            "messages",
+            {"messages": '[{"role": "user", "content": "a", "content": "b"}]'},
+            "BadRow: messages is text, but not JSON of messages: key 'content' occurs twice",
+        ),
         ("messages", {"messages": "[" * 100_000}, "BadRow: messages is text, but not JSON"),
         # As pandas writes lists to csv.
         ("prompt", {"prompt": str(messages(("user", "a")))}, f"BadRow: prompt {NOT_JSON}"),
@@ -189,10 +199,24 @@ def calling(call):
 @pytest.mark.parametrize(
     ("message", "tools", "reason"),
     [
-        ({"role": "critic", "content": "b"}, None, "role 'critic', expected one of system, user,"),
+        (
+            {"role": "critic", "content": "b"},
+            None,
+            "role 'critic', expected one of system, developer,",
+        ),
         ({**CALLING, "thinking": "Hm."}, None, "a turn with thinking, which is not supported"),
         (messages(("user", [{"type": "image"}]))[0], None, "a part of type 'image', expected text"),
         (messages(("user", [{"text": 1}]))[0], None, "the text of a part is int, expected text"),
+        (messages(("user", [{"x": "y"}]))[0], None, "a part without the key text or value; it has"),
+        ({**CALLING, "images": ["1.jpg"]}, None, "a turn has images, and models read text alone"),
+        (
+            messages(("user", [{"type": "text", "text": "a", "image": "1.jpg"}]))[0],
+            None,
+            "a part has image, and models read text alone",
+        ),
+        ({**CALLING, "masked": True}, None, "a turn with masked, which looks like a mask of"),
+        ({**CALLING, "loss": True, "weight": 0}, None, "a turn whose loss and weight differ"),
+        (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), None, "key 'y' occurs twice"),
         ({"from": "function_call", "value": "look()"}, None, "a call is text, but not JSON: Exp"),
         (calling("{}"), None, "a call without the name of a function"),
         (calling(3), None, "a call is int, expected an object"),
@@ -219,7 +243,7 @@ def test_tables_have_nothing_where_a_turn_has_text_alone(key, nothing):
 def test_content_parts_that_are_all_text_are_one_text():
     # A table has null where a part has no image.
     parts = [{"type": "text", "text": "a ", "image": None}, {"type": "text", "text": "b"}]
-    turns = messages(("user", parts), ("assistant", [{"type": "text", "text": "c"}]))
+    turns = messages(("user", parts), ("assistant", [{"type": "text", "value": "c"}]))
     assert read({"messages": turns}) == ([("user", "a b")], " c", None)
 
 
@@ -283,6 +307,30 @@ def test_text_that_looks_like_a_message_is_text():
         ("messages", {"messages": messages(("user", "a"), ("assistant", text))}),
     ):
         assert read(row, format)[1] == f" {text}"
+
+
+@pytest.mark.parametrize(
+    "mask", [{"loss_weight": 0.0}, {"train": False}, {"loss": False}, {"train": 0, "loss": False}]
+)
+def test_masks_of_other_programs_are_weights(mask):
+    turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+    turns[1] |= mask
+    turns = [{**dict.fromkeys(mask, True), "mask": None, **turn} for turn in turns]
+    assert read({"messages": turns})[0] == [("user", "a"), ("untrained", "b"), ("user", "c")]
+    assert read({"messages": turns[:2]}) == WEIGHT_0
+
+
+@pytest.mark.parametrize("column", ["image", "Images", "videos", "audio"])
+def test_rows_with_more_than_text_are_bad_unless_columns_name_the_column(column):
+    for value in ["1.jpg", ["1.jpg"], {"bytes": b"x", "path": None}]:
+        for format, row in (("messages", GOOD_OR_BAD), ("plain", PLAIN)):
+            found = read({**row, column: value}, format)
+            assert found.startswith(f"BadRow: the row has {column}, and models read text alone")
+    for nothing in [None, "", "[]", [], {"bytes": None, "path": None}]:
+        assert read({**PLAIN, column: nothing}, "plain") == read(PLAIN, "plain")
+    named = {"prompt": f"{column}.caption", "chosen": "chosen"}
+    row = {column: {"caption": "a"}, "chosen": "b"}
+    assert read(row, "instruct", **named) == ([("user", "a")], " b", None)
 
 
 def test_calls_and_earlier_responses_with_weight_0_are_not_learned():

@@ -9,7 +9,7 @@ import pytest
 from snakechat.data.dataset_files import local_paths, split_files
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
-from support.files import as_arrow, as_parquet
+from support.files import as_arrow, as_parquet, as_table
 from support.source_files import ROW, WRITERS, numbered, put, read, rows_before_damage, write
 
 # --- valid files ----------------------------------------------------------------------------
@@ -31,11 +31,14 @@ TEXTS = [
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_texts_are_exact(tmp_path, name):
-    rows = [{"prompt": text, "chosen": text} for text in TEXTS]
+    # A byte-order mark at the start of a row of csv is no text.
+    rows = [{"number": "1", "prompt": text, "chosen": text} for text in TEXTS]
     assert read(write(tmp_path, name, rows)) == rows
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "rows.csv"])
+@pytest.mark.parametrize(
+    "name", [name for name in WRITERS if "csv" not in name and "tsv" not in name]
+)
 def test_lists_and_structs_are_read(tmp_path, name):
     row = {
         "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
@@ -68,6 +71,28 @@ def test_empty_lines_of_csv_are_skipped_and_line_ends_in_texts_are_kept(tmp_path
 def test_byte_order_mark_is_skipped(tmp_path, name):
     path = write(tmp_path, name, [ROW, ROW])
     assert read(put(path, b"\xef\xbb\xbf" + path.read_bytes())) == [ROW, ROW]
+
+
+def test_a_byte_order_mark_where_csv_files_were_joined_makes_a_bad_row(tmp_path):
+    file = '\ufeffp,q\n"a, b",c\n'
+    first, second, third = read(put(tmp_path / "rows.csv", (file * 2).encode()))
+    assert first == third == {"p": "a, b", "q": "c"}
+    assert second.startswith("bad: starts with a byte-order mark, as where files were joined")
+
+
+def test_compressed_files_are_known_by_their_bytes(tmp_path):
+    content = write(tmp_path, "rows.jsonl.gz", [ROW]).read_bytes()
+    assert read(put(tmp_path / "rows.jsonl", content)) == [ROW]
+    plain = tmp_path / "unpacked.jsonl.gz"
+    plain.write_bytes(write(tmp_path, "rows.jsonl", [ROW]).read_bytes())
+    assert read(plain) == [ROW]
+
+
+def test_arrow_files_are_read_as_streams_are(tmp_path):
+    table = as_table([ROW] * 3)
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
+        file.write_table(table)
+    assert read(tmp_path / "rows.arrow") == [ROW] * 3
 
 
 TWICE = pa.table([["x"], ["y"], ["z"]], names=["a", "b", "a"])
@@ -111,6 +136,7 @@ BAD_LINES = [
     (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
     (b"null", "is NoneType, expected an object with columns"),
     (b'{"a": %b}' % DEEP, "nested too deeply"),
+    (b'{"a": [{"b": 1, "b": 1}]}', "invalid JSON: key 'b' occurs twice in an object: keep one"),
 ]
 
 
@@ -121,6 +147,13 @@ def test_invalid_lines_are_bad_rows(tmp_path):
     for row, (_, reason) in zip(bad, BAD_LINES, strict=True):
         assert row.startswith(f"bad: {reason}")
         assert "\n" not in row
+
+
+def test_a_key_that_an_item_of_an_array_has_twice_makes_a_bad_row(tmp_path):
+    content = b'[{"a": 1}, {"a": {"b": 1, "b": 2}}, {"a": 3}]'
+    first, second, third = read(put(tmp_path / "rows.json", content))
+    assert (first, third) == ({"a": 1}, {"a": 3})
+    assert second == "bad: key 'b' occurs twice in an object: keep one of them"
 
 
 @pytest.mark.parametrize(("line", "number"), [("a", 1), ("a,b,", 3)])
@@ -174,6 +207,7 @@ def test_empty_file_is_an_error(tmp_path, name):
         (b"version https://git-lfs.github.com/spec/v1\nsize 132\n", "git lfs pull"),
         # As spreadsheets save "Unicode text".
         ("prompt,chosen\na,b\n".encode("utf-16"), "in UTF-16: save the file as text in UTF-8"),
+        ("prompt,chosen\na,b\n".encode("utf-16-be"), "in UTF-16"),
     ],
 )
 def test_a_file_with_other_bytes_than_its_rows_is_an_error_with_advice(tmp_path, content, advice):
