@@ -33,7 +33,11 @@ def main(job: Job) -> None:
 
     paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
     prompts = {
-        split: np.array([fingerprint(prompt) for prompt, _, _ in read_texts(path)], np.uint64)
+        # A text that is no dialogue has no prompt.
+        split: np.array(
+            [fingerprint(prompt or chosen or "") for prompt, chosen, _ in read_texts(path)],
+            np.uint64,
+        )
         for split, path in paths.items()
     }
     removed = removed_rows(job, vars(settings), paths, job.spec["name"])

@@ -15,7 +15,13 @@ from snakechat.config.reward_function_settings import (
     reward_function_problem,
     weighted_functions,
 )
-from snakechat.data.formats import columns_of, has_pairs, has_responses, is_unpaired
+from snakechat.data.formats import (
+    columns_of,
+    has_dialogues,
+    has_pairs,
+    has_responses,
+    is_unpaired,
+)
 from snakechat.data.model_files import (
     language_model_problem,
     read_model_config,
@@ -224,6 +230,17 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
             f"config: {used_by} names {dataset}, which has no responses (format {format}): use it"
             " for rlhf"
         )
+    if format and not has_dialogues(format):
+        if stage != "sft":
+            raise ConfigError(
+                f"config: {used_by} names {dataset}, whose rows are no dialogues (format {format}):"
+                " use it for sft"
+            )
+        if config.recipe(stage, name)["train_on"] != "all_tokens":
+            raise ConfigError(
+                f"config: {used_by} names {dataset}, whose rows are no dialogues (format {format}):"
+                " set train_on: all_tokens"
+            )
     if phase != "reward" or "label" in settings or _has_pairs(settings):
         return
     if stage != "dpo" or not format or not is_unpaired(format):

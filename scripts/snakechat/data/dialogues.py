@@ -57,14 +57,17 @@ CHAT_TEMPLATE = (
 def render_prompt(turns: Iterable[Turn]) -> str:
     """Return turns as one text, up to the marker of the response.
 
-    A prompt without any marker is its text alone: the response continues it.
+    A prompt without any marker is its text alone: the response continues it. Without turns, the
+    response is a text that is no dialogue.
     """
     turns = list(turns)
+    if not turns:
+        return ""
     text = "".join(
         text if role == UNMARKED else f"\n\n{MARKERS[role]}:{render_response(text)}"
         for role, text in turns
     )
-    return text if turns and turns[-1][0] == UNMARKED else text + RESPONSE
+    return text if turns[-1][0] == UNMARKED else text + RESPONSE
 
 
 def render_response(text: str) -> str:

@@ -141,6 +141,15 @@ class Encoder:
             for ids, text in zip(in_context, texts, strict=True)
         ]
 
+    def texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts that are no dialogues, from the tokenizer's prefix to eos."""
+        in_dialogues = self.backend.encode_special_tokens
+        self.backend.encode_special_tokens = True
+        encoded = self._ids(texts, add_special_tokens=True)
+        self.backend.encode_special_tokens = in_dialogues
+        eos = self.tokenizer.eos_token_id
+        return [[*ids[: len(ids) - self.num_appended], eos] for ids in encoded]
+
     def has_special_token(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens.
 

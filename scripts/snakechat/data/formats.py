@@ -39,7 +39,8 @@ from snakechat.data.message_columns import (
 # The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front,
 # or as JSON of a message.
 # Without a rejected response that one is None, without any response both; a single response that is
-# labelled good is chosen, one that is labelled bad is rejected.
+# labelled good is chosen, one that is labelled bad is rejected. A text for continued pretraining is
+# chosen, as it is, after an empty prompt.
 Record = tuple[list[Turn], str | None, str | None]
 
 # The column of each field, or several whose texts are joined.
@@ -161,6 +162,11 @@ def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
 def has_responses(format: str) -> bool:
     """Return whether rows of a format have responses, and not only prompts."""
     return format != "prompt"
+
+
+def has_dialogues(format: str) -> bool:
+    """Return whether rows of a format are dialogues, and not texts for continued pretraining."""
+    return format != "text"
 
 
 def is_unpaired(format: str) -> bool:
@@ -320,6 +326,11 @@ def _prompt_alone(prompt: Any, system: Any = None) -> Record:
     return _prompt(turns_of_messages(prompt, "prompt", "user"), system), None, None
 
 
+def _text(text: Any) -> Record:
+    """A text that is no dialogue."""
+    return [], checked_text(text, "text"), None
+
+
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     """A dialogue and whether its response is good: it is chosen or rejected (KTO)."""
     is_good = is_one(label)
@@ -335,6 +346,7 @@ PAIR = _same_names("prompt", "chosen", "rejected")
 FORMATS = {
     "plain": Format(PAIR, _plain, optional=("rejected",)),
     "instruct": Format(PAIR, _instruct, optional=("rejected",)),
+    "text": Format(_same_names("text"), _text),
     "prompt": Format(_same_names("prompt"), _prompt_alone, ("system",), has_messages=True),
     "last_turn": Format(PAIR, _last_turn),
     "dialogues": Format(_same_names("chosen", "rejected"), _dialogues),

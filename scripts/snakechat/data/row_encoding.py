@@ -34,15 +34,33 @@ def encode_responses(
     settings: SimpleNamespace,
     prompts: Sequence[list[Turn]],
     *responses: Sequence[str | None],
-) -> Iterator[EncodedRow]:
+) -> Iterator[Encoded]:
     """Encode prompts and responses to at most settings.max_length tokens together.
 
     Both responses of a pair follow the same prompt, which makes room for the longer one. A response
-    that is None has no tokens.
+    that is None has no tokens. Texts that are no dialogues have no turns.
     """
+    if not any(prompts):
+        yield from _encode_texts(encoder, settings.max_length, responses[0])
+        return
     pairs = zip(*(_encode_present(encoder, texts) for texts in responses), strict=True)
     for turns, whole, row in zip(prompts, encoder.prompts(prompts), pairs, strict=True):
         yield _fitting_row(encoder, turns, whole, list(row), settings.max_length)
+
+
+def _encode_texts(
+    encoder: Encoder, limit: int, texts: Sequence[str | None]
+) -> Iterator[list[EncodedRow]]:
+    """Encode each text to rows of at most `limit` tokens: a first token, and those to be learned.
+
+    A row starts with the last token of the row before, so that each token is learned once.
+    """
+    for ids in encoder.texts([text or "" for text in texts]):
+        rows: list[EncodedRow] = []
+        for start in range(0, len(ids) - 1, limit - 1):
+            first, *others = ids[start : start + limit]
+            rows.append(([first], others, [len(others)], ""))
+        yield rows
 
 
 def _fitting_row(
@@ -162,7 +180,7 @@ def drop_reason(
     texts = [response for response in responses if response is not None]
     if len(texts) < (min(1, len(responses)) if unpaired else len(responses)):
         return "no chosen response" if responses[0] is None else "no rejected response"
-    if is_empty(turns):
+    if turns and is_empty(turns):
         return "empty prompt"
     stripped = [text.strip() for text in texts]
     if not all(stripped):
@@ -170,6 +188,6 @@ def drop_reason(
     if len(set(stripped)) < len(stripped):
         return "equal responses"
     texts += [text for _, text in turns]
-    if any(map(encoder.has_special_token, texts)):
+    if turns and any(map(encoder.has_special_token, texts)):
         return "special token in text"
     return None

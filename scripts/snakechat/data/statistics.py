@@ -35,7 +35,7 @@ def dataset_statistics(records: Iterable[Record]) -> dict[str, Any]:
     """
     prompts, is_longer = array("Q"), array("b")
     for turns, chosen, rejected in records:
-        prompts.append(fingerprint(render_prompt(turns)))
+        prompts.append(fingerprint(render_prompt(turns) or chosen or ""))
         if chosen is not None and rejected is not None:
             is_longer.append(len(chosen) > len(rejected))
     summary: dict[str, Any] = {"rows": len(prompts)}

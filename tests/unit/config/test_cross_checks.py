@@ -10,6 +10,7 @@ from snakechat.config.errors import ConfigError
 from support.configs import load, tiny
 
 MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}
+TEXTS = {"datasets": {"texts": {"path": "x", "format": "text"}}}
 JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
 
 
@@ -85,6 +86,8 @@ MISTAKES = [
         "models.opt-125m.template_arguments.tools",
         {"models": {"opt-125m": {"template_arguments": {"tools": "none"}}}},
     ),
+    ("rlhf.recipes.tiny.datasets", TEXTS | tiny("rlhf", datasets=["texts"])),
+    ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
     ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": [10, 1]}}}),
     ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": "https://me:secret@host/v1"}}}),
     # Reward functions: unknown, with a syntax error, with an unknown argument, without a column.

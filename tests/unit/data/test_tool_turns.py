@@ -1,6 +1,7 @@
 """Dialogues with tools, and all turns of a dialogue, as ids of the model's own chat template."""
 
 import json
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,13 @@ import pytest
 from snakechat.data.dialogues import messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder, TurnsRejected
 from snakechat.data.formats import columns_of, record_of
-from snakechat.data.row_encoding import TOO_LONG, encode_turns, join_turns
+from snakechat.data.row_encoding import (
+    TOO_LONG,
+    drop_reason,
+    encode_responses,
+    encode_turns,
+    join_turns,
+)
 from snakechat.data.tokenizers import load_tokenizer
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
 
@@ -197,3 +204,24 @@ def test_turns_before_a_question_without_text_or_with_weight_0_are_not_trained(c
     turns += [("assistant", " "), ("user", "Hu")]
     [(_, learned, _)] = encoded(encoder, (turns, " no"))
     assert learned == f"no{END}"
+
+
+@pytest.mark.parametrize("template", ["dialogue", "chat"])
+@pytest.mark.parametrize("limit", [2, 5, 100])
+def test_each_token_of_a_text_without_turns_is_trained_once(chat_tokenizer, template, limit):
+    text = '{"a</s>": "<|im_end|>"}\n\nHuman: b'
+    prompt, chosen, _ = record_of({"text": text}, "text", columns_of("text"))
+    assert chosen == text
+    encoder, settings = Encoder(chat_tokenizer(), template), SimpleNamespace(max_length=limit)
+    assert drop_reason(encoder, prompt, chosen) is None
+    assert drop_reason(encoder, prompt, " ") == "empty response"
+    [rows] = encode_responses(encoder, settings, [prompt], [chosen])
+    learned = [token for _, ids, *_ in rows for token in ids]
+    first, *_ = rows[0]
+    whole = [*first, *learned]
+    assert whole[-1] == encoder.tokenizer.eos_token_id
+    assert encoder.tokenizer.convert_ids_to_tokens(whole).count("<|im_end|>") == 1
+    assert encoder.tokenizer.decode(whole[:-1]).removeprefix("<s>") == text
+    assert all(len(context) + len(ids) <= limit for context, ids, *_ in rows)
+    for (_, before, *_), (context, *_) in pairwise(rows):
+        assert context == before[-1:]
