@@ -4,6 +4,7 @@ The result has safetensors.
 """
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
 from snakechat.data.model_files import check_files, model_files
 from snakechat.data.remote_files import downloaded, is_remote
-from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.external_files import planned_files, unchanged_files
@@ -25,26 +26,24 @@ def main(job: Job) -> None:
     """
     if hasattr(job.settings, "hub"):
         hub, revision = job.settings.hub, job.settings.revision
-        folder, paths, commit = fetch(hub, "model", revision, model_files)
+        folder, names, commit = fetch(hub, "model", revision, model_files)
         job.facts["commit"] = commit
-        with unchanged_files(folder / path for path in paths):
-            save(job, folder, card_facts(folder), f"hub model {hub} at {commit}")
+        paths = [folder / name for name in names]
+        with unchanged_files(paths):
+            save(job, paths, card_facts(folder), f"hub model {hub} at {commit}")
         return
     source, files = job.options.source, job.spec["files"]
     if is_remote(source):
         with downloaded(source, files, job.result) as folder:
-            save(job, folder, card_facts(folder), f"model in {source}")
+            save(job, [*folder.iterdir()], card_facts(folder), f"model in {source}")
         return
     planned = {Path(source, name): digest for name, digest in files.items()}
-    with planned_files(planned), tempfile.TemporaryDirectory() as links:
-        # A folder with only the planned files: other files of the source must not be read.
-        for path in planned:
-            Path(links, path.name).symlink_to(path.resolve())
-        save(job, Path(links), job.settings.card, f"model in {source}")
+    with planned_files(planned):
+        save(job, planned, job.settings.card, f"model in {source}")
 
 
-def save(job: Job, folder: Path, card: dict[str, Any], source: str) -> None:
-    """Save the model of a folder as the result.
+def save(job: Job, paths: Iterable[Path], card: dict[str, Any], source: str) -> None:
+    """Save the model of some files as the result.
 
     Args:
         card: What its card declares.
@@ -52,11 +51,15 @@ def save(job: Job, folder: Path, card: dict[str, Any], source: str) -> None:
     """
     job.facts |= card
     try:
-        check_files(folder)
-        tokenizer = load_tokenizer(folder)
-        set_template_defaults(tokenizer, getattr(job.settings, "template_arguments", {}))
-        tokenizer.save_pretrained(job.result)
-        copy_model(folder, job.result)
+        with tempfile.TemporaryDirectory() as links:
+            # A folder with only these files: the libraries would read other ones, too.
+            folder = Path(links)
+            for path in paths:
+                (folder / path.name).symlink_to(path.resolve())
+            check_files(folder)
+            arguments = getattr(job.settings, "template_arguments", {})
+            load_tokenizer(folder, arguments).save_pretrained(job.result)
+            copy_model(folder, job.result)
     # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:
         reason = f"{error}".strip().partition("\n")[0] or type(error).__name__

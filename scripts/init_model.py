@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.exclusions import removed_rows
 from snakechat.data.records import Texts, read_texts
-from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.external_files import planned_files
 from snakechat.workflow.job import Job, run
@@ -22,9 +22,9 @@ def main(job: Job) -> None:
         train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:
         copy_tokenizer(job)
-    tokenizer = load_tokenizer(job.result)
-    if hasattr(job.settings, "template_arguments"):
-        set_template_defaults(tokenizer, job.settings.template_arguments)
+    arguments = getattr(job.settings, "template_arguments", {})
+    tokenizer = load_tokenizer(job.result, arguments)
+    if arguments:
         tokenizer.save_pretrained(job.result)
     model = make_causal(job.settings.init, tokenizer, job.settings.seed)
     model.save_pretrained(job.result)

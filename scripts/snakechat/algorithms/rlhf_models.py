@@ -109,8 +109,7 @@ def load_teacher(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> FrozenMode
     if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
         raise InputError(
             f"teacher: {folder} has another tokenizer than the actor, {job.inputs['actor']}:"
-            " expected the same vocabulary, bos and eos: use a teacher with the tokenizer of the"
-            " actor"
+            " expected the same one: use a teacher with the tokenizer of the actor"
         )
     deferred = is_partitioned(job.placement, settings.dtype)
     teacher = Policy(load_causal(folder, settings.dtype, tokenizer, deferred))

@@ -3,6 +3,8 @@
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
 denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
 The kernel limits memory, an alarm limits time, and numbers of unlimited size are not computed.
+What would give the same conversation another text at another time is rejected: the day, and random
+values.
 """
 
 import os
@@ -10,18 +12,21 @@ import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 from jinja2 import TemplateError
-from jinja2.defaults import DEFAULT_FILTERS
+from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
 from jinja2.filters import do_round
 from jinja2.sandbox import SandboxedEnvironment
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from snakechat.workflow.errors import InputError
 
 # Seconds and bytes that rendering one conversation may take; it usually takes less than 1 ms.
 MAX_SECONDS = 10.0
 MAX_BYTES = 2 << 30
+# The function that formats the current day.
+DAY = "strftime_now"
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Bits of a product or a power, and decimal places of a rounded number.
 MAX_BITS = 1 << 23
@@ -54,7 +59,21 @@ def _bounded_round(value: float, precision: int = 0, method: Any = "common") -> 
     return do_round(value, precision, method)
 
 
+def _random(*_: object, **__: object) -> NoReturn:
+    raise InputError(
+        "the chat template writes random values: replace the template in the tokenizer's files"
+    )
+
+
+def _current_day(*_: object) -> NoReturn:
+    raise InputError(
+        "the chat template writes the current day, which would make prompts differ from day to day:"
+        f" add template_arguments: {{{DAY}: '2026-01-31'}} to the model, with a date of your choice"
+    )
+
+
 DEFAULT_FILTERS["round"] = _bounded_round
+DEFAULT_FILTERS["random"] = DEFAULT_NAMESPACE["lipsum"] = _random
 # Of the class that transformers renders templates with.
 SandboxedEnvironment.intercepted_binops = frozenset(["*", "**"])
 setattr(SandboxedEnvironment, "call_binop", _bounded_product)  # noqa: B010 (for mypy)
@@ -64,10 +83,16 @@ class LimitExceeded(BaseException):
     """A template took too much time. Not an Exception, which libraries may catch."""
 
 
-def render_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **options: Any) -> str:
-    """Return messages rendered by the chat template of a tokenizer; in the main thread.
+def render_messages(
+    tokenizer: Any,
+    messages: Sequence[dict[str, Any]],
+    add_generation_prompt: bool = False,
+    tools: Sequence[dict[str, Any]] | None = None,
+) -> str:
+    """Return messages as apply_chat_template of a tokenizer renders them; in the main thread.
 
-    options: Of apply_chat_template.
+    Args:
+        messages, tools: Values of JSON.
 
     Raises:
         TemplateError: The template rejects the messages.
@@ -76,10 +101,20 @@ def render_messages(tokenizer: Any, messages: Sequence[dict[str, Any]], **option
     source = tokenizer.name_or_path or "tokenizer"
     try:
         with limited():
-            text = tokenizer.apply_chat_template(messages, tokenize=False, **options)
-        return str(text)
+            # apply_chat_template copies each value, and writes the current day.
+            template = _compile_jinja_template(tokenizer.get_chat_template(tools=tools))
+            return template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **tokenizer.special_tokens_map,
+                **{DAY: _current_day},
+            )
     except TemplateError:
         raise
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
     except (LimitExceeded, MemoryError):
         raise InputError(
             f"{source}: the chat template did not end within {MAX_SECONDS:g} s and"

@@ -22,12 +22,12 @@ from snakechat.data.dialogues import (
 from snakechat.data.special_tokens import (
     ASSISTANT,
     USER,
+    SpecialTokens,
     end_of_turn_id,
     response_context,
-    special_pattern,
     text_backend,
 )
-from snakechat.data.tokenizers import check_tokenizer, resolved_template, source_of
+from snakechat.data.tokenizers import check_tokenizer, encode_texts, resolved_template, source_of
 from snakechat.data.tool_templates import unwritten
 from snakechat.workflow.errors import InputError
 
@@ -108,7 +108,7 @@ class Encoder:
         self.backend = text_backend(tokenizer)
         # In text, "</s>" is text and must not end a response; in a chat template it is a token.
         self.backend.encode_special_tokens = template == "dialogue"
-        self.special = special_pattern(tokenizer)
+        self.special = SpecialTokens(tokenizer)
         is_chat = template == "chat"
         self.end_id: int = end_of_turn_id(tokenizer) if is_chat else tokenizer.eos_token_id
         # The text between the last turn of a prompt and a response, and around the response.
@@ -155,7 +155,7 @@ class Encoder:
 
         This happens with a chat template only, which writes special tokens as text.
         """
-        return self.template == "chat" and self.special.search(text) is not None
+        return self.template == "chat" and self.special.occur_in(text)
 
     def _as_written(self, responses: Sequence[str]) -> Sequence[str]:
         """Return responses as they follow a prompt that the model reads."""
@@ -246,5 +246,6 @@ class Encoder:
         return self._ids([text], add_special_tokens=False)[0]
 
     def _ids(self, texts: Iterable[str], add_special_tokens: bool) -> list[list[int]]:
-        encoded = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [encoding.ids for encoding in encoded]
+        return encode_texts(
+            self.tokenizer, self.backend, list(texts), add_special_tokens=add_special_tokens
+        )

@@ -23,20 +23,23 @@ TOKENIZERS = ("vocab.json", *TEXTS)
 BYTE_PAIRS = {"vocab.json", "merges.txt"}
 
 
-def model_files(paths: Iterable[str]) -> list[str]:
+def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
     """Select weights, config, tokenizer and card.
 
-    Weights in PyTorch's format are selected only if there are no safetensors. Files in subfolders
-    are other forms of the model and never selected.
+    Files in subfolders are other forms of the model, those of an adapter belong to another model:
+    they are never selected.
 
-    paths: All files, relative to the folder.
+    Args:
+        paths: All files, relative to the folder.
+        all_formats: Select weights in PyTorch's format even if there are safetensors.
     """
-    top = [path for path in paths if "/" not in path]
+    top = [path for path in paths if "/" not in path and not path.startswith("adapter_")]
 
     def matching(*patterns: str) -> list[str]:
         return [path for path in top if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
-    weights = matching("*.safetensors") or matching("pytorch_model*.bin")
+    safetensors, torch_files = matching("*.safetensors"), matching("pytorch_model*.bin")
+    weights = safetensors + torch_files if all_formats else safetensors or torch_files
     return weights + matching("*.json", *TEXTS, "*.model", "*.jinja", CARD)
 
 

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, render_turns
-from snakechat.data.special_tokens import special_pattern, text_backend
-from snakechat.data.tokenizers import check_tokenizer
+from snakechat.data.special_tokens import SpecialTokens, text_backend
+from snakechat.data.tokenizers import check_tokenizer, encode_texts
 
 # Returns the token ids of each conversation, given the turns of prompts and the texts of responses.
 # A space in front of a response separates it from a marker; it is not part of a message.
@@ -50,7 +50,7 @@ class ChatEncoder:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         check_tokenizer(tokenizer, "chat")
         self.tokenizer = tokenizer
-        self.backend, self.special = text_backend(tokenizer), special_pattern(tokenizer)
+        self.backend, self.special = text_backend(tokenizer), SpecialTokens(tokenizer)
         self.backend.encode_special_tokens = False
         # The characters that stand for special tokens, and back.
         self.marks: dict[str, str] = {}
@@ -61,26 +61,34 @@ class ChatEncoder:
 
     def _render(self, turns: list[Turn], response: str) -> str:
         turns = [*turns, ("assistant", response_content(response))]
-        marked = [(role, self.special.sub(self._mark, text)) for role, text in turns]
+        marked = [(role, self._marked(text)) for role, text in turns]
         return render_turns(self.tokenizer, marked)
 
-    def _mark(self, match: re.Match[str]) -> str:
-        """Return the character that stands for a special token in a text."""
-        return self.marks.setdefault(match[0], chr(PRIVATE_USE[len(self.marks)]))
+    def _marked(self, text: str) -> str:
+        """Return a text in which characters stand for special tokens."""
+        text = self.special.pattern.sub(lambda match: self._mark(match[0]), text)
+        # What only its normalization makes a special token has no place in the text.
+        return self._mark(text) if self.special.occur_in(text) else text
+
+    def _mark(self, text: str) -> str:
+        return self.marks.setdefault(text, chr(PRIVATE_USE[len(self.marks)]))
 
     def _ids(self, text: str) -> list[int]:
         """Return the ids of a rendered conversation. Marked special tokens are encoded as text."""
         if not self.marks:
-            return list(self.backend.encode(text, add_special_tokens=False).ids)
+            return self._piece_ids(text)
         texts = {mark: special for special, mark in self.marks.items()}
         ids: list[int] = []
         for piece in re.split(f"([{''.join(texts)}])", text):
             if not piece:
                 continue
             self.backend.encode_special_tokens = piece in texts
-            ids += self.backend.encode(texts.get(piece, piece), add_special_tokens=False).ids
+            ids += self._piece_ids(texts.get(piece, piece))
         self.backend.encode_special_tokens = False
         return ids
+
+    def _piece_ids(self, text: str) -> list[int]:
+        return encode_texts(self.tokenizer, self.backend, [text], add_special_tokens=False)[0]
 
 
 def response_texts(

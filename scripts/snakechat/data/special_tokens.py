@@ -114,10 +114,27 @@ def response_context(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]
     return prompt.rpartition(USER)[2], space if space.isspace() else "", after
 
 
-def special_pattern(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str]:
-    """Return a pattern that matches the special tokens of a tokenizer in a text."""
-    special = {token.content for token in _added(tokenizer).values() if token.special}
-    return _pattern(special | set(map(str, tokenizer.all_special_tokens)))
+class SpecialTokens:
+    """The special tokens of a tokenizer, as they occur in texts."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        added = _added(tokenizer).values()
+        special = {token.content for token in added if token.special}
+        self.pattern = _pattern(special | set(map(str, tokenizer.all_special_tokens)))
+        # These match a text after its normalization, such as "<S>" in lower case.
+        self.normalizer = tokenizer.backend_tokenizer.normalizer
+        normalized = {token.content for token in added if token.special and token.normalized}
+        if self.normalizer is not None:
+            self.normalized = _pattern(map(self.normalizer.normalize_str, normalized))
+        self.matches_normalized = bool(normalized) and self.normalizer is not None
+
+    def occur_in(self, text: str) -> bool:
+        """Return whether a text would be encoded to special tokens."""
+        if self.pattern.search(text):
+            return True
+        return self.matches_normalized and (
+            self.normalized.search(self.normalizer.normalize_str(text)) is not None
+        )
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:

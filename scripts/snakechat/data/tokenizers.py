@@ -1,27 +1,46 @@
 """Tokenizers: loading, checks, and the template that a model is trained on."""
 
 import json
+import os
 import re
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from jinja2 import Environment
+from jinja2 import Environment, nodes
 from jinja2.meta import find_undeclared_variables
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from snakechat.data.chat_templates import DAY
 from snakechat.data.dialogues import chat_template
 from snakechat.data.model_files import load_pretrained
-from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token
+from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token, text_backend
 from snakechat.workflow.errors import InputError
 
+# The parts of a tokenizer of the tokenizers library, apart from its added tokens.
+PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
+# Properties of an added token that determine which text it matches.
+MATCHING = ("content", "single_word", "lstrip", "rstrip", "normalized")
 
-def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
+
+def load_tokenizer(
+    folder: str | Path, template_arguments: Mapping[str, float | str | bool] = MappingProxyType({})
+) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder, with a pad token that does not end a turn.
+
+    Args:
+        template_arguments: As for set_template_defaults.
 
     Raises:
         InputError: The tokenizer has no eos token.
     """
-    tokenizer = load_pretrained(AutoTokenizer, folder)
+    tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), Path(folder))
+    set_template_defaults(tokenizer, template_arguments)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{folder}: the tokenizer has no eos token, which ends a response:"
@@ -32,6 +51,53 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     # Decoding returns the text of the ids. transformers warns of true, which Llama 3's files have.
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer
+
+
+def _as_in_file(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
+    """Return a tokenizer that agrees with tokenizer.json, if its folder has this file.
+
+    Some classes of transformers take the vocabulary alone from the file: they drop or replace the
+    other parts, and change or add tokens. Without a class of its own, a saved tokenizer keeps them.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return tokenizer
+    own = Tokenizer.from_file(str(path))
+    tokens = own.get_added_tokens_decoder()
+    if _is_equal(tokenizer.backend_tokenizer, own):
+        return tokenizer
+    generic = load_pretrained(PreTrainedTokenizerFast, folder)
+    backend: Tokenizer = generic.backend_tokenizer
+    for part in PARTS:
+        setattr(backend, part, getattr(own, part))
+    loaded = backend.get_added_tokens_decoder()
+    for token_id, token in tokens.items():
+        # tokenizer_config.json may name a token that is text in tokenizer.json.
+        token.special = token.special or loaded[token_id].special
+        backend.add_tokens([token])
+    # Names that the class alone has.
+    for name, text in tokenizer.special_tokens_map.items():
+        if getattr(generic, name) is None and backend.token_to_id(text) is not None:
+            setattr(generic, name, text)
+    return generic
+
+
+def _is_equal(first: Tokenizer, second: Tokenizer) -> bool:
+    """Return whether two tokenizers give all texts the same ids, and all ids the same text."""
+
+    def state(backend: Tokenizer, part: str) -> Any:
+        return (found := getattr(backend, part)) and found.__getstate__()
+
+    def matching(backend: Tokenizer) -> dict[int, tuple[Any, ...]]:
+        tokens = backend.get_added_tokens_decoder()
+        return {
+            number: tuple(getattr(token, name) for name in MATCHING)
+            for number, token in tokens.items()
+        }
+
+    return matching(first) == matching(second) and all(
+        state(first, part) == state(second, part) for part in PARTS
+    )
 
 
 def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedTokenizerBase:
@@ -53,8 +119,12 @@ def set_template_defaults(
 
     Everything that renders with the saved tokenizer has them, servers too: no caller passes them.
 
+    Args:
+        arguments: The values. That of strftime_now, a function which formats the current day, is a
+            date that replaces this day: "2026-01-31".
+
     Raises:
-        InputError: There is no chat template, or it does not read a variable.
+        InputError: There is no chat template, it does not read a variable, or a date is not one.
     """
     if not arguments:
         return
@@ -67,24 +137,57 @@ def set_template_defaults(
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     # transformers adds the statement `generation` to those of Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
-    variables = find_undeclared_variables(environment.parse(statements))
+    program = environment.parse(statements)
+    variables = find_undeclared_variables(program)
     for name in arguments:
         if name not in variables:
             raise InputError(
                 f"template_arguments: the chat template does not read {name}, but"
                 f" {', '.join(sorted(variables))}: correct the name or remove it"
             )
-    # The newline leaves the template at the start of a line, where Jinja strips white space. JSON
-    # writes these values as Jinja does.
+    # The newline leaves the template at the start of a line, where Jinja strips white space.
     tokenizer.chat_template = (
         "".join(
-            f"{{%- if {name} is not defined %}}"
-            f"{{%- set {name} = {json.dumps(value, ensure_ascii=False, allow_nan=False)} %}}"
+            _frozen_day(program, value)
+            if name == DAY
+            else f"{{%- if {name} is not defined %}}{{%- set {name} = {_jinja(value)} %}}"
             "{%- endif %}\n"
             for name, value in arguments.items()
         )
         + template
     )
+
+
+def _jinja(value: object) -> str:
+    """Return a value as Jinja writes it, which JSON does too."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+
+
+def _frozen_day(program: nodes.Template, value: object) -> str:
+    """Return a macro that formats a date as the calls of strftime_now in a template do.
+
+    Raises:
+        InputError: The value is not a date, or a call computes its format.
+    """
+    try:
+        day = date.fromisoformat(str(value))
+    except ValueError:
+        raise InputError(
+            f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
+        ) from None
+    calls = [call for call in program.find_all(nodes.Call) if _name_of(call.node) == DAY]
+    formats = [each.value for call in calls for each in call.args if isinstance(each, nodes.Const)]
+    if len(formats) < len(calls):
+        raise InputError(
+            f"template_arguments: the chat template computes the format of {DAY}, expected a text:"
+            " replace the call in the template by a date"
+        )
+    texts = _jinja({form: day.strftime(form) for form in formats})
+    return f"{{%- macro {DAY}(format) -%}}{{{{- {texts}[format] -}}}}{{%- endmacro %}}\n"
+
+
+def _name_of(node: nodes.Node) -> str | None:
+    return node.name if isinstance(node, nodes.Name) else None
 
 
 def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
@@ -100,10 +203,43 @@ def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
 
 
 def is_same_tokenizer(first: PreTrainedTokenizerBase, second: PreTrainedTokenizerBase) -> bool:
-    """Return whether two tokenizers give the same meaning to every token id that models read."""
-    return first.get_vocab() == second.get_vocab() and all(
+    """Return whether two tokenizers are the same, apart from pad and the chat template."""
+    backends = text_backend(first), text_backend(second)
+    return _is_equal(*backends) and all(
         getattr(first, name) == getattr(second, name) for name in ("bos_token_id", "eos_token_id")
     )
+
+
+def encode_texts(
+    tokenizer: PreTrainedTokenizerBase, backend: Tokenizer, texts: Sequence[str], **options: Any
+) -> list[list[int]]:
+    """Return the ids of texts.
+
+    Args:
+        backend: That of the tokenizer, or its text_backend.
+        options: Of encode_batch_fast.
+
+    Raises:
+        InputError: A regular expression of tokenizer.json takes too many steps on a text. The
+            library panics, and prints a trace that is dropped here.
+    """
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as printed:
+        stderr = os.dup(2)
+        os.dup2(printed.fileno(), 2)
+        try:
+            return [each.ids for each in backend.encode_batch_fast(texts, **options)]
+        except BaseException as error:
+            # It is not an Exception, and cannot be imported.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise InputError(
+                f"{source_of(tokenizer)}: tokenizer.json cannot encode a text: {error}: correct its"
+                " regular expressions"
+            ) from None
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -14,6 +14,7 @@ from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedModel,
@@ -55,13 +56,14 @@ def copy_model(source: Path, folder: Path) -> None:
     Raises:
         InputError: the weights do not match the config: transformers would initialize missing ones
             at random; a file is missing or damaged, or has pickled objects other than tensors,
-            which are never loaded; or the model is a classifier that cannot score responses.
+            which are never loaded; files of two formats have other weights; or the model is a
+            classifier that cannot score responses.
     """
     auto_class = _class_of(source)
-    tensors: Tensors = {}
-    for path in _weight_files(source):
-        tensors |= _stored_tensors(path)
-    model = _model_without_weights(auto_class, source)
+    tensors, *others = [_tensors(files) for files in _weight_files(source)]
+    for other in others:
+        _require_equal(tensors, other)
+    model = _model_without_weights(auto_class, source, tensors)
     if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
         raise InputError(
             f"{type(model).__name__} has no score at each position: use a classifier of a"
@@ -84,16 +86,17 @@ def _class_of(source: Path) -> Any:
     return AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files that transformers loads the weights from.
+def _weight_files(folder: Path) -> list[list[Path]]:
+    """Return the files of the weights in each format, first the one that transformers loads.
 
     Raises:
         InputError: there are none, or the index is damaged or names a file that does not exist.
     """
+    formats = []
     for single, index in SOURCES:
         if (folder / single).exists():
-            return [folder / single]
-        if (folder / index).exists():
+            formats.append([folder / single])
+        elif (folder / index).exists():
             try:
                 names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -106,10 +109,36 @@ def _weight_files(folder: Path) -> list[Path]:
                     raise InputError(
                         f"{index} names {name}, which the folder does not have: add the file"
                     )
-            return [folder / name for name in names]
+            formats.append([folder / name for name in names])
+    if formats:
+        return formats
     raise InputError(
         "there are no weights: expected " + " or ".join(name for names in SOURCES for name in names)
     )
+
+
+def _tensors(files: list[Path]) -> Tensors:
+    """Return the tensors of some files."""
+    tensors: Tensors = {}
+    for path in files:
+        tensors |= _stored_tensors(path)
+    return tensors
+
+
+def _require_equal(tensors: Tensors, others: Tensors) -> None:
+    """Raise InputError if files of two formats have different weights, apart from their dtypes.
+
+    Those of safetensors may lack the second name of a tied weight.
+    """
+    for name, other in others.items():
+        if (tensor := tensors.get(name)) is None:
+            continue
+        dtype = min(tensor.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
+        if not torch.equal(tensor.to(dtype), other.to(dtype)):
+            raise InputError(
+                f"{SAFE_WEIGHTS_NAME} and {WEIGHTS_NAME} have different weights ({name}): delete"
+                " the files of the one that you do not mean"
+            )
 
 
 def _stored_tensors(path: Path) -> Tensors:
@@ -138,15 +167,28 @@ def _stored_tensors(path: Path) -> Tensors:
     return {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
 
 
-def _model_without_weights(auto_class: Any, source: Path) -> PreTrainedModel:
+def _model_without_weights(auto_class: Any, source: Path, tensors: Tensors) -> PreTrainedModel:
     """Return a model on the meta device, and check the names and shapes of its weights.
+
+    Args:
+        tensors: the stored weights.
 
     Raises:
         InputError: weights are missing, or do not have the model's shape.
     """
+    config = load_pretrained(AutoConfig, source)
+    layers = getattr(config, "num_hidden_layers", 0)
+    if layers > len(tensors):
+        raise InputError(
+            f"config.json has num_hidden_layers: {layers}, but there are only {len(tensors)}"
+            " weights: weights and config.json must belong to the same model"
+        )
+    # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
+    config._attn_implementation = None
     model, loading = load_pretrained(
         auto_class,
         source,
+        config=config,
         dtype="auto",
         device_map={"": "meta"},
         output_loading_info=True,

@@ -30,6 +30,9 @@ if not torch.cuda.is_available():
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+# Layers of a new model: more than any published one has.
+MAX_LAYERS = 1000
+
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -59,8 +62,13 @@ def make_causal(
     """
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
     torch.manual_seed(seed)
+    for name in init:
+        if "attn_implementation" in name:
+            raise InputError(f"init: {name}: set attn_implementation in the placement instead")
     try:
         config = AutoConfig.for_model(**init, vocab_size=len(tokenizer), **ids)
+        if config.num_hidden_layers > MAX_LAYERS:
+            raise ValueError(f"{config.num_hidden_layers} layers, expected at most {MAX_LAYERS}")
         return AutoModelForCausalLM.from_config(config)
     except Exception as error:
         # Keys of init that do not fit together end in any exception of transformers or torch.

@@ -46,6 +46,10 @@ def test_template_within_the_limits(render):
         ("{{ ((9 ** 9000) ** 9000)|string|length }}", "fails: OverflowError"),
         ("{{ 12|round(-10 ** 9) }}", "fails: OverflowError: the result of round is too large"),
         ("{{ messages[0].content + 1 }}", "fails: TypeError"),
+        # Another text at another time.
+        ("{{ strftime_now('%Y') }}", "writes the current day"),
+        ("{{ [1, 2, 3] | random }}", "writes random values"),
+        ("{{ lipsum() }}", "writes random values"),
     ],
 )
 def test_template_without_end_or_that_fails_is_an_error(render, template, reason):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snakechat.data.model_files import check_files
+from snakechat.data.model_files import check_files, model_files
 from snakechat.workflow.errors import InputError
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 548105171\n"
@@ -19,6 +19,15 @@ def folder(tmp_path):
     save_file({"a": torch.ones(1000)}, tmp_path / "model.safetensors")
     torch.save({"a": torch.ones(1000)}, tmp_path / "pytorch_model.bin")
     return tmp_path
+
+
+def test_weights_of_an_adapter_are_not_those_of_the_model():
+    names = ["adapter_config.json", "adapter_model.safetensors", "config.json", "tokenizer.json"]
+    torch_files = ["pytorch_model.bin", "pytorch_model-1.bin"]
+    assert model_files(names + torch_files) == [*torch_files, "config.json", "tokenizer.json"]
+    both = ["model.safetensors", "pytorch_model.bin"]
+    assert model_files(both) == ["model.safetensors"]
+    assert model_files(both, all_formats=True) == both
 
 
 def test_complete_files(folder):

@@ -60,6 +60,41 @@ def test_arguments_without_an_effect_are_rejected(template, found):
     assert "thinking" in str(error.value) and "\n" not in str(error.value)
 
 
+# As Llama 3.1's, and as gpt-oss's.
+DAYS = {
+    "date_string": CHATML + "{% if not date_string is defined %}"
+    "{% set date_string = strftime_now('%d %b %Y') %}{% endif %}{{ date_string }}",
+    "call": "{% macro today() %}{{ strftime_now('%Y-%m-%d') + '|' + strftime_now(\"%d %b\") }}"
+    "{% endmacro %}" + CHATML + "{% if strftime_now is defined %}{{ today() }}{% endif %}",
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "arguments", "end"),
+    [
+        ("date_string", {"strftime_now": "2024-07-26"}, "26 Jul 2024"),
+        ("date_string", {"date_string": "a day"}, "a day"),
+        ("call", {"strftime_now": "2024-07-26"}, "2024-07-26|26 Jul"),
+    ],
+)
+def test_the_day_of_a_template_is_the_one_that_is_set(case, arguments, end, tmp_path):
+    tokenizer_with(DAYS[case]).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"writes the current day.*template_arguments: {strftime"):
+        load_tokenizer(tmp_path)
+    tokenizer = load_tokenizer(tmp_path, arguments)
+    tokenizer.save_pretrained(tmp_path)
+    for each in (tokenizer, load_tokenizer(tmp_path)):
+        assert each.apply_chat_template(MESSAGES, tokenize=False).endswith(f"<|im_end|>\n{end}")
+
+
+def test_a_day_that_cannot_be_set_is_rejected():
+    with pytest.raises(InputError, match="strftime_now is 'today', expected a date as text"):
+        set_template_defaults(tokenizer_with(DAYS["call"]), {"strftime_now": "today"})
+    computed = "{{ strftime_now(messages[0].content) }}"
+    with pytest.raises(InputError, match="computes the format of strftime_now"):
+        set_template_defaults(tokenizer_with(computed), {"strftime_now": "2024-07-26"})
+
+
 def test_a_new_model_has_the_arguments_in_its_template(tmp_path):
     source, result = tmp_path / "source", tmp_path / "result"
     tokenizer_with(THINKING).save_pretrained(source)

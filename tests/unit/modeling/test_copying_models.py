@@ -1,5 +1,7 @@
 """Copies of models: their files, and what is checked."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -69,6 +71,37 @@ def test_weights_that_share_memory_are_all_copied(model, folder, tmp_path):
     copied = load_file(tmp_path / "copy/model.safetensors")
     assert copied.keys() == weights.keys()
     assert all(torch.equal(copied[name], weight) for name, weight in weights.items())
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_weights_of_two_formats_are_the_same(is_equal, model, folder, tmp_path):
+    weights = {name: weight.half() for name, weight in model.state_dict().items()}
+    if not is_equal:
+        weights["model.decoder.final_layer_norm.weight"] += 1
+    torch.save(weights, folder / "pytorch_model.bin")
+    if is_equal:
+        copy_model(folder, tmp_path / "copy")
+        return
+    with pytest.raises(InputError, match=r"different weights \(model.decoder.final_layer_norm"):
+        copy_model(folder, tmp_path / "copy")
+
+
+def change_config(folder, **changes):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_more_layers_than_weights_are_an_error(folder, tmp_path):
+    change_config(folder, num_hidden_layers=10_000_000)
+    with pytest.raises(InputError, match="num_hidden_layers: 10000000, but there are only"):
+        copy_model(folder, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_a_kernel_that_a_config_names_is_not_loaded(key, folder, tmp_path):
+    change_config(folder, **{key: "kernels-community/flash-attn"})
+    copy_model(folder, tmp_path / "copy")
+    assert "kernels-community" not in (tmp_path / "copy/config.json").read_text()
 
 
 def test_tied_weights_that_differ_are_both_kept_and_unknown_ones_dropped(model, folder, tmp_path):

@@ -27,6 +27,8 @@ def test_the_seed_determines_the_weights(model, tokenizer):
         {"model_type": "no-such-model"},
         # 32 is not a multiple of 5.
         {"num_attention_heads": 5},
+        {"num_hidden_layers": 10_000_000},
+        {"attn_implementation": "kernels-community/flash-attn"},
     ],
 )
 def test_an_invalid_init_raises_an_error_of_one_line(tokenizer, changes):
