@@ -1,9 +1,8 @@
 """Evaluate the implicit rewards of a DPO model on the evaluation split.
 
-Metrics: accuracy, margin, loss, calibration. A tie is not counted as correct. longer_wins_accuracy
-is the accuracy of choosing the longer response. A response that is not part of a pair (KTO) is
-compared with a reward of 0: accuracy then counts good responses that became likelier and bad ones
-that became less likely, and longer_wins_accuracy is the share of good ones.
+Metrics of pairs: accuracy, margin, loss, calibration. A tie is not counted as correct.
+longer_wins_accuracy is the accuracy of choosing the longer response. Metrics of labelled responses
+(KTO): the share of good ones, and the AUC of the rewards and of the lengths.
 
 The trained model and the reference model compute in fp32, in whichever dtype they were trained:
 some steps of DPO change the margin of a pair by less than the rounding errors of 16 bits.
@@ -11,10 +10,11 @@ some steps of DPO change the margin of a pair by less than the rounding errors o
 
 from typing import Any
 
-from snakechat.algorithms.pair_metrics import write_metrics
+from snakechat.algorithms.preference import reward_rounding
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.config.dpo import has_reference
+from snakechat.config.dpo import has_reference, has_reference_point
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.evaluation.held_out_pairs import write_metrics
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -34,7 +34,8 @@ def main(job: Job[Any]) -> None:
     with loaded_policy(job.inputs["model"], DTYPE, tokenizer, placement, data.rows) as model:
         rewards, losses = data.evaluate(model.module, max_tokens)
     if rank() == 0:
-        write_metrics(job, losses, rewards)
+        rounding = reward_rounding(job.settings, data.lengths, DTYPE)
+        write_metrics(job, losses, rewards, rounding, has_reference_point(job.settings.loss))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from snakechat.algorithms.pair_metrics import write_metrics
 from snakechat.algorithms.preference import pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.evaluation.held_out_pairs import write_metrics
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
@@ -18,6 +18,8 @@ from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 DTYPE = "fp32"
+# Relative rounding error of a score.
+ROUNDING = 1e-6
 
 
 def main(job: Job[Any]) -> None:
@@ -31,7 +33,7 @@ def main(job: Job[Any]) -> None:
     if rank() > 0:
         return
     scores = torch.from_numpy(scored)
-    write_metrics(job, pairwise_loss(*scores), scores)
+    write_metrics(job, pairwise_loss(*scores), scores, ROUNDING * scores.abs())
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 Each model samples several responses to the same prompts, which are drawn from all datasets of the
 blend in proportion: the base model, the SFT and DPO models that the chat model was trained from, if
 any, the models of the recipe's compare_with, the chat model, and the average of its weights, if
-any. All metrics have 95 % bootstrap intervals over the prompts.
+any. All metrics have 95 % intervals over the prompts.
 
 Writes metrics.json, and every response to responses.jsonl.
 
@@ -82,11 +82,10 @@ def main(job: Job[SimpleNamespace]) -> None:
         return
 
     values = {name: responses.metrics for name, responses in models.items()}
-    metrics = compare(values, SCORES, settings.bootstrap_resamples, settings.seed)
+    prompts = evaluator.texts.prompts(evaluator.rows)
+    metrics = compare(values, SCORES, prompts)
     metrics["by_dataset"] = means_by_dataset(values, evaluator.datasets)
-    metrics["contamination"] = count_contamination(
-        evaluator.texts.prompts(evaluator.rows), settings.trained_on, job.inputs
-    )
+    metrics["contamination"] = count_contamination(prompts, settings.trained_on, job.inputs)
     if rates:
         metrics["wins"]["rlhf"][initial_model(models)]["llm_judge"] = rates
     print_summary(metrics)
@@ -257,7 +256,7 @@ class Evaluator:
             self.texts.prompts(self.rows),
             (ours.rollouts.response_texts()[:number], theirs.rollouts.response_texts()[:number]),
             (ours.metrics["length"][0], theirs.metrics["length"][0]),
-            vars(self.settings),
+            self.settings.llm_judge_prompts,
             folder,
         )
 

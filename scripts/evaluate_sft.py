@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.evaluation.intervals import clusters_of, ratio_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.reporting.intervals import ratio_interval
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
@@ -43,7 +43,8 @@ def main(job: Job[Any]) -> None:
     tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
-    metrics = metrics_by_dataset(logprobs, tokens, rows_of)
+    clusters = clusters_of(tuple(ids) for ids in examples.prompts)
+    metrics = metrics_by_dataset(logprobs, tokens, clusters, rows_of)
     write_json(job.result / "metrics.json", metrics)
     before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)
     print(f"perplexity of responses {before:.3f} -> {after:.3f}")
@@ -58,29 +59,33 @@ def row_logprobs(policy: Policy, examples: Examples, max_tokens: int) -> dict[st
 
 
 def metrics_by_dataset(
-    logprobs: Logprobs, tokens: Mapping[str, np.ndarray], rows_of: Mapping[str, int]
+    logprobs: Logprobs,
+    tokens: Mapping[str, np.ndarray],
+    clusters: np.ndarray,
+    rows_of: Mapping[str, int],
 ) -> dict[str, Any]:
     """Return the metrics of all rows; of each dataset under by_dataset, if there are several.
 
     Args:
         tokens: {prefix: number of target tokens [n] of each row}.
+        clusters: Cluster of each row [n]: rows with equal prompts share one.
         rows_of: {dataset: number of rows}, in the order of the rows.
     """
-    metrics = perplexities(logprobs, tokens, slice(None))
+    metrics = perplexities(logprobs, tokens, clusters, slice(None))
     rows_of = {name: number for name, number in rows_of.items() if number}
     if len(rows_of) > 1:
         ends = np.cumsum(list(rows_of.values())).tolist()
         metrics["by_dataset"] = {
-            name: perplexities(logprobs, tokens, slice(end - rows_of[name], end))
+            name: perplexities(logprobs, tokens, clusters, slice(end - rows_of[name], end))
             for name, end in zip(rows_of, ends, strict=True)
         }
     return metrics
 
 
 def perplexities(
-    logprobs: Logprobs, tokens: Mapping[str, np.ndarray], rows: slice
+    logprobs: Logprobs, tokens: Mapping[str, np.ndarray], clusters: np.ndarray, rows: slice
 ) -> dict[str, Any]:
-    """Return the perplexities and numbers of tokens of some rows, with 95 % intervals over rows."""
+    """Return the perplexities and numbers of tokens of some rows, with 95 % intervals."""
     metrics: dict[str, Any] = {"rows": len(tokens[""][rows]), "intervals_95": {}}
     for moment, of_prefix in logprobs.items():
         metrics[moment], intervals = {}, {}
@@ -88,7 +93,7 @@ def perplexities(
             nats, counts = -values[rows], tokens[prefix][rows]
             metrics[moment][f"{prefix}perplexity"] = math.exp(nats.sum() / counts.sum())
             metrics[moment][f"{prefix}tokens"] = int(counts.sum())
-            if interval := ratio_interval(nats, counts):
+            if interval := ratio_interval(nats, counts, clusters[rows]):
                 intervals[f"{prefix}perplexity"] = [math.exp(bound) for bound in interval]
         metrics["intervals_95"][moment] = intervals
     return metrics

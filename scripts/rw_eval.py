@@ -9,10 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.evaluation.intervals import clusters_of, mean_with_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_scores
 from snakechat.reporting.labels import N_, label_of
@@ -88,19 +91,24 @@ def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Exa
     return Examples(prompts, *responses)
 
 
-def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return accuracy (a tie does not count as correct), ties and mean margin of scored pairs."""
-    margins = [row["margin"] for row in rows]
+    margins = np.array([row["margin"] for row in rows])
+    clusters = clusters_of(row["prompt"] for row in rows)
+    accuracy, ties = (
+        mean_with_interval(values, clusters) for values in (margins > 0, margins == 0)
+    )
     return {
         "pairs": len(margins),
-        "accuracy": sum(margin > 0 for margin in margins) / len(margins),
-        "ties": margins.count(0) / len(margins),
-        "margin": sum(margins) / len(margins),
+        "accuracy": accuracy[0],
+        "ties": ties[0],
+        "margin": float(margins.mean()),
+        "intervals_95": {"accuracy": accuracy[1], "ties": ties[1]},
     }
 
 
 def write_scores(
-    job: Job[Any], metrics: dict[str, float], by_set: dict[str, list[dict[str, Any]]]
+    job: Job[Any], metrics: dict[str, Any], by_set: dict[str, list[dict[str, Any]]]
 ) -> None:
     """Write the page: a table for each set, with a row for each pair."""
     set_language(job.settings.language)

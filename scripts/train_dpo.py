@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums, pair_metrics
+from snakechat.algorithms.pair_metrics import StepScores
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.dpo import DpoSettings
 from snakechat.data.tokenizers import load_training_tokenizer
@@ -30,7 +30,6 @@ from snakechat.training.evaluations import Evaluations
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
-from snakechat.workflow import distributed as ranks
 from snakechat.workflow.job import Job, run
 
 
@@ -63,7 +62,7 @@ def main(job: Job[DpoSettings]) -> None:
 
     def evaluate() -> dict[str, float]:
         rewards, losses = eval_data.evaluate(policy, max_tokens)
-        return pair_metrics(losses, rewards)
+        return eval_data.metrics(losses, rewards)
 
     def save(folder: Path) -> None:
         save_model(model, tokenizer, folder, engine.gathered, saved_values(engine, settings))
@@ -80,7 +79,7 @@ def main(job: Job[DpoSettings]) -> None:
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
             data.epoch = (step - 1) // steps_per_epoch
-            metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
+            scores = StepScores(rows, device)
             with timer("train"):
                 # Of the whole step: it does not depend on how micro-batches divide the rows.
                 reference_point = data.reference_point(policy, rows, max_tokens)
@@ -93,15 +92,15 @@ def main(job: Job[DpoSettings]) -> None:
                         logprobs.view(2, -1), micro_batch.rows, reference_point
                     )
                     engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
-                    metric_sums += counted * pair_metric_sums(losses.detach(), *rewards.detach())
+                    scores.add(micro_batch, losses, rewards)
                 engine.step()
-            means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
+            metrics = data.metrics(*scores.gathered(), rows)
             eval_metrics = evaluations.after_step(step)
             logger.log(
                 step,
-                ["loss", "accuracy"],
+                ["loss", "auc" if settings.loss == "kto" else "accuracy"],
                 rows,
-                **dict(zip(PAIR_METRICS, means, strict=True)),
+                **metrics,
                 **eval_metrics,
                 learning_rate=learning_rate,
                 **engine.metrics,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from snakechat.algorithms.pair_metrics import PAIR_METRICS, pair_metric_sums, pair_metrics
+from snakechat.algorithms.pair_metrics import StepScores, pair_metrics
 from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
 from snakechat.config.reward import RewardSettings
 from snakechat.data.tokenizers import load_training_tokenizer
@@ -30,7 +30,6 @@ from snakechat.training.evaluations import Evaluations
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import is_partitioned
-from snakechat.workflow import distributed as ranks
 from snakechat.workflow.job import Job, run
 
 
@@ -76,7 +75,7 @@ def main(job: Job[RewardSettings]) -> None:
             logger.log(0, [], (), **evaluations.run(0))
         for step, rows in checkpointer.steps(batches):
             learning_rate = engine.learning_rate
-            metric_sums = torch.zeros(len(PAIR_METRICS), device=device)
+            step_scores = StepScores(rows, device)
             with timer("train"):
                 for micro_batch in pairs.micro_batches(
                     rows, max_tokens, scorer.supports_packing, device
@@ -84,15 +83,15 @@ def main(job: Job[RewardSettings]) -> None:
                     counted = micro_batch.counted
                     losses, scores = losses_and_scores(engine, micro_batch.batch, settings.loss)
                     engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
-                    metric_sums += counted * pair_metric_sums(losses.detach(), *scores.detach())
+                    step_scores.add(micro_batch, losses, scores)
                 engine.step()
-            means = (ranks.all_reduce_sum(metric_sums) / len(rows)).tolist()
+            metrics = pair_metrics(*step_scores.gathered())
             eval_metrics = evaluations.after_step(step)
             logger.log(
                 step,
                 ["loss", "accuracy"],
                 rows,
-                **dict(zip(PAIR_METRICS, means, strict=True)),
+                **metrics,
                 **eval_metrics,
                 learning_rate=learning_rate,
                 **engine.metrics,

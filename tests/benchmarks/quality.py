@@ -339,8 +339,8 @@ def gsm8k(folder):
                 "value": metrics[when]["response_perplexity"],
                 "interval_95": metrics["intervals_95"][when]["response_perplexity"],
             },
-            "formatted": proportion(float(np.mean(formatted)), len(rows)),
-            "right": proportion(float(np.mean(right)), len(rows)),
+            "formatted": proportion(formatted),
+            "right": proportion(right),
         }
     return figures
 
@@ -372,7 +372,7 @@ def success(folder, recipe):
 
 def sorting(folder):
     """Success of the initial, the SFT and the GRPO model with each seed, and means over seeds."""
-    from snakechat.reporting.intervals import mean_interval
+    from snakechat.evaluation.intervals import mean_interval
 
     names = [f"sorting-{seed}" for seed in SEEDS]
     for name in names:
@@ -407,20 +407,20 @@ def read_metrics(folder, target):
     return json.loads((folder / f"output/eval/{target}/metrics.json").read_text())
 
 
+def proportion(successes):
+    """Return the share of successes of independent trials with its 95 % interval."""
+    from snakechat.evaluation.intervals import mean_with_interval
+
+    share, interval = mean_with_interval(np.array(successes), np.arange(len(successes)))
+    return {"mean": share, "interval_95": interval}
+
+
 def accuracy(metrics):
     """Return the accuracy on pairs with its 95 % interval, and that of the longer response."""
-    return {
-        "pairs": metrics["pairs"],
-        "accuracy": proportion(metrics["accuracy"], metrics["pairs"]),
-        "longer_wins_accuracy": proportion(metrics["longer_wins_accuracy"], metrics["pairs"]),
+    return {"pairs": metrics["pairs"]} | {
+        name: {"mean": metrics[name], "interval_95": metrics["intervals_95"][name]}
+        for name in ("accuracy", "longer_wins_accuracy")
     }
-
-
-def proportion(fraction, count):
-    """Return a fraction with its 95 % interval."""
-    from snakechat.reporting.intervals import proportion_interval
-
-    return {"mean": fraction, "interval_95": proportion_interval(fraction, count)}
 
 
 def greedy_success(model, questions):

@@ -67,7 +67,11 @@ def test_each_loss_learns_to_prefer_the_chosen_responses(name, stages):
         assert steps[0]["loss"] == pytest.approx(initial[name], rel=1e-4)
     assert (("compute_reference", name) in stages.made) == (name != "simpo")
     metrics = evaluate(stages, name)
-    assert metrics["accuracy"] >= 0.8
+    # Before the first update, all margins of a reference model are rounding.
+    if name in initial:
+        expected = {"auc": 0.5} if name == "kto" else {"accuracy": 0, "ties": 1}
+        assert steps[0] | expected == steps[0]
+    assert metrics["auc" if name == "kto" else "accuracy"] >= 0.8
     # The evaluation has the loss of the last steps, over the same pairs.
     assert metrics["loss"] < steps[0]["loss"]
 
@@ -104,9 +108,11 @@ def test_kto_learns_from_single_responses(unpaired):
     # Good responses weigh 1, bad ones 2.
     assert evaluated[0] == pytest.approx((32 * 1 + 16 * 2) / 48 / 2, rel=1e-4)
     metrics = evaluate(unpaired, "kto")
-    assert metrics["pairs"] == 48
-    assert metrics["accuracy"] > 0.8 > metrics["longer_wins_accuracy"] == pytest.approx(32 / 48)
-    assert metrics["chosen_score"] > 0 > metrics["rejected_score"]
+    assert metrics["responses"] == 48 and metrics["share_good"] == 32 / 48
+    assert metrics["auc"] > 0.9 and 0.3 < metrics["longer_wins_auc"] < 0.7
+    assert metrics["good_score"] > metrics["bad_score"]
+    low, high = metrics["intervals_95"]["auc"]
+    assert low < metrics["auc"] <= high
     # The saved model is the best one.
     best = min(loss for step, loss in evaluated.items() if step)
     assert metrics["loss"] == pytest.approx(best, rel=1e-4)

@@ -12,9 +12,12 @@ from snakechat.workflow.errors import InputError
 TARGET = "output/reward/tiny"
 PAIRS = {
     "accuracy": 0.6,
-    "pairs": 100,
+    "intervals_95": {"accuracy": [0.5, 0.7]},
     "loss": 0.5,
-    "by_dataset": {"a.b": {"accuracy": 0.9, "pairs": 10}, "a": {"accuracy": 0.3, "pairs": 90}},
+    "by_dataset": {
+        "a.b": {"accuracy": 0.9, "intervals_95": {"accuracy": [0.625, 0.95]}},
+        "a": {"accuracy": 0.3},
+    },
 }
 RESPONSES = {
     "rlhf": {"length": 5.0, "name": "x"},
@@ -29,10 +32,9 @@ RESPONSES = {
         (PAIRS, "loss", 0.5),
         # Names of datasets have dots.
         (PAIRS, "by_dataset.a.b.accuracy", 0.9),
-        # Wilson's interval of 60 of 100, and that of 9 of 10.
-        (PAIRS, "accuracy.lower_bound", 0.5020),
-        (PAIRS, "accuracy.upper_bound", 0.6906),
-        (PAIRS, "by_dataset.a.b.accuracy.lower_bound", 0.5958),
+        (PAIRS, "accuracy.lower_bound", 0.5),
+        (PAIRS, "accuracy.upper_bound", 0.7),
+        (PAIRS, "by_dataset.a.b.accuracy.lower_bound", 0.625),
         (RESPONSES, "rlhf.length.upper_bound", 6),
         (RESPONSES, "wins.rlhf.sft.score", 0.6),
         (RESPONSES, "wins.rlhf.sft.score.lower_bound", 0.52),

@@ -40,7 +40,7 @@ CONFIG = {
         "scorer": {"path": "scorer", "template": "chat"},
     },
     "rlhf": {"recipes": {"plain": RECIPE}},
-    "evaluation": {"num_prompts": 10, "num_generations": 2, "bootstrap_resamples": 100},
+    "evaluation": {"num_prompts": 10, "num_generations": 2},
 }
 
 

@@ -61,6 +61,9 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
     rows, metrics, page = scored(job)
     assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
+    for each in (metrics, *metrics["sets"].values()):
+        low, high = each.pop("intervals_95")["accuracy"]
+        assert 0 <= low < each["accuracy"] <= high <= 1
     assert metrics == {
         "pairs": 4,
         "accuracy": 0.5,

@@ -50,7 +50,7 @@ def evaluation_job(tokenizer, tmp_path):
     result.mkdir()
     settings = RULES["evaluate_rlhf"].describe(load(), "tiny").settings
     settings |= {"num_prompts": 3, "num_generations": 2, "max_response_length": 6, "seed": 1}
-    settings |= {"bootstrap_resamples": 100, "llm_judge_prompts": 2, "trained_on": {}}
+    settings |= {"llm_judge_prompts": 2, "trained_on": {}}
     settings |= {"template": "dialogue"}
     settings["reward_templates"] = dict.fromkeys(settings["reward_templates"], "dialogue")
     return SimpleNamespace(

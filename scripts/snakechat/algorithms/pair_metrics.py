@@ -1,116 +1,100 @@
-"""Metrics of preference pairs. Shapes: B pairs, n held-out pairs."""
+"""Metrics of preference pairs, and of responses that are labelled good or bad (KTO).
 
-import json
-from collections.abc import Mapping
-from typing import Any
+Shapes: B pairs or rows. A row of labelled responses has a good response, a bad one or both.
+"""
 
-import numpy as np
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from snakechat.data.ragged_arrays import whole_lengths_path
-from snakechat.training.metric_logs import write_json
-from snakechat.workflow.job import Job
-
-# As in Guo et al. 2017.
-CALIBRATION_BINS = 15
-
-PAIR_METRICS = ("loss", "accuracy", "ties", "margin", "chosen_score", "rejected_score")
+from snakechat.modeling.acceleration import copy_to_device
+from snakechat.modeling.batching import MicroBatch
+from snakechat.workflow.distributed import all_reduce_sum
 
 
-def pair_metric_sums(losses: Tensor, chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
-    """Return the sums [6] of PAIR_METRICS over pairs. Arguments: [B]. A tie counts as incorrect."""
-    return torch.stack(
-        [
-            losses.sum(),
-            (chosen_scores > rejected_scores).sum(),
-            (chosen_scores == rejected_scores).sum(),
-            (chosen_scores - rejected_scores).sum(),
-            chosen_scores.sum(),
-            rejected_scores.sum(),
-        ]
-    )
+class StepScores:
+    """Losses [B] and scores [2, B] of the rows of a step, which all ranks add to.
 
-
-def pair_metrics(losses: Tensor, scores: Tensor) -> dict[str, float]:
-    """Return the means of PAIR_METRICS. losses: [n]; scores: [2, n], of chosen and rejected."""
-    means = pair_metric_sums(losses, *scores) / len(losses)
-    return dict(zip(PAIR_METRICS, means.tolist(), strict=True))
-
-
-def calibration(margins: Tensor, num_bins: int) -> tuple[list[dict[str, Any]], float]:
-    """Return the calibration of a reward model: its bins and the expected calibration error.
-
-    The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
-    with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
-    and confidence (Guo et al. 2017, eq. 3). Empty bins are omitted.
-
-    margins: [n], chosen - rejected score.
+    Args:
+        rows: Row numbers of the step [B].
     """
-    confidences = torch.sigmoid(margins.abs())
-    correct = (margins > 0).to(confidences.dtype)
-    bin_of = ((confidences - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
-    bins: list[dict[str, Any]] = []
-    for index in range(num_bins):
-        inside = bin_of == index
-        if inside.any():
-            bins.append(
-                {
-                    "pairs": int(inside.sum()),
-                    "confidence": confidences[inside].mean().item(),
-                    "accuracy": correct[inside].mean().item(),
-                }
-            )
-    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(margins)
-    return bins, error
+
+    def __init__(self, rows: Sequence[int], device: torch.device) -> None:
+        self.places = {int(row): place for place, row in enumerate(rows)}
+        self.table = torch.zeros(3, len(rows), device=device)
+
+    def add(self, micro_batch: MicroBatch, losses: Tensor, scores: Tensor) -> None:
+        """Add those of the rows of a micro-batch."""
+        if micro_batch.counted:
+            places = torch.tensor([self.places[row] for row in micro_batch.rows])
+            values = torch.cat([losses.detach()[None], scores.detach()]).float()
+            self.table.index_copy_(1, copy_to_device(places, self.table.device), values)
+
+    def gathered(self) -> tuple[Tensor, Tensor]:
+        """Return the losses and the scores of all ranks, on the CPU in float64."""
+        table = all_reduce_sum(self.table).double().cpu()
+        return table[0], table[1:]
 
 
-def held_out_metrics(losses: Tensor, scores: Tensor, lengths: Tensor) -> dict[str, Any]:
-    """Return PAIR_METRICS, the calibration, and the accuracy of choosing the longer response.
+def pair_metrics(
+    losses: Tensor, scores: Tensor, rounding: Tensor | float = 0.0
+) -> dict[str, float]:
+    """Return the metrics of pairs. A tie counts as incorrect.
 
-    losses: [n]. scores, lengths: [2, n], of chosen and rejected responses.
+    Args:
+        losses: [B].
+        scores: [2, B], of chosen and rejected responses.
+        rounding: Rounding error of a margin, which makes a tie of a smaller one: [B] or a number.
     """
-    bins, error = calibration(scores[0] - scores[1], CALIBRATION_BINS)
-    by_length = pair_metrics(losses, lengths)
-    return {
-        "pairs": len(losses),
-        **pair_metrics(losses, scores),
-        "calibration": bins,
-        "calibration_error": error,
-        "longer_wins_accuracy": by_length["accuracy"],
-        "equal_lengths": by_length["ties"],
+    chosen, rejected = scores
+    margins = chosen - rejected
+    ties = margins.abs() <= rounding
+    means = {
+        "loss": losses,
+        "accuracy": (margins > 0) & ~ties,
+        "ties": ties,
+        "margin": margins,
+        "chosen_score": chosen,
+        "rejected_score": rejected,
     }
+    return {name: values.double().mean().item() for name, values in means.items()}
 
 
-def metrics_by_dataset(
-    losses: Tensor, scores: Tensor, lengths: Tensor, pairs_of: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return held_out_metrics of all pairs; of each dataset under by_dataset, if there are several.
+def labelled_metrics(
+    losses: Tensor, scores: Tensor, present: Tensor, rounding: float = 0.0
+) -> dict[str, float]:
+    """Return the metrics of labelled responses.
 
-    pairs_of: {dataset: number of pairs}, in the order of the pairs.
+    What needs good and bad responses is omitted if there are only good ones or only bad ones.
+
+    Args:
+        losses: [B].
+        scores: [2, B], of good and bad responses.
+        present: bool [2, B], which of them there are.
+        rounding: Scores that differ by no more are ties.
     """
-    metrics = held_out_metrics(losses, scores, lengths)
-    pairs_of = {name: number for name, number in pairs_of.items() if number}
-    if len(pairs_of) > 1:
-        sizes = list(pairs_of.values())
-        splits = (tensor.split(sizes, dim=-1) for tensor in (losses, scores, lengths))
-        metrics["by_dataset"] = {
-            name: held_out_metrics(*tensors)
-            for name, *tensors in zip(pairs_of, *splits, strict=True)
-        }
+    metrics = {
+        "loss": losses.mean().item(),
+        "responses": int(present.sum()),
+        "share_good": present[0].sum().item() / present.sum().item(),
+    }
+    good, bad = (values[mask] for values, mask in zip(scores, present, strict=True))
+    if len(good) and len(bad):
+        metrics["auc"] = placements(good, bad, rounding).mean().item()
+    for name, values in (("good_score", good), ("bad_score", bad)):
+        if len(values):
+            metrics[name] = values.mean().item()
     return metrics
 
 
-def write_metrics(job: Job[Any], losses: Tensor, scores: Tensor) -> None:
-    """Write metrics.json of the pairs of the evaluation split, and print a summary.
+def placements(scores: Tensor, others: Tensor, rounding: float) -> Tensor:
+    """Return the share of the others [m] below each score [n]; a tie counts one half: float64 [n].
 
-    losses: [n]; scores: [2, n], of chosen and rejected responses.
+    The mean over good responses, of bad ones as the others, is the area under the ROC curve: the
+    probability that a good response scores higher than a bad one.
     """
-    tokens = job.inputs["tokens"]
-    stats = json.loads((tokens / "stats.json").read_text())
-    pairs_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
-    lengths = np.load(whole_lengths_path(tokens, "eval"), allow_pickle=False)
-    metrics = metrics_by_dataset(losses, scores, torch.from_numpy(lengths), pairs_of)
-    write_json(job.result / "metrics.json", metrics)
-    summary = ("accuracy", "ties", "longer_wins_accuracy")
-    print(", ".join(f"{name} {metrics[name]:.4f}" for name in summary))
+    others = others.sort().values
+    below = torch.searchsorted(others, scores - rounding)
+    not_above = torch.searchsorted(others, scores + rounding, right=True)
+    return (below + not_above).double() / 2 / len(others)

@@ -7,10 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from snakechat.algorithms.pair_metrics import labelled_metrics, pair_metrics
 from snakechat.algorithms.preference import (
     kto_reference_point,
     preference_losses,
     response_rewards,
+    reward_rounding,
 )
 from snakechat.config.dpo import DpoSettings, has_reference_point
 from snakechat.modeling.acceleration import copy_to_device
@@ -93,6 +95,23 @@ class PreferenceData:
             reference = copy_to_device(self._of_epoch(self.reference)[:, rows], device)
         lengths = copy_to_device(self.lengths[:, rows], device)
         return preference_losses(self.settings, logprobs, reference, lengths, reference_point)
+
+    def metrics(
+        self, losses: Tensor, rewards: Tensor, rows: np.ndarray | slice = slice(None)
+    ) -> dict[str, float]:
+        """Return the metrics of the given rows: of pairs, or with KTO of labelled responses.
+
+        Args:
+            losses: [B].
+            rewards: Implicit rewards [2, B].
+        """
+        lengths = self.lengths[:, rows]
+        rounding = reward_rounding(self.settings, lengths, self.settings.dtype)
+        if not has_reference_point(self.settings.loss):
+            return pair_metrics(losses, rewards, rounding.sum(dim=0))
+        present = lengths > 0
+        limit = 2 * rounding[present].mean().item()
+        return labelled_metrics(losses, rewards, present, limit)
 
     def evaluate(self, policy: Policy, micro_batch_tokens: int) -> tuple[Tensor, Tensor]:
         """Return the implicit rewards [2, n] and the losses [n] of all rows, in float64."""

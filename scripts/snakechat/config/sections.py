@@ -312,7 +312,6 @@ class Evaluation(TypedDict):
     num_prompts: Count
     num_generations: Count
     temperature: Positive
-    bootstrap_resamples: Annotated[int, Keyword("ge", 100)]
     llm_judge: str | None
     llm_judge_prompts: Count
 

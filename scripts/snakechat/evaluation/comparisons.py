@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from snakechat.evaluation.intervals import clusters_of, mean_with_interval
+
 # Metrics [S, n] by name; [1, n] for a metric with one value for each prompt.
 ResponseMetrics = dict[str, np.ndarray]
 
@@ -40,14 +42,14 @@ def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
 def compare(
     models: Mapping[str, ResponseMetrics],
     scores: Sequence[str],
-    bootstrap_resamples: int,
-    seed: int,
+    prompts: Sequence[str],
 ) -> dict[str, Any]:
     """Compare models with the one that RLHF started from, by the metrics of their responses.
 
     Args:
         models: Metrics by model.
         scores: Names of the metrics that decide wins.
+        prompts: Texts of the prompts [n]. Rows with equal prompts are not independent.
 
     Returns:
         The means of each model by its name; intervals_95 of these means; for each model but the
@@ -56,7 +58,7 @@ def compare(
     """
     initial = initial_model(models)
     num_generations, num_prompts = models[initial]["length"].shape
-    bootstrap = BootstrapSamples(num_prompts, bootstrap_resamples, seed)
+    clusters = clusters_of(prompts)
     metrics: dict[str, Any] = {
         "num_prompts": num_prompts,
         "num_generations": num_generations,
@@ -64,25 +66,25 @@ def compare(
         "wins": {},
     }
     for name, values in models.items():
-        # Responses to the same prompt are correlated: prompts are resampled, not responses.
-        means = {key: np.mean(value, axis=0) for key, value in values.items()}
-        metrics[name] = {key: float(np.mean(mean)) for key, mean in means.items()}
-        metrics["intervals_95"][name] = {
-            key: bootstrap.interval(mean) for key, mean in means.items()
-        }
+        metrics[name], metrics["intervals_95"][name] = {}, {}
+        for key, value in values.items():
+            # Responses to the same prompt are correlated: their mean is one observation.
+            mean, interval = mean_with_interval(np.mean(value, axis=0), clusters)
+            metrics[name][key], metrics["intervals_95"][name][key] = mean, interval
         if name != initial:
             for key in (*scores, "success"):
                 if key in values:
-                    difference = means[key] - np.mean(models[initial][key], axis=0)
                     prefix = "" if name == "rlhf" else f"{name}_"
-                    metrics[f"{prefix}{key}_difference"] = bootstrap.mean_and_interval(difference)
+                    metrics[f"{prefix}{key}_difference"] = mean_difference(
+                        values[key], models[initial][key], clusters
+                    )
         place = INITIAL_MODELS.index(name) + 1 if name in INITIAL_MODELS else 0
         others = [other for other in INITIAL_MODELS[place:] if other in models]
         if not others:
             continue
         metrics["wins"][name] = {
             other: {
-                key: win_rates(values, models[other], key, bootstrap)
+                key: win_rates(values, models[other], key, clusters)
                 for key in scores
                 if key in values
             }
@@ -109,39 +111,30 @@ def means_by_dataset(
     return means
 
 
-class BootstrapSamples:
-    """Prompts drawn with replacement, the same ones for all metrics (Efron 1979).
-
-    scipy.stats.bootstrap draws anew in each call: intervals of different metrics and models would
-    differ by chance, and the samples could not be reused.
-    """
-
-    def __init__(self, num_prompts: int, num_resamples: int, seed: int) -> None:
-        generator = np.random.default_rng(seed)
-        self.rows = generator.integers(num_prompts, size=(num_resamples, num_prompts))
-
-    def interval(self, values: Any) -> list[float]:
-        """Return the 95 % percentile interval of the mean of values [n]."""
-        means = np.asarray(values, dtype=np.float64)[self.rows].mean(axis=1)
-        return [float(bound) for bound in np.percentile(means, [2.5, 97.5])]
-
-    def mean_and_interval(self, values: np.ndarray) -> dict[str, Any]:
-        """Return the mean of values [n] and its interval."""
-        return {"mean": float(np.mean(values)), "interval_95": self.interval(values)}
+def mean_difference(ours: np.ndarray, theirs: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
+    """Return the mean difference of two metrics [S, n], paired by prompt, and its interval."""
+    are_shares = all(values.min() >= 0 and values.max() <= 1 for values in (ours, theirs))
+    low, high = (-1, 1) if are_shares else (0, 0)
+    difference = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
+    mean, interval = mean_with_interval(difference, clusters, low, high)
+    return {"mean": mean, "interval_95": interval}
 
 
 def win_rates(
-    ours: ResponseMetrics, theirs: ResponseMetrics, key: str, bootstrap: BootstrapSamples
+    ours: ResponseMetrics, theirs: ResponseMetrics, key: str, clusters: np.ndarray
 ) -> dict[str, Any]:
     """Return how often a response of one model scores higher than a response of another one.
 
     Each response is compared with each response of the other model to the same prompt; a tie is
     half a win. Additionally the influence of length: how often our response is longer (longer),
     and the win rates of longer and of other responses (when_longer, when_not_longer).
+
+    clusters: Cluster of each prompt [n].
     """
     won = compare_pairs(ours[key], theirs[key], lambda a, b: (a > b) + (a == b) / 2)
     longer = compare_pairs(ours["length"], theirs["length"], np.greater)
-    rates = {**bootstrap.mean_and_interval(won.mean(axis=(0, 1))), "longer": float(longer.mean())}
+    mean, interval = mean_with_interval(won.mean(axis=(0, 1)), clusters)
+    rates: dict[str, Any] = {"mean": mean, "interval_95": interval, "longer": float(longer.mean())}
     for name, mask in (("when_longer", longer), ("when_not_longer", ~longer)):
         if mask.any():
             rates[name] = float(won[mask].mean())

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
+from snakechat.evaluation.intervals import difference_interval, mean_interval
 from snakechat.reporting.curves import points_of
-from snakechat.reporting.intervals import difference_interval, mean_interval
 from snakechat.reporting.labels import is_fraction
 from snakechat.reporting.metric_values import Figure, read_figure
 from snakechat.workflow.stored_versions import is_version

@@ -30,6 +30,9 @@ _PAIR_CURVES = {
     "accuracy": N_("accuracy"),
     "chosen_score": N_("mean score of chosen responses"),
     "rejected_score": N_("mean score of rejected responses"),
+    "auc": N_("AUC of good against bad responses"),
+    "good_score": N_("mean score of good responses"),
+    "bad_score": N_("mean score of bad responses"),
     "learning_rate": N_("learning rate"),
 }
 CURVES = {
@@ -60,9 +63,14 @@ PAIRS = {
     "accuracy": N_("accuracy"),
     "longer_wins_accuracy": N_("accuracy of choosing the longer response"),
     "ties": N_("ties"),
+    "auc": N_("AUC of good against bad responses"),
+    "longer_wins_auc": N_("AUC of the length"),
+    "share_good": N_("share of good responses"),
     "loss": N_("loss (nats per pair)"),
     "chosen_score": N_("mean score of chosen responses"),
     "rejected_score": N_("mean score of rejected responses"),
+    "good_score": N_("mean score of good responses"),
+    "bad_score": N_("mean score of bad responses"),
     "calibration_error": N_("expected calibration error"),
 }
 RESPONSES = {
@@ -93,7 +101,10 @@ WIN_CRITERIA = {
 }
 
 # The main results of a recipe, by stage: paths in metrics.json.
-_PAIR_HEADLINE = ("accuracy", "longer_wins_accuracy", "calibration_error", "loss")
+_PAIR_HEADLINE = (
+    *("accuracy", "longer_wins_accuracy", "calibration_error"),
+    *("auc", "longer_wins_auc", "share_good", "loss"),
+)
 HEADLINES = {
     "sft": ("after.response_perplexity",),
     "reward": _PAIR_HEADLINE,
@@ -107,11 +118,21 @@ HEADLINES = {
 # Metrics that lie between 0 and 1.
 FRACTIONS = {
     *("accuracy", "longer_wins_accuracy", "ties", "calibration_error", "success"),
+    *("auc", "longer_wins_auc", "share_good"),
     *("greedy_success", "ended_by_eos", "distinct_1", "distinct_2", "repetition", "clipfrac_high"),
 }
 # Metrics that are better if they are higher, and if they are lower; others are neither.
 HIGHER_IS_BETTER = {
-    *("accuracy", "score", "judge_score", "success", "greedy_success", "ended_by_eos", "llm_judge"),
+    *(
+        "accuracy",
+        "auc",
+        "score",
+        "judge_score",
+        "success",
+        "greedy_success",
+        "ended_by_eos",
+        "llm_judge",
+    ),
     *("function_score", "greedy_function_score"),
 }
 LOWER_IS_BETTER = {*PERPLEXITIES, "loss", "calibration_error", "repetition"}

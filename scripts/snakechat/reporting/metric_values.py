@@ -3,11 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.reporting.intervals import proportion_interval
-
-# metrics.json has no intervals of these: they follow from the number of pairs (Wilson 1927).
-PAIR_FRACTIONS = ("accuracy", "ties", "longer_wins_accuracy")
-
 
 class Figure(NamedTuple):
     """A number, its 95 % interval if it has one, and of how many seeds it is the mean."""
@@ -33,21 +28,20 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
         return Figure(value["mean"], value["interval_95"]) if "interval_95" in value else None
     if not isinstance(value, int | float):
         return None
+    # The intervals of a dataset are beside its metrics.
     prefix, dot, key = path.rpartition(".")
-    pairs = _find(metrics, f"{prefix}{dot}pairs")
-    if key in PAIR_FRACTIONS and pairs:
-        return Figure(value, proportion_interval(value, pairs))
-    return Figure(value, _find(metrics.get("intervals_95", {}), path))
+    interval = _find(metrics, f"{prefix}{dot}intervals_95.{key}")
+    return Figure(value, interval or _find(metrics.get("intervals_95", {}), path))
 
 
 def with_metrics_before(
     metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """Return metrics.json with the evaluation before a training on pairs, if it had one.
+    """Return metrics.json with the evaluation before a reward model or DPO, if it had one.
 
     steps: The lines of metrics.jsonl.
     """
-    if "accuracy" not in metrics or not steps or steps[0]["step"] > 0:
+    if not {"accuracy", "auc"} & metrics.keys() or not steps or steps[0]["step"] > 0:
         return metrics
     before = {
         key.removeprefix("eval_"): value

@@ -21,7 +21,7 @@ def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:
     """Yield remarks on the evaluation of a recipe."""
     if stage == "rlhf":
         yield from rlhf_remarks(metrics)
-    elif stage != "sft":
+    elif "accuracy" in metrics:
         yield from pair_remarks(metrics)
 
 

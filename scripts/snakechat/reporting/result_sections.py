@@ -28,6 +28,7 @@ Metrics = dict[str, Any]
 COUNTS = {
     "rows": N_("held-out rows"),
     "pairs": N_("held-out pairs"),
+    "responses": N_("held-out responses"),
     "num_prompts": N_("held-out prompts"),
 }
 # Shares of comparisons, by the length of the responses.
@@ -111,7 +112,9 @@ def rlhf_section(title: str, metrics: Metrics) -> Section:
     return Section(
         title,
         panels=metric_panels(columns, PLOTTED),
-        caption=translate("Bars are 95 % intervals over prompts (percentile bootstrap)."),
+        caption=translate(
+            "Bars are 95 % intervals over prompts (rows with equal prompts count as one)."
+        ),
         tables=[
             metric_table(name, differences, RESPONSES, differences=True),
             metric_table(responses, columns, RESPONSES),

@@ -1,9 +1,9 @@
 """Comparison of models: means, intervals, differences, win rates, repetition."""
 
 import numpy as np
+import pytest
 
 from snakechat.evaluation.comparisons import (
-    BootstrapSamples,
     compare,
     distinct_n,
     repetition,
@@ -29,20 +29,24 @@ def arrays(models):
 
 
 def test_means_intervals_and_differences():
-    metrics = compare(arrays(MODELS), SCORES, 2000, 1)
+    metrics = compare(arrays(MODELS), SCORES, ["a", "b", "c"])
     assert metrics["num_prompts"] == 3 and metrics["num_generations"] == 2
     assert metrics["sft"] == {"length": 2, "score": 1, "success": 0, "greedy_success": 0}
     assert metrics["rlhf"] == {"length": 4, "score": 2, "success": 1, "greedy_success": 1}
     assert metrics["intervals_95"].keys() == MODELS.keys()
-    # Means per prompt: 2, 2, 2 and 1.5, 2, 2.5. The lowest resampled mean is 1.5.
+    # Means per prompt: 2, 2, 2 and 1.5, 2, 2.5, of standard deviation 1/2; t of two degrees of
+    # freedom is 4.303.
+    half = 4.3027 / 2 / 3**0.5
     assert metrics["intervals_95"]["sft"]["length"] == [2, 2]
-    assert metrics["intervals_95"]["rlhf"]["score"] == [1.5, 2.5]
+    assert metrics["intervals_95"]["rlhf"]["score"] == pytest.approx([2 - half, 2 + half], abs=1e-4)
     # Differences are paired by prompt: .5, 1, 1.5.
     assert metrics["score_difference"]["mean"] == 1
-    assert metrics["score_difference"]["interval_95"] == [0.5, 1.5]
-    # The same for each prompt, and thus in each resample.
+    interval = metrics["score_difference"]["interval_95"]
+    assert interval == pytest.approx([1 - half, 1 + half], abs=1e-4)
+    # Scores may have any value, shares have limits.
     assert metrics["ema_score_difference"] == {"mean": -1, "interval_95": [-1, -1]}
-    assert metrics["success_difference"] == {"mean": 1, "interval_95": [1, 1]}
+    assert metrics["success_difference"]["mean"] == metrics["success_difference"]["interval_95"][1]
+    assert metrics["success_difference"]["interval_95"][0] < 0.5
     assert metrics["ema_success_difference"]["mean"] == 0
     assert "greedy_success_difference" not in metrics
 
@@ -53,7 +57,7 @@ def test_means_intervals_and_differences():
 def rates_of(ours, theirs, num_prompts):
     """Win rates of responses with the given scores and lengths."""
     ours, theirs = ({key: np.array(each) for key, each in them.items()} for them in (ours, theirs))
-    return win_rates(ours, theirs, "score", BootstrapSamples(num_prompts, 200, 1))
+    return win_rates(ours, theirs, "score", np.arange(num_prompts))
 
 
 def test_win_rates_by_hand():
@@ -63,7 +67,7 @@ def test_win_rates_by_hand():
     )
     assert metrics == {
         "mean": 1.5 / 4,
-        "interval_95": [1.5 / 4, 1.5 / 4],
+        "interval_95": [0, 1],
         # The second response is longer than both of theirs, with 1.5 wins.
         "longer": 0.5,
         "when_longer": 0.75,
@@ -81,7 +85,7 @@ def test_rates_without_any_pair_are_omitted():
 
 def test_models_are_compared_with_the_base_model_as_well():
     models = arrays({"base": MODELS["ema"], **MODELS, "dpo/tiny": MODELS["sft"]})
-    wins = compare(models, SCORES, 100, 1)["wins"]
+    wins = compare(models, SCORES, ["a", "b", "c"])["wins"]
     assert {name: set(others) for name, others in wins.items()} == {
         "sft": {"base"},
         "rlhf": {"sft", "base"},

@@ -32,7 +32,8 @@ def test_the_first_responses_of_rlhf_and_sft_are_compared(judge_job, server):
     # A, B, then B twice: a win, and a tie.
     rates = metrics["wins"]["rlhf"]["sft"]["llm_judge"]
     assert (rates["mean"], rates["prompts"], rates["unreadable"]) == (0.75, 2, 0)
-    assert 0.5 <= rates["interval_95"][0] <= 0.75 <= rates["interval_95"][1] <= 1
+    # Two prompts say nearly nothing about others.
+    assert 0 <= rates["interval_95"][0] < 0.1 and rates["interval_95"][1] == 1
     assert "longer" in rates
     assert judge_job.record["llm_judges"]["wise"]["requests"] == 4
 

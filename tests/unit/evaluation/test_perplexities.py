@@ -17,7 +17,7 @@ TOKENS = {"": np.array([4, 4, 100]), "response_": np.array([2, 2, 1])}
 def metrics():
     logprobs = {"before": {name: -nats for name, nats in NATS.items()}}
     logprobs["after"] = {name: -nats / 2 for name, nats in NATS.items()}
-    return metrics_by_dataset(logprobs, TOKENS, {"a": 2, "empty": 0, "b": 1})
+    return metrics_by_dataset(logprobs, TOKENS, np.arange(3), {"a": 2, "empty": 0, "b": 1})
 
 
 def test_prompts_have_no_part_in_the_perplexity_of_responses(metrics):
@@ -41,5 +41,5 @@ def test_each_dataset_has_its_perplexities_and_intervals(metrics):
     )
     # One row has no interval.
     assert b["intervals_95"] == {"before": {}, "after": {}}
-    one = metrics_by_dataset({"before": NATS}, TOKENS, {"a": 3, "empty": 0})
+    one = metrics_by_dataset({"before": NATS}, TOKENS, np.arange(3), {"a": 3, "empty": 0})
     assert "by_dataset" not in one

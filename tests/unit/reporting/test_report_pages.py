@@ -61,7 +61,8 @@ REWARD = {
     "ties": 0.0,
     "longer_wins_accuracy": 0.5,
     "calibration_error": 0.25,
-    "by_dataset": {"a": {"pairs": 100, "accuracy": 1.0}},
+    "intervals_95": {"accuracy": [0.945, 0.981]},
+    "by_dataset": {"a": {"pairs": 100, "accuracy": 1.0, "intervals_95": {"accuracy": [0.963, 1]}}},
 }
 
 # --- results --------------------------------------------------------------------------------
@@ -180,9 +181,14 @@ def test_results_that_call_for_caution_have_a_remark(changes, text):
     ("changes", "text"),
     [
         ({"longer_wins_accuracy": 0.96}, "Choosing the longer response is about as accurate (96.0"),
-        # Wilson's interval of 18 of 32 is from 39.3 to 71.8 %.
-        ({"pairs": 32, "accuracy": 18 / 32}, "The accuracy on all pairs is not distinguishable"),
-        ({"by_dataset": {"a": {"pairs": 20, "accuracy": 0.4}}}, "The accuracy on a is not dist"),
+        (
+            {"accuracy": 18 / 32, "intervals_95": {"accuracy": [0.377, 0.736]}},
+            "The accuracy on all pairs is not distinguishable",
+        ),
+        (
+            {"by_dataset": {"a": {"accuracy": 0.4, "intervals_95": {"accuracy": [0.2, 0.6]}}}},
+            "The accuracy on a is not dist",
+        ),
     ],
 )
 def test_pairs_that_guessing_or_length_ranks_as_well_have_a_remark(changes, text):

@@ -1,0 +1,111 @@
+"""Metrics of preference pairs and of labelled responses, against numbers computed by hand."""
+
+import pytest
+import torch
+
+from snakechat.evaluation.held_out_pairs import (
+    calibration,
+    held_out_labelled_metrics,
+    held_out_pair_metrics,
+    metrics_by_dataset,
+)
+
+
+def test_calibration_by_hand():
+    # Confidences 0.6, 0.7, 0.9 and 0.95; the second pair is incorrect. Two bins, split at 0.75.
+    odds = torch.tensor([6 / 4, 3 / 7, 9, 19], dtype=torch.float64)
+    bins, error = calibration(odds.log(), 2)
+    assert [each["pairs"] for each in bins] == [2, 2]
+    assert [each["confidence"] for each in bins] == pytest.approx([0.65, 0.925])
+    assert [each["accuracy"] for each in bins] == [0.5, 1.0]
+    # Distances 0.15 and 0.075, of two pairs each.
+    assert error == pytest.approx((2 * 0.15 + 2 * 0.075) / 4)
+
+
+def test_empty_bins_are_omitted():
+    # Ties, which are incorrect, are in the first bin; a confidence of 1 is in the last.
+    bins, error = calibration(torch.tensor([0.0, 0.0, 0.0, 1000.0]), 15)
+    assert bins == [
+        {"pairs": 3, "confidence": 0.5, "accuracy": 0.0},
+        {"pairs": 1, "confidence": 1.0, "accuracy": 1.0},
+    ]
+    assert error == pytest.approx(3 * 0.5 / 4)
+
+
+LOSSES = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
+# The third pair is a tie within rounding.
+SCORES = torch.tensor([[2.0, 0.0, 1.0, 1.0], [1.0, 3.0, 1.0 - 1e-7, 0.5]], dtype=torch.float64)
+# The longer response is chosen once; two pairs have equal lengths.
+LENGTHS = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
+ROUNDING = torch.full((2, 4), 1e-6, dtype=torch.float64)
+# The last two pairs have the same prompt.
+CLUSTERS = torch.tensor([0, 1, 2, 2])
+PAIRS = [LOSSES, SCORES, LENGTHS, ROUNDING, CLUSTERS]
+
+
+def test_held_out_pairs():
+    metrics = held_out_pair_metrics(*PAIRS)
+    bins = metrics.pop("calibration")
+    assert [each["accuracy"] for each in bins] == [0, 1, 1, 0] and bins[0]["confidence"] == 0.5
+    intervals = metrics.pop("intervals_95")
+    assert intervals.keys() == {"accuracy", "ties", "longer_wins_accuracy"}
+    low, high = intervals["accuracy"]
+    assert low < 0.1 and high > 0.9
+    _, error = calibration(torch.tensor([1.0, -3.0, 0.0, 0.5], dtype=torch.float64), 15)
+    assert metrics == pytest.approx(
+        {
+            "pairs": 4,
+            "loss": 1.0,
+            "accuracy": 0.5,
+            "ties": 0.25,
+            "margin": -0.375,
+            "chosen_score": 1.0,
+            "rejected_score": 1.375,
+            "calibration_error": error,
+            "longer_wins_accuracy": 0.25,
+            "equal_lengths": 0.5,
+        }
+    )
+
+
+def test_several_datasets_additionally_have_metrics_each():
+    metrics = metrics_by_dataset(held_out_pair_metrics, PAIRS, {"b": 1, "none": 0, "a": 3})
+    together = held_out_pair_metrics(*PAIRS)
+    assert metrics == together | {
+        "by_dataset": {
+            "b": held_out_pair_metrics(*(each[..., :1] for each in PAIRS)),
+            "a": held_out_pair_metrics(*(each[..., 1:] for each in PAIRS)),
+        }
+    }
+    assert metrics["by_dataset"]["a"]["accuracy"] == pytest.approx(1 / 3)
+    assert metrics_by_dataset(held_out_pair_metrics, PAIRS, {"b": 4}) == together
+
+
+def test_labelled_responses_have_no_pairs():
+    # Good responses have the scores 2, 1 and 1, bad ones 1, up to rounding, and 3. The score of a
+    # response that a row does not have is no score.
+    scores = torch.tensor([[2.0, 0.0, 1.0, 1.0], [0.0, 3.0, 1 + 1e-7, 0.0]], dtype=torch.float64)
+    lengths = torch.tensor([[9, 0, 5, 5], [0, 5, 4, 0]])
+    tensors = [LOSSES, scores, lengths, ROUNDING, torch.arange(4)]
+    metrics = held_out_labelled_metrics(*tensors)
+    intervals = metrics.pop("intervals_95")
+    assert metrics == pytest.approx(
+        {
+            "loss": 1.0,
+            "responses": 5,
+            "share_good": 3 / 5,
+            # Of 6 comparisons, 2 > 1 is a win, and two are ties.
+            "auc": 2 / 6,
+            # Three longer than 4; 9 longer than 5, and two ties of 5.
+            "longer_wins_auc": (3 + 1 + 2 / 2) / 6,
+            "good_score": 4 / 3,
+            "bad_score": 2.0,
+        }
+    )
+    assert all(0 <= low < high <= 1 for low, high in intervals.values())
+    # Of good responses alone, there is nothing to compare.
+    alone = held_out_labelled_metrics(*(each[..., :1] for each in tensors))
+    assert alone == {
+        **{"loss": 0.5, "responses": 1, "share_good": 1.0, "good_score": 2.0},
+        "intervals_95": {},
+    }

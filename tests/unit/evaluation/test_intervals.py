@@ -1,0 +1,144 @@
+"""Intervals of shares, means and differences: published values, by hand, and by simulation."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import norm
+
+from snakechat.evaluation.held_out_pairs import auc_with_interval
+from snakechat.evaluation.intervals import (
+    clusters_of,
+    difference_interval,
+    mean_interval,
+    mean_with_interval,
+    ratio_interval,
+)
+
+SIMULATIONS = 300
+
+
+def test_rows_with_equal_prompts_are_one_observation():
+    assert clusters_of(["a", "b", "a", "c"]).tolist() == [0, 1, 0, 2]
+    values, clusters = np.array([3.0, 5.0, 10.0]), np.arange(3)
+    mean, interval = mean_with_interval(values, clusters)
+    assert mean == 6
+    repeated = mean_with_interval(values.repeat(5), clusters.repeat(5))
+    assert repeated[0] == 6 and repeated[1] == pytest.approx(interval)
+    # A single prompt says nothing about others.
+    assert mean_with_interval(values, np.zeros(3)) == (6, None)
+    assert mean_with_interval(values / 10, np.zeros(3)) == (pytest.approx(0.6), [0, 1])
+
+
+def test_equal_shares_have_an_interval_with_a_width():
+    # Clopper and Pearson: none of n failures has the upper bound 1 - 0.025 ** (1 / n), here of
+    # n = 5 * (1.960 / 2.776) ** 2 trials.
+    _, (low, high) = mean_with_interval(np.ones(5), np.arange(5))
+    assert high == 1 and low == pytest.approx(0.025 ** (1 / (5 * (1.95996 / 2.77645) ** 2)), 1e-4)
+    _, (low, high) = mean_with_interval(np.zeros(5), np.arange(5), -1, 1)
+    assert low == pytest.approx(-high) and 0.5 < high < 1
+
+
+# What is simulated, its true value, and a function that returns an interval of it.
+rng = np.random.default_rng(1)
+
+
+def wins(num_prompts, shift):
+    quality = rng.normal(size=num_prompts)
+    ours, theirs = (quality + rng.normal(size=(4, num_prompts)) for _ in range(2))
+    won = (ours[:, None] + shift > theirs[None]).mean(axis=(0, 1))
+    return mean_with_interval(won, np.arange(num_prompts))[1]
+
+
+def successes(num_prompts, probability, num_generations):
+    values = rng.random((num_generations, num_prompts)) < probability
+    return mean_with_interval(values.mean(axis=0), np.arange(num_prompts))[1]
+
+
+def repeated_prompts(num_prompts, repeats):
+    clusters = np.arange(num_prompts).repeat(repeats)
+    values = rng.normal(size=num_prompts)[clusters] + 0.3 * rng.normal(size=len(clusters))
+    return mean_with_interval(values, clusters)[1]
+
+
+def pairs_of_one_prompt(num_prompts, repeats):
+    clusters = np.arange(num_prompts).repeat(repeats)
+    correct = rng.random(len(clusters)) < rng.beta(3, 1, size=num_prompts)[clusters]
+    return mean_with_interval(correct, clusters)[1]
+
+
+def success_differences(num_prompts):
+    ours, theirs = (rng.random((4, num_prompts)) < share for share in (0.98, 0.9))
+    return mean_with_interval(
+        ours.mean(axis=0) - theirs.mean(axis=0), np.arange(num_prompts), -1, 1
+    )[1]
+
+
+def skewed(num_prompts):
+    return mean_with_interval(5 + rng.exponential(size=num_prompts), np.arange(num_prompts))[1]
+
+
+def ratios(num_rows):
+    tokens = rng.integers(5, 60, size=num_rows).astype(float)
+    nats = tokens * 1.5 + rng.normal(size=num_rows) * tokens**0.5
+    return ratio_interval(nats, tokens, np.arange(num_rows))
+
+
+def aucs(num_good, num_bad, shift):
+    numbers = (num_good, num_bad)
+    good, bad = (torch.from_numpy(rng.normal(size=number)) for number in numbers)
+    clusters = (torch.arange(num_good), num_good + torch.arange(num_bad))
+    return auc_with_interval((good + shift, bad), clusters)[1]
+
+
+COVERAGE = [
+    *(((wins, n, shift), norm.cdf(shift / 2**0.5)) for n in (20, 100) for shift in (0.3, 3)),
+    *(((successes, n, p, s), p) for n in (5, 20) for p in (0.5, 0.98) for s in (1, 4)),
+    *(((repeated_prompts, n, 5), 0) for n in (10, 80)),
+    *(((pairs_of_one_prompt, n, m), 0.75) for n in (20, 100) for m in (1, 5, 20)),
+    *(((success_differences, n), 0.08) for n in (20, 100)),
+    *(((skewed, n), 6) for n in (20, 100)),
+    *(((ratios, n), 1.5) for n in (20, 100)),
+    *(((aucs, 20, 10, shift), norm.cdf(shift / 2**0.5)) for shift in (0.5, 2.5)),
+]
+
+
+@pytest.mark.parametrize(("simulation", "truth"), COVERAGE)
+def test_95_of_100_intervals_contain_the_true_value(simulation, truth):
+    function, *arguments = simulation
+    intervals = [function(*arguments) for _ in range(SIMULATIONS)]
+    covered = np.mean([low <= truth <= high for low, high in intervals])
+    # At least 93 %; the standard error of the simulation is 1.3 %.
+    assert covered > 0.91
+
+
+def test_student_interval_by_hand_stays_within_the_bounds():
+    # 1, 2, 3: mean 2, standard deviation 1, t of two degrees of freedom 4.303.
+    half = 4.3027 / math.sqrt(3)
+    assert mean_interval([1.0, 2.0, 3.0]) == pytest.approx([2 - half, 2 + half], abs=1e-4)
+    assert mean_interval([1.0, 2.0, 3.0], 0, 3) == [0, 3]
+    # Equal values have an interval without width.
+    assert mean_interval([5.0, 5.0]) == [5, 5]
+
+
+def test_welchs_interval_by_hand():
+    # Variances 1 and 4, three values each: standard error sqrt(5/3), degrees of freedom (5/3)^2 /
+    # ((1/3)^2 / 2 + (4/3)^2 / 2) = 2.941, between t of 2 (4.303) and of 3 (3.182).
+    low, high = difference_interval([2.0, 3.0, 4.0], [0.0, 2.0, 4.0])
+    assert (low + high) / 2 == pytest.approx(1)
+    assert 3.182 < (high - low) / 2 / math.sqrt(5 / 3) < 3.3
+
+
+def test_differences_without_an_estimate_of_the_variance_have_no_interval():
+    assert difference_interval([1.0, 1.0], [2.0, 2.0]) is None
+    assert difference_interval([1.0, 1.0], [2.0, 4.0]) is not None
+
+
+def test_interval_of_a_ratio_by_hand():
+    # Fewer than two rows have none.
+    assert ratio_interval(np.ones(1), np.ones(1), np.arange(1)) is None
+    # Ratio 6 / 4, residuals -0.5, 0.5, 0: standard error sqrt(3 / 2 * 0.5) / 4, t 4.3027.
+    half = 4.3027 * math.sqrt(0.75) / 4
+    found = ratio_interval(np.array([1.0, 2.0, 3.0]), np.array([1, 1, 2]), np.arange(3))
+    assert found == pytest.approx([1.5 - half, 1.5 + half], abs=1e-4)
