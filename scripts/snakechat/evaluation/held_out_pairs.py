@@ -165,7 +165,8 @@ def write_metrics(
     stats = json.loads((tokens / "stats.json").read_text())
     rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
     lengths = torch.from_numpy(np.load(whole_lengths_path(tokens, "eval"), allow_pickle=False))
-    clusters = torch.from_numpy(clusters_of(tuple(ids) for ids in Ragged(tokens, "eval.prompt")))
+    prompts = Ragged(tokens, "eval.prompt")
+    clusters = torch.from_numpy(clusters_of(tuple(prompts[row]) for row in range(len(prompts))))
     metrics_of = held_out_labelled_metrics if labelled else held_out_pair_metrics
     tensors = [losses, scores, lengths, rounding, clusters]
     metrics = metrics_by_dataset(metrics_of, tensors, rows_of)
