@@ -1,15 +1,24 @@
 """The config of the project with changes, as a user puts them on top."""
 
+import copy
+from functools import cache
+
 import yaml
 
 from conftest import ROOT
 from snakechat.config.loading import load_config, update
 
 
+@cache
+def project_values():
+    """Return the values of config.yaml."""
+    return yaml.load((ROOT / "config.yaml").read_text(), yaml.CSafeLoader)
+
+
 def config_values(changes=()):
     """Return the values of config.yaml with nested changes."""
     values = {}
-    for layer in (yaml.safe_load((ROOT / "config.yaml").read_text()), dict(changes)):
+    for layer in (copy.deepcopy(project_values()), dict(changes)):
         update(values, layer)
     return values
 

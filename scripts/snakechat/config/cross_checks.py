@@ -5,9 +5,9 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.dpo import LOSSES_WITH, has_reference_point
+from snakechat.config.dpo import has_reference_point
 from snakechat.config.errors import ConfigError
-from snakechat.config.recipes import STAGES, Config, kl_settings
+from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference, parse_reference, weighted_references
 from snakechat.config.reward_function_settings import (
     MESSAGES,
@@ -15,6 +15,7 @@ from snakechat.config.reward_function_settings import (
     reward_function_problem,
     weighted_functions,
 )
+from snakechat.config.rlhf import COMPARING
 from snakechat.data.formats import (
     columns_of,
     has_dialogues,
@@ -36,8 +37,6 @@ STAGES_OF_OFFLOAD: dict[str, tuple[int | str, ...]] = {
     "optimizer": (1, 2, 3, "auto"),
     "parameters": (3,),
 }
-# Algorithms whose advantages compare the responses to a prompt.
-COMPARING = ("rloo", "grpo")
 
 
 def check_placements(config: Config) -> None:
@@ -88,6 +87,11 @@ def check_references(config: Config) -> None:
             raise ConfigError(f"config: datasets.{name}: {error}") from None
         _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
+        if "template_arguments" in model and config.template("models", name) == "dialogue":
+            raise ConfigError(
+                f"config: models.{name}.template_arguments have no effect with the template"
+                " dialogue, which is no chat template: remove them"
+            )
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:
             config.entry("datasets", train_on, f"models.{name}.tokenizer")
@@ -97,7 +101,10 @@ def check_references(config: Config) -> None:
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
     for stage in RECIPE_SECTIONS:
+        swept = config.swept_names(stage)
         for name in config.values[stage]["recipes"]:
+            if name not in swept:
+                _check_effects(config, stage, name)
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
             if stage in STAGES:
@@ -108,8 +115,6 @@ def check_references(config: Config) -> None:
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
                 _check_rlhf_algorithm(config, name)
-            if stage == "dpo":
-                _check_preference_loss(config, name)
             models = {"actor" if stage == "rlhf" else "model": config.origin(stage, name)}
             if stage in ("sft", "rlhf") and (teacher := config.teacher(stage, name)):
                 models["teacher"] = teacher
@@ -313,19 +318,26 @@ def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
     return read_model_config(source) if isinstance(source, Path) else None
 
 
-def _check_preference_loss(config: Config, name: str) -> None:
-    """Check that the loss of a dpo recipe uses the settings that the recipe itself has.
+def _check_effects(config: Config, stage: str, name: str) -> None:
+    """Check that the settings and the placement which a recipe itself has have an effect.
 
-    `dpo.defaults` may have settings that the loss of some recipes ignores.
+    Its preset and the defaults of the stage may have settings that only other recipes use.
     """
-    place, own = f"config: dpo.recipes.{name}", config.values["dpo"]["recipes"][name]
-    loss = config.recipe("dpo", name)["loss"]
-    for key, (neutral, losses) in LOSSES_WITH.items():
-        if own.get(key, neutral) != neutral and loss not in losses:
-            raise ConfigError(
-                f"{place}.{key}: {own[key]} has no effect on loss: {loss}, only on"
-                f" {' and '.join(losses)}: set {key}: {neutral} or another loss"
-            )
+    settings, own = config.recipe(stage, name), config.values[stage]["recipes"][name]
+    config.check_effects(stage, name, own)
+    placement = own.get("placement")
+    changes = placement if isinstance(placement, dict) else {}
+    if changes.get("critic_zero_stage") is not None and settings.get("algorithm") != "ppo":
+        raise ConfigError(
+            f"config: {stage}.recipes.{name}.placement.critic_zero_stage has no effect without a"
+            " critic, which only algorithm: ppo has: remove it"
+        )
+    size = changes.get("vllm_tensor_parallel_size", 1)
+    if size > 1 and settings.get("generation_backend") != "vllm":
+        raise ConfigError(
+            f"config: {stage}.recipes.{name}.placement.vllm_tensor_parallel_size has no effect"
+            " without generation_backend: vllm: remove it"
+        )
 
 
 def _check_scores(config: Config, stage: str, name: str) -> None:
@@ -347,7 +359,7 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
 def _check_rlhf_algorithm(config: Config, name: str) -> None:
     """Check that the settings of an RLHF recipe fit its algorithm."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    if kl_settings(settings) == {"kl_in": "loss", "kl_estimator": "k1"}:
+    if (settings["kl_in"], settings["kl_estimator"]) == ("loss", "k1"):
         raise ConfigError(
             f"{place}.kl_estimator: k1 has no effect in the loss, because the mean of its gradient"
             " is 0: use k2 or k3"
@@ -362,11 +374,6 @@ def _check_rlhf_algorithm(config: Config, name: str) -> None:
         raise ConfigError(
             f"{place}.teacher: {settings['teacher']} does not fit algorithm: {algorithm}: distill"
             " needs a teacher, and no other algorithm has one"
-        )
-    if algorithm not in COMPARING and settings["drop_uniform_groups"]:
-        raise ConfigError(
-            f"{place}.drop_uniform_groups: {algorithm} does not compare responses to the same"
-            " prompt, and learns from equal scores too: use rloo or grpo"
         )
     batch_size = settings["global_batch_size"]
     if algorithm in COMPARING and generations < 2:

@@ -3,18 +3,10 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from snakechat.config.training_settings import SequenceSettings
+from snakechat.config.training_settings import POLICY_CONDITIONS, Conditional, SequenceSettings
 from snakechat.workflow.value_types import Keyword, NonNegative, Positive
 
 PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo", "kto"]
-
-# Settings that some losses ignore: the value that has no effect, and the losses that use others.
-LOSSES_WITH: dict[str, tuple[float, tuple[PreferenceLoss, ...]]] = {
-    "label_smoothing": (0, ("dpo", "robust")),
-    "margin": (0, ("simpo",)),
-    "desirable_weight": (1, ("kto",)),
-    "undesirable_weight": (1, ("kto",)),
-}
 
 
 def has_reference(loss: PreferenceLoss) -> bool:
@@ -36,14 +28,32 @@ class PreferenceSettings:
 
     loss: PreferenceLoss
     beta: Positive
-    label_smoothing: Annotated[float, Keyword("ge", 0), Keyword("lt", 0.5)]
-    length_normalized: bool
-    margin: NonNegative
-    desirable_weight: Positive
-    undesirable_weight: Positive
+    label_smoothing: Annotated[float, Keyword("ge", 0), Keyword("lt", 0.5)] = 0.0
+    length_normalized: bool = False
+    margin: NonNegative = 0.0
+    desirable_weight: Positive = 1.0
+    undesirable_weight: Positive = 1.0
     sft_coef: NonNegative
 
 
 @dataclass(frozen=True, kw_only=True)
 class DpoSettings(SequenceSettings, PreferenceSettings):
     """Settings of `train_dpo`."""
+
+
+def _of_losses(keys: tuple[str, ...], *losses: PreferenceLoss) -> Conditional:
+    """Return the condition of settings that only some losses use."""
+    return Conditional(
+        keys,
+        lambda settings: settings["loss"] in losses,
+        f"with loss: {{loss}}, only with {' and '.join(losses)}",
+    )
+
+
+DPO_CONDITIONS = (
+    *POLICY_CONDITIONS,
+    _of_losses(("label_smoothing",), "dpo", "robust"),
+    _of_losses(("margin",), "simpo"),
+    _of_losses(("desirable_weight", "undesirable_weight"), "kto"),
+    _of_losses(("length_normalized",), "dpo", "robust", "ipo", "kto"),
+)

@@ -1,12 +1,17 @@
 """Recipes with all their settings, and what the names in the config refer to."""
 
 import itertools
+import json
+import math
 import os
 import re
+from collections.abc import Mapping
+from fractions import Fraction
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from snakechat.config.dpo import DPO_CONDITIONS
 from snakechat.config.errors import ConfigError
 from snakechat.config.hints import available, new_entry
 from snakechat.config.llm_judges import judge_names, judge_settings
@@ -16,7 +21,15 @@ from snakechat.config.references import (
     RewardReferences,
     ordered_references,
     parse_reference,
+    single_reference,
     weighted_references,
+)
+from snakechat.config.reward_function_settings import weighted_functions
+from snakechat.config.rlhf import RLHF_CONDITIONS
+from snakechat.config.training_settings import (
+    POLICY_CONDITIONS,
+    SEQUENCE_CONDITIONS,
+    Conditional,
 )
 from snakechat.data.formats import has_responses, named_columns
 from snakechat.data.remote_files import is_remote
@@ -33,6 +46,19 @@ ORIGINS = {
     "rlhf": ("sft", "dpo", "models"),
     "generations": ("sft", "dpo", "rlhf", "models"),
 }
+CONDITIONS: dict[str, tuple[Conditional, ...]] = {
+    "sft": POLICY_CONDITIONS,
+    "reward": SEQUENCE_CONDITIONS,
+    "dpo": DPO_CONDITIONS,
+    "rlhf": RLHF_CONDITIONS,
+    "generations": (),
+}
+# Rates that may be written for the adapters alone: the settings of all weights, and of adapters.
+RATES = (
+    ("learning_rate", "lora_learning_rate"),
+    ("actor_learning_rate", "lora_learning_rate"),
+    ("critic_learning_rate", "critic_lora_learning_rate"),
+)
 # As common.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
 # Comparisons also take versions in the store, NAME@KEY.
@@ -47,14 +73,37 @@ def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
 
     PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare responses
     have it in the loss (Shao et al. 2024), where it does not change the comparison. There, k2 is
-    the estimator whose gradient is that of the KL. The reward of distillation is the k1 estimate,
-    whatever a preset has.
+    the estimator whose gradient is the gradient of the KL.
     """
-    if settings["algorithm"] == "distill":
-        return {"kl_in": "rewards", "kl_estimator": "k1"}
     kl_in = settings["kl_in"] or ("rewards" if settings["algorithm"] == "ppo" else "loss")
     estimator = settings["kl_estimator"] or ("k1" if kl_in == "rewards" else "k2")
     return {"kl_in": kl_in, "kl_estimator": estimator}
+
+
+def without_effect(stage: str, settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the settings of a recipe that nothing reads, each with the reason."""
+    return {
+        key: condition.otherwise.format(**settings)
+        for condition in CONDITIONS[stage]
+        if not condition.has_effect(settings)
+        for key in condition.keys
+    }
+
+
+def used_settings(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of a recipe that its training reads, each value in one spelling."""
+    unread = without_effect(stage, settings)
+    used = {key: value for key, value in settings.items() if key not in unread}
+    for general, of_adapters in RATES:
+        if general in unread and used.get(of_adapters):
+            used[general] = used[of_adapters]
+        if general in used and used.get(of_adapters) in (None, used[general]):
+            used.pop(of_adapters, None)
+    if used.get("clip_range_high") in (None, used.get("clip_range")):
+        used.pop("clip_range_high", None)
+    if used.get("save_dtype") == used["dtype"]:
+        used["save_dtype"] = None
+    return used
 
 
 class Config:
@@ -133,15 +182,30 @@ class Config:
             # It trains without scores: no default is built for it.
             settings["reward"] = None
         settings.pop("preset", None)
+        for key in ("reward", "judge"):
+            if stage != "reward" and key in settings:
+                settings[key] = single_reference(settings[key])
+        if "reward_functions" in settings:
+            settings["reward_functions"] = {
+                name: {"weight": weight, "arguments": arguments} if arguments else weight
+                for name, (weight, arguments) in weighted_functions(
+                    settings["reward_functions"]
+                ).items()
+            }
+        if stage == "rlhf":
+            settings |= kl_settings(settings)
+            settings["critic_lr_schedule"] = (
+                settings["critic_lr_schedule"] or settings["lr_schedule"]
+            )
         return {**settings, "placement": placement}
 
     def program_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe as its program receives them.
 
-        They are the fields of SftSettings, RewardSettings, DpoSettings, RlhfSettings or
-        GenerationSettings. Placement and what only evaluation uses are no part of them.
+        They are fields of SftSettings, RewardSettings, DpoSettings, RlhfSettings or
+        GenerationSettings: those that the training reads, without the placement.
         """
-        settings = {**self.recipe(stage, name), "datasets": self.blend(stage, name)}
+        settings = {**self.used_settings(stage, name), "datasets": self.blend(stage, name)}
         settings["template"] = self.template(stage, name)
         if "model" in settings:
             # Both forms of the name are the same setting.
@@ -153,17 +217,13 @@ class Config:
         if stage == "sft" and settings["teacher"] is None:
             # Another number of tokens changes nothing.
             settings["teacher_top_k"] = 0
-        if stage == "rlhf":
-            settings |= kl_settings(settings)
-            settings["critic_lr_schedule"] = (
-                settings["critic_lr_schedule"] or settings["lr_schedule"]
-            )
-            if not settings["eval_steps"]:
-                # Another number of prompts changes nothing.
-                settings["eval_prompts"] = 0
         for key in ("placement", "judge", "compare_with", "gate"):
             settings.pop(key, None)
         return settings
+
+    def used_settings(self, stage: str, name: str) -> dict[str, Any]:
+        """Return the settings of a recipe without those that have no effect on it."""
+        return used_settings(stage, self.recipe(stage, name))
 
     def blend(self, stage: str, name: str) -> list[list[Any]]:
         """Return [dataset, weight] of each dataset of a recipe; the weight defaults to 1."""
@@ -278,9 +338,15 @@ class Config:
         return self.pretrained_model(name)
 
     def template(self, stage: str, name: str) -> str:
-        """Return the prompt template of the base model of a recipe: auto, dialogue or chat."""
+        """Return the prompt template of the base model of a recipe: auto, dialogue or chat.
+
+        A tokenizer that the build trains has no chat template: `auto` is `dialogue`.
+        """
         _, model = self.tokenizer_model(stage, name)
-        return self.values["models"][model].get("template", self.values["template"])
+        entry = self.values["models"][model]
+        template: str = entry.get("template", self.values["template"])
+        is_trained = "train_on" in entry.get("tokenizer", {})
+        return "dialogue" if is_trained and template == "auto" else template
 
     def reward_templates(self, models: RewardReferences) -> dict[str, str]:
         """Return the prompt template of each model of `reward` or `judge`, by reference."""
@@ -297,7 +363,10 @@ class Config:
         return self.values["models"][model].get("prompt_sets", self.values["prompt_sets"])
 
     def split_weights(self, dataset: str) -> dict[str, float]:
-        """Return the weight of each phase in the split of a dataset."""
+        """Return the weight of each phase in the split of a dataset, as the smallest integers.
+
+        2, 4, 4 and 1, 2, 2 are the same split.
+        """
         settings, defaults = self.values["datasets"][dataset], self.values["split"]["weights"]
         split = settings.get("split")
         weights: dict[str, float]
@@ -314,7 +383,16 @@ class Config:
             weights = {"sft": 0.0, "reward": 0.0, "rlhf": 1.0}
         else:
             weights = defaults
-        return weights
+        # As they are written: 0.1 is a tenth, and not the binary number next to it.
+        exact = [Fraction(str(weight)) for weight in weights.values()]
+        unit = Fraction(
+            math.gcd(*(number.numerator for number in exact)),
+            math.lcm(*(number.denominator for number in exact)),
+        )
+        return {
+            phase: float(number / unit) if number else 0.0
+            for phase, number in zip(weights, exact, strict=True)
+        }
 
     def kept_columns(self, dataset: str) -> list[str]:
         """Return the names of the columns that reward functions receive."""
@@ -379,6 +457,27 @@ class Config:
             recipes[name] = changes
         return recipes
 
+    def swept_names(self, stage: str) -> set[str]:
+        """Return the recipes of a stage that sweeps make."""
+        sweeps = self.values["sweeps"].items()
+        return {
+            name
+            for sweep, settings in sweeps
+            if settings["stage"] == stage
+            for name in self.swept_settings(sweep)
+        }
+
+    def check_effects(self, stage: str, name: str, own: Mapping[str, Any]) -> None:
+        """Raise ConfigError if one of some settings of a recipe has no effect."""
+        unread = without_effect(stage, self.recipe(stage, name))
+        for key in own:
+            default = self.values[stage]["defaults"].get(key)
+            if key in unread and own[key] not in (default, None):
+                raise ConfigError(
+                    f"config: {stage}.recipes.{name}.{key}: {own[key]} has no effect {unread[key]}:"
+                    f" remove it, or set {key}: {json.dumps(default)}"
+                )
+
     def compared_recipes(self, stage: str, names: str) -> list[str]:
         """Return the recipes of the comparison A-vs-B.
 
@@ -388,7 +487,11 @@ class Config:
         recipes: list[str] = []
         for name in names.split("-vs-"):
             sweep = self.values["sweeps"].get(name)
-            recipes += self.swept_settings(name) if sweep and sweep["stage"] == stage else [name]
+            swept = self.swept_settings(name) if sweep and sweep["stage"] == stage else {name: {}}
+            for recipe, settings in swept.items():
+                if settings:
+                    self.check_effects(stage, recipe, settings)
+            recipes += swept
         for name in recipes:
             if not is_version(name):
                 self.recipe(stage, name)

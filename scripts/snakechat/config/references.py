@@ -38,6 +38,12 @@ def weighted_references(value: RewardReferences) -> dict[str, float]:
     return {value: 1.0} if isinstance(value, str) else dict(value)
 
 
+def single_reference(value: RewardReferences) -> RewardReferences:
+    """Return the value of `reward` or `judge` with one reference of weight 1 as its name."""
+    weights = weighted_references(value)
+    return next(iter(weights)) if list(weights.values()) == [1] else value
+
+
 def ordered_references(value: RewardReferences) -> RewardReferences:
     """Return the value of `reward` or `judge` as a spec has it: a mapping as ordered pairs."""
     return list(value.items()) if isinstance(value, Mapping) else value

@@ -1,5 +1,6 @@
 """Keys of the config other than training settings: datasets, models, evaluation and others."""
 
+import math
 import re
 from typing import Annotated, Any, Literal, NotRequired, Union
 
@@ -60,6 +61,36 @@ def _check_scale(scale: list[float]) -> list[float]:
     return scale
 
 
+def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
+    for key in SET_BY_CLIENT:
+        if key in parameters:
+            raise ValueError(f"{key} is set by Snakechat, which reads one reply: remove it")
+    # JSON has one kind of number: 0 and 0.0 are the same request.
+    return {
+        key: int(value) if isinstance(value, float) and value.is_integer() else value
+        for key, value in parameters.items()
+    }
+
+
+def _check_bounds(gate: dict[str, Any]) -> dict[str, Any]:
+    if gate.get("min", -math.inf) > gate.get("max", math.inf):
+        raise ValueError("expected min below max")
+    return gate
+
+
+def _check_selection(dataset: dict[str, Any]) -> dict[str, Any]:
+    if dataset.get("select") == "best" and "min_margin" in dataset:
+        raise ValueError(
+            "min_margin has no effect with select: best, only with best_and_worst: remove it"
+        )
+    return dataset
+
+
+# Fields of requests to an LLM judge that the client sets, or whose replies it does not read.
+SET_BY_CLIENT = (
+    *("messages", "model", "n", "stream", "stream_options", "logprobs", "top_logprobs"),
+    *("tools", "tool_choice", "functions", "function_call", "modalities", "audio"),
+)
 BadRowPolicy = Literal["fail", "skip"]
 NonEmptyText = Annotated[str, Keyword("min_length", 1)]
 Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
@@ -193,7 +224,7 @@ Dataset = Annotated[
                 SourceDataset, _one_of("path", "hub"), AfterValidator(_check_eval_glob)
             ],
             "generate": GeneratedDataset,
-            "generations": SelectedDataset,
+            "generations": Annotated[SelectedDataset, AfterValidator(_check_selection)],
             "label": LabelledDataset,
         }
     ),
@@ -273,7 +304,7 @@ class Gate(TypedDict):
 class TrainingKeys(TypedDict):
     """Keys of recipes of all stages that train; training does not use them."""
 
-    gate: Annotated[Gate, _one_of("min", "max")] | None
+    gate: Annotated[Gate, _one_of("min", "max"), AfterValidator(_check_bounds)] | None
     preset: str | None
 
 
@@ -300,7 +331,7 @@ class LlmJudge(TypedDict):
             AfterValidator(_check_scale),
         ]
     ]
-    parameters: NotRequired[dict[str, Any]]
+    parameters: NotRequired[Annotated[dict[str, Any], AfterValidator(_check_parameters)]]
     key_env: NotRequired[EnvironmentVariable]
     requests_per_minute: NotRequired[Positive]
     concurrency: NotRequired[Count]

