@@ -37,21 +37,23 @@ if workflow.remote_exec:
     BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
 sys.path.insert(0, f"{BUILD['sources']}/scripts")
 
-from snakechat.config.config_files import check_config_files
+from snakechat.config.config_files import check_config_files, project_files
 from snakechat.config.errors import ConfigError
 from snakechat.workflow.snakemake_command_line import command_line_configfiles
 
-# Before Snakemake reads config.yaml. It has read the files of --configfile already.
+CONFIG_FILES = project_files(Path(workflow.basedir))
+
+# Before Snakemake reads these files. It has read the files of --configfile already.
 if not workflow.remote_exec:
     try:
-        check_config_files(
-            [Path(workflow.basedir, "config.yaml"), *command_line_configfiles(workflow)]
-        )
+        check_config_files([*CONFIG_FILES, *command_line_configfiles(workflow)])
     except ConfigError as error:
         sys.exit(f"error: {error}")
 
 
-configfile: f"{workflow.basedir}/config.yaml"
+for FILE in CONFIG_FILES:
+
+    configfile: FILE
 
 
 include: f"{BUILD['sources']}/rules/common.smk"

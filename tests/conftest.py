@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "tests/bin/python"
 
 # The files of a checkout that a build reads.
-SOURCES = ("Snakefile", "config.yaml", "requirements.txt", "rules", "scripts", "envs")
+SOURCES = ("Snakefile", "config.yaml", "config", "requirements.txt", "rules", "scripts", "envs")
 SOURCES += ("rewards", "prompts", "profiles", "slurm")
 SOURCES += ("requirements-torch.txt",)
 

@@ -12,7 +12,7 @@ import yaml
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.config.schema import checked, config_type, json_schema
-from support.configs import config_values
+from support.configs import config_values, project_values
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -23,7 +23,7 @@ ENGLISH = [*TOP, *sorted((ROOT / "docs/en").rglob("*.md"))]
 CHINESE = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").rglob("*.md"))]
 DOCS = [*ENGLISH, *CHINESE]
 TRANSLATED = [ROOT / "README.md", *sorted((ROOT / "docs/en").rglob("*.md"))]
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+CONFIG = project_values()
 SCHEMA = json_schema(config_type())
 STAGES = ("sft", "reward", "dpo", "rlhf")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -15,7 +15,6 @@ from unittest import mock
 
 import numpy as np
 import torch
-import yaml
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -36,6 +35,7 @@ from snakechat.training.process_group import leave_process_group
 from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_options import RunOptions
 from support import family_tokenizers
+from support.configs import project_values
 from support.specs import OPT_CONFIGS, opt_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,7 @@ ON_PROMPTS = {
 }
 GRPO = {"algorithm": "grpo", "num_generations": 4, "global_batch_size": 32}
 GRPO |= {"kl_in": "loss", "kl_estimator": "k3"}
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+CONFIG = project_values()
 GSM8K = CONFIG["rlhf"]["recipes"]["gsm8k-qwen2.5-0.5b"]
 # Random tokens have no text that its reward function could score.
 SMALL_GSM8K = {**GSM8K, **ON_PROMPTS, "reward": "reward/model", "reward_functions": {}}

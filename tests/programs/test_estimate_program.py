@@ -3,9 +3,8 @@
 import re
 
 import pytest
-import yaml
 
-from conftest import ROOT
+from support.configs import project_values
 from support.hub import serving_opt
 
 
@@ -48,7 +47,7 @@ def test_a_plan_of_a_fresh_tree(estimate, sources):
 
 @pytest.mark.exhaustive
 def test_the_shipped_recipes_fit_on_gpus_with_80_gb(estimate):
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    config = project_values()
     # Those of OPT.
     targets = [f"output/rlhf/{name}" for name in config["rlhf"]["recipes"] if name[0].isdigit()]
     output = estimate(*targets, "--gpu", "a100-80g")

@@ -21,13 +21,14 @@ from conftest import INIT, ROOT, Workflow, copy_sources
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from support.configs import project_values
 from support.launching import launch
 
 pytestmark = pytest.mark.vllm
 
 WORKER = ROOT / "tests/support/vllm_worker.py"
 GPUS = int(torch.cuda.is_available())
-OURS = yaml.safe_load((ROOT / "config.yaml").read_text())
+OURS = project_values()
 PLACEMENT = {"placement": {"deployment": "cpu", "gpus_per_node": GPUS}}
 SHORT = {"judge": None, "epochs": 1, **PLACEMENT}
 PPO = OURS["rlhf"]["recipes"]["tiny"] | SHORT

@@ -6,13 +6,17 @@ from functools import cache
 import yaml
 
 from conftest import ROOT
+from snakechat.config.config_files import project_files
 from snakechat.config.loading import load_config, update
 
 
 @cache
 def project_values():
-    """Return the values of config.yaml."""
-    return yaml.load((ROOT / "config.yaml").read_text(), yaml.CSafeLoader)
+    """Return the values of the project's config files."""
+    values = {}
+    for file in project_files(ROOT):
+        update(values, yaml.load(file.read_text(), yaml.CSafeLoader))
+    return values
 
 
 def config_values(changes=()):

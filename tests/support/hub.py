@@ -7,8 +7,7 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-import yaml
-
+from support.configs import project_values
 from support.stub_server import StubServer, running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +99,7 @@ def serving_opt(home):
     # It imports torch.
     from support.specs import OPT_CONFIGS
 
-    models = yaml.safe_load((ROOT / "config.yaml").read_text())["models"].values()
+    models = project_values()["models"].values()
     revisions = {f"model/{model['hub']}": model["revision"] for model in models if "hub" in model}
     with serving() as hub:
         hub.commit = revisions.__getitem__

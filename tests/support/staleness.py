@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, copy_sources
+from snakechat.config.config_files import project_files
 from snakechat.config.loading import load_config, update
 from snakechat.jobs.planner import jobs_of_target, with_upstream
 from snakechat.jobs.rules import RULES
@@ -27,6 +28,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.snakemake_command_line import read_config
+from support.configs import project_values
 
 TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", "generations")}
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
@@ -117,7 +119,7 @@ def rows(table):
     return pytest.mark.parametrize("row", table.values(), ids=table)
 
 
-CONFIG = yaml.safe_load((ROOT / "config.yaml").read_text())
+CONFIG = project_values()
 QUICK = yaml.safe_load((ROOT / "tests/configs/quick.yaml").read_text())
 
 
@@ -277,7 +279,7 @@ def specs_of(folder, targets):
     The working directory is the folder, a copy of the sources with mine.yaml.
     """
     values = {}
-    for file in (folder / "config.yaml", QUICK_FILE, folder / "mine.yaml"):
+    for file in (*project_files(folder), QUICK_FILE, folder / "mine.yaml"):
         update(values, copy.deepcopy(parsed(file.read_bytes())))
     config = load_config(values, folder, folder, {})
     specs = Specs(config, folder)

@@ -34,7 +34,7 @@ def test_results_that_are_up_to_date_take_one_line(built):
 
 def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(built):
     learning_rate = ("learning_rate: 4.0e-3", "learning_rate: 1.0e-5")
-    with edited(built.folder / "config.yaml", learning_rate):
+    with edited(built.folder / "config/recipes.yaml", learning_rate):
         assert explain(built, TARGET) == (
             "train_sft tiny is stale: learning_rate changed from 0.004 to 1e-05\n"
             "  makes stale if the content changes: evaluate_sft tiny, train_reward tiny,"

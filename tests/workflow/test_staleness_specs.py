@@ -4,6 +4,7 @@ import shutil
 
 import yaml
 
+from snakechat.config.config_files import project_files
 from snakechat.config.recipes import STAGES
 from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (
@@ -190,6 +191,8 @@ def backwards(value):
 def reformat_the_config(folder):
     text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
     (folder / "config.yaml").write_text(text)
+    for file in project_files(folder)[1:]:
+        file.write_text("{}\n")
 
 
 # Other values of where and how jobs run and judges are asked.
@@ -229,7 +232,6 @@ UNAFFECTED = {
             "config.yaml",
             ("seed: 1234", "seed: 0x4D2"),
             ("weights: {sft: 2,", "weights: {sft: 2.0,"),
-            ("init_std: 0.06", "init_std: 6.0e-2"),
             ("gamma: 1.0", "gamma: 1"),
             ("whiten_advantages: true", "whiten_advantages: True"),
             ("dtype: bf16", 'dtype: "bf16"'),

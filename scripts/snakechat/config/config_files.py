@@ -19,6 +19,14 @@ MERGE = "tag:yaml.org,2002:merge"
 # Spaces and punctuation of Chinese input methods that look like YAML's.
 FULL_WIDTH = re.compile(r"[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 
+# Files of the project below the folder of the Snakefile, in the order in which they are read.
+FILES = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
+
+
+def project_files(root: Path) -> list[Path]:
+    """Return the config files of the project in a folder, which those of --configfile change."""
+    return [root / file for file in FILES]
+
 
 def check_config_files(paths: Iterable[Path]) -> None:
     """Check files before Snakemake's values of them are used. A missing file is not an error here.

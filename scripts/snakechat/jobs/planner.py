@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from inspect import signature
 from pathlib import Path
 
-from snakechat.config.config_files import check_config_files
+from snakechat.config.config_files import check_config_files, project_files
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
 from snakechat.jobs.descriptions import Job
@@ -32,7 +32,7 @@ def plan_build(words: list[str]) -> Plan:
         InputError: The config, an option or a target is invalid.
     """
     settings = parse_options(words)
-    files = [ROOT / "config.yaml", *settings.configfiles]
+    files = [*project_files(ROOT), *settings.configfiles]
     check_config_files(files)
     values = read_config(files, settings.config)
     if settings.directory is not None:

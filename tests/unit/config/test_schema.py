@@ -88,7 +88,7 @@ def test_config_is_valid_and_keeps_its_values():
     [
         ("data/train-*.parquet", True),
         ("a..b/*.csv?download=true", True),
-        ("data/*.txt", False),
+        ("data/*.pdf", False),
         ("/data/*.csv", False),
         ("../*.csv", False),
         ("data/../../*.csv", False),

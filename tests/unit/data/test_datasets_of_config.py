@@ -3,15 +3,14 @@
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
-from conftest import ROOT
 from import_dataset import import_split
 from snakechat.data.formats import columns_of
 from snakechat.data.records import read_texts
+from support.configs import project_values
 from support.files import as_parquet
 
-DATASETS = yaml.safe_load((ROOT / "config.yaml").read_text())["datasets"]
+DATASETS = project_values()["datasets"]
 WEBGPT = {
     "question": {"dataset": "triviaqa", "full_text": "Which character of x [1] is the deacon?"},
     "answer_0": "Ned Flanders [1, 2].",
