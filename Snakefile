@@ -64,9 +64,8 @@ include: f"{BUILD['sources']}/rules/reward.smk"
 include: f"{BUILD['sources']}/rules/dpo.smk"
 include: f"{BUILD['sources']}/rules/rlhf.smk"
 include: f"{BUILD['sources']}/rules/generations.smk"
-include: f"{BUILD['sources']}/rules/report.smk"
 include: f"{BUILD['sources']}/rules/evaluation.smk"
-include: f"{BUILD['sources']}/rules/compare.smk"
+include: f"{BUILD['sources']}/rules/pages.smk"
 
 
 # Without a target: rebuild what is stale of the results that exist; in a fresh tree, build the tiny

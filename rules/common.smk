@@ -44,8 +44,6 @@ TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log:q})"
 ARGUMENTS = "{params.program:q} --spec {params.spec:q} --placement {params.placement:q}"
 ARGUMENTS += " --options {params.options:q}"
 RUN = f"SNAKECHAT_LOG={{log:q}} PYTHONSAFEPATH= python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
-# The start of a command that links a page to a file of its result, whichever version that is.
-TO_RESULT = 'ln -sfn "$(basename {params.result:q})"'
 
 
 onstart:

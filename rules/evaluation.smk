@@ -1,4 +1,5 @@
 # Gates of recipes, responses of models to prompts that users write, and scores of reward models.
+# Their pages: pages.smk.
 
 
 rule check_gate:
@@ -23,14 +24,7 @@ rule prompt_eval:
     input:
         unpack(inputs("prompt_eval")),
     output:
-        manifest="output/prompt_eval/{stage}/{name}.manifest.json",
-        page=report(
-            "output/prompt_eval/{stage}/{name}.html",
-            caption="captions/page.rst",
-            category=MORE,
-            subcategory="responses to prompts",
-            labels={"recipe": "{stage}/{name}"},
-        ),
+        "output/prompt_eval/{stage}/{name}.manifest.json",
     log:
         "output/logs/prompt_eval/{stage}/{name}.log",
     wildcard_constraints:
@@ -42,25 +36,17 @@ rule prompt_eval:
         **resources_of("prompt_eval"),
     params:
         **params_of("prompt_eval"),
-        result=subpath(output.page, strip_suffix=".html"),
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && {TO_RESULT}/responses.html {{output.page:q}}"
+        RUN
 
 
 rule rw_eval:
     input:
         unpack(inputs("rw_eval")),
     output:
-        manifest="output/rw_eval/reward/{name}.manifest.json",
-        page=report(
-            "output/rw_eval/reward/{name}.html",
-            caption="captions/page.rst",
-            category=MORE,
-            subcategory="scored responses",
-            labels={"recipe": "reward/{name}"},
-        ),
+        "output/rw_eval/reward/{name}.manifest.json",
     log:
         "output/logs/rw_eval/reward/{name}.log",
     conda:
@@ -70,8 +56,7 @@ rule rw_eval:
         **resources_of("rw_eval"),
     params:
         **params_of("rw_eval"),
-        result=subpath(output.page, strip_suffix=".html"),
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
     shell:
-        f"{RUN} && {TO_RESULT}/scores.html {{output.page:q}}"
+        RUN

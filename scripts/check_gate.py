@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.reporting.metric_values import read_figure
+from snakechat.pages.metrics import read_figure
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 

@@ -1,7 +1,6 @@
-"""Generate responses of all models of a recipe to the same prompts and show them side by side.
+"""Generate responses of all models of a recipe to the same prompts.
 
 Each model responds to each prompt twice: with greedy decoding and with sampling.
-responses.jsonl contains the responses, responses.html is the page.
 """
 
 import json
@@ -20,23 +19,19 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length, max_positions
-from snakechat.reporting.labels import N_
-from snakechat.reporting.page_parts import Page, Section, Table
-from snakechat.reporting.page_rendering import write_page
-from snakechat.reporting.translations import set_language, translate
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
-DECODERS = (N_("greedy"), N_("sampled"))
+DECODERS = ("greedy", "sampled")
 
 # A response as text, and whether it ended: {"text", "ended"}.
 Response = dict[str, Any]
 
 
 def main(job: Job[Any]) -> None:
-    """Generate the responses of one model after the other, then write the page."""
+    """Generate the responses of one model after the other, then write responses.jsonl."""
     start_evaluation(job.placement, job.settings.dtype)
     prompts = read_prompts(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
     responses = {}
@@ -52,7 +47,6 @@ def main(job: Job[Any]) -> None:
                 for decoder in DECODERS:
                     line = {"set": set_name, "prompt": prompt, "model": model, "decoder": decoder}
                     file.write(json.dumps(line | by_decoder[decoder][row]) + "\n")
-    write_responses(job, prompts, responses)
 
 
 def generate(
@@ -96,41 +90,6 @@ def decode(ids: list[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[in
     """Return a response as text, and whether it ended."""
     text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     return {"text": text, "ended": ids[-1] in ends}
-
-
-def write_responses(
-    job: Job[Any],
-    prompts: Sequence[tuple[str, str]],
-    responses: dict[str, dict[str, list[Response]]],
-) -> None:
-    """Write the page: a table for each prompt, with a row for each model."""
-    settings = job.settings
-    set_language(settings.language)
-    head = [translate("model"), *map(translate, DECODERS)]
-    tables: dict[str, list[Table]] = {}
-    for row, (set_name, prompt) in enumerate(prompts):
-        rows = [
-            [model, *(shown_text(by_decoder[decoder][row]) for decoder in DECODERS)]
-            for model, by_decoder in responses.items()
-        ]
-        tables.setdefault(set_name, []).append(Table(prompt, head, rows, has_texts=True))
-    note = translate(
-        "Sampling: temperature {temperature}, seed {seed}. A response has at most"
-        " {max_response_length} tokens; […] marks responses that were truncated there.",
-        **vars(settings),
-    )
-    page = Page(
-        eyebrow=translate("Responses side by side"),
-        title=job.spec["name"],
-        sections=[Section(name, tables=of_set) for name, of_set in tables.items()],
-        notes=[note],
-    )
-    write_page(job.result / "responses.html", settings.language, page)
-
-
-def shown_text(response: Response) -> str:
-    """Return the text of a response, with a mark if it was truncated."""
-    return response["text"].strip() + ("" if response["ended"] else " […]")
 
 
 if __name__ == "__main__":

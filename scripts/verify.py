@@ -27,7 +27,7 @@ from snakechat.workflow.tool_errors import one_line_errors
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {
     "draw_report": "*",
-    "compare_runs": "*.html",
+    "draw_page": "*.html",
 }
 
 

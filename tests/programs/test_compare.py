@@ -35,7 +35,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert re.fullmatch(r"(<td>[\d.]+</td>){2}", rows["seconds per step (median)"])
     assert re.fullmatch(r"(<td>[\d.]+\xa0[MG]B</td>){2}", rows["peak memory of the first process"])
     # The data are those of the evaluations.
-    with (page.parent / "mine/comparison.csv").open(newline="") as file:
+    with (copy.folder / "output/pages/compare/dpo/mine/comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["group", "seed", "metric", "value", "low", "high", "n"]
     name = "mine-placement-zero-2"

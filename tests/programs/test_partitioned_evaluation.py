@@ -54,7 +54,8 @@ def jobs(job, tokenizer, tmp_path):
     taught = {"teacher": str(tmp_path / "teacher"), "tokenizer": inputs["sft"]}
     models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
     scorer = {"model": inputs["reward"], "tokens": inputs["tokens"]}
-    chat = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": "en"}
+    pair_models = {"base": inputs["base"], "model": inputs["reward"]}
+    chat = {"seed": 1, "dtype": "fp32", "template": "dialogue"}
     chat |= {"max_response_length": 12, "temperature": 1.0}
     functions = {"length_bounds": {"weight": 1, "arguments": {"min_characters": 12}}}
     pages = dict.fromkeys(("prompts", "prompts/pairs"))
@@ -79,7 +80,7 @@ def jobs(job, tokenizer, tmp_path):
             {},
         ),
         "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models, pages["prompts"]),
-        "rw_eval": ({**chat, "prompt_sets": ["pairs"]}, scorer, pages["prompts/pairs"]),
+        "rw_eval": ({**chat, "prompt_sets": ["pairs"]}, pair_models, pages["prompts/pairs"]),
     }
 
 

@@ -1,4 +1,4 @@
-"""Responses side by side: prompts, models and decoders, the page, prompt sets."""
+"""Responses to the prompts of users: models and decoders, prompt sets."""
 
 import json
 import re
@@ -18,13 +18,10 @@ from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.reporting import translations
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.printable import printable_text
 from snakechat.workflow.run_options import RunOptions
 from support.evaluation import PLACEMENT
-from support.pages import texts_in
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
 
@@ -44,7 +41,7 @@ def prompt_job(folder, inputs, sets, kind="prompts"):
     (folder / kind).mkdir(parents=True)
     for name, entries in sets.items():
         (folder / kind / f"{name}.yaml").write_text(yaml.safe_dump(entries))
-    settings = {"seed": 1, "dtype": "fp32", "template": "dialogue", "language": "en"}
+    settings = {"seed": 1, "dtype": "fp32", "template": "dialogue"}
     settings |= {"prompt_sets": list(sets), "max_response_length": 12, "temperature": 1.0}
     result = folder / "result"
     result.mkdir()
@@ -60,15 +57,14 @@ def prompt_job(folder, inputs, sets, kind="prompts"):
 
 
 def evaluated(job):
-    """Responses by model, decoder and prompt; and the page."""
+    """Responses by model, decoder and prompt."""
     prompt_eval.main(job)
     lines = map(json.loads, (job.result / "responses.jsonl").read_text().splitlines())
-    responses = {(line["model"], line["decoder"], line["prompt"]): line for line in lines}
-    return responses, (job.result / "responses.html").read_text(encoding="utf-8")
+    return {(line["model"], line["decoder"], line["prompt"]): line for line in lines}
 
 
 def test_each_model_responds_to_each_prompt_with_each_decoder(job):
-    responses, page = evaluated(job)
+    responses = evaluated(job)
     models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled"]
     assert list(responses) == [
         (m, d, prompt) for prompt in PROMPTS for m in models for d in decoders
@@ -78,15 +74,10 @@ def test_each_model_responds_to_each_prompt_with_each_decoder(job):
             texts = [responses[model, decoder, prompt]["text"] for model in models]
             # Only the models with the same weights respond the same.
             assert texts[1] == texts[3] and len(set(texts)) == 3
-    assert texts_in(page, "caption") == PROMPTS
-    assert texts_in(page, "th") == 2 * ["model", *decoders, *models]
-    marks = {True: "", False: " […]"}
-    texts = [line["text"].strip() + marks[line["ended"]] for line in responses.values()]
-    assert texts_in(page, "td") == [printable_text(text) for text in texts]
 
 
 def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
-    responses, _ = evaluated(job)
+    responses = evaluated(job)
     # As in training.
     ids = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
@@ -98,15 +89,13 @@ def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
             assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
             assert line["ended"] == (response[-1] == tokenizer.eos_token_id)
     job.settings.seed = 2
-    again, _ = evaluated(job)
+    again = evaluated(job)
     changed = {key[1] for key in responses if responses[key] != again[key]}
     assert changed == {"sampled"}
 
 
-def test_template_and_language_of_the_settings_are_used(job, tokenizer, monkeypatch):
-    job.settings.template, job.settings.language = "chat", "zh"
-    # The language of the program, which other tests read in English.
-    monkeypatch.setattr(translations, "_texts", {})
+def test_the_template_of_the_settings_is_used(job, tokenizer, monkeypatch):
+    job.settings.template = "chat"
     job.inputs = {"base": job.inputs["base"]}
     own = load_tokenizer(job.inputs["base"])
     own.chat_template = (
@@ -122,9 +111,7 @@ def test_template_and_language_of_the_settings_are_used(job, tokenizer, monkeypa
         return [[[5]] * len(ids)]
 
     monkeypatch.setattr(prompt_eval, "sample_equally", sample)
-    _, page = evaluated(job)
-    assert '<html lang="zh">' in page and "每个回复最多 12 个 token" in page
-    assert texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
+    evaluated(job)
     path = Path(job.options.source, "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")
     job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
@@ -134,7 +121,7 @@ def test_template_and_language_of_the_settings_are_used(job, tokenizer, monkeypa
 
 def test_responses_fill_the_positions_of_the_model(job, tmp_path):
     job.settings.max_response_length = 1000
-    responses, _ = evaluated(job)
+    responses = evaluated(job)
     assert any(not line["ended"] for line in responses.values())
     job = prompt_job(tmp_path / "long", job.inputs, {"long": ["hat " * 100]})
     with pytest.raises(InputError, match="exceed the model's 64 positions"):

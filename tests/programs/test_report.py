@@ -1,14 +1,14 @@
 """Reports: the page and the record of a build, rejection of stale results."""
 
-import html
 import json
 import re
 
 import pytest
 
 from conftest import Workflow
-from snakechat.reporting.formatting import format_memory, format_metric, format_number
-from snakechat.reporting.labels import PERPLEXITIES
+from snakechat.pages.metrics import PERPLEXITIES
+from snakechat.pages.tables import format_metric
+from snakechat.pages.texts import format_memory, format_number
 
 REPORT = "output/report/rlhf/tiny/report.html"
 RECIPES = ("rlhf/tiny", "dpo/tiny")
@@ -77,13 +77,14 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
         assert f"<td>{cell}</td>" in page
     run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
-    assert rows["seconds_per_step"] == [format_number(run["seconds_per_step"])]
+    seconds = f"{run['seconds_per_step']:.3g}\xa0s/step"
+    assert rows["time of a step (median)"] == [seconds]
     assert f"<td>{format_memory(run['peak_memory_mb'])}</td>" in page
     assert rows["sft.train"][0] == "120"
     # 141,184 parameters of the tiny model, and adapters of rank 4.
     adapters = run["models"]["model"]["trained"]
-    sizes = {"hidden_size": 64, "layers": 2, "trained": adapters, "weights": 141184 + adapters}
-    assert json.loads(html.unescape(rows["models"][0])) == {"model": sizes}
+    weights = f"{141184 + adapters:,} weights ({adapters:,} trained), 2 layers of 64"
+    assert rows["models"] == [f"model: {weights}"]
     assert rows["command"][0].startswith("snakemake --cores 1 output/sft/tiny")
     assert not rows.keys() & {"licenses", "options"}
     manifest = json.loads((folder / "report/rlhf/tiny.manifest.json").read_text())
@@ -112,7 +113,7 @@ def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
     )
     assert rows_in(chinese)["准确率"] == rows_in(english)["accuracy"]
     assert '<html lang="zh">' in chinese and "方括号内" in chinese
-    assert rows_in(chinese)["host"] == ["a|&lt;script&gt;"] and "|<script" not in chinese
+    assert rows_in(chinese)["主机"] == ["a|&lt;script&gt;"] and "|<script" not in chinese
     # Back to English, without a job.
     copy.options = quick.options
     copy.build(target)

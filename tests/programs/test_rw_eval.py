@@ -1,4 +1,4 @@
-"""Scores of good and bad responses by a reward model: as in training, ties, the page."""
+"""Scores of good and bad responses by a reward model: as in training, ties, the base model."""
 
 import json
 
@@ -9,9 +9,7 @@ from test_prompt_eval import prompt_job
 from transformers import AutoModelForSequenceClassification
 
 import rw_eval
-from snakechat.reporting import translations
 from snakechat.workflow.errors import InputError
-from support.pages import texts_in
 
 TOY = [
     {"prompt": "I need a hat.", "chosen": "Go to the boutique.", "rejected": "Go away, you bore!"},
@@ -24,24 +22,23 @@ SCORES = np.array([[2.0, 1.0, 0.5, 3.0], [1.0, 1.0, 2.5, 2.5]])
 
 
 @pytest.fixture
-def job(scorer_folder, tmp_path):
+def job(folder, scorer_folder, tmp_path):
     """A job with four pairs; the responses of the second pair are the same after stripping."""
     sets = {"toy": TOY, "en": ENGLISH}
-    job = prompt_job(tmp_path, {"model": scorer_folder}, sets, "prompts/pairs")
+    job = prompt_job(tmp_path, {"base": folder, "model": scorer_folder}, sets, "prompts/pairs")
     job.spec["name"] = "tiny"
     return job
 
 
 def scored(job):
-    """Rows, metrics and the page."""
+    """Rows and metrics."""
     rw_eval.main(job)
     rows = [json.loads(line) for line in (job.result / "scores.jsonl").read_text().splitlines()]
-    page = (job.result / "scores.html").read_text(encoding="utf-8")
-    return rows, json.loads((job.result / "metrics.json").read_text()), page
+    return rows, json.loads((job.result / "metrics.json").read_text())
 
 
 def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
-    rows, _, _ = scored(job)
+    rows, _ = scored(job)
     model = AutoModelForSequenceClassification.from_pretrained(job.inputs["model"]).eval()
     texts = {"\n\nHuman: No.": " Human: No."}
     assert [row["set"] for row in rows] == ["toy", "toy", "toy", "en"]
@@ -58,37 +55,24 @@ def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
 
 
 def test_ties_are_counted_and_not_correct(job, monkeypatch):
-    monkeypatch.setattr(rw_eval, "response_scores", lambda *_: SCORES)
-    rows, metrics, page = scored(job)
+    scores = iter((SCORES[::-1], SCORES))
+    monkeypatch.setattr(rw_eval, "response_scores", lambda *_: next(scores))
+    rows, metrics = scored(job)
     assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
+    assert [row["base_margin"] for row in rows] == [-1, 0, 2, -0.5]
     for each in (metrics, *metrics["sets"].values()):
         low, high = each.pop("intervals_95")["accuracy"]
         assert 0 <= low < each["accuracy"] <= high <= 1
+    toy = {"pairs": 3, "accuracy": 1 / 3, "ties": 1 / 3, "margin": -1 / 3, "base_accuracy": 1 / 3}
+    other = {"pairs": 1, "accuracy": 1.0, "ties": 0.0, "margin": 0.5, "base_accuracy": 0.0}
     assert metrics == {
         "pairs": 4,
         "accuracy": 0.5,
         "ties": 0.25,
         "margin": -0.125,
-        "sets": {
-            "toy": {"pairs": 3, "accuracy": 1 / 3, "ties": 1 / 3, "margin": -1 / 3},
-            "en": {"pairs": 1, "accuracy": 1.0, "ties": 0.0, "margin": 0.5},
-        },
+        "base_accuracy": 0.25,
+        "sets": {"toy": toy, "en": other},
     }
-    for shown in ("50.0\N{NO-BREAK SPACE}%", "25.0\N{NO-BREAK SPACE}%"):
-        assert shown in page
-    cells = texts_in(page, "td")
-    assert cells[:6] == [
-        *("I need a hat.", "Go to the boutique.", "2.00"),
-        *("Go away, you bore!", "1.00", "+1.00▲"),
-    ]
-    assert cells[6:12:5] == ["A plum?", "0"] and cells[17] == "\N{MINUS SIGN}2.00▼"
-    # Markup in a response is text.
-    assert cells[7] == "At the <market>." and "<market>" not in page
-    job.settings.language = "zh"
-    # The language of the program, which other tests read in English.
-    monkeypatch.setattr(translations, "_texts", {})
-    _, _, page = scored(job)
-    assert "<h1>reward/tiny</h1>" in page and "得分" in texts_in(page, "th")
 
 
 def test_a_response_that_is_too_long_is_rejected(job, tmp_path):

@@ -31,14 +31,14 @@ ROOMS = (
     "algorithms",
     "evaluation",
     "planning",
-    "reporting",
+    "pages",
     "rules",
 )
 # The rooms that may import a library.
 LIBRARIES = {
     "deepspeed": {"training"},
-    "huggingface_hub": {"data", "modeling", "reporting"},
-    "matplotlib": {"reporting"},
+    "huggingface_hub": {"data", "modeling", "pages"},
+    "matplotlib": {"pages"},
     "pyarrow": {"data"},
     "pydantic": {"config"},
     "snakemake": {"workflow"},
@@ -132,7 +132,7 @@ def test_planning_loads_no_heavy_library():
     [
         "import_dataset",
         "split_dataset",
-        "draw_report",
+        "draw_page",
         "check_gate",
     ],
 )

@@ -15,7 +15,7 @@ CHANGED = STUB.replace('"first"', '"second"')
 FULL_DISK = STUB.replace("for page", 'raise OSError(28, "No space left on device")\n    for page')
 
 # Rules whose programs show what their inputs were made from.
-PAGES = {"draw_report", "compare_runs"}
+PAGES = {"draw_report", "draw_page"}
 
 
 def records(workflow):

@@ -39,12 +39,12 @@ from support.staleness import (
 DATASET = {"import_dataset", "split_dataset"}
 SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
 REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
-PROMPT_PAGES = {"prompt_eval", "rw_eval"}
-PAGES = {"draw_report", "compare_runs", *PROMPT_PAGES}
+PROMPT_RULES = {"prompt_eval", "rw_eval"}
+PAGES = {"draw_report", "draw_page"}
 # The rules that run models.
 RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in STAGES}
 RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
-RUNS_MODELS |= PROMPT_PAGES
+RUNS_MODELS |= PROMPT_RULES
 
 # Weights of the phases, as in config.yaml.
 SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
@@ -168,8 +168,8 @@ SETTINGS = {
     "the gate of a model that is not requested": Row(
         setting("sft.recipes.tiny.gate", {"metric": "after.perplexity", "max": 9}), set()
     ),
-    "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), PROMPT_PAGES),
-    "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), {"prompt_eval"}),
+    "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), stale(*PROMPT_RULES)),
+    "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), stale("prompt_eval")),
 }
 
 
@@ -328,8 +328,8 @@ CHANGES = (add_a_file, exchange_two_files, edit_behind_a_link)
 CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGES} | {
     "edit_a_row": Row(replaced("mine/train-1.jsonl", (" 0007.", " 7777.")), IMPORTED, (MINE,)),
     "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
-    "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), {"prompt_eval"}),
-    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), {"rw_eval"}),
+    "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), stale("prompt_eval")),
+    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), stale("rw_eval")),
     "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
     "move_the_dataset": fresh(move_the_dataset),
     "move_the_model": fresh(move_the_model),
@@ -395,8 +395,8 @@ CODE = {
     "preference losses": code(
         "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
     ),
-    "plots": code("snakechat/reporting/plots.py", PAGES),
-    "model cards": code("snakechat/reporting/model_card.py"),
+    "plots": code("snakechat/pages/plots.py", PAGES),
+    "model cards": code("snakechat/pages/card.py"),
     "torch": pin("torch", stale("init_model", "label_pairs")),
     "what torch requires": pin("sympy", stale("init_model", "label_pairs")),
     "peft": pin("peft", stale("train_sft")),

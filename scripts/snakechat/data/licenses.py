@@ -5,7 +5,6 @@ Standard library only: the workflow imports this module while it plans.
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.lineage import Lineage
@@ -21,14 +20,6 @@ def normalized_license(text: Any) -> str | None:
     """
     is_word = isinstance(text, str) and re.fullmatch(r"[\w.+-]+", text)
     return text.lower() if is_word else None
-
-
-def is_hub_license(license: str) -> bool:
-    """Return whether the Hugging Face Hub takes an identifier of a licence in cards."""
-    text = Path(__file__).with_name("tables").joinpath("hub_licenses.txt").read_text()
-    return license in {
-        word for line in text.splitlines() if not line.startswith("#") for word in line.split()
-    }
 
 
 def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, str | None]:

@@ -1,15 +1,19 @@
-"""Describes the jobs that write pages: reports, prompts with responses, comparisons.
+"""Describes the jobs that draw pages, and those that run models on the prompts of users.
 
 A function has the name of the rule whose jobs it describes.
 """
 
 from typing import Any
 
+from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.files import prompt_set_files
-from snakechat.jobs.model_jobs import models_of
+from snakechat.jobs.model_jobs import models_of, train_reward
 from snakechat.workflow.stored_versions import is_version
+
+# Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
+PAGES = ("compare", "prompt_eval", "rw_eval")
 
 
 def draw_report(config: Config, stage: str, name: str) -> Description:
@@ -18,7 +22,7 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
         {dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)}
     )
     return Description(
-        settings={"language": config.values["language"]},
+        settings=_page_settings(config, "report", stage, name),
         inputs={
             **{f"records.{dataset}": config.records_job(dataset) for dataset in datasets},
             **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in datasets},
@@ -49,7 +53,7 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
     recipe = config.recipe(stage, name)
     return Description(
         settings={
-            **{key: recipe[key] for key in ("seed", "dtype")},
+            "dtype": recipe["dtype"],
             **_prompt_settings(config, stage, name),
             **config.values["prompt_eval"],
         },
@@ -61,24 +65,37 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
 def rw_eval(config: Config, name: str) -> Description:
     return Description(
         settings=_prompt_settings(config, "reward", name),
-        inputs={"model": ("train_reward", name)},
+        inputs={
+            "base": train_reward(config, name).inputs["model"],
+            "model": ("train_reward", name),
+        },
         files=prompt_set_files(config, "prompts/pairs", "reward", name),
     )
 
 
 def _prompt_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
-    """Return the settings of a page of prompts that prompt_eval and rw_eval have in common."""
+    """Return the settings that prompt_eval and rw_eval have in common."""
     return {
+        "seed": config.recipe(stage, name)["seed"],
         "prompt_sets": config.prompt_sets(stage, name),
         "template": config.template(stage, name),
-        "language": config.values["language"],
     }
 
 
-def compare_runs(config: Config, stage: str, names: str) -> Description:
+def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
+    if page == "compare":
+        return _comparison(config, stage, name)
+    if (page == "rw_eval") != (stage == "reward"):
+        models = "a reward model" if page == "rw_eval" else "a chat model: sft, dpo or rlhf"
+        raise ConfigError(f"output/{page}/{stage}/{name}.html: {page} needs {models}")
+    job = ("rw_eval", name) if page == "rw_eval" else ("prompt_eval", f"{stage}/{name}")
+    return Description(_page_settings(config, page, stage, name), inputs={"results": job})
+
+
+def _comparison(config: Config, stage: str, names: str) -> Description:
     recipes = config.compared_recipes(stage, names)
     return Description(
-        settings={"language": config.values["language"], "recipes": recipes},
+        settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs={
             f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
             for result, verb in (("training", "train"), ("evaluation", "evaluate"))
@@ -91,3 +108,8 @@ def compare_runs(config: Config, stage: str, names: str) -> Description:
             for file, path in version.files().items()
         },
     )
+
+
+def _page_settings(config: Config, page: str, stage: str, name: str) -> dict[str, Any]:
+    """Return the settings of all pages; the name is a part of the page."""
+    return {"page": page, "stage": stage, "name": name, "language": config.values["language"]}

@@ -128,8 +128,9 @@ def _prompt_sets(config: Config, name: str) -> dict[str, Any]:
     return {"source": str(config.local_path(""))}
 
 
-def _compare_runs(config: Config, name: str) -> dict[str, Any]:
-    versions = config.compared_versions(*name.split("/"))
+def _draw_page(config: Config, name: str) -> dict[str, Any]:
+    page, stage, names = name.split("/")
+    versions = config.compared_versions(stage, names) if page == "compare" else {}
     return {
         "versions": {
             recipe: {key: str(folder) for key, folder in version._asdict().items()}
@@ -148,5 +149,5 @@ _OPTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
     "prompt_eval": _prompt_sets,
     "rw_eval": _prompt_sets,
     "draw_report": lambda config, name: {"licenses": declared_licenses(config)},
-    "compare_runs": _compare_runs,
+    "draw_page": _draw_page,
 }

@@ -13,6 +13,7 @@ from snakechat.config.config_files import check_config_files, project_files
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
 from snakechat.jobs.descriptions import Job
+from snakechat.jobs.page_jobs import PAGES
 from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.jobs.rules import RULES
@@ -67,6 +68,8 @@ def jobs_of_target(config: Config, target: str) -> list[Job]:
     output, *words = path.parts or (".",)
     if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
         return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
+    if output == "output" and len(words) == 3 and words[0] in PAGES and target.endswith(".html"):
+        path = Path("output/pages", *words)
     result = path
     for suffix in (".manifest.json", ".html", ".md"):
         result = Path(str(result).removesuffix(suffix))
@@ -87,6 +90,11 @@ def is_name(text: str) -> bool:
 def is_job(config: Config, rule: str, name: str) -> bool:
     """Return whether a rule has jobs of such a name. The config need not have it."""
     *stages, last = name.split("/")
+    if rule == "draw_page":
+        page, *stages = stages or [""]
+        names = COMPARISON_NAME if page == "compare" else RECIPE_NAME
+        is_stage = len(stages) == 1 and stages[0] in STAGES
+        return page in PAGES and is_stage and names.fullmatch(last) is not None
     if len(stages) + 2 != len(signature(RULES[rule].describe).parameters):
         return False
     # Rules of one folder make different datasets or models.
@@ -94,8 +102,7 @@ def is_job(config: Config, rule: str, name: str) -> bool:
         return last not in config.values["datasets"] or config.records_job(last)[0] == rule
     if RULES[rule].folder == "models":
         return config.pretrained_model(last)[0] == rule
-    pattern = COMPARISON_NAME if rule == "compare_runs" else RECIPE_NAME
-    return all(stage in STAGES for stage in stages) and pattern.fullmatch(last) is not None
+    return all(stage in STAGES for stage in stages) and RECIPE_NAME.fullmatch(last) is not None
 
 
 def with_upstream(specs: Specs, wanted: Iterable[Job]) -> list[Job]:

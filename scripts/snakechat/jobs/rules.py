@@ -87,8 +87,8 @@ RULES: dict[str, Rule] = {
     "select_responses": Rule(data_jobs.select_responses, "data"),
     # Gates and pages.
     "check_gate": Rule(model_jobs.check_gate, "gate"),
-    "draw_report": Rule(page_jobs.draw_report, "report", shows_provenance=True),
     "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", work="evaluation"),
     "rw_eval": Rule(page_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
-    "compare_runs": Rule(page_jobs.compare_runs, "compare", shows_provenance=True),
+    "draw_report": Rule(page_jobs.draw_report, "report", "draw_page", shows_provenance=True),
+    "draw_page": Rule(page_jobs.draw_page, "pages", shows_provenance=True),
 }

@@ -324,7 +324,7 @@ class RuleFunctions:
                     replace_link(model.folder / part, os.path.relpath(made.folder, model.folder))
         if recipes:
             # It takes a second.
-            from snakechat.reporting.card_writing import write_cards
+            from snakechat.pages.card import write_cards
 
             write_cards(self._specs, recipes)
 

@@ -63,14 +63,17 @@ def loaded_scorer(
     tokenizer: PreTrainedTokenizerBase,
     placement: Placement,
     examples: Examples,
+    new_head: bool = False,
 ) -> FrozenModel[Scorer]:
     """Return a reward model, which is closed at the end of a context.
+
+    new_head: As for load_scorer.
 
     Raises:
         InputError: As load_scorer and check_model do.
     """
     deferred = evaluates_partitioned(placement, dtype)
-    model = load_scorer(folder, dtype, tokenizer, deferred=deferred)
+    model = load_scorer(folder, dtype, tokenizer, new_head, deferred)
     return _checked(Scorer(model), dtype, placement, examples)
 
 

@@ -27,7 +27,7 @@ def modules_found_from(*names):
     return {path.relative_to(SCRIPTS).as_posix() for path in files if SCRIPTS in path.parents}
 
 
-@pytest.mark.parametrize("program", ["train_rlhf.py", "draw_report.py", "import_dataset.py"])
+@pytest.mark.parametrize("program", ["train_rlhf.py", "draw_page.py", "import_dataset.py"])
 def test_the_modules_of_our_programs_are_those_that_python_finds(program):
     found = modules_found_from(program)
     counted = {name for name in code_digests(SCRIPTS / program) if name.endswith(".py")}

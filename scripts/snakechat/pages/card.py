@@ -1,0 +1,202 @@
+"""Model cards, which the end of a build writes next to trained models.
+
+Cards are not part of the results: a new wording makes no model stale. A build writes the cards that
+are missing and those that it wrote itself, with the results of evaluations as the `model-index` of
+the Hub. The last line of a card has the digest of the lines before it: a card that a person has
+edited no longer matches it, and is left alone.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from snakechat.config.licenses import declared_licenses
+from snakechat.data.licenses import source_licenses
+from snakechat.data.model_files import CARD
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
+from snakechat.pages.jobs import describe_origin, rebuild_command
+from snakechat.pages.metrics import headline_paths, read_figure
+from snakechat.pages.page import MARKDOWN, Table
+from snakechat.workflow.digests import digest, write_atomically
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.lineage import Lineage, upstream_first
+from snakechat.workflow.manifest import Manifest, manifest_path, read_manifest
+from snakechat.workflow.placement import Placement, placement_of
+from snakechat.workflow.run_record import read_run_record
+
+# The class that loads the model of each rule, and what the model is.
+KINDS = {
+    "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
+    "train_reward": (
+        "AutoModelForSequenceClassification",
+        "a reward model, trained on pairs of responses",
+    ),
+    "train_dpo": ("AutoModelForCausalLM", "a chat model, trained on pairs of responses with DPO"),
+    "train_rlhf": (
+        "AutoModelForCausalLM",
+        "a chat model, trained with RLHF on scores of its own responses",
+    ),
+}
+# Libraries whose versions the card names, if the run had them; the spec has all pins.
+LIBRARIES = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
+# The last line of a card that nobody has edited.
+SEAL = "<!-- Written by Snakechat; an edited card is left alone. {digest} -->\n"
+
+
+def write_cards(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
+    """Write the cards of trained models, except those that a person has edited.
+
+    Args:
+        specs: The specs of the build.
+        recipes: Stage and name of each model. One that does not exist has no card.
+
+    Raises:
+        InputError: A card cannot be read or written.
+    """
+    staleness = Staleness(specs)
+    for stage, name in recipes:
+        folder = Path(f"output/{stage}/{name}")
+        manifest, record = read_manifest(manifest_path(folder)), read_run_record(folder)
+        if manifest is None or record is None or not folder.is_dir():
+            continue
+        spec, _ = specs.spec(f"evaluate_{stage}", name)
+        evaluation = staleness.result(spec["rule"], name)
+        metrics = evaluation and json.loads((evaluation.folder / "metrics.json").read_text())
+        text = model_card(manifest, record, declared_licenses(specs.config), metrics or {})
+        card = folder / CARD
+        try:
+            old = card.read_text(encoding="utf-8") if card.exists() else None
+            if old is None or (old != text and is_sealed(old)):
+                write_atomically(card, text)
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(f"{card} cannot be read or written: {error}") from None
+
+
+def is_sealed(card: str) -> bool:
+    """Return whether a card is as a build has written it."""
+    text, _, _ = card.rpartition("<!-- ")
+    return card == text + SEAL.format(digest=digest(text))
+
+
+def model_card(
+    manifest: Manifest,
+    record: Mapping[str, Any],
+    declared_licenses: Mapping[str, str],
+    metrics: Mapping[str, Any],
+) -> str:
+    """Return the text of the card of a trained model.
+
+    It contains no times and no host names, so that two builds have the same card.
+
+    Args:
+        manifest: The manifest of the training.
+        record: The record of the run that made the model.
+        declared_licenses: The licences in the config, by the path of a source.
+        metrics: Content of the evaluation's metrics.json; empty without an evaluation.
+    """
+    spec, lineage, facts = manifest["spec"], manifest["lineage"], manifest["facts"]
+    path, found = spec["path"], record["versions"]
+    auto_class, description = KINDS[spec["rule"]]
+    licenses = source_licenses(lineage, declared_licenses)
+    rows = [
+        source_row(upstream, lineage[upstream], licenses.get(upstream))
+        for upstream in upstream_first(lineage)
+    ]
+    body = MARKDOWN.get_template("model_card.md").render(
+        name=spec["name"],
+        path=path,
+        description=description,
+        auto_class=auto_class,
+        is_chat_model="Causal" in auto_class,
+        spec_digest=digest(spec),
+        seed=spec["settings"]["seed"],
+        sources=Table("", ["job", "source", "languages", "rows", "spec"], rows),
+        command=rebuild_command(path, record),
+        evaluation=path.replace("output", "output/eval", 1),
+        processors=processors(placement_of(record["placement"])),
+        versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
+        saved_step=facts.get("saved_step"),
+        changed_weights=facts.get("changed_weights"),
+        saved_dtype=spec["settings"]["save_dtype"] or spec["settings"]["dtype"],
+        settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
+    )
+    data = card_data(manifest, licenses, metrics)
+    text = f"---\n{data.to_yaml()}\n---\n{body}"
+    return text + SEAL.format(digest=digest(text))
+
+
+def card_data(
+    manifest: Manifest, licenses: Mapping[str, str | None], metrics: Mapping[str, Any]
+) -> ModelCardData:
+    """Return the metadata of a card. Arguments: those of model_card, and all licences by path."""
+    spec, lineage = manifest["spec"], manifest["lineage"]
+    stage = spec["rule"].removeprefix("train_")
+    task = "text-classification" if stage == "reward" else "text-generation"
+    # The Hub names one licence: that of all base models.
+    found = {licenses[path] for path, entry in lineage.items() if entry["rule"] == "fetch_model"}
+    datasets = evaluated_datasets(spec["settings"], lineage)
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=next(iter(datasets.values())) if len(datasets) == 1 else "mixed",
+            dataset_name=f"held-out rows of {', '.join(datasets)}",
+            metric_type=path.rpartition(".")[2],
+            metric_name=path,
+            metric_value=float(f"{figure.value:.6g}"),
+        )
+        for path in (headline_paths(stage, metrics) if metrics else ())
+        if (figure := read_figure(metrics, path)) and math.isfinite(figure.value)
+    ]
+    return ModelCardData(
+        library_name="transformers",
+        tags=["snakechat", stage],
+        base_model=hub_ids(lineage, "fetch_model"),
+        datasets=hub_ids(lineage, "import_dataset"),
+        license=found.pop() if len(found) == 1 else None,
+        model_name=spec["name"] if results else None,
+        pipeline_tag=task,
+        eval_results=results or None,
+    )
+
+
+def hub_ids(lineage: Lineage, rule: str) -> list[str] | None:
+    """Return the models or datasets of a lineage that came from the Hugging Face Hub, or None."""
+    found = {
+        entry["settings"]["hub"]
+        for entry in lineage.values()
+        if entry["rule"] == rule and "hub" in entry["settings"]
+    }
+    return sorted(found) or None
+
+
+def evaluated_datasets(settings: Mapping[str, Any], lineage: Lineage) -> dict[str, str]:
+    """Return the datasets of a recipe: the repository, or the name, of each by its name."""
+    names = [entry if isinstance(entry, str) else entry[0] for entry in settings["datasets"]]
+    imports = {name: lineage.get(f"output/data/{name}", {"settings": {}}) for name in names}
+    return {name: imports[name]["settings"].get("hub", name) for name in names}
+
+
+def source_row(path: str, job: Mapping[str, Any], license: str | None) -> list[str]:
+    """Return the row of a job in the table of sources."""
+    rows = [f"{split} {size['rows']:,}" for split, size in job["facts"].get("size", {}).items()]
+    rows += [
+        f"{split} without {reason} {count:,}"
+        for split, reasons in job["facts"].get("dropped", {}).items()
+        for reason, count in reasons.items()
+    ]
+    languages = ", ".join(job["facts"].get("languages", ()))
+    origin = describe_origin(job, license)
+    return [path, origin, languages, ", ".join(rows), job["spec"][:16]]
+
+
+def processors(placement: Placement) -> str:
+    """Describe what a model was trained on: on the CPU, results depend on the threads."""
+    nodes, gpus = placement.nodes, placement.gpus_per_node
+    if gpus:
+        return f"{nodes * gpus} GPU{'s' * (nodes * gpus > 1)}"
+    return f"CPU, {placement.threads} threads (placement.threads, whatever --cores is)"

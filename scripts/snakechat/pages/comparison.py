@@ -1,0 +1,339 @@
+"""The page that compares recipes of a stage: results, curves, and the settings that differ.
+
+Recipes that differ only in their seed are one column: mean and interval over the seeds. Those with
+another ZeRO stage are columns of their own. comparison.csv has the same numbers.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
+from snakechat.evaluation.intervals import difference_interval, mean_interval
+from snakechat.pages.metrics import (
+    MODELS,
+    MOMENTS,
+    PAIRS,
+    PERPLEXITIES,
+    RESPONSES,
+    STAGES,
+    WIN_CRITERIA,
+    Figure,
+    is_fraction,
+    read_figure,
+    with_metrics_before,
+)
+from snakechat.pages.page import Page, Section, Table, as_text
+from snakechat.pages.plots import curve_section, points_of
+from snakechat.pages.tables import metric_panels, metric_table
+from snakechat.pages.texts import N_, format_duration, format_memory, format_number, translate
+from snakechat.workflow.job import Job
+from snakechat.workflow.lineage import Lineage, merge_lineages
+from snakechat.workflow.placement import placement_of
+from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.stored_versions import is_version, read_version_file
+
+# Columns of comparison.csv.
+COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")
+# Keys of a placement that are compared like settings: trainings at each ZeRO stage, say.
+PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
+# Costs of a training: the key of run.json, its label, and how its mean over seeds is shown.
+COSTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+    ("seconds", N_("training time per seed"), format_duration),
+    ("seconds_per_step", N_("seconds per step (median)"), format_number),
+    ("peak_memory_mb", N_("peak memory of the first process"), format_memory),
+    ("peak_gpu_memory_mb", N_("peak memory of its GPU"), format_memory),
+)
+# Rules whose settings follow from the settings of a training.
+DERIVED = {f"tokenize_{stage}" for stage in (*STAGES, "generations")} | {"compute_reference"}
+# The entry of `datasets` or `models` that a recipe names. Another entry is another name only.
+NAMED = {"import_dataset", "split_dataset", "init_model", "fetch_model"}
+
+PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
+# Results of each stage, and the same of the model before training: paths in metrics.json.
+RESULTS: dict[str, list[str]] = {
+    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in MOMENTS],
+    "reward": PAIR_RESULTS,
+    "dpo": PAIR_RESULTS,
+    "rlhf": [
+        *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
+        *(f"wins.rlhf.{initial}.{key}" for initial in MODELS for key in WIN_CRITERIA),
+    ],
+}
+
+
+class Run(NamedTuple):
+    """A training and its evaluation.
+
+    Attributes:
+        name: Name of the recipe.
+        seed: Seed of the training.
+        settings: Settings of the training, without the seed, and of the jobs before it; keys of its
+            placement.
+        steps: The lines of metrics.jsonl.
+        metrics: metrics.json of the evaluation.
+        record: run.json of the training, None if it is unknown.
+    """
+
+    name: str
+    seed: int
+    settings: dict[str, Any]
+    steps: list[dict[str, Any]]
+    metrics: dict[str, Any]
+    record: dict[str, Any] | None = None
+
+    def result(self, path: str) -> Figure | None:
+        """Return a metric (path: keys joined by dots), or None.
+
+        Of the models behind RLHF, the one that it started from counts, and so do the win rates
+        against it.
+        """
+        keys = path.split(".")
+        compared = keys[2] if keys[0] == "wins" else keys[0]
+        if compared in INITIAL_MODELS and compared != initial_model(self.metrics):
+            return None
+        return read_figure(self.metrics, path)
+
+
+class Group(NamedTuple):
+    """Runs that differ only in their seed."""
+
+    name: str
+    runs: list[Run]
+
+    def points(self, key: str) -> list[tuple[float, ...]]:
+        """Return (step, value) of a metric; of several runs (step, mean, minimum, maximum).
+
+        Steps are those that all runs have.
+        """
+        curves = [{step: value for step, value in points_of(run.steps, key)} for run in self.runs]
+        if len(curves) == 1:
+            return list(curves[0].items())
+        steps = sorted(set(curves[0]).intersection(*curves[1:]))
+        values = [[curve[step] for curve in curves] for step in steps]
+        return [
+            (step, statistics.fmean(at_step), min(at_step), max(at_step))
+            for step, at_step in zip(steps, values, strict=True)
+        ]
+
+    def values(self, path: str) -> list[float]:
+        """Return a metric of each run; nothing if a run does not have it."""
+        results = [run.result(path) for run in self.runs]
+        values = [result.value for result in results if result is not None]
+        return values if len(values) == len(results) else []
+
+    def result(self, path: str) -> Figure | None:
+        """Return a metric with its interval, over seeds if there are several, or None."""
+        values = self.values(path)
+        if len(values) < 2:
+            return self.runs[0].result(path) if values else None
+        interval = mean_interval(values, 0, 1) if is_fraction(path) else mean_interval(values)
+        return Figure(statistics.fmean(values), interval, len(values))
+
+    def difference(self, other: "Group", path: str) -> Figure | None:
+        """Return the difference of a metric from another group, if both have several seeds.
+
+        n: seeds of the smaller group.
+        """
+        values, others = self.values(path), other.values(path)
+        n = min(len(values), len(others))
+        if n < 2:
+            return None
+        mean, other_mean = statistics.fmean(values), statistics.fmean(others)
+        interval = difference_interval(values, others)
+        return Figure(mean - other_mean, interval, n, scale=abs(other_mean))
+
+
+def read_groups(job: Job[Any]) -> list[Group]:
+    """Read the compared recipes, grouped by their settings."""
+    return group_by_settings([_read_run(job, recipe) for recipe in job.settings.recipes])
+
+
+def _read_run(job: Job[Any], name: str) -> Run:
+    """Read a training and its evaluation from the inputs of a job, or from the store."""
+    if is_version(name):
+        folders = job.options.versions[name]
+        folder = folders["training"]
+        manifest = json.loads(Path(folder, "manifest.json").read_text())
+        path, lineage = manifest["spec"]["path"], merge_lineages([manifest])
+        steps = read_version_file(folder, "metrics.jsonl")
+        metrics = read_version_file(folders["evaluation"], "metrics.json")
+    else:
+        path = folder = str(job.inputs[f"training.{name}"])
+        lineage = job.lineage
+        steps = Path(path, "metrics.jsonl").read_text()
+        metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
+    record = read_run_record(folder, lineage[path]["spec"])
+    placement = placement_of(record["placement"] if record else {})
+    lines = [json.loads(line) for line in steps.splitlines()]
+    return Run(
+        name=name,
+        seed=lineage[path]["settings"]["seed"],
+        settings=comparable_settings(lineage, path)
+        | {f"placement: {key}": getattr(placement, key) for key in PLACEMENT},
+        steps=lines,
+        metrics=with_metrics_before(json.loads(metrics), lines),
+        record=record,
+    )
+
+
+def group_by_settings(runs: Sequence[Run]) -> list[Group]:
+    """Group the runs that have the same settings, in the order of the first run of each group.
+
+    Versions, which may differ in their code or data, are groups of their own. The name of a group
+    is the name of its first recipe, without the seed of a sweep if the names stay distinct.
+    """
+    found: dict[str, list[Run]] = {}
+    for one in runs:
+        settings = json.dumps(one.settings, sort_keys=True)
+        found.setdefault(one.name if is_version(one.name) else settings, []).append(one)
+    groups = [Group(of_group[0].name, of_group) for of_group in found.values()]
+    names = [
+        group.name.replace(f"-seed-{group.runs[0].seed}", "") if len(group.runs) > 1 else group.name
+        for group in groups
+    ]
+    if len(set(names)) < len(names):
+        return groups
+    return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
+
+
+def long_rows(groups: Sequence[Group], stage: str) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of COLUMNS: of each metric and group the mean, then the value of each seed.
+
+    A mean has no seed. n is 1 for the value of a seed, which has the interval of its evaluation.
+    """
+    for metric in RESULTS[stage]:
+        for group in groups:
+            results: list[tuple[int | None, Figure | None]] = [(None, group.result(metric))]
+            results += [(run.seed, run.result(metric)) for run in group.runs]
+            for seed, result in results:
+                if result is not None:
+                    low, high = result.interval or (None, None)
+                    yield group.name, seed, metric, result.value, low, high, result.n
+
+
+def comparison_page(groups: Sequence[Group], stage: str, name: str) -> Page:
+    """Return the page of a comparison."""
+    caption = translate(
+        "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
+        " Of a single seed, the thin line shows the values and the thick line their moving mean."
+    )
+    lines = {group.name: group.points for group in groups}
+    return Page(
+        eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
+        title=name,
+        sections=[
+            result_section(groups, RESULTS[stage]),
+            curve_section(translate("Curves"), caption, stage, lines),
+            setting_section(groups),
+        ],
+        notes=[
+            translate(
+                "Intervals are 95 % intervals, and n is the number of seeds. The interval of"
+                " several seeds is Student's, the interval of their differences is Welch's, and a"
+                " single seed has the interval of its evaluation. A single seed does not"
+                " distinguish a better recipe from a lucky one."
+            ),
+            translate(
+                "comparison.csv in {folder} has the same numbers.",
+                folder=f"output/pages/compare/{stage}/{name}",
+            ),
+        ],
+    )
+
+
+def result_section(groups: Sequence[Group], metrics: Iterable[str]) -> Section:
+    """Return the section of results: a figure of each metric, differences, and all numbers."""
+    metrics = list(metrics)
+    columns = {group.name: group.result for group in groups}
+    first, *others = groups
+    differences: dict[str, Callable[[str], Figure | None]] = {
+        group.name: partial(group.difference, first) for group in others
+    }
+    tables = [metric_table(translate("Results"), columns, metrics)]
+    caption = translate("Differences from {name}", name=first.name)
+    difference_table = metric_table(caption, differences, metrics, differences=True)
+    if difference_table.rows:
+        tables.insert(0, difference_table)
+    return Section(
+        translate("Results"),
+        panels=metric_panels(columns, filter(_is_of_trained_model, metrics)),
+        caption=translate("Bars are 95 % intervals; points without a bar have none."),
+        tables=tables,
+    )
+
+
+def _is_of_trained_model(path: str) -> bool:
+    """Return whether a metric is of the trained model, and not of the one before training."""
+    return path.partition(".")[0] not in ("before", *INITIAL_MODELS)
+
+
+def setting_section(groups: Sequence[Group]) -> Section:
+    """Return the section of the settings that differ, the seeds, and the costs of a training."""
+    differences = setting_differences([group.runs[0].settings for group in groups])
+    rows = [[setting, *map(as_text, values)] for setting, values in differences.items()]
+    seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
+    rows.append([translate("seed"), *seeds])
+    for key, label, format_cost in COSTS:
+        costs = [
+            [run.record[key] for run in group.runs if run.record and key in run.record]
+            for group in groups
+        ]
+        if any(costs):
+            means = [format_cost(statistics.fmean(of)) if of else "" for of in costs]
+            rows.append([translate(label), *means])
+    note = translate("A setting of an earlier job has the rule of the job as a prefix.")
+    table = Table("", ["", *(group.name for group in groups)], rows, note)
+    return Section(translate("Settings that differ"), tables=[table])
+
+
+def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
+    """Return the settings of a training without the seed, and the settings of the jobs before it.
+
+    A setting of an earlier job has the rule of the job as a prefix; of a dataset or a base model,
+    also its name. Several jobs of a rule have a list of their values.
+
+    Args:
+        lineage: The training and all jobs before it.
+        path: Path of the training.
+    """
+    settings = {key: value for key, value in _job_settings(lineage[path]) if key != "seed"}
+    upstream: dict[str, list[Any]] = {}
+    before = list(lineage[path]["inputs"])
+    for place in before:
+        job = lineage[place]
+        before += [each for each in job["inputs"] if each not in before]
+        name = f" {job['name']}" if job["rule"] in NAMED else ""
+        if job["rule"] not in DERIVED:
+            for key, value in _job_settings(job):
+                values = upstream.setdefault(f"{job['rule']}{name}: {key}", [])
+                if value not in values:
+                    values.append(value)
+    several = {key: values[0] if len(values) == 1 else values for key, values in upstream.items()}
+    return settings | several
+
+
+def _job_settings(job: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the settings of a job of a lineage, and the digest of its external files."""
+    files = [("files", job["files"]["digest"][:12])] if job["files"]["number"] else []
+    return [*job["settings"].items(), *files]
+
+
+def setting_differences(columns: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Return the values of the settings that differ, "" where a column does not have a setting.
+
+    A setting of a job that only some columns have is not listed: the setting that names the job
+    differs. Nor is one that an earlier row has with the same values.
+    """
+    jobs = [{key.rpartition(": ")[0] for key in column} for column in columns]
+    found: dict[tuple[str, ...], tuple[str, list[Any]]] = {}
+    for key in dict.fromkeys(key for column in columns for key in column):
+        job, _, setting = key.rpartition(": ")
+        values = [column.get(key, "") for column in columns]
+        texts = tuple(map(as_text, values))
+        if all(job in of_column for of_column in jobs) and len(set(texts)) > 1:
+            found.setdefault((setting, *texts), (key, values))
+    return dict(found.values())

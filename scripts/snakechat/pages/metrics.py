@@ -1,0 +1,162 @@
+"""Metrics on pages: their names, ranges and directions, and their values with intervals.
+
+Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (evaluations).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
+from snakechat.pages.texts import METRICS, N_, translate
+
+MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"}
+# In the order of training, and as titles of sections.
+STAGES = {
+    "sft": N_("SFT"),
+    "dpo": N_("DPO"),
+    "reward": N_("Reward model"),
+    "rlhf": N_("RLHF"),
+}
+MOMENTS = {"before": N_("before training"), "after": N_("after training")}
+# Groups of metrics: of the curves of a stage, and of evaluations.
+CURVES = {"sft": "sft_curves", "reward": "pair_curves", "dpo": "pair_curves", "rlhf": "rlhf_curves"}
+PERPLEXITIES, PAIRS = METRICS["perplexities"], METRICS["pairs"]
+RESPONSES, WIN_CRITERIA = METRICS["responses"], METRICS["wins"]
+
+# The main results of a recipe, by stage: paths in metrics.json.
+_PAIR_HEADLINE = (
+    *("accuracy", "longer_wins_accuracy", "calibration_error"),
+    *("auc", "longer_wins_auc", "share_good", "loss"),
+)
+HEADLINES = {
+    "sft": ("after.response_perplexity",),
+    "reward": _PAIR_HEADLINE,
+    "dpo": _PAIR_HEADLINE,
+    "rlhf": (
+        *(f"wins.rlhf.{{initial}}.{key}" for key in reversed(WIN_CRITERIA)),
+        *("success_difference", "score_difference", "rlhf.kl_to_{initial}"),
+    ),
+}
+_BY_KEY = {
+    key.rpartition("/")[2]: names
+    for group, of_group in METRICS.items()
+    if group != "wins"
+    for key, names in of_group.items()
+}
+# Values whose relative distance is less are equal: ZeRO stages, threads and GPUs round differently.
+ROUNDING = 1e-4
+
+
+class Figure(NamedTuple):
+    """A number of an evaluation.
+
+    Attributes:
+        value: The number.
+        interval: Its 95 % interval, if it has one.
+        n: Of how many seeds it is the mean.
+        scale: Of a difference, the size of the values that differ; 0 if it is unknown.
+    """
+
+    value: float
+    interval: Sequence[float] | None = None
+    n: int = 1
+    scale: float = 0
+
+    @property
+    def direction(self) -> int:
+        """1 if the interval is above 0, -1 if below; 0 otherwise, and for mere rounding."""
+        if abs(self.value) <= ROUNDING * self.scale:
+            return 0
+        low, high = self.interval or (0, 0)
+        return (low > 0) - (high < 0)
+
+
+def model_label(model: str) -> str:
+    """Return the name of a model on pages."""
+    return MODELS.get(model, model)
+
+
+def label_of(path: str) -> str:
+    """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
+    keys = path.split(".")
+    if keys[0] == "wins":
+        return translate(
+            "win rate of {model} against {other}, {criterion}",
+            model=model_label(keys[1]),
+            other=model_label(keys[2]),
+            criterion=translate(WIN_CRITERIA[keys[3]]["en"]),
+        )
+    label = translate(_BY_KEY[keys[-1]]["en"])
+    if keys[0] == "before":
+        return translate("{metric} before training", metric=label)
+    if keys[0] in INITIAL_MODELS:
+        return translate("{metric} of {model}", metric=label, model=model_label(keys[0]))
+    return label
+
+
+def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the main results in metrics.json, which may lack some of them."""
+    initial = initial_model(metrics) if "rlhf" in metrics else ""
+    return [path.format(initial=initial) for path in HEADLINES[stage]]
+
+
+def is_fraction(path: str) -> bool:
+    """Return whether a metric lies between 0 and 1 and is shown in percent."""
+    return path.startswith("wins.") or "share" in _names(path)
+
+
+def better_sign(path: str) -> int:
+    """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
+    if path.startswith("wins."):
+        return 1
+    return {"higher": 1, "lower": -1}.get(_names(path).get("better", ""), 0)
+
+
+def _names(path: str) -> dict[str, Any]:
+    """Return the entry of a path of metrics.json (with dots) or metrics.jsonl (with slashes)."""
+    return _BY_KEY.get(path.replace("/", ".").rpartition(".")[2], {})
+
+
+def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
+    """Return a number of metrics.json; None if there is none.
+
+    path: Keys joined by dots. A key, such as the name of a dataset, may contain dots itself.
+    """
+    value = _find(metrics, path)
+    if isinstance(value, Mapping):
+        return Figure(value["mean"], value["interval_95"]) if "interval_95" in value else None
+    if not isinstance(value, int | float):
+        return None
+    # The intervals of a dataset are beside its metrics.
+    prefix, dot, key = path.rpartition(".")
+    interval = _find(metrics, f"{prefix}{dot}intervals_95.{key}")
+    return Figure(value, interval or _find(metrics.get("intervals_95", {}), path))
+
+
+def with_metrics_before(
+    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return metrics.json with the evaluation before a reward model or DPO, if it had one.
+
+    steps: The lines of metrics.jsonl.
+    """
+    if not {"accuracy", "auc"} & metrics.keys() or not steps or steps[0]["step"] > 0:
+        return metrics
+    before = {
+        key.removeprefix("eval_"): value
+        for key, value in steps[0].items()
+        if key.startswith("eval_")
+    }
+    return {**metrics, "before": before}
+
+
+def _find(values: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a path in nested mappings; None if there is none."""
+    if path in values:
+        return values[path]
+    for key, inner in values.items():
+        if isinstance(inner, Mapping) and path.startswith(f"{key}."):
+            found = _find(inner, path.removeprefix(f"{key}."))
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,154 @@
+"""Pages: cards, remarks, sections and tables as data, and the Jinja templates that show them.
+
+Each page is complete in one file. All values are escaped: text from models and datasets appears as
+it is and is never read as markup. Name a template by a string literal, so that code digests find
+the templates that a program renders.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from snakechat.pages.texts import format_cell, translate
+from snakechat.workflow.printable import printable_text
+
+TEMPLATES = Path(__file__).with_name("templates")
+Tone = Literal["", "best", "better", "worse"]
+
+
+class Cell(NamedTuple):
+    """A cell of a table with an interval or a tone.
+
+    Attributes:
+        value: The number.
+        interval: Its interval, and further facts in small print.
+        tone: "best" of the row; "better" or "worse" for a difference that excludes 0.
+    """
+
+    value: str
+    interval: str = ""
+    tone: Tone = ""
+
+
+class Card(NamedTuple):
+    """A result in large print, with a note."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+class Panel(NamedTuple):
+    """A figure of a page: what it shows, with the unit, and the plot."""
+
+    title: str
+    svg: Markup
+
+
+class Table(NamedTuple):
+    """A table: the first cell of a row is its header. The head may be empty.
+
+    has_texts: Whether the caption and the cells are texts of users and models, which keep their
+        lines, and whether a phone shows each row as a block of lines.
+    """
+
+    caption: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+    has_texts: bool = False
+
+
+class Section(NamedTuple):
+    """A section of a page: figures, how to read them, tables, and folded tables."""
+
+    title: str
+    panels: Sequence[Panel] = ()
+    caption: str = ""
+    tables: Sequence[Table] = ()
+    folded: Sequence[Table] = ()
+
+
+class Page(NamedTuple):
+    """A page.
+
+    Attributes:
+        eyebrow: The kind of page, above the title.
+        remarks: Sentences above the sections.
+        notes: Small print below them.
+    """
+
+    eyebrow: str
+    title: str
+    sections: Sequence[Section]
+    cards: Sequence[Card] = ()
+    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
+
+
+def value_table(caption: str, values: Mapping[str, Any], note: str = "") -> Table:
+    """Return the table of settings or measurements, in their order."""
+    return Table(caption, [], [[key, as_text(value)] for key, value in values.items()], note)
+
+
+def as_text(value: Any) -> str:
+    """Return a setting as text: strings as they are, all others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def write_page(path: Path, language: str, page: Page) -> None:
+    """Write an HTML page."""
+    values = {"language": language, "_": translate, **page._asdict()}
+    path.write_text(HTML.get_template("page.html").render(values), encoding="utf-8")
+
+
+def write_record(folder: Path, page: Page) -> None:
+    """Write record.md with its figures, for sites that show Markdown, as GitHub does."""
+    figures: dict[Panel, str] = {}
+    for section in page.sections:
+        for panel in section.panels:
+            name = f"figure-{len(figures) + 1}.svg"
+            figures[panel] = name
+            (folder / name).write_text(str(panel.svg), encoding="utf-8")
+    text = MARKDOWN.get_template("record.md").render(page._asdict(), figures=figures)
+    (folder / "record.md").write_text(text, encoding="utf-8")
+
+
+def write_headline(path: Path, cards: Sequence[Card]) -> None:
+    """Write the cards as a part of the start page of Snakemake's report."""
+    text = HTML.get_template("report_headline.html").render(cards=cards)
+    path.write_text(text, encoding="utf-8")
+
+
+def without_control_characters(value: Any) -> Any:
+    """Escape the control characters of a text, except in markup of our own."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    return printable_text(value)
+
+
+def escape_markdown(value: Any) -> Any:
+    """Escape a text for Markdown: on one line, without HTML, links or separators of table cells."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    line = printable_text(" ".join(value.split()))
+    # Quotation marks are harmless outside of attributes, and entities are not decoded in code.
+    escaped = str(escape(line)).replace("&#34;", '"').replace("&#39;", "'")
+    return Markup(escaped.replace("|", "&#124;").replace("](", "]&#40;"))
+
+
+HTML = Environment(
+    loader=FileSystemLoader(TEMPLATES),
+    autoescape=True,
+    finalize=without_control_characters,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=StrictUndefined,
+)
+HTML.filters["cell"] = format_cell
+MARKDOWN = HTML.overlay(finalize=escape_markdown)

@@ -1,0 +1,154 @@
+"""Figures and curves as SVG elements of a page. The same data gives the same bytes.
+
+Text is text, in the fonts of the browser.
+"""
+
+import io
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("svg")
+# Browsers draw Chinese labels in their own fonts.
+warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+from snakechat.pages.metrics import CURVES, is_fraction
+from snakechat.pages.metrics import Figure as Estimate
+from snakechat.pages.page import TEMPLATES, Panel, Section
+from snakechat.pages.texts import METRICS, translate
+
+# The first colour of the style.
+COLOUR = "#0072b2"
+INK = "#1f2328"
+# Width of a figure in inches: text has the size of the page's on a phone.
+WIDTH = 4.4
+# Longer lines are averaged to this number of points.
+MAX_POINTS = 300
+# Lines from this number of points on have a moving mean, over this fraction of them.
+SMOOTHED_POINTS, SMOOTHED_FRACTION = 30, 1 / 15
+STYLE = TEMPLATES / "plots.mplstyle"
+
+# (step, value), or (step, mean, minimum, maximum).
+Point = tuple[float, ...]
+# Returns the points of a metric by its key; none if the line does not have the metric.
+Line = Callable[[str], Sequence[Point]]
+
+
+def curve_section(title: str, caption: str, stage: str, lines: Mapping[str, Line]) -> Section:
+    """Return the section with a figure of each metric of a stage that a line has.
+
+    lines: The lines of each figure, by name.
+    """
+    panels = []
+    for key, names in METRICS[CURVES[stage]].items():
+        points = {name: line(key) for name, line in lines.items()}
+        shown = {name: of_line for name, of_line in points.items() if of_line}
+        if shown:
+            label = translate(names["en"])
+            panels.append(draw_lines(label, shown, translate("step"), is_fraction(key)))
+    return Section(title, panels, caption)
+
+
+def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
+    """Return (step, value) of a metric, from the lines of metrics.jsonl that have it."""
+    return [(line["step"], line[key]) for line in steps if key in line]
+
+
+def draw_lines(
+    title: str, lines: Mapping[str, Sequence[Point]], xlabel: str, percent: bool = False
+) -> Panel:
+    """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
+
+    percent: Whether the values are fractions, which are shown in percent.
+    """
+    with plt.style.context(STYLE):
+        figure, axes = plt.subplots(figsize=(WIDTH, 2.7), layout="constrained")
+        for name, points in lines.items():
+            _draw_line(axes, name, np.array(points, dtype=float))
+        axes.set(xlabel=xlabel)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+        if len(lines) > 1:
+            axes.legend()
+        return _panel(figure, title)
+
+
+def _draw_line(axes: Axes, name: str, points: np.ndarray) -> None:
+    """Draw a line: points [n, 2], or [n, 4] with a range."""
+    is_smooth = len(points) >= SMOOTHED_POINTS
+    shown = points.copy()
+    if is_smooth:
+        shown[:, 1:] = moving_mean(points[:, 1:])
+    shown = averaged(shown)
+    [line] = axes.plot(shown[:, 0], shown[:, 1], label=name, marker="" if is_smooth else ".")
+    colour = line.get_color()
+    if points.shape[1] == 4:
+        axes.fill_between(shown[:, 0], shown[:, 2], shown[:, 3], color=colour, alpha=0.18, lw=0)
+    elif is_smooth:
+        axes.plot(*averaged(points).T, color=colour, linestyle="-", linewidth=0.8, alpha=0.35)
+
+
+def moving_mean(values: np.ndarray) -> np.ndarray:
+    """Return the centred means [n, k] of values [n, k] over a fraction of the rows.
+
+    At the ends, they are over the rows that exist.
+    """
+    window = np.ones(2 * max(round(len(values) * SMOOTHED_FRACTION / 2), 1) + 1)
+    counts = np.convolve(np.ones(len(values)), window, "same")
+    sums = [np.convolve(column, window, "same") for column in values.T]
+    return (np.array(sums) / counts).T
+
+
+def averaged(points: np.ndarray) -> np.ndarray:
+    """Return at most MAX_POINTS points [m, k]: means of neighbouring points [n, k]."""
+    parts = np.array_split(points, min(len(points), MAX_POINTS))
+    return np.array([part.mean(axis=0) for part in parts])
+
+
+def draw_estimates(
+    title: str, estimates: Mapping[str, Estimate | None], percent: bool = False
+) -> Panel:
+    """Plot a metric of models or of groups, with its intervals, one below the other.
+
+    Args:
+        estimates: By name; the row of one without the metric is empty.
+        percent: Whether the values are fractions, which are shown in percent.
+    """
+    with plt.style.context(STYLE):
+        size = WIDTH, 0.75 + 0.3 * len(estimates)
+        figure, axes = plt.subplots(figsize=size, layout="constrained")
+        for row, estimate in enumerate(estimates.values()):
+            if estimate is not None:
+                low, high = estimate.interval or (estimate.value, estimate.value)
+                # A mean can lie outside of its percentile interval.
+                bars = [[max(estimate.value - low, 0)], [max(high - estimate.value, 0)]]
+                axes.errorbar(estimate.value, row, xerr=bars, fmt="o", color=COLOUR, capsize=3)
+        axes.set_yticks(range(len(estimates)), list(estimates))
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.set(ylim=(len(estimates) - 0.4, -0.6))
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        if percent:
+            axes.xaxis.set_major_formatter(PercentFormatter(1))
+        return _panel(figure, title)
+
+
+def _panel(figure: Figure, title: str) -> Panel:
+    """Return a figure as a panel, whose ids differ from the ids of figures with other titles."""
+    file = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with plt.rc_context({"svg.hashsalt": title}):
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    plt.close(figure)
+    # Without the declarations before it, which HTML does not have.
+    _, tag, svg = file.getvalue().partition("<svg")
+    return Panel(title, Markup(tag + svg))

@@ -1,0 +1,183 @@
+"""The report of a recipe: its results, training, data, lineage and costs."""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from snakechat.data.licenses import source_licenses
+from snakechat.pages.jobs import (
+    cost_section,
+    lineage_section,
+    phase_section,
+    prompt_section,
+    read_runs,
+    run_section,
+    total_cost,
+)
+from snakechat.pages.metrics import STAGES, with_metrics_before
+from snakechat.pages.page import Card, Page, Section, value_table
+from snakechat.pages.plots import curve_section, points_of
+from snakechat.pages.results import headline, remarks_on, response_sections, result_section
+from snakechat.pages.texts import format_share, translate
+from snakechat.workflow.job import Job
+
+# Below one half, rounding discards more of an update than it keeps.
+MIN_CHANGED = 0.5
+
+
+def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
+    """Return the page of a recipe, the cards of the start page, and the metrics of each stage."""
+    stage = job.settings.stage
+    # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
+    stages = [each for each in STAGES if f"train_{each}" in job.inputs]
+    steps = {
+        each: read_json_lines(job.inputs[f"train_{each}"] / "metrics.jsonl") for each in stages
+    }
+    metrics = {
+        each: with_metrics_before(
+            read_json(job.inputs[f"evaluate_{each}"] / "metrics.json"), steps[each]
+        )
+        for each in stages
+    }
+    statistics = {
+        input_name: read_json(folder / "stats.json")
+        for input_name, folder in job.inputs.items()
+        if input_name.partition(".")[0] in ("records", "rows", "tokens")
+    }
+    runs = read_runs(job.lineage)
+    trainings = {each: str(job.inputs[f"train_{each}"]) for each in stages}
+    responses = []
+    if stage == "rlhf":
+        lines = read_json_lines(job.inputs["evaluate_rlhf"] / "responses.jsonl")
+        responses = response_sections(lines, metrics["rlhf"]["num_generations"])
+    settings = job.lineage[trainings[stage]]["settings"]
+    page = Page(
+        eyebrow=translate("Report"),
+        title=f"{stage}/{job.settings.name}",
+        cards=headline(stage, metrics[stage]),
+        remarks=[
+            f"{translate(STAGES[each])}: {remark}"
+            for each in stages
+            for remark in (
+                *remarks_on(each, metrics[each]),
+                *training_remarks(job.lineage[trainings[each]], steps[each]),
+            )
+        ],
+        sections=[
+            # The recipe first, then the models behind it.
+            *(
+                result_section(each, metrics[each])
+                for each in sorted(stages, key=lambda each: each != stage)
+            ),
+            *responses,
+            *(training_section(each, steps[each]) for each in stages),
+            phase_section({each: statistics[f"tokens.{each}"] for each in stages}),
+            prompt_section(statistics),
+            lineage_section(job.lineage, source_licenses(job.lineage, job.options.licenses)),
+            Section(
+                translate("Settings"), tables=[value_table("", dict(sorted(settings.items())))]
+            ),
+            cost_section(runs),
+            *(
+                run_section(
+                    each,
+                    path,
+                    job.lineage[path],
+                    record,
+                    steps[each],
+                    statistics[f"tokens.{each}"]["train"],
+                )
+                for each, path in trainings.items()
+                if (record := runs[path])
+            ),
+        ],
+        notes=[
+            translate(
+                "All metrics are measured on held-out rows and prompts. Brackets contain 95 %"
+                " intervals."
+            )
+        ],
+    )
+    return page, [*page.cards, Card(translate("time of all jobs"), total_cost(runs))], metrics
+
+
+def training_section(stage: str, steps: list[dict[str, Any]]) -> Section:
+    """Return the section of the curves of a training.
+
+    steps: The lines of metrics.jsonl.
+    """
+    title = translate("Training: {model}", model=translate(STAGES[stage]))
+    caption = translate("Thin lines show the values of the steps, thick lines their moving mean.")
+    lines = {
+        translate("training"): lambda key: points_of(steps, key),
+        translate("held-out rows"): lambda key: points_of(steps, f"eval_{key}"),
+    }
+    return curve_section(title, caption, stage, lines)
+
+
+def training_remarks(training: Mapping[str, Any], steps: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield remarks on the weights that a training saved.
+
+    Args:
+        training: The training in the lineage.
+        steps: The lines of metrics.jsonl.
+    """
+    settings, facts = training["settings"], training["facts"]
+    changed, saved = facts.get("changed_weights"), facts.get("saved_step")
+    if changed is None or changed >= MIN_CHANGED:
+        return
+    rates = [
+        rate
+        for line in steps
+        if saved is None or line["step"] <= saved
+        for key, rate in line.items()
+        if key in ("learning_rate", "policy/learning_rate")
+    ]
+    share = format_share(changed)
+    if not any(rates):
+        yield translate(
+            "{share} of the trained weights differ from the start: step {step} was saved, and the"
+            " learning rate was 0 until then.",
+            share=share,
+            step=saved,
+        )
+    elif settings["dtype"] != "fp32" and settings.get("save_dtype") is None:
+        yield translate(
+            "{share} of the trained weights differ from the start: rounding to {dtype} has"
+            " discarded most of the training. save_dtype: fp32 keeps it.",
+            share=share,
+            dtype=settings["dtype"],
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a .json file."""
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a .jsonl file."""
+    with path.open() as file:
+        return [json.loads(line) for line in file]
+
+
+def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Write all numbers of the evaluations as a table: stage, path, number."""
+    with open(path, "w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(("stage", "metric", "value"))
+        for stage, of_stage in metrics.items():
+            table.writerows([stage, name, f"{value:.10g}"] for name, value in _flatten(of_stage))
+
+
+def _flatten(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (name, number) of each number in nested dicts and lists, names joined by dots."""
+    items = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in items:
+        if isinstance(value, (dict, list)):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

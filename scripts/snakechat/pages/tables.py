@@ -1,0 +1,115 @@
+"""Tables and figures of metrics, with a column for each model or group of trainings."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from snakechat.pages.metrics import ROUNDING, Figure, better_sign, is_fraction, label_of
+from snakechat.pages.page import Cell, Table, Tone
+from snakechat.pages.plots import Panel, draw_estimates
+from snakechat.pages.texts import DIGITS, MAX_DIGITS, format_number, format_share, translate
+
+# By the names of columns, functions that return the figure at a path, or None if there is none.
+Columns = Mapping[str, Callable[[str], Figure | None]]
+
+
+def metric_table(
+    caption: str, columns: Columns, paths: Iterable[str], differences: bool = False
+) -> Table:
+    """Return a table with a row for each metric that a column has.
+
+    differences: Whether the figures are differences, of which those whose interval excludes 0 are
+        marked; otherwise the best value of a row is, if its interval is apart from all others.
+    """
+    rows = []
+    for path in paths:
+        figures = [figure_at(path) for figure_at in columns.values()]
+        if any(figures):
+            best = None if differences else best_figure(path, figures)
+            cells = [figure and figure_cell(path, figure, differences) for figure in figures]
+            rows.append(
+                [
+                    label_of(path),
+                    *(
+                        cell._replace(tone="best") if cell and figure is best else cell
+                        for cell, figure in zip(cells, figures, strict=True)
+                    ),
+                ]
+            )
+    note = (
+        translate(
+            "Brackets contain 95 % intervals; pp: percentage points. ▲ and ▼ mark intervals that"
+            " exclude 0, for the better and for the worse."
+        )
+        if differences
+        else translate("★ marks the best value of a row if its interval overlaps no other one.")
+    )
+    return Table(caption, ["", *columns], rows, note)
+
+
+def best_figure(path: str, figures: Sequence[Figure | None]) -> Figure | None:
+    """Return the figure that is better than all others by more than their intervals, or None."""
+    sign = better_sign(path)
+    found = sorted(filter(None, figures), key=lambda figure: sign * figure.value, reverse=True)
+    if sign == 0 or len(found) < 2 or not all(figure.interval for figure in found):
+        return None
+    best, *others = found
+    worst_bound = min(sign * bound for bound in best.interval or ())
+    next_bound = max(sign * bound for other in others for bound in other.interval or ())
+    is_apart = worst_bound > next_bound and not math.isclose(
+        best.value, others[0].value, rel_tol=ROUNDING
+    )
+    return best if is_apart else None
+
+
+def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:
+    """Return a figure of each metric that a column has."""
+    panels = []
+    for path in paths:
+        figures = {name: figure_at(path) for name, figure_at in columns.items()}
+        if any(figures.values()):
+            panels.append(draw_estimates(label_of(path), figures, is_fraction(path)))
+    return panels
+
+
+def figure_cell(path: str, figure: Figure, is_difference: bool = False) -> Cell:
+    """Return the cell of a metric, or of a difference: better or worse if it excludes 0."""
+    text, small = format_estimate(path, figure.value, figure.interval, is_difference)
+    if figure.n > 1:
+        small = f"{small} n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}".strip()
+    direction = better_sign(path) * figure.direction if is_difference else 0
+    tone: Tone = "better" if direction > 0 else "worse" if direction < 0 else ""
+    return Cell(text, small, tone)
+
+
+def format_metric(path: str, value: float, signed: bool = False, digits: int = DIGITS) -> str:
+    """Format a metric: fractions in percent, differences (signed) in percentage points.
+
+    digits: Significant digits, except of fractions.
+    """
+    return (
+        format_share(value, signed) if is_fraction(path) else format_number(value, signed, digits)
+    )
+
+
+def format_estimate(
+    path: str, value: float, interval: Sequence[float] | None, signed: bool = False
+) -> tuple[str, str]:
+    """Format a metric, and its interval in brackets; "" for None.
+
+    Both have the digits in which the bounds of a narrow interval differ.
+    """
+    if interval is None:
+        return format_metric(path, value, signed), ""
+    digits = digits_of(interval)
+    low, high = (format_metric(path, bound, signed, digits) for bound in interval)
+    return format_metric(path, value, signed, digits), f"[{low}, {high}]"
+
+
+def digits_of(interval: Sequence[float]) -> int:
+    """Return the significant digits that bounds need to show the first digit of their distance."""
+    low, high = interval
+    largest, width = max(abs(low), abs(high)), high - low
+    if not (math.isfinite(largest) and width > 0):
+        return DIGITS
+    digits = math.floor(math.log10(largest)) - math.floor(math.log10(width)) + 1
+    return min(max(digits, DIGITS), MAX_DIGITS)

@@ -1,0 +1,110 @@
+"""Texts of pages: translations, and numbers, durations and memory as people read them.
+
+locale/LANGUAGE.yaml has the translation of each English text. A text without one appears in
+English; a test finds all texts and names those that are missing or unused.
+"""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent
+# Literal paths, by which code digests find the tables that a program reads.
+TABLES = {"zh": "zh.yaml"}
+# English name, Chinese name, range and better direction of each metric, by group and key.
+METRICS: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+    FOLDER.joinpath("tables", "metrics.yaml").read_text("utf-8")
+)
+# Significant digits of a number.
+DIGITS = 3
+# The most that an interval asks for.
+MAX_DIGITS = 8
+
+# The translations into the language of the program, by English text.
+_texts: dict[str, str] = {}
+
+
+def set_language(language: str) -> None:
+    """Have translate() return texts in a language (en or zh) from now on."""
+    _texts.clear()
+    if language in TABLES:
+        _texts.update(translations(language))
+        for group in METRICS.values():
+            _texts.update({names["en"]: names[language] for names in group.values()})
+
+
+def translate(text: str, /, **values: object) -> str:
+    """Return a text in the language of the program.
+
+    Args:
+        text: The English text: a literal outside of f-strings, so that the test finds it, or a text
+            that N_() marks.
+        values: What replaces its {placeholders}.
+    """
+    translated = _texts.get(text, text)
+    return translated.format(**values) if values else translated
+
+
+def N_(message: str) -> str:
+    """Mark a message for the tables of translations without translating it."""
+    return message
+
+
+def translations(language: str) -> dict[str, str]:
+    """Return the translations into a language, by English text."""
+    path = FOLDER.joinpath("locale", TABLES[language])
+    texts: dict[str, str] = yaml.safe_load(path.read_text("utf-8"))
+    return texts
+
+
+def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> str:
+    """Format a number with three significant digits; integers keep all digits.
+
+    Negative numbers have a real minus sign.
+
+    Args:
+        signed: Give positive numbers a plus sign, as differences have.
+        digits: Significant digits.
+    """
+    sign = "+" if signed and value else ""
+    if isinstance(value, int):
+        text = f"{value:{sign},}"
+    elif value and math.isfinite(value) and 1e-4 <= abs(value) < 1e7:
+        # Rounding may add a digit: 0.9996 is 1.00.
+        rounded = float(f"{value:.{digits - 1}e}")
+        magnitude = math.floor(math.log10(abs(rounded)))
+        text = f"{rounded:{sign},.{max(digits - 1 - magnitude, 0)}f}"
+    else:
+        text = f"{value:{sign}.{digits - 1}e}" if value and math.isfinite(value) else f"{value:g}"
+    return text.replace("-", "\N{MINUS SIGN}", 1) if value < 0 else text
+
+
+def format_cell(value: Any) -> str:
+    """Format a cell of a table: text as it is, numbers by format_number, None as an empty cell."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else format_number(value)
+
+
+def format_share(value: float, signed: bool = False) -> str:
+    """Format a fraction in percent, or a difference (signed) in percentage points."""
+    unit = "pp" if signed else "%"
+    text = f"{100 * value:{'+' if signed and value else ''}.1f}\N{NO-BREAK SPACE}{unit}"
+    return text.replace("-", "\N{MINUS SIGN}")
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as h:mm:ss; less than a minute as seconds with one decimal."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+def format_memory(megabytes: float) -> str:
+    """Format memory, from 1000 MB on in GB."""
+    if megabytes < 1000:
+        return f"{megabytes:.0f}\N{NO-BREAK SPACE}MB"
+    return f"{format_number(megabytes / 1000)}\N{NO-BREAK SPACE}GB"

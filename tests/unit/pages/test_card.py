@@ -1,0 +1,144 @@
+"""The model card: sources, licences, the run, results of the evaluation; cards that were edited."""
+
+import pytest
+from huggingface_hub import ModelCard
+
+from snakechat.pages.card import evaluated_datasets, is_sealed, model_card, processors
+from snakechat.workflow.digests import digest
+from snakechat.workflow.placement import placement_of
+
+
+def entry(rule, hub, licence=None):
+    """An entry of a lineage: a job that downloaded something from the hub."""
+    facts = {"commit": rule[0] * 40} | ({"licence": licence} if licence else {})
+    return {
+        "rule": rule,
+        "name": hub.partition("/")[2],
+        "settings": {"hub": hub, "revision": "main"},
+        "facts": facts,
+        "files": {"number": 0, "digest": digest({})},
+        "spec": digest(hub),
+        "inputs": [],
+    }
+
+
+SETTINGS = {"seed": 7, "datasets": [["pairs", 1]], "dtype": "bf16", "save_dtype": None}
+LINEAGE = {
+    "output/models/base": entry("fetch_model", "mine/base", "opt"),
+    "output/data/pairs": entry("import_dataset", "mine/pairs"),
+}
+
+
+def card_of(rule="train_sft", lineage=LINEAGE, options=None, licenses=(), metrics=None, facts=None):
+    """Return the metadata and the text of a card."""
+    path = f"output/{rule.removeprefix('train_')}/mine"
+    spec = {"rule": rule, "name": "mine", "path": path, "settings": SETTINGS}
+    record = {
+        "placement": {"threads": 2},
+        "options": {"snakemake": options or []},
+        "versions": {"peft": "4.5", "torch": "1.2.3+cpu"},
+    }
+    manifest = {"spec": spec, "lineage": lineage, "facts": facts or {}}
+    text = model_card(manifest, record, dict(licenses), metrics or {})
+    assert f"Spec `{digest(spec)}`, seed 7." in text and "\n\n\n" not in text
+    card = ModelCard(text, ignore_metadata_errors=False)
+    return card.data, text
+
+
+def test_a_card_names_its_sources_and_how_to_use_the_model():
+    data, text = card_of()
+    assert data.to_dict() == {
+        "library_name": "transformers",
+        "tags": ["snakechat", "sft"],
+        "base_model": ["mine/base"],
+        "datasets": ["mine/pairs"],
+        "license": "opt",
+        "pipeline_tag": "text-generation",
+    }
+    origin = f"mine/base @ {'f' * 40}, licence opt"
+    assert f"| output/models/base | {origin} |  |  | {digest('mine/base')[:16]} |\n" in text
+    assert "`python scripts/chat.py output/sft/mine`" in text
+    assert "chat.py" not in card_of("train_reward")[1]
+    assert '\n "seed": 7\n' in text or '\n "seed": 7,\n' in text
+
+
+def test_a_declared_license_replaces_the_recorded_one():
+    declared = {"output/models/base": "mit", "output/data/pairs": "odc-by"}
+    data, text = card_of(licenses=declared)
+    assert data.license == "mit"
+    assert f"mine/base @ {'f' * 40}, licence mit |" in text
+    assert f"mine/pairs @ {'i' * 40}, licence odc-by |" in text
+    # Base models with different licences have none in common.
+    lineage = LINEAGE | {"output/models/other": entry("fetch_model", "mine/other", "mit")}
+    assert card_of(lineage=lineage)[0].license is None
+
+
+@pytest.mark.parametrize(
+    ("placement", "text"),
+    [
+        ({"nodes": 1, "gpus_per_node": 0, "threads": 3}, "CPU, 3 threads"),
+        ({"nodes": 1, "gpus_per_node": 1, "threads": 8}, "1 GPU"),
+        ({"nodes": 2, "gpus_per_node": 8, "threads": 64}, "16 GPUs"),
+    ],
+)
+def test_a_card_names_what_changes_the_rounding(placement, text):
+    assert processors(placement_of(placement)).startswith(text)
+
+
+def test_a_card_has_the_rows_and_the_languages_of_its_data():
+    data = entry("import_dataset", "lab/public", "cc-by-nc-4.0")
+    data["facts"] |= {
+        "languages": ["en", "zh"],
+        "size": {"train": {"rows": 76_256}, "eval": {"rows": 5103}},
+        "dropped": {"train": {"tie": 12, "bad row": 1}, "eval": {"tie": 3}},
+    }
+    # Files without a source on the Hub, and a job whose inputs are jobs alone.
+    local = data | {"settings": {}, "files": {"number": 3, "digest": "0123456789abcdef" * 4}}
+    split = data | {"settings": {"by": "row", "seed": 7}, "inputs": ["output/data/local"]}
+    lineage = {"output/data/public": data, "output/data/local": local, "output/split/local": split}
+    _, text = card_of(lineage=lineage)
+    assert "| output/data/local | 3 files, digest 0123456789abcdef, licence " in text
+    assert "| output/split/local |  | " in text
+    rows = "train 76,256, eval 5,103, train without tie 12, train without bad row 1"
+    assert f"licence cc-by-nc-4.0 | en, zh | {rows}, eval without tie 3 |" in text
+
+
+def test_the_text_of_a_card_is_that_of_its_run():
+    _, text = card_of()
+    assert "\nsnakemake --cores 1 output/sft/mine\n" in text
+    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. " in text
+    assert "trained weights" not in text and "from step" not in text
+    facts = {"changed_weights": 0.0094, "saved_step": 40}
+    _, text = card_of(options=["--configfile", "my file.yaml"], facts=facts)
+    assert "\nsnakemake --cores 1 output/sft/mine --configfile 'my file.yaml'\n" in text
+    assert "0.9 % of the trained weights, which are saved in\nbf16, differ from the" in text
+    assert "The model is from step 40 of its training." in text
+
+
+def results_of(rule, metrics, lineage=LINEAGE):
+    """Return the values of the results by the path of the metric, and the first result."""
+    results = card_of(rule, lineage, metrics=metrics)[0].eval_results or []
+    return {result.metric_name: result.metric_value for result in results}, results[:1]
+
+
+def test_results_of_the_evaluation_are_metadata():
+    values, [result] = results_of("train_reward", {"pairs": 100, "accuracy": 0.75, "loss": 0.5})
+    assert values == {"accuracy": 0.75, "loss": 0.5}
+    assert (result.dataset_type, result.dataset_name) == ("mine/pairs", "held-out rows of pairs")
+    metrics = {
+        "sft": {},
+        "rlhf": {"kl_to_sft": float("nan")},
+        "score_difference": {"mean": 1.5, "interval_95": [1, 2]},
+        "wins": {"rlhf": {"sft": {"score": 0.6}}},
+    }
+    found, _ = results_of("train_rlhf", metrics)
+    assert found == {"score_difference": 1.5, "wins.rlhf.sft.score": 0.6}
+    settings = {"datasets": [["pairs", 1], "toy"]}
+    assert evaluated_datasets(settings, LINEAGE) == {"pairs": "mine/pairs", "toy": "toy"}
+
+
+def test_an_edited_card_is_not_taken_for_one_of_a_build():
+    _, text = card_of(metrics={"pairs": 1, "accuracy": 1})
+    assert is_sealed(text)
+    for edited in (text.replace("# mine", "# My model"), f"{text}\nMore.\n", "", "# mine\n"):
+        assert not is_sealed(edited)

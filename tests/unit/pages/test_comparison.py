@@ -1,0 +1,219 @@
+"""Comparisons by hand: groups of seeds, their names, results, differences, rows of the data."""
+
+import math
+
+import pytest
+
+from snakechat.pages.comparison import (
+    RESULTS,
+    Group,
+    Run,
+    comparable_settings,
+    group_by_settings,
+    result_section,
+    setting_differences,
+)
+from support.pages import text_of
+
+
+def a_run(name, seed, steps=(), metrics=None, **settings):
+    return Run(name, seed, settings, list(steps), metrics or {})
+
+
+def seeds_of(name, metric, values):
+    """A group with a value of a metric for each seed."""
+    runs = [a_run(name, seed, metrics={metric: value}) for seed, value in enumerate(values)]
+    return Group(name, runs)
+
+
+def texts_of(table):
+    """The texts of the cells of a table."""
+    return [[*map(text_of, row)] for row in table.rows]
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_group():
+    runs = [a_run("a", 1, kl=1), a_run("b", 1, kl=2), a_run("a2", 2, kl=1), a_run("a3", 3, kl=1)]
+    groups = group_by_settings(runs)
+    assert [[run.name for run in group.runs] for group in groups] == [["a", "a2", "a3"], ["b"]]
+    assert [group.name for group in groups] == ["a", "b"]
+
+
+def test_names_of_groups_have_no_seed_and_are_distinct():
+    def named(*runs):
+        return [group.name for group in group_by_settings(runs)]
+
+    seeds = [a_run(f"mine-beta-{b}-seed-{s}", s, beta=b) for b in (1, 2) for s in (1, 2)]
+    assert named(*seeds) == ["mine-beta-1", "mine-beta-2"]
+    assert named(*seeds[1:]) == ["mine-beta-1-seed-2", "mine-beta-2"]
+    assert named(*seeds, a_run("mine-beta-1", 1, beta=3))[0] == "mine-beta-1-seed-1"
+
+
+def test_curves_of_seeds_are_mean_and_range_at_the_steps_that_all_have():
+    runs = [
+        a_run("a", 1, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 4.0}]),
+        a_run("b", 2, [{"step": 1, "loss": 3.0}]),
+    ]
+    assert Group("a", runs).points("loss") == [(1, 2.0, 1.0, 3.0)]
+    assert Group("a", runs[:1]).points("loss") == [(1, 1.0), (2, 4.0)]
+
+
+METRICS = {
+    "sft": {"score": 1.0},
+    "rlhf": {"score": 2.0, "success": 0.5, "length": 10.0},
+    "intervals_95": {"rlhf": {"score": [1.5, 2.5]}},
+    "wins": {"rlhf": {"sft": {"score": {"mean": 0.75, "interval_95": [0.5, 1.0], "longer": 1}}}},
+}
+MORE = {**METRICS, "rlhf": {"score": 4.0, "success": 0.75, "length": 10.0}}
+PATHS = ["rlhf.score", "rlhf.success", "rlhf.length", "wins.rlhf.sft.score", "rlhf.judge_score"]
+
+
+def test_a_result_has_its_own_interval_or_that_of_its_seeds():
+    groups = [
+        Group("a", [a_run("a", 1, metrics=METRICS)]),
+        Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)]),
+        Group("c", [a_run("c", 1, metrics={"rlhf": {"length": 3.0}, "sft": {}})]),
+    ]
+    section = result_section(groups, PATHS)
+    [table] = section.tables
+    assert table.head == ["", "a", "b", "c"] and len(section.panels) == 4
+    # 2 and 4: mean 3, standard deviation 1.414, divided by the root of 2, times 12.706.
+    assert texts_of(table) == [
+        ["score", "2.00 [1.50, 2.50]", "3.00 [-9.71, 15.7] n = 2", ""],
+        ["correct", "50.0 %", "62.5 % [0.0 %, 100.0 %] n = 2", ""],
+        ["response length (tokens)", "10.0", "10.0 [10.0, 10.0] n = 2", "3.00"],
+        [
+            "win rate of RLHF against SFT, by score",
+            "75.0 % [50.0 %, 100.0 %]",
+            "75.0 % [75.0 %, 75.0 %] n = 2",
+            "",
+        ],
+    ]
+
+
+def test_results_before_training_stand_beside_those_after_it():
+    groups = [Group("a", [a_run("a", 1, metrics=METRICS)])]
+    section = result_section(groups, RESULTS["rlhf"])
+    rows = texts_of(section.tables[0])
+    assert rows[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
+    # Figures are of the trained model alone.
+    assert len(section.panels) == 4
+    perplexities = {"before": {"response_perplexity": 8.4}, "after": {"response_perplexity": 5.9}}
+    groups = [Group("a", [a_run("a", 1, metrics=perplexities)])]
+    rows = texts_of(result_section(groups, RESULTS["sft"]).tables[0])
+    assert rows == [
+        ["perplexity of responses before training", "8.40"],
+        ["perplexity of responses", "5.90"],
+    ]
+    run = a_run("a", 1, metrics={**METRICS, "base": {"score": 0.5}})
+    assert run.result("base.score") is None and run.result("sft.score").value == 1
+
+
+def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
+    groups = [seeds_of("a", "loss", [1, 2, 3]), seeds_of("b", "loss", [11, 12, 13])]
+    groups += [seeds_of("c", "loss", [2, 3, 4]), seeds_of("d", "loss", [9])]
+    # Both standard errors are 1 / sqrt(3), that of the difference is sqrt(2/3), with t of four
+    # degrees of freedom 2.776.
+    half = 2.7764 * math.sqrt(2 / 3)
+    far = groups[1].difference(groups[0], "loss")
+    assert (far.value, far.n) == (10, 3)
+    assert far.interval == pytest.approx([10 - half, 10 + half], abs=1e-3)
+    table, _ = result_section(groups, ["loss"]).tables
+    assert texts_of(table) == [
+        [
+            "loss (nats per row)",
+            "+10.0 [+7.73, +12.3] n = 3 worse",
+            "+1.00 [-1.27, +3.27] n = 3",
+            "",
+        ]
+    ]
+
+
+# --- settings that differ ------------------------------------------------------------------
+
+
+def job(path, settings, *inputs, files=0):
+    """A job of a lineage."""
+    rule, name = path.split("/")
+    files = {"number": files, "digest": "0123456789abcdef"}
+    entry = {"rule": rule, "name": name, "settings": settings, "inputs": inputs, "files": files}
+    return path, entry
+
+
+def differences(*lineages):
+    """The differences between trainings, the first jobs of lineages."""
+    return setting_differences(
+        [comparable_settings(lineage, next(iter(lineage))) for lineage in lineages]
+    )
+
+
+def rlhf(actor, actor_epochs, reward_epochs=1):
+    """RLHF from sft/ACTOR with a reward model, which was trained from sft/tiny."""
+    return dict(
+        [
+            job(
+                "train_rlhf/a",
+                {"actor": actor, "seed": actor_epochs},
+                f"train_sft/{actor}",
+                "train_reward/tiny",
+                "tokenize_rlhf/a",
+            ),
+            job("train_reward/tiny", {"epochs": reward_epochs}, "train_sft/tiny"),
+            job("train_sft/tiny", {"epochs": 1}, "init_model/tiny"),
+            job(f"train_sft/{actor}", {"epochs": actor_epochs}, "init_model/tiny"),
+            job("tokenize_rlhf/a", {"actor": actor, "seed": actor_epochs}),
+            job("init_model/tiny", {"seed": 1}),
+        ]
+    )
+
+
+def test_earlier_jobs_are_matched_by_rule_and_not_by_name():
+    assert differences(rlhf("mine", 3), rlhf("tiny", 1)) == {
+        "actor": ["mine", "tiny"],
+        "train_sft: epochs": [[3, 1], 1],
+    }
+
+
+def test_equal_changes_of_several_jobs_are_one_row():
+    assert differences(rlhf("tiny", 1), rlhf("tiny", 2, reward_epochs=2)) == {
+        "train_sft: epochs": [1, 2]
+    }
+
+
+def dpo(dataset, rows):
+    """DPO on a dataset."""
+    return dict(
+        [
+            job("train_dpo/a", {}, "tokenize_dpo/a"),
+            job("tokenize_dpo/a", {}, f"import_dataset/{dataset}"),
+            job(f"import_dataset/{dataset}", {"rows": rows}, files=rows),
+        ]
+    )
+
+
+def test_datasets_are_compared_by_name():
+    assert differences(dpo("d", 0), dpo("d", 1)) == {
+        "import_dataset d: rows": [0, 1],
+        "import_dataset d: files": ["", "0123456789ab"],
+    }
+    # The settings of another dataset say no more than its name.
+    assert differences(dpo("d", 0), dpo("e", 1)) == {}
+
+
+# --- stars and arrows -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("values", "others", "marks"),
+    [
+        # Apart by more than their intervals; the same, but one of them overlaps.
+        ([10.0, 10.1, 10.2], [12.0, 12.1, 12.2], ("best", "worse")),
+        ([10.0, 10.1, 10.2], [10.1, 10.2, 10.3], ("", "")),
+        # Rounding, as between ZeRO stages: apart, but in the fifth digit.
+        ([595.001, 595.002, 595.003], [595.021, 595.022, 595.023], ("", "")),
+    ],
+)
+def test_neither_noise_nor_rounding_has_a_star_or_an_arrow(values, others, marks):
+    groups = [seeds_of("a", "loss", values), seeds_of("b", "loss", others)]
+    differences, results = result_section(groups, ["loss"]).tables
+    assert (results.rows[0][1].tone, differences.rows[0][1].tone) == marks
+    assert results.rows[0][2].tone == ""

@@ -1,0 +1,61 @@
+"""Numbers, durations and intervals as text."""
+
+import pytest
+
+from snakechat.pages.tables import format_estimate, format_metric
+from snakechat.pages.texts import format_duration, format_memory, format_number
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(59, "59.0 s"), (60, "0:01:00"), (86399.6, "24:00:00")],
+)
+def test_durations_from_a_minute_on_have_hours_and_minutes(seconds, text):
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (141184, "141,184"),
+        (12345.6, "12,300"),
+        (0.5, "0.500"),
+        (0.99961, "1.00"),
+        (-19.04, "\N{MINUS SIGN}19.0"),
+        (-1.5e-7, "\N{MINUS SIGN}1.50e-07"),
+        (0.0, "0"),
+        (float("nan"), "nan"),
+    ],
+)
+def test_pages_show_three_significant_digits(value, text):
+    assert format_number(value) == text
+
+
+def test_differences_have_a_sign_and_percentage_points():
+    assert [format_number(value, signed=True) for value in (2.0, 0.0)] == ["+2.00", "0"]
+    assert format_metric("ties", 0.5) == "50.0\N{NO-BREAK SPACE}%"
+    assert format_metric("ties", -0.0123, signed=True) == "\N{MINUS SIGN}1.2\N{NO-BREAK SPACE}pp"
+    estimate = format_estimate("score", 0.5, [-1.0, 2.0], signed=True)
+    assert estimate == ("+0.500", "[\N{MINUS SIGN}1.00, +2.00]")
+    assert format_estimate("score", 0.5, None) == ("0.500", "")
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "texts"),
+    [
+        (48912.3, [48893.1, 48931.6], ("48,910", "[48,890, 48,930]")),
+        (1.23456, [1.23446, 1.23466], ("1.2346", "[1.2345, 1.2347]")),
+        # Equal bounds, and a distance that the usual digits show.
+        (12345.6, [12345.6, 12345.6], ("12,300", "[12,300, 12,300]")),
+        (12345.6, [11111.1, 13333.3], ("12,300", "[11,100, 13,300]")),
+    ],
+)
+def test_narrow_intervals_keep_the_digits_in_which_their_bounds_differ(value, interval, texts):
+    assert format_estimate("score", value, interval) == texts
+
+
+def test_memory_is_in_gigabytes_from_1000_megabytes_on():
+    assert [format_memory(459), format_memory(1234)] == [
+        "459\N{NO-BREAK SPACE}MB",
+        "1.23\N{NO-BREAK SPACE}GB",
+    ]

@@ -1,0 +1,51 @@
+"""Figures: bytes, texts, lines, averages."""
+
+import re
+
+import numpy as np
+
+from snakechat.pages.metrics import Figure
+from snakechat.pages.plots import COLOUR, averaged, draw_estimates, draw_lines, moving_mean
+from snakechat.pages.report import training_section
+from support.pages import texts_in
+
+
+def paths_of(panel, colour):
+    """The lines of a colour: their numbers of points."""
+    styled = re.findall(r'<path d="([^"]*)"[^>]*style="([^"]*)"', panel.svg, re.DOTALL)
+    return [len(re.findall("[ML]", path)) for path, style in styled if f"stroke: {colour}" in style]
+
+
+def test_long_lines_show_raw_values_and_their_moving_mean():
+    points = [(step, float(step % 2)) for step in range(60)]
+    assert len(paths_of(draw_lines("loss", {"": points}, "step"), COLOUR)) == 2
+    assert paths_of(draw_lines("loss", {"": points[:3]}, "step"), COLOUR)[0] == 3
+    assert moving_mean(np.array([[0.0], [3.0], [6.0]])).tolist() == [[1.5], [3.0], [4.5]]
+
+
+def test_many_points_are_averaged():
+    points = np.array([(step, step / 2) for step in range(1, 901)])
+    assert len(averaged(points)) == 300
+    assert averaged(points)[:2].tolist() == [[2.0, 1.0], [5.0, 2.5]]
+    assert averaged(points[:300]).tolist() == points[:300].tolist()
+
+
+def test_curves_have_held_out_rows():
+    steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
+    [panel] = training_section("sft", steps).panels
+    assert panel.title == "loss (nats per token)"
+    assert {"training", "held-out rows", "step"} <= {*texts_in(panel.svg, "text")}
+
+
+def test_the_same_data_gives_the_same_bytes_and_figures_refer_to_ids_of_their_own():
+    estimates = {"a": Figure(0.5, [0.25, 0.75]), "b": None, "c": Figure(2.0, [2.5, 3.0])}
+    first, again, other = (draw_estimates(title, estimates) for title in ("a", "a", "b"))
+    assert first == again
+    ids = [set(re.findall(r'url\(#(.*?)\)|href="#(.*?)"', panel.svg)) for panel in (first, other)]
+    assert ids[0] and not ids[0] & ids[1]
+
+
+def test_names_are_escaped_and_text_stays_text_for_other_scripts():
+    panel = draw_estimates("ties", {"<script>&": Figure(0.5), "损失": Figure(1.0)}, percent=True)
+    assert "&lt;script&gt;&amp;" in panel.svg and "<script" not in panel.svg
+    assert "损失" in texts_in(panel.svg, "text")

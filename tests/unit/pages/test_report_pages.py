@@ -1,0 +1,332 @@
+"""The sections of a report: results, remarks, responses, data, costs, throughput."""
+
+import json
+
+import pytest
+
+from snakechat.pages.jobs import (
+    cost_section,
+    prompt_section,
+    read_runs,
+    run_section,
+    throughput,
+    total_cost,
+)
+from snakechat.pages.metrics import with_metrics_before
+from snakechat.pages.results import headline, remarks_on, response_sections, result_section
+from snakechat.planning import flops
+from support.pages import text_of
+from support.specs import EMPTY_RUN
+
+
+def rows_of(table):
+    """The texts of the cells of a table, by the first one of a row."""
+    return {label: list(map(text_of, cells)) for label, *cells in table.rows}
+
+
+def responses_of(score, length):
+    """Metrics of the responses of a model."""
+    return {"score": score, "length": length, "ended_by_eos": 1.0, "kl_to_sft": 0.25}
+
+
+def wins(mean, **more):
+    """Win rate of a model."""
+    return {"mean": mean, "interval_95": [mean - 0.125, mean + 0.125], "longer": 0.5, **more}
+
+
+MODELS = {
+    "rlhf": responses_of(3.0, 20.0),
+    "base": responses_of(0.0, 30.0),
+    "sft": responses_of(1.0, 10.0),
+    "dpo/tiny": responses_of(1.75, 12.0),
+}
+METRICS = {
+    **MODELS,
+    "num_prompts": 1000,
+    "num_generations": 2,
+    "intervals_95": {
+        model: {name: [value - 0.5, value + 0.5] for name, value in metrics.items()}
+        for model, metrics in MODELS.items()
+    },
+    "score_difference": {"mean": 2.0, "interval_95": [1.5, 2.5]},
+    "wins": {
+        "sft": {"base": {"score": wins(0.625)}},
+        "rlhf": {
+            "sft": {"judge_score": wins(0.5), "score": wins(0.75, when_longer=1.0)},
+            "base": {"score": wins(0.875)},
+        },
+        "dpo/tiny": {"sft": {"score": wins(0.25)}},
+    },
+}
+REWARD = {
+    "pairs": 400,
+    "accuracy": 0.9675,
+    "ties": 0.0,
+    "longer_wins_accuracy": 0.5,
+    "calibration_error": 0.25,
+    "intervals_95": {"accuracy": [0.945, 0.981]},
+    "by_dataset": {"a": {"pairs": 100, "accuracy": 1.0, "intervals_95": {"accuracy": [0.963, 1]}}},
+}
+
+# --- results --------------------------------------------------------------------------------
+
+
+def test_the_headline_has_results_intervals_and_n():
+    cards = [tuple(map(text_of, card)) for card in headline("rlhf", METRICS)]
+    assert cards == [
+        ("win rate of RLHF against SFT, by the judge", "50.0 %", "[37.5 %, 62.5 %]"),
+        ("win rate of RLHF against SFT, by score", "75.0 %", "[62.5 %, 87.5 %]"),
+        ("change from SFT to RLHF: score", "+2.00", "[+1.50, +2.50]"),
+        ("KL to the SFT model (nats per response)", "0.250", "[-0.250, 0.750]"),
+        ("held-out prompts", "1,000", ""),
+    ]
+    card, *_ = headline("reward", REWARD)
+    assert (text_of(card.value), text_of(card.note)) == ("96.8 %", "[94.5 %, 98.1 %]")
+
+
+def test_perplexities_of_each_dataset_are_before_and_after_training():
+    sft = {
+        "rows": 200,
+        "before": {"response_perplexity": 568.0},
+        "after": {"response_perplexity": 1.29},
+        "intervals_95": {"after": {"response_perplexity": [1.25, 1.33]}},
+    }
+    first, count = headline("sft", sft)
+    assert first == ("perplexity of responses", "1.29", "[1.25, 1.33]")
+    assert count == ("held-out rows", "200", "")
+    [table] = result_section("sft", sft | {"by_dataset": {"a": sft}}).tables
+    assert table.head[1:] == [
+        *("before training", "after training"),
+        *("a before training", "a after training"),
+    ]
+    assert rows_of(table)["perplexity of responses"][:2] == ["568", "1.29 [1.25, 1.33]"]
+
+
+def test_models_come_in_the_order_of_training_and_the_best_is_marked():
+    _, table, _ = result_section("rlhf", METRICS).tables
+    assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
+    rows = rows_of(table)
+    assert rows["score"][2:] == ["3.00 [2.50, 3.50] best", "1.75 [1.25, 2.25]"]
+    # Metrics that were not computed have no row; neither direction of a length is better.
+    assert "correct" not in rows
+    assert rows["response length (tokens)"][0] == "30.0 [29.5, 30.5]"
+
+
+def test_differences_that_exclude_zero_are_better_or_worse():
+    metrics = METRICS | {"dpo/tiny_score_difference": {"mean": -1.0, "interval_95": [-2, -0.5]}}
+    metrics |= {"base_score_difference": {"mean": -1.0, "interval_95": [-2, 0.5]}}
+    table, _, _ = result_section("rlhf", metrics).tables
+    assert list(map(text_of, table.head)) == ["", "base - SFT", "RLHF - SFT", "dpo/tiny - SFT"]
+    assert rows_of(table)["score"] == [
+        "-1.00 [-2, +0.500]",
+        "+2.00 [+1.50, +2.50] better",
+        "-1.00 [-2, -0.500] worse",
+    ]
+
+
+def test_win_rates_of_each_pair_of_models():
+    _, _, table = result_section("rlhf", METRICS).tables
+    assert [row[0] for row in table.rows] == [
+        "win rate of SFT against base, by score",
+        "win rate of RLHF against SFT, by score",
+        "win rate of RLHF against SFT, by the judge",
+        "win rate of RLHF against base, by score",
+        "win rate of dpo/tiny against SFT, by score",
+    ]
+    cells = ["75.0 % [62.5 %, 87.5 %]", "50.0 %", "100.0 %", ""]
+    assert list(map(text_of, table.rows[1][1:])) == cells
+    assert len(table.head) == len(table.rows[1])
+
+
+def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
+    steps = [{"step": 0, "eval_accuracy": 0.5}, {"step": 1, "loss": 0.6}]
+    [table] = result_section("reward", with_metrics_before(REWARD, steps)).tables
+    assert table.head == ["", "before training", "all pairs", "a"]
+    accuracies = ["50.0 %", "96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %]"]
+    rows = rows_of(table)
+    assert rows["accuracy"] == accuracies
+    assert rows["expected calibration error"] == ["", "25.0 %", ""]
+    for untouched in ((REWARD, steps[1:]), (METRICS, steps)):
+        assert with_metrics_before(*untouched) == untouched[0]
+
+
+# --- remarks --------------------------------------------------------------------------------
+
+
+def test_unsurprising_results_have_no_remarks():
+    assert list(remarks_on("rlhf", METRICS)) == []
+    assert list(remarks_on("reward", REWARD)) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        (
+            {"base_score_difference": {"mean": 0.5, "interval_95": [0.1, 0.9]}},
+            "The base model scores higher (0) than SFT (1.00).",
+        ),
+        (
+            {"judge_score_difference": {"mean": -1.0, "interval_95": [-2.0, -0.5]}},
+            "another metric falls (score by the judge)",
+        ),
+        (
+            {"contamination": {"sft/toy": {"exact": 3, "normalized": 4}}},
+            "4 of the 1,000 evaluated prompts also occur in training data",
+        ),
+    ],
+)
+def test_results_that_call_for_caution_have_a_remark(changes, text):
+    [remark] = remarks_on("rlhf", METRICS | changes)
+    assert text in remark
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"longer_wins_accuracy": 0.96}, "Choosing the longer response is about as accurate (96.0"),
+        (
+            {"accuracy": 18 / 32, "intervals_95": {"accuracy": [0.377, 0.736]}},
+            "The accuracy on all pairs is not distinguishable",
+        ),
+        (
+            {"by_dataset": {"a": {"accuracy": 0.4, "intervals_95": {"accuracy": [0.2, 0.6]}}}},
+            "The accuracy on a is not dist",
+        ),
+    ],
+)
+def test_pairs_that_guessing_or_length_ranks_as_well_have_a_remark(changes, text):
+    [remark] = remarks_on("reward", REWARD | changes)
+    assert remark.startswith(text)
+
+
+# --- data -----------------------------------------------------------------------------------
+
+
+def test_repeated_and_shared_prompts_are_counted():
+    statistics = {
+        "records.toy": {"train": {"rows": 100, "repeated_prompts": 82}},
+        "rows.toy": {
+            "sft.train": {"rows": 20, "rows_whose_prompt_is_in": {"rlhf.train": 1000}},
+            "sft.eval": {"rows": 50},
+        },
+    }
+    datasets, phases = prompt_section(statistics).tables
+    assert rows_of(datasets)["toy"][1:] == ["82.0 %", ""]
+    assert [row[::2] for row in phases.rows] == [
+        ["toy: sft.train", "rlhf.train 1,000"],
+        ["toy: sft.eval", ""],
+    ]
+
+
+# --- responses ------------------------------------------------------------------------------
+
+
+def sections_of(responses, num_generations=1):
+    """Sections of responses, from (prompt, response, score) of each response by model."""
+    lines = [
+        {"model": model, "prompt": prompt, "response": response, "score": score}
+        for model, of_model in responses.items()
+        for prompt, response, score in of_model
+    ]
+    return response_sections(lines, num_generations)
+
+
+def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
+    prompts = [f"prompt {number}" for number in range(20)]
+    # Two responses to each; RLHF scores higher, except on prompts 15 to 18.
+    scores = {15: -1, 16: -4, 17: -2, 18: -3}
+    responses = {
+        "sft": [(p, f"sft {p} {s}", 0.0) for p in prompts for s in "ab"],
+        "rlhf": [
+            (p, f"rlhf {p} {s}", scores.get(row, 1)) for row, p in enumerate(prompts) for s in "ab"
+        ],
+    }
+    first, decreased = sections_of(responses, num_generations=2)
+    assert [table.caption for table in first.tables] == prompts[:10]
+    assert [table.caption for table in decreased.tables] == [prompts[n] for n in (16, 18, 17)]
+    assert rows_of(first.tables[3]) == {
+        "SFT": ["sft prompt 3 a", "0"],
+        "RLHF": ["rlhf prompt 3 a", "1"],
+    }
+    # Without a decrease, there is no section of them.
+    assert len(sections_of({"sft": [("p", "a", 1.0)], "rlhf": [("p", "c", 1.0)]})) == 1
+
+
+# --- costs ----------------------------------------------------------------------------------
+
+
+def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = {"seconds": 61, "peak_memory_mb": 1234, "started": "2026-01-02T03:04:05", "host": "here"}
+    run = EMPTY_RUN | run
+    lineage = {}
+    for name, recorded in (("data", "a"), ("sft", "other"), ("rlhf", None)):
+        lineage[name] = {"spec": "a", "inputs": []}
+        if recorded:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "run.json").write_text(json.dumps(run | {"spec": recorded}))
+    runs = read_runs(lineage)
+    assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
+    [table] = cost_section(runs).tables
+    assert table.rows[0] == ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None]
+    assert [row[:2] for row in table.rows[1:-1]] == [["rlhf", "unknown"], ["sft", "unknown"]]
+    assert table.rows[-1][2] == total_cost(runs) == "0:01:01"
+
+
+MODEL = {"weights": 100, "trained": 100, "layers": 2, "hidden_size": 4}
+# On two GPUs.
+RUN = EMPTY_RUN | {
+    "steps": 3,
+    "seconds_per_step": 0.5,
+    "saving_seconds": 1.25,
+    "gpu": "NVIDIA H100 PCIe",
+    "models": {"model": MODEL},
+    "placement": {"nodes": 1, "gpus_per_node": 2},
+}
+SETTINGS = {"dtype": "bf16", "global_batch_size": 8}
+TRAIN = {"rows": 100, "tokens": {"prompt": {"sum": 300}, "chosen": {"sum": 200}}}
+
+
+def test_flops_per_token_of_rlhf():
+    # A pass over 5 tokens: 200 of the weights and 160 of attention; training: three times as
+    # many. Actor (2), reference (1) and scorers (2) run, and both models train for two epochs.
+    both = {"actor": MODEL, "critic": MODEL}
+    assert flops.rlhf_flops(both, 5, 2) == 5 * 360 + 2 * 2 * 1080
+    # Without a critic.
+    assert flops.rlhf_flops({"actor": MODEL}, 5, 2) == 3 * 360 + 2 * 1080
+
+
+def test_throughput_of_a_run():
+    # 16 rows a second of 5 tokens.
+    found = throughput("sft", SETTINGS, RUN, [], TRAIN)
+    assert list(found.values()) == [16, 80, 80 * 1080, 80 * 1080 / (2 * 756e12)]
+    # The peak rate is one of 16 bits, and of a known GPU.
+    for settings, run in ((SETTINGS | {"dtype": "fp32"}, RUN), (SETTINGS, RUN | {"gpu": "x"})):
+        assert throughput("sft", settings, run, [], TRAIN)["utilization"] is None
+
+
+def test_responses_of_a_pair_do_not_attend_to_each_other():
+    train = {"rows": 100, "tokens": TRAIN["tokens"] | {"rejected": {"sum": 600}}}
+    found = throughput("dpo", SETTINGS, RUN, [], train)
+    # A prompt of 3 tokens and a response of 4, on average.
+    assert found["tokens_per_second"] == 16 * 11
+    assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
+
+
+def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
+    settings = SETTINGS | {"rollout_batch_size": 4, "num_generations": 2, "ppo_epochs": 1}
+    run = RUN | {"models": {"actor": MODEL}}
+    train = {"rows": 100, "tokens": {"prompt": {"sum": 300}}}
+    steps = [{"response/length": 4.0}, {"response/length": 6.0}]
+    found = throughput("rlhf", settings, run, steps, train)
+    assert (found["rows_per_second"], found["tokens_per_second"]) == (8, 8 * 13)
+    assert found["flops_per_second"] == 8 * 13 * flops.rlhf_flops({"actor": MODEL}, 8, 1)
+
+
+def test_a_run_without_a_measured_step_has_no_throughput():
+    run = RUN | {"seconds": 75.0}
+    del run["seconds_per_step"]
+    training = {"settings": SETTINGS, "facts": {}}
+    [table] = run_section("sft", "output/sft/a", training, run, [{"step": 1}], TRAIN).tables
+    rows = dict(table.rows)
+    assert rows["time"] == "0:01:15" and "tokens per second" not in rows
