@@ -15,12 +15,10 @@ VENV := .venv
 ACTIVATE := . $(VENV)/bin/activate &&
 # torch is not in requirements.txt: pip chooses a build for this machine.
 TORCH := $(shell grep '^torch==' requirements.in)
-# The documentation tools, TRL, the conversion of GGUF, object stores, vLLM and uv have environments
-# of their own.
+# The documentation tools, TRL, the conversion of GGUF, vLLM and uv have environments of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
 QUALITY := .venv-quality
-STORAGE := .venv-storage
 VLLM := .venv-vllm
 LOCK := .venv-lock
 
@@ -39,10 +37,10 @@ demo: $(VENV)/demo
 test-quick: $(VENV)/test
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slow and not exhaustive and not slurm and not gpu" tests/unit
 
-test: $(VENV)/test $(STORAGE)/ready lint
+test: $(VENV)/test lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile
 
-test-all: $(VENV)/test $(STORAGE)/ready lint
+test-all: $(VENV)/test lint
 	$(ACTIVATE) pytest --numprocesses $(CORES) --dist loadfile -m "not slurm and not gpu and not vllm"
 
 # Installs Slurm where it can (root on Debian). Elsewhere the tests skip with a reason.
@@ -118,7 +116,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(STORAGE) $(VLLM) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(VLLM) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
@@ -150,12 +148,6 @@ $(TRL)/ready: tests/benchmarks/requirements-trl.txt
 $(QUALITY)/ready: tests/benchmarks/requirements-quality.txt $(VENV)/demo
 	rm -rf $(QUALITY)
 	$(ACTIVATE) pip install --quiet --no-deps --target $(QUALITY) --requirement $<
-	touch $@
-
-# A folder of packages, which tests of object stores add to the path.
-$(STORAGE)/ready: tests/requirements-storage.txt $(VENV)/demo
-	rm -rf $(STORAGE)
-	$(ACTIVATE) pip install --quiet --no-deps --target $(STORAGE) --requirement $<
 	touch $@
 
 # 3.5 GB: all of our own environment, and vLLM for CPUs.

@@ -1,4 +1,4 @@
-"""Fetch a base model or reward model, and its tokenizer: from the hub, a folder or a URL.
+"""Fetch a base model or reward model, and its tokenizer: from the hub or a folder.
 
 The result has safetensors.
 """
@@ -11,7 +11,6 @@ from typing import Any
 from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
 from snakechat.data.model_files import check_files, model_files
-from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.workflow.errors import InputError
@@ -33,10 +32,6 @@ def main(job: Job) -> None:
             save(job, paths, card_facts(folder), f"hub model {hub} at {commit}")
         return
     source, files = job.options.source, job.spec["files"]
-    if is_remote(source):
-        with downloaded(source, files, job.result) as folder:
-            save(job, [*folder.iterdir()], card_facts(folder), f"model in {source}")
-        return
     planned = {Path(source, name): digest for name, digest in files.items()}
     with planned_files(planned):
         save(job, planned, job.settings.card, f"model in {source}")

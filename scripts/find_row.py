@@ -1,14 +1,11 @@
 """Find rows of datasets, and every result that was made from them.
 
     python scripts/find_row.py "Anna Example" --in /backups/models
-    python scripts/find_row.py 6b1f0e3a5c9d4b7e8f2a1c0d9e8b7a65
-    python scripts/find_row.py --pattern "[a-z]+@example[.]com" --json
-    python scripts/find_row.py --file requests.txt
+    python scripts/find_row.py --file requests.txt --json
 
-Searches the prompt, chosen and rejected texts of all records in output/, earlier versions included,
-and in the folders of --in, which may hold copies of results. An argument, or a line of --file, is
-the digest of a row (32 hexadecimal digits) or a text that a row contains. `exclude` of a dataset
-removes rows that are given by their digests.
+Searches all records in output/, earlier versions included, and in the folders of --in, which may
+hold copies of results. An argument, or a line of --file, is a text that a row contains, or the
+digest of a row (32 hexadecimal digits), by which `exclude` of a dataset removes it.
 
 Exits with 0 if a result other than records was made from the rows, or may have been; with 1 if none
 was, as after a build that excludes them; with 2 after an error.
@@ -18,29 +15,28 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.exclusions import DIGEST
-from snakechat.data.row_search import (
-    RECORD_RULES,
-    Match,
-    Query,
-    Result,
-    RowSearch,
-    find_results,
-)
+import numpy as np
+
+from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES, SPLITS
+from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import Manifest, content_digest
-from snakechat.workflow.printable import printable_line
+from snakechat.workflow.lineage import Lineage, merge_lineages
+from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
 from snakechat.workflow.store import linked_folder
 from snakechat.workflow.tool_errors import one_line_errors
 
-# Matching rows that are printed of each dataset; --json has all of them.
-MAX_PRINTED = 20
-# Characters of a text that are printed on each side of a match.
-CONTEXT = 30
+NAMES = [f"{phase}.{split}" for phase in PHASES for split in SPLITS]
+DIGEST = re.compile("[0-9a-f]{32}")
+# The rules that write records.
+RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
+
+# What a result was made from: ("rows", the digest of a row that matches), ("phases", the DATASET
+# PHASE.SPLIT of such a row) and ("unknown", the path of a result of which there is no copy).
+Usage = set[tuple[str, str]]
 
 
 @one_line_errors(code=2)
@@ -49,133 +45,155 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("query", nargs="*", metavar="TEXT", help="a text or a digest")
-    parser.add_argument("--pattern", metavar="REGEX", help="a regular expression of Python")
     parser.add_argument("--file", type=Path, help="a text or a digest per line")
-    parser.add_argument(
-        "--in", dest="folders", nargs="+", default=[], type=Path, metavar="FOLDER",
-        help="search these folders too",
-    )  # fmt: skip
+    parser.add_argument("--in", dest="folders", nargs="+", default=[], type=Path, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
-    if not (arguments.query or arguments.pattern or arguments.file):
-        parser.error("give a text, a digest, --pattern or --file")
-    results = find_results([Path("output"), *arguments.folders])
-    found = search(results, query_of(arguments.query, arguments.pattern, arguments.file))
-    report(found, arguments.json)
-    sys.exit(0 if any(not result["is_records"] for result in found["results"]) else 1)
+    words = [*arguments.query, *(lines_of(arguments.file) if arguments.file else ())]
+    if not words or "" in words:
+        parser.error("give a text, a digest or --file")
+    search = Search([Path("output"), *arguments.folders], words)
+    results = list(search.results())
+    if arguments.json:
+        print(json.dumps({"rows": search.rows, "results": results}, indent=1, ensure_ascii=False))
+    else:
+        print("\n".join(report(search.rows, results)) or "no row matches")
+    sys.exit(0 if any(not result["is_records"] for result in results) else 1)
 
 
-def query_of(words: Sequence[str], pattern: str | None, file: Path | None) -> Query:
-    """Return the query for texts, digests and a pattern.
+def lines_of(file: Path) -> list[str]:
+    """Return the lines of a file without those that are empty."""
+    # Not splitlines, which splits at U+2028, too: it is text.
+    lines = file.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+    return [word for line in lines if (word := line.strip(" \t\r"))]
 
-    Raises:
-        InputError: The pattern is not a regular expression, or the file is not a text or is empty.
+
+def report(rows: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the lines about what was found."""
+    for dataset, matches in rows.items():
+        yield f"dataset {dataset}: rows: {len(matches):,}"
+        yield from (f"  {each['digest']}  {each['split']} row {each['row']}" for each in matches)
+    for result in results:
+        line = f"  {result['folder']}"
+        if result["rows"]:
+            phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
+            line += f": rows: {len(result['rows']):,}{phases}"
+        if result["unknown"]:
+            line += f": unknown, because no copy of its {', '.join(result['unknown'])} was found"
+        yield line
+
+
+class Search:
+    """The rows that have a digest or contain a text, and the results that were made from them.
+
+    A result is made from the rows of the phases that its lineage tokenizes, and from those that its
+    tokenizer was trained on or an LLM judge labelled. The lineage names records and splits by their
+    content: any copy of them has the rows. Without a copy, a result was made from the same rows as
+    another one with the same content.
+
+    Attributes:
+        rows: The split, the number from 1 and the digest of the matching rows of each dataset.
     """
-    words = list(words)
-    if file is not None:
-        try:
-            # Not splitlines, which splits at U+2028 too: it is text.
-            lines = [line.strip() for line in file.read_text(encoding="utf-8-sig").split("\n")]
-        except UnicodeDecodeError:
-            raise InputError(f"{file}: expected a text file") from None
-        words += [line for line in lines if line]
-        if not words:
-            raise InputError(f"{file}: has no text and no digest")
-    digests = frozenset(bytes.fromhex(word) for word in words if DIGEST.fullmatch(word))
-    patterns = [re.escape(word) for word in words if not DIGEST.fullmatch(word)]
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise InputError(
-                f"--pattern {pattern!r} is not a regular expression: {error}"
-            ) from None
-        patterns.append(f"(?:{pattern})")
-    return Query(digests, re.compile("|".join(patterns)) if patterns else None)
+
+    def __init__(self, trees: Sequence[Path], words: Collection[str]) -> None:
+        found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+        # Of the content of records, the matching rows; of that of a split, digests by PHASE.SPLIT.
+        self._records: dict[str, list[dict[str, Any]]] = {}
+        self._phases: dict[str, dict[str, set[str]]] = {}
+        self._manifests: dict[Path, Manifest] = {}
+        for tree in trees:
+            if not tree.is_dir():
+                raise InputError(f"there is no folder {tree}")
+            for path in sorted(tree.rglob(MANIFEST)):
+                if manifest := read_manifest(path):
+                    self._manifests[path.parent] = manifest
+        for folder, manifest in self._manifests.items():
+            if manifest["spec"]["rule"] in RECORD_RULES:
+                matches = list(matching_rows(folder, words))
+                self._records[content_digest(manifest)] = matches
+                # Versions of a dataset have most rows in common.
+                known = found.setdefault(manifest["spec"]["name"], {})
+                known |= {tuple(match.values()): match for match in matches}
+        self.rows = {name: list(matches.values()) for name, matches in found.items() if matches}
+        for folder, manifest in self._manifests.items():
+            records = manifest["inputs"].get("records")
+            if manifest["spec"]["rule"] == "split_dataset" and records in self._records:
+                matches = self._records[records]
+                phases = {name: digests_of(folder, name, matches) for name in NAMES}
+                self._phases[content_digest(manifest)] = phases
+
+    def results(self) -> Iterator[dict[str, Any]]:
+        """Yield the results that were made from the rows, or may have been."""
+        for folder, manifest in self._manifests.items():
+            jobs, spec = merge_lineages([manifest]), manifest["spec"]
+            is_records = spec["rule"] in RECORD_RULES
+            usage = self._read(spec["path"], jobs) if is_records else set()
+            usage = usage.union(*(self._usage(job, jobs) for job in jobs.values()))
+            if usage:
+                kinds = ("rows", "phases", "unknown")
+                lists = {key: sorted(text for kind, text in usage if kind == key) for key in kinds}
+                shown = spec["path"] if linked_folder(spec["path"]) == folder else str(folder)
+                yield {"folder": shown, **lists, "is_records": is_records}
+
+    def _usage(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
+        """Return what a job of a lineage read itself."""
+        usage = self._read_by(job, jobs)
+        if any(kind == "unknown" for kind, _ in usage):
+            for manifest in self._manifests.values():
+                if content_digest(manifest) == job["content"]:
+                    others = merge_lineages([manifest])
+                    other = self._read_by(others[manifest["spec"]["path"]], others)
+                    if all(kind != "unknown" for kind, _ in other):
+                        return other
+        return usage
+
+    def _read_by(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
+        usage: Usage = set()
+        for path in job["inputs"]:
+            upstream = jobs[path]
+            if upstream["rule"] == "split_dataset" and job["rule"] in PHASE_OF_RULE:
+                phases = self._phases.get(upstream["content"])
+                if phases is None:
+                    usage.add(("unknown", path))
+                    continue
+                for name, digests in phases.items():
+                    if digests and name.startswith(f"{PHASE_OF_RULE[job['rule']]}."):
+                        usage.add(("phases", f"{upstream['name']} {name}"))
+                        usage |= {("rows", digest) for digest in digests}
+            # Other jobs read no rows, or statistics of them, or write row numbers.
+            elif upstream["rule"] in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):
+                # A tokenizer is trained on the rows of the train split.
+                read = self._read(path, jobs, "train" if job["rule"] == "init_model" else "")
+                usage |= read - {("rows", digest) for digest in job["facts"].get("excluded", ())}
+        return usage
+
+    def _read(self, path: str, jobs: Lineage, split: str = "") -> Usage:
+        matches = self._records.get(jobs[path]["content"])
+        if matches is None:
+            return {("unknown", path)}
+        return {("rows", match["digest"]) for match in matches if split in match["split"]}
 
 
-def search(results: Sequence[Result], query: Query) -> dict[str, Any]:
-    """Return the matching rows of each dataset, their phases, and the results made from them."""
-    found = RowSearch(results, query)
-    rows: dict[str, dict[tuple[str, int], dict[str, Any]]] = {}
-    phases, used = {}, []
-    for folder, manifest in results:
-        spec, content = manifest["spec"], content_digest(manifest)
-        if matches := found.matches.get(content):
-            dataset = rows.setdefault(spec["name"], {})
-            dataset |= {(match.split, match.number): describe(match, query) for match in matches}
-        if spec["rule"] == "split_dataset" and content in found.phases:
-            counts = {name: len(rows) for name, rows in found.phases[content].items() if rows}
-            phases[shown_path(folder, manifest)] = counts
-        usage = found.usage(manifest)
-        if usage.rows or usage.unknown:
-            used.append(
-                {
-                    "folder": shown_path(folder, manifest),
-                    "rows": sorted(digest.hex() for digest in usage.rows),
-                    "phases": sorted(usage.phases),
-                    "unknown": sorted(usage.unknown),
-                    "is_records": spec["rule"] in RECORD_RULES,
-                }
-            )
-    datasets = {name: [entries[key] for key in sorted(entries)] for name, entries in rows.items()}
-    return {"rows": datasets, "phases": phases, "results": used}
+def matching_rows(folder: Path, words: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of records that have one of the digests or contain one of the texts."""
+    texts = [word for word in words if not DIGEST.fullmatch(word)]
+    has_eval = (folder / "eval.parquet").exists()
+    for path in sorted(folder.glob("*.parquet")):
+        # Without an eval split, some rows of train.parquet are in it.
+        split = path.stem if has_eval else "train or eval"
+        records = zip(read_digests(path), read_texts(path), strict=True)
+        for number, (digest, record) in enumerate(records, start=1):
+            found = any(word in text for text in record if text for word in texts)
+            if found or digest.hex() in words:
+                yield {"split": split, "row": number, "digest": digest.hex()}
 
 
-def shown_path(folder: Path, manifest: Manifest) -> str:
-    """Return the path of a result that leads to a folder of the store, or else the folder."""
-    path = manifest["spec"]["path"]
-    return path if linked_folder(path) == folder else str(folder)
-
-
-def describe(match: Match, query: Query) -> dict[str, Any]:
-    """Return a matching row with the surroundings of its match."""
-    excerpt = ""
-    if match.text and query.pattern and (place := query.pattern.search(match.text)):
-        start, end = max(0, place.start() - CONTEXT), place.end() + CONTEXT
-        excerpt = match.text[start:end][: 4 * CONTEXT]
-    return {
-        "split": match.split,
-        "row": match.number + 1,
-        "digest": match.digest.hex(),
-        "excerpt": excerpt,
-    }
-
-
-def report(found: dict[str, Any], as_json: bool) -> None:
-    """Print what was found."""
-    if as_json:
-        print(json.dumps(found, indent=1, ensure_ascii=False))
-        return
-    if not found["rows"]:
-        print("no row matches")
-    for dataset, rows in found["rows"].items():
-        print(f"dataset {dataset}: {count(len(rows))}")
-        for row in rows[:MAX_PRINTED]:
-            place = f"{row['digest']}  {row['split']} row {row['row']}"
-            print(f"  {place}  {printable_line(row['excerpt'])}".rstrip())
-        if len(rows) > MAX_PRINTED:
-            print(f"  and {len(rows) - MAX_PRINTED:,} more (--json lists all)")
-    for folder, counts in found["phases"].items():
-        if counts:
-            print(f"{folder}: {', '.join(f'{name} {n:,}' for name, n in counts.items())}")
-    for result in found["results"]:
-        print(f"  {describe_result(result)}")
-
-
-def describe_result(result: dict[str, Any]) -> str:
-    """Return a line about a result that was, or may have been, made from matching rows."""
-    line = result["folder"]
-    if result["rows"]:
-        phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
-        line += f": {count(len(result['rows']))}{phases}"
-    if result["unknown"]:
-        line += f": unknown, because no copy of its {', '.join(result['unknown'])} was found"
-    return line
-
-
-def count(rows: int) -> str:
-    return "1 row" if rows == 1 else f"{rows:,} rows"
+def digests_of(folder: Path, name: str, matches: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the digests of the matching rows of records in a PHASE.SPLIT of a split."""
+    numbers = set(np.load(folder / f"{name}.npy", allow_pickle=False).tolist())
+    split = name.partition(".")[2]
+    rows = (match for match in matches if split in match["split"])
+    return {match["digest"] for match in rows if match["row"] - 1 in numbers}
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import Columns, Record, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter, texts_of
-from snakechat.data.remote_files import downloaded, is_remote
 from snakechat.data.sources import read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
@@ -66,10 +65,6 @@ def source_files(job: Job) -> Iterator[dict[str, dict[str, Path]]]:
         splits = hub_files(job)
         with unchanged_files(path for files in splits.values() for path in files.values()):
             yield splits
-    elif is_remote(source):
-        with downloaded(source, planned, job.result) as folder:
-            job.facts |= card_facts(folder)
-            yield splits_of(job, folder)
     else:
         job.facts |= job.settings.card
         with planned_files({Path(source, name): digest for name, digest in planned.items()}):

@@ -153,7 +153,7 @@ MODEL = CONFIG["models"]["tiny"]
 # Added to the config: what TARGETS need besides the tiny recipes, and one `other` of each kind.
 OURS = {
     "datasets": {
-        "mine": {"path": "mine", "format": "plain", "follow_links": True},
+        "mine": {"path": "mine", "format": "plain"},
         "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
         "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
         "picked": {"generations": "tiny", "select": "best"},

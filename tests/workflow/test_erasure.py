@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
 
+import find_row
 from snakechat.data.ragged_arrays import Ragged
 from support.staleness import MINE, SPLIT, setting
 
@@ -125,8 +126,7 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     remove_versions(copy)
     assert set(results_with(copy, unused[1])) <= {"output/data/far", "output/data/mine"}
 
-    (folder / "requests.txt").write_text(f"{second[1]}\n")
-    setting(EXCLUDE, [first[1], {"file": "requests.txt"}])(folder)
+    setting(EXCLUDE, [first[1], second[1]])(folder)
     assert copy.planned(MINE) == SPLIT
     copy.build("output/tokens/sft/mine")
     # The model still has the weights of the old tokens.
@@ -152,7 +152,7 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     assert code == 0 and "models/old: unknown, because no copy of its output/split/mine" in output
 
 
-def test_bad_input_is_one_line(built):
-    code, output = find(built, "--pattern", "(")
-    assert code == 2
-    assert "--pattern '('" in output.splitlines()[-1]
+def test_a_line_of_a_file_ends_at_a_line_feed_alone(tmp_path):
+    path = tmp_path / "requests.txt"
+    path.write_text("\ufeffWhat\u2028is\x85it?\r\n\n  6b1f \n")
+    assert find_row.lines_of(path) == ["What\u2028is\x85it?", "6b1f"]

@@ -48,7 +48,7 @@ RUNS_MODELS |= PROMPT_RULES
 
 # Weights of the phases, as in config.yaml.
 SHARES = {"sft": 2, "reward": 4, "rlhf": 4}
-GENERATED = {"path": None, "format": None, "follow_links": None, "generate": "shop"}
+GENERATED = {"path": None, "format": None, "generate": "shop"}
 
 
 def mine(rules, **settings):

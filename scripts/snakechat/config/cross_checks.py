@@ -28,7 +28,6 @@ from snakechat.data.model_files import (
     read_model_config,
     reward_model_problem,
 )
-from snakechat.data.remote_files import is_remote, url_problem
 
 RECIPE_SECTIONS = (*STAGES, "generations")
 # DeepSpeed offloads only what ZeRO partitions.
@@ -181,13 +180,14 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
 
 
 def _check_urls(config: Config) -> None:
-    """Check the URLs of datasets and models."""
+    """Check that no path of a dataset or a model is a URL."""
     for section in ("datasets", "models"):
         for name in config.entries_with(section, "path"):
-            path = config.values[section][name]["path"]
-            problem = url_problem(path) if is_remote(path) else None
-            if problem:
-                raise ConfigError(f"config: {section}.{name}.path: {problem}")
+            if "://" in config.values[section][name]["path"]:
+                raise ConfigError(
+                    f"config: {section}.{name}.path: expected a local path, found a URL: copy the"
+                    " files first (docs/en/datasets.md#object-stores)"
+                )
 
 
 def _check_kept_columns(config: Config, dataset: str) -> None:

@@ -32,7 +32,6 @@ from snakechat.config.training_settings import (
     Conditional,
 )
 from snakechat.data.formats import has_responses, named_columns
-from snakechat.data.remote_files import is_remote
 from snakechat.workflow.store import STORE
 from snakechat.workflow.store_space import parse_size
 from snakechat.workflow.stored_versions import Version, find_version, is_version
@@ -120,8 +119,6 @@ class Config:
     def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
         self.values = values
         self.root, self.sources = root, sources
-        # The versions of the files below the URLs of object stores that planning has listed.
-        self.listings: dict[str, dict[str, str]] = {}
         # Planning asks for the settings of a recipe dozens of times.
         self._recipe = cache(self._settings_of)
 
@@ -414,13 +411,10 @@ class Config:
         """Return a path of the config relative to the working directory."""
         return Path(os.path.relpath(self.root / Path(path).expanduser()))
 
-    def source_of(self, section: str, name: str) -> Path | str | None:
-        """Return the `path` of a dataset or a model (section); None if it has none.
-
-        It is a file or a folder, or the URL of one in an object store.
-        """
+    def source_of(self, section: str, name: str) -> Path | None:
+        """Return the `path` of a dataset or a model (section); None if it has none."""
         path = self.values[section][name].get("path")
-        return path if path is None or is_remote(path) else self.local_path(path)
+        return None if path is None else self.local_path(path)
 
     def entries_with(self, section: str, *origins: str) -> list[str]:
         """Return the names of the datasets or models (section) that have one of these keys."""

@@ -142,16 +142,9 @@ class Split(TypedDict):
     by: Literal["row", "prompt"]
 
 
-class ExcludedFile(TypedDict):
-    """A file with the digest of a row in each line."""
-
-    file: NonEmptyText
-
-
-# Rows that are removed after the split: their digests, or files of digests.
+# Digests of rows that are removed after the split.
 Exclude = Annotated[
-    list[Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")] | ExcludedFile],
-    Keyword("min_length", 1),
+    list[Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")]], Keyword("min_length", 1)
 ]
 
 
@@ -168,7 +161,6 @@ class SourceDataset(TypedDict):
     remove: NotRequired[Regex]
     train: NotRequired[Glob]
     eval: NotRequired[Glob]
-    follow_links: NotRequired[bool]
     on_bad_row: NotRequired[BadRowPolicy]
     split: NotRequired[PhaseWeights | PhaseList]
     max_rows: NotRequired[Count]

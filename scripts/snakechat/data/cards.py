@@ -24,12 +24,14 @@ MAX_LANGUAGES = 200
 def card_facts(folder: Path) -> dict[str, Any]:
     """Return the licence (or None) and the languages that the card in a folder declares.
 
-    Only single words are returned, because they appear in generated pages.
+    A licence that the Hub does not know is "other (NAME)". Only words are returned, because they
+    appear in generated pages.
     """
     metadata = _metadata(folder / CARD)
     license = normalized_license(metadata.get("license"))
     if license == "other":
-        license = normalized_license(metadata.get("license_name")) or license
+        name = normalized_license(metadata.get("license_name"))
+        license = f"other ({name})" if name else license
     facts: dict[str, Any] = {"licence": license}
     declared = metadata.get("language")
     languages = declared if isinstance(declared, list) else [declared]

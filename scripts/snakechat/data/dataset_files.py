@@ -40,13 +40,11 @@ def kind_of(path: str | Path) -> str | None:
     return "jsonl" if kind in ("ndjson", "jsonlines") else kind
 
 
-def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
+def local_paths(folder: str | Path) -> list[str]:
     """Return the sorted paths of all files in a folder, relative to it.
 
     The folder may be a link itself. Links to folders are followed, each folder once, and not to a
     folder that contains the link: folders that link to one another have endless paths.
-
-    follow_links: Whether links to folders may lead out of the folder.
 
     Raises:
         InputError: A link to a folder leads out of it.
@@ -59,7 +57,7 @@ def local_paths(folder: str | Path, follow_links: bool = True) -> list[str]:
             path = os.path.join(parent, name)
             if not os.path.islink(path):
                 continue
-            if not follow_links and not name.startswith("."):
+            if not name.startswith("."):
                 check_link(folder, os.path.relpath(path, folder))
             real = os.path.realpath(path)
             if real in followed or Path(os.path.realpath(parent)).is_relative_to(real):
@@ -82,8 +80,7 @@ def check_link(folder: str | Path, path: str) -> None:
     blobs = [parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots"]
     if not any(map(target.is_relative_to, [root, *blobs])):
         raise InputError(
-            f"{path} is a link to {target}, outside of the folder: set follow_links: true to read"
-            " what it leads to"
+            f"{path} is a link to {target}, outside of the folder: name what it leads to as `path`"
         )
 
 

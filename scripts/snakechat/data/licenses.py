@@ -28,7 +28,7 @@ def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, 
     declared: Licences that the config declares, by path; the others are those that were recorded.
     """
     return {
-        path: declared.get(path) or normalized_license(entry["facts"].get("licence"))
+        path: declared.get(path) or entry["facts"].get("licence")
         for path, entry in lineage.items()
         if entry["rule"] in SOURCE_RULES and "generate" not in entry["settings"]
     }

@@ -12,7 +12,6 @@ from snakechat.jobs.files import (
     base_model_files,
     card_settings,
     dataset_files,
-    excluded_files,
     tokenizer_files,
 )
 
@@ -62,7 +61,6 @@ def label_pairs(config: Config, name: str) -> Description:
             **_exclude_settings(config, labelled),
         },
         inputs={"records": config.records_job(labelled)},
-        files=excluded_files(config, labelled),
     )
 
 
@@ -78,7 +76,6 @@ def split_dataset(config: Config, name: str) -> Description:
             **_exclude_settings(config, name),
         },
         inputs={"records": config.records_job(name)},
-        files=excluded_files(config, name),
     )
 
 
@@ -121,7 +118,7 @@ def _exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
     entries = config.values["datasets"][dataset].get("exclude")
     if entries is None:
         return {}
-    return {"exclude": sorted(entry for entry in entries if isinstance(entry, str))}
+    return {"exclude": sorted(entries)}
 
 
 def _template_arguments(model: dict[str, Any]) -> dict[str, Any]:

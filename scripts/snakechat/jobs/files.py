@@ -1,10 +1,9 @@
 """External files of jobs: datasets, models, tokenizers, prompt sets, tasks.
 
-Paths are relative to the working directory, in the form in which specs record them. A file of an
-object store has a digest instead, its version.
+Paths are relative to the working directory, in the form in which specs record them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,40 +17,27 @@ from snakechat.data.dataset_files import (
     unread_files,
 )
 from snakechat.data.model_files import CARD, TEXTS, model_files
-from snakechat.data.remote_files import list_files
 from snakechat.workflow.errors import InputError
 
 
-def remote_versions(config: Config, url: str) -> dict[str, str]:
-    """Return what list_files returns of a URL, which a build asks for once.
-
-    Raises:
-        InputError: As list_files.
-    """
-    if url not in config.listings:
-        config.listings[url] = list_files(url)
-    return config.listings[url]
-
-
-def dataset_folder(config: Config, name: str) -> Path | str | None:
-    """Return the folder or the URL of a dataset, or None if it has no path."""
+def dataset_folder(config: Config, name: str) -> Path | None:
+    """Return the folder of a dataset, or None if it has no path."""
     source = config.source_of("datasets", name)
-    return source.parent if isinstance(source, Path) and source.is_file() else source
+    return source.parent if source and source.is_file() else source
 
 
 def card_settings(config: Config, section: str, name: str) -> dict[str, Any]:
     """Return what counts of the card of a dataset or a model (section) with a path.
 
-    It is what the card of a local folder declares. Its text for people changes no result. A card in
-    an object store is read when its files are.
+    It is what the card of a local folder declares. Its text for people changes no result.
     """
     source = config.source_of(section, name)
-    if not isinstance(source, Path):
+    if source is None:
         return {}
     return {"card": card_facts(source.parent if source.is_file() else source)}
 
 
-def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
+def dataset_files(config: Config, name: str) -> dict[str, Path]:
     """Return the files of a dataset with a path by SPLIT/PATH, which is relative to its folder.
 
     Raises:
@@ -63,24 +49,14 @@ def dataset_files(config: Config, name: str) -> Mapping[str, Path | str]:
     place = f"config: datasets.{name}"
     dataset = config.values["datasets"][name]
     globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
-    if isinstance(source, str):
-        versions = remote_versions(config, source)
-        if versions.keys() == {source.rpartition("/")[2]}:
-            return {f"train/{file}": version for file, version in versions.items()}
-        try:
-            splits = split_files(sorted(versions), globs)
-        except InputError as error:
-            raise InputError(f"{place}: {source}: {error}") from None
-        return {f"{split}/{file}": versions[file] for split in splits for file in splits[split]}
     if not source.exists():
         raise InputError(f"{place}.path: {source} does not exist")
     try:
         if source.is_file():
             check_kinds([source.name])
             return {f"train/{source.name}": source}
-        follow_links = dataset.get("follow_links", False)
-        splits = split_files(local_paths(source, follow_links), globs)
-        _check_files(source, [path for paths in splits.values() for path in paths], follow_links)
+        splits = split_files(local_paths(source), globs)
+        _check_files(source, [path for paths in splits.values() for path in paths])
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
     return {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
@@ -94,18 +70,14 @@ def unread_files_remark(config: Config, name: str) -> str | None:
     source, files = config.source_of("datasets", name), dataset_files(config, name)
     if not files or "train" in config.values["datasets"][name]:
         return None
-    if isinstance(source, str):
-        paths = sorted(remote_versions(config, source))
-    elif source is not None and source.is_dir():
-        paths = local_paths(source, config.values["datasets"][name].get("follow_links", False))
-    else:
+    if source is None or not source.is_dir():
         return None
-    remark = unread_files(paths, {"": [file.partition("/")[2] for file in files]})
+    remark = unread_files(local_paths(source), {"": [file.partition("/")[2] for file in files]})
     return None if remark is None else f"datasets.{name}: {source}: {remark}"
 
 
-def _check_files(folder: Path, paths: Iterable[str], follow_links: bool) -> None:
-    """Raise InputError if a file in a folder cannot be read, or is a link that may not be followed.
+def _check_files(folder: Path, paths: Iterable[str]) -> None:
+    """Raise InputError if a file in a folder cannot be read, or is a link that leads out of it.
 
     Reading a named pipe or a device would not end.
     """
@@ -114,30 +86,10 @@ def _check_files(folder: Path, paths: Iterable[str], follow_links: bool) -> None
             raise InputError(f"{path} is a broken link")
         if not (folder / path).is_file():
             raise InputError(f"{path} is not a regular file: remove it")
-        if not follow_links:
-            check_link(folder, path)
+        check_link(folder, path)
 
 
-def excluded_files(config: Config, dataset: str) -> dict[str, Path]:
-    """Return the files with the digests of the excluded rows of a dataset, by exclude/PATH.
-
-    Raises:
-        InputError: A file does not exist.
-    """
-    files = {}
-    for entry in config.values["datasets"][dataset].get("exclude", ()):
-        if "file" in entry:
-            path = config.local_path(entry["file"])
-            if not path.is_file():
-                raise InputError(
-                    f"config: datasets.{dataset}.exclude names {entry['file']}: there is no file"
-                    f" {path}"
-                )
-            files[f"exclude/{entry['file']}"] = path
-    return files
-
-
-def base_model_files(config: Config, name: str) -> Mapping[str, Path | str]:
+def base_model_files(config: Config, name: str) -> dict[str, Path]:
     """Return the files that a base model with a path is read from, by name, without its card.
 
     Raises:
@@ -147,13 +99,9 @@ def base_model_files(config: Config, name: str) -> Mapping[str, Path | str]:
     if folder is None:
         return {}
     place = f"config: models.{name}.path"
-    found: Mapping[str, Path | str]
-    if isinstance(folder, str):
-        found = remote_versions(config, folder)
-    elif folder.is_dir():
-        found = {path.name: path for path in folder.iterdir() if path.is_file()}
-    else:
+    if not folder.is_dir():
         raise InputError(f"{place}: there is no folder {folder}")
+    found = {path.name: path for path in folder.iterdir() if path.is_file()}
     files = [file for file in model_files(sorted(found), all_formats=True) if file != CARD]
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise InputError(f"{place}: {folder} has no *.safetensors and no pytorch_model*.bin")
@@ -167,16 +115,14 @@ def tokenizer_folder(config: Config, name: str) -> Path | None:
 
 
 def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files that the tokenizer of an initialized model is made from, by name.
-
-    They are those of the tokenizer that it copies, or those with excluded rows of its dataset.
+    """Return the files of the tokenizer that an initialized model copies, by name; {} without one.
 
     Raises:
-        InputError: The folder has none, or a file of excluded rows does not exist.
+        InputError: The folder has none.
     """
     folder = tokenizer_folder(config, name)
     if folder is None:
-        return excluded_files(config, config.values["models"][name]["tokenizer"]["train_on"])
+        return {}
     patterns = ("*.json", "*.jinja", *TEXTS)
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
     if not paths:

@@ -12,7 +12,6 @@ from snakechat.config.llm_judges import judge_access
 from snakechat.config.recipes import Config
 from snakechat.jobs.files import (
     dataset_folder,
-    excluded_files,
     tokenizer_folder,
 )
 from snakechat.jobs.rules import RULES
@@ -105,23 +104,12 @@ def _fetch_model(config: Config, name: str) -> dict[str, Any]:
 
 
 def _init_model(config: Config, name: str) -> dict[str, Any]:
-    folder = tokenizer_folder(config, name)
-    if folder:
-        return {"source": str(folder)}
-    return _exclusions(config, config.values["models"][name]["tokenizer"]["train_on"])
-
-
-def _exclusions(config: Config, dataset: str) -> dict[str, Any]:
-    files = {name: str(path) for name, path in excluded_files(config, dataset).items()}
-    return {"excluded_files": files}
+    return {"source": str(tokenizer_folder(config, name) or "")}
 
 
 def _label_pairs(config: Config, name: str) -> dict[str, Any]:
     judge = config.values["datasets"][name]["llm_judge"]
-    return {
-        "llm_judges": judge_access(config.values["llm_judges"], [judge]),
-        **_exclusions(config, config.labelled_dataset(name)),
-    }
+    return {"llm_judges": judge_access(config.values["llm_judges"], [judge])}
 
 
 def _prompt_sets(config: Config, name: str) -> dict[str, Any]:
@@ -145,7 +133,6 @@ _OPTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
     "fetch_model": _fetch_model,
     "init_model": _init_model,
     "label_pairs": _label_pairs,
-    "split_dataset": _exclusions,
     "prompt_eval": _prompt_sets,
     "rw_eval": _prompt_sets,
     "draw_report": lambda config, name: {"licenses": declared_licenses(config)},

@@ -139,6 +139,9 @@ def card_data(
     task = "text-classification" if stage == "reward" else "text-generation"
     # The Hub names one licence: that of all base models.
     found = {licenses[path] for path, entry in lineage.items() if entry["rule"] == "fetch_model"}
+    license = (found.pop() if len(found) == 1 else None) or ""
+    # The Hub takes names of its own; another one is "other (NAME)" in facts.
+    license, _, name = license.removesuffix(")").partition(" (")
     datasets = evaluated_datasets(spec["settings"], lineage)
     results = [
         EvalResult(
@@ -157,7 +160,8 @@ def card_data(
         tags=["snakechat", stage],
         base_model=hub_ids(lineage, "fetch_model"),
         datasets=hub_ids(lineage, "import_dataset"),
-        license=found.pop() if len(found) == 1 else None,
+        license=license or None,
+        license_name=name or None,
         model_name=spec["name"] if results else None,
         pipeline_tag=task,
         eval_results=results or None,

@@ -120,13 +120,12 @@ class RuleFunctions:
         )
         values = copy.deepcopy(config)
         self.config = load_config(config, root, sources, command_line)
-        self.config.listings |= planned.get("listings", {})
         try:
             self.snapshot = take_snapshot(sources)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}") from None
         copied = str(self.snapshot.folder.absolute())
-        self._build = Build(copied, values, command_line, forced=[], listings={})
+        self._build = Build(copied, values, command_line, forced=[])
         self.build_file = str(self._build.path)
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
@@ -269,7 +268,7 @@ class RuleFunctions:
         forced = [spec["path"] for job, spec in zip(jobs, specs, strict=True) if job.forced]
         try:
             self.snapshot.write()
-            self._build._replace(forced=forced, listings=self.config.listings).write()
+            self._build._replace(forced=forced).write()
             for spec in specs:
                 write_spec(spec)
         except OSError as error:

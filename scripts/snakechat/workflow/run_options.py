@@ -18,9 +18,8 @@ class RunOptions:
         store_max_bytes: Bytes that a store may use, None for any.
         snakemake: The options of Snakemake with which the result is rebuilt.
         save_steps: Steps between two checkpoints.
-        source: Folder or URL of the external files of the job; empty if it has none.
+        source: Folder of the external files of the job; empty if it has none.
         licenses: The licences that the config declares, by the path of the import or the fetch.
-        excluded_files: Files with digests of excluded rows, by their names in the spec.
         llm_judges: Where and how LLM judges are asked, by name.
         versions: Folders in the store of compared versions, by recipe and kind of result.
     """
@@ -31,7 +30,6 @@ class RunOptions:
     save_steps: int = 1
     source: str = ""
     licenses: Mapping[str, str] = field(default_factory=dict)
-    excluded_files: Mapping[str, str] = field(default_factory=dict)
     llm_judges: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     versions: Mapping[str, dict[str, str]] = field(default_factory=dict)
 

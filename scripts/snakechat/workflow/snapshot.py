@@ -91,22 +91,20 @@ class Build(NamedTuple):
         config: The config as Snakemake read it.
         command_line: What --config set.
         forced: The results that jobs compute although they exist.
-        listings: The version of each file below the URLs of object stores, by URL and path.
     """
 
     sources: str
     config: dict[str, Any]
     command_line: dict[str, Any]
     forced: list[str]
-    listings: dict[str, dict[str, str]]
 
     @property
     def path(self) -> Path:
-        """The absolute path of the file, which does not depend on what is forced and listed.
+        """The absolute path of the file, which does not depend on what is forced.
 
         It is known before the jobs are: plugins read it when they start.
         """
-        key = canonical_json(self._replace(forced=[], listings={})._asdict())
+        key = canonical_json(self._replace(forced=[])._asdict())
         name = hashlib.sha256(key.encode()).hexdigest()[:16]
         return (SNAPSHOTS / f"{name}.json").absolute()
 

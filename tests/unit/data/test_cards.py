@@ -12,7 +12,10 @@ UNKNOWN = {"licence": None}
     [
         # Identifiers of SPDX are converted to identifiers of the Hub.
         (b"---\nlicense: CC-BY-4.0\n---\n# Mine", {"licence": "cc-by-4.0"}),
-        (b"---\nlicense: other\nlicense_name: qwen-research\n---\n", {"licence": "qwen-research"}),
+        (
+            b"---\nlicense: other\nlicense_name: qwen-research\n---\n",
+            {"licence": "other (qwen-research)"},
+        ),
         (b"# Mine", UNKNOWN),
         (b"---\nlicense: [mit, opt]\n---\n", UNKNOWN),
         (b"---\nlicense: [mit\n---\n", UNKNOWN),

@@ -185,20 +185,6 @@ def test_a_remark_names_data_files_that_no_split_has(load, tmp_path):
     assert [unread_files_remark(config, "local") for config in selected] == [None, None]
 
 
-def test_files_of_an_object_store_are_listed_once(load, monkeypatch):
-    url, listed = "s3://bucket/pairs", []
-
-    def list_files(of):
-        listed.append(of)
-        return {"train.jsonl": "1", "test.jsonl": "2", "README.md": "3"}
-
-    monkeypatch.setattr("snakechat.jobs.files.list_files", list_files)
-    config = local(load, url)
-    assert dataset_files(config, "local") == {"train/train.jsonl": "1", "eval/test.jsonl": "2"}
-    assert dataset_files(config, "local") and listed == [url]
-    assert dataset_folder(config, "local") == url
-
-
 def test_files_that_cannot_be_read_are_errors(load, tmp_path):
     config, link = local(load), tmp_path / "mine/rows.jsonl"
     with pytest.raises(InputError, match=r"datasets\.local\.path: mine does not exist"):
@@ -215,10 +201,6 @@ def test_files_that_cannot_be_read_are_errors(load, tmp_path):
     link.symlink_to("../secret")
     with pytest.raises(InputError, match=r"mine: rows\.jsonl is a link to .*/secret, outside of"):
         dataset_files(config, "local")
-    config = local(load, follow_links=True)
-    assert "train/rows.jsonl" in dataset_files(config, "local")
-    # What a job computes does not depend on it.
-    assert "follow_links" not in settings_of(config, "import_dataset", "local")
 
 
 def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
