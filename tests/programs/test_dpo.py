@@ -198,3 +198,16 @@ def test_a_short_training_in_16_bits_states_what_its_weights_keep(
     assert {weight.dtype for weight in saved["exact"].values()} == {torch.float32}
     model = AutoModelForCausalLM.from_pretrained(jobs["exact"].target, dtype="auto")
     assert model.dtype == torch.float32
+
+
+def test_a_saved_step_whose_learning_rate_was_zero_is_the_cause(tokenizer, group, tmp_path, capsys):
+    recipe = {**COMMON, "dtype": "bf16", "max_length": 96, "max_steps": 1, "warmup_steps": 1}
+    recipe |= {"save_strategy": "best", "eval_steps": 1}
+    with stages_of_small_model(tmp_path, tokenizer, toy_rows(32), {"dpo": {"a": recipe}}) as stages:
+        facts = stages.run("train_dpo", "a").facts
+    printed = capsys.readouterr()
+    expected = {"saved_step": 1, "changed_weights": 0.0, "unchanged_because": "learning_rate"}
+    assert facts == expected
+    assert "saved the model of step 1, the best on held-out rows" in printed.out
+    assert "from step 1, and the learning rate was 0 until then" in printed.err
+    assert "rounding" not in printed.err

@@ -66,7 +66,7 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
     rows = rows_in(page)
     metrics = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
     for key, label in PERPLEXITIES.items():
-        for when, cell in zip(("before", "after"), rows[label], strict=True):
+        for when, cell in zip(("before", "after"), rows[label["en"]], strict=True):
             assert cell.startswith(format_number(metrics[when][key]))
             low, high = metrics["intervals_95"][when][key]
             assert f"[{format_number(low)}, {format_number(high)}]" in cell

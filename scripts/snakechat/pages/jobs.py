@@ -63,7 +63,7 @@ RUN_ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "python": (N_("Python"), str),
 }
 # What has tables of its own, or is the title of the page.
-APART = ("spec", "placement", "versions", "options")
+APART = ("spec", "placement", "versions", "options", "unchanged_because")
 
 
 def phase_section(phases: Mapping[str, Statistics]) -> Section:

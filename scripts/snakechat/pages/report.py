@@ -23,9 +23,6 @@ from snakechat.pages.results import headline, remarks_on, response_sections, res
 from snakechat.pages.texts import format_share, translate
 from snakechat.workflow.job import Job
 
-# Below one half, rounding discards more of an update than it keeps.
-MIN_CHANGED = 0.5
-
 
 def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
     """Return the page of a recipe, the cards of the start page, and the metrics of each stage."""
@@ -62,8 +59,9 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
             for each in stages
             for remark in (
                 *remarks_on(each, metrics[each]),
-                *training_remarks(job.lineage[trainings[each]], steps[each]),
+                training_remark(job.lineage[trainings[each]]),
             )
+            if remark
         ],
         sections=[
             # The recipe first, then the models behind it.
@@ -117,39 +115,29 @@ def training_section(stage: str, steps: list[dict[str, Any]]) -> Section:
     return curve_section(title, caption, stage, lines)
 
 
-def training_remarks(training: Mapping[str, Any], steps: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield remarks on the weights that a training saved.
+def training_remark(training: Mapping[str, Any]) -> str:
+    """Return a remark on the weights that a training saved, or "".
 
-    Args:
-        training: The training in the lineage.
-        steps: The lines of metrics.jsonl.
+    training: The training in the lineage.
     """
-    settings, facts = training["settings"], training["facts"]
-    changed, saved = facts.get("changed_weights"), facts.get("saved_step")
-    if changed is None or changed >= MIN_CHANGED:
-        return
-    rates = [
-        rate
-        for line in steps
-        if saved is None or line["step"] <= saved
-        for key, rate in line.items()
-        if key in ("learning_rate", "policy/learning_rate")
-    ]
-    share = format_share(changed)
-    if not any(rates):
-        yield translate(
-            "{share} of the trained weights differ from the start: step {step} was saved, and the"
-            " learning rate was 0 until then.",
-            share=share,
-            step=saved,
-        )
-    elif settings["dtype"] != "fp32" and settings.get("save_dtype") is None:
-        yield translate(
-            "{share} of the trained weights differ from the start: rounding to {dtype} has"
-            " discarded most of the training. save_dtype: fp32 keeps it.",
-            share=share,
-            dtype=settings["dtype"],
-        )
+    facts = training["facts"]
+    reasons = {
+        "learning_rate": translate(
+            "the learning rate was 0 until step {step}, which was saved",
+            step=facts.get("saved_step"),
+        ),
+        "rounding": translate(
+            "rounding to {dtype} has discarded most of the training, and save_dtype: fp32 keeps it",
+            dtype=training["settings"]["dtype"],
+        ),
+    }
+    if "unchanged_because" not in facts:
+        return ""
+    return translate(
+        "{share} of the trained weights differ from the start: {reason}.",
+        share=format_share(facts["changed_weights"]),
+        reason=reasons[facts["unchanged_because"]],
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

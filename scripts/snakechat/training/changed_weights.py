@@ -1,5 +1,6 @@
 """What is left of a training in the weights that are saved."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,9 @@ def saved_values(engine: Engine, settings: TrainingSettings) -> Master | None:
 def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) -> None:
     """Record in job.facts, and print, which share of the trained weights is saved with a new value.
 
-    The first process reads the files of both models; the others do nothing.
+    Facts: saved_step, changed_weights, and unchanged_because if few weights changed: learning_rate
+    (0 in all steps until the saved one) or rounding. The first process reads the files of both
+    models; the others do nothing.
 
     Args:
         job: The training job, whose result is saved.
@@ -41,13 +44,27 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
     """
     if rank() > 0:
         return
-    dtype = job.settings.dtype
+    dtype, facts = job.settings.dtype, job.facts
+    steps = [json.loads(line) for line in (job.result / "metrics.jsonl").read_text().splitlines()]
+    saved_step = facts.setdefault("saved_step", steps[-1]["step"])
     share = changed_share(model, base, job.result, dtype)
     if share is None:
         return
-    job.facts["changed_weights"] = share
+    facts["changed_weights"] = share
     print(f"{share:.1%} of the trained weights differ from those of {base}")
-    if share < MIN_CHANGED and job.settings.save_dtype is None and dtype != "fp32":
+    rates = [
+        line.get("learning_rate", line.get("policy/learning_rate", 0))
+        for line in steps
+        if line["step"] <= saved_step
+    ]
+    if not any(rates):
+        facts["unchanged_because"] = "learning_rate"
+        warn(
+            f"the saved model is from step {saved_step}, and the learning rate was 0 until then:"
+            " train more steps, or set fewer warmup_steps"
+        )
+    elif share < MIN_CHANGED and job.settings.save_dtype is None and dtype != "fp32":
+        facts["unchanged_because"] = "rounding"
         warn(
             f"{share:.1%} of the trained weights have changed in {dtype}, expected at least"
             f" {MIN_CHANGED:.0%}: rounding has discarded most of the training: set save_dtype:"

@@ -46,6 +46,7 @@ class Evaluations:
         self.interval, self.patience = settings.eval_steps, settings.early_stopping_patience
         self.keeps_best, self.keep_steps = settings.save_strategy == "best", settings.keep_steps
         self.folder, self.result, self.num_steps = job.states, job.result, num_steps
+        self.facts = job.facts
         self.evaluate, self.save = evaluate, save
         self.best_metric, self.greater_is_better = best_metric, greater_is_better
         # Best steps to which the remaining checkpoints refer.
@@ -87,6 +88,8 @@ class Evaluations:
         if self.keeps_best:
             best = self.folder / f"best-{self.best_step}"
             shutil.copytree(best, self.result, dirs_exist_ok=True)
+            self.facts["saved_step"] = self.best_step
+            print(f"saved the model of step {self.best_step}, the best on held-out rows")
         for copy in self.folder.glob("step-*"):
             shutil.copytree(copy, self.result / copy.name)
 

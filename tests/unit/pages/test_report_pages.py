@@ -13,6 +13,7 @@ from snakechat.pages.jobs import (
     total_cost,
 )
 from snakechat.pages.metrics import with_metrics_before
+from snakechat.pages.report import training_remark
 from snakechat.pages.results import headline, remarks_on, response_sections, result_section
 from snakechat.planning import flops
 from support.pages import text_of
@@ -330,3 +331,38 @@ def test_a_run_without_a_measured_step_has_no_throughput():
     [table] = run_section("sft", "output/sft/a", training, run, [{"step": 1}], TRAIN).tables
     rows = dict(table.rows)
     assert rows["time"] == "0:01:15" and "tokens per second" not in rows
+
+
+# --- the run of a training ------------------------------------------------------------------
+
+
+def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
+    facts = {"saved_step": 2, "changed_weights": 0.0, "unchanged_because": "rounding"}
+    training = {"settings": SETTINGS, "facts": facts}
+    steps = [{"step": 1}, {"step": 2, "skipped_steps": 1, "loss_scale": 65536.0}]
+    [table] = run_section("sft", "output/sft/a", training, RUN, steps, TRAIN).tables
+    rows = {label: text_of(value) for label, value in table.rows}
+    assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-05 GFLOP/s"
+    assert rows["time of a step (median)"] == "0.5 s/step"
+    assert rows["step that was saved"] == "2" and rows["last loss scale (fp16)"] == "65,536"
+    assert rows["trained weights that differ from the start"] == "0.0 %"
+    assert rows["steps skipped for overflow (fp16)"] == "1" and "unchanged_because" not in rows
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"saved_step": 9, "changed_weights": 0.9}, ""),
+        (
+            {"saved_step": 1, "changed_weights": 0.0, "unchanged_because": "learning_rate"},
+            "0.0 % of the trained weights differ from the start: the learning rate was 0 until",
+        ),
+        (
+            {"saved_step": 9, "changed_weights": 0.1, "unchanged_because": "rounding"},
+            "10.0 % of the trained weights differ from the start: rounding to bf16 has discarded",
+        ),
+    ],
+)
+def test_a_remark_names_why_few_weights_changed(facts, text):
+    remark = text_of(training_remark({"settings": SETTINGS, "facts": facts}))
+    assert remark.startswith(text) and bool(remark) == bool(text)

@@ -16,6 +16,7 @@ def job(tmp_path):
         states=tmp_path / "states",
         result=tmp_path / "result",
         settings=SimpleNamespace(**settings, keep_steps=0),
+        facts={},
     )
 
 
