@@ -25,8 +25,8 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert not re.findall(r'(?:src|href)="([^#"]+)', text)
     head = re.compile(r'<thead><tr><th scope="col"></th>(.*?)</tr></thead>')
     columns = re.findall("<th.*?>(.*?)</th>", head.search(text)[1])
-    assert columns == ["mine-placement-zero-2"]
-    assert "<caption>Differences from mine-placement-zero-0</caption>" in text
+    assert columns == ["zero_stage 2"]
+    assert "<caption>Differences from zero_stage 0</caption>" in text
     rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', text))
     assert rows["placement: zero_stage"] == "<td>0</td><td>2</td>"
     assert rows["seed"] == "<td>1234, 7</td><td>1234, 7</td>"
@@ -41,7 +41,11 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     name = "mine-placement-zero-2"
     paths = (f"output/eval/dpo/{name}-seed-{seed}/metrics.json" for seed in (1234, 7))
     losses = [json.loads((copy.folder / path).read_text())["loss"] for path in paths]
-    found = {row["seed"]: row for row in rows if (row["group"], row["metric"]) == (name, "loss")}
+    found = {
+        row["seed"]: row
+        for row in rows
+        if (row["group"], row["metric"]) == ("zero_stage 2", "loss")
+    }
     assert [float(found[seed]["value"]) for seed in ("1234", "7")] == losses
     assert float(found[""]["value"]) == pytest.approx(sum(losses) / 2)
     assert float(found[""]["low"]) <= float(found[""]["value"]) <= float(found[""]["high"])

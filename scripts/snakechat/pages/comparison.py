@@ -148,8 +148,27 @@ class Group(NamedTuple):
 
 
 def read_groups(job: Job[Any]) -> list[Group]:
-    """Read the compared recipes, grouped by their settings."""
-    return group_by_settings([_read_run(job, recipe) for recipe in job.settings.recipes])
+    """Read the compared recipes, grouped by their settings.
+
+    The groups of a sweep have the names of the settings that differ.
+    """
+    groups = group_by_settings([_read_run(job, recipe) for recipe in job.settings.recipes])
+    return groups if "-vs-" in job.settings.name else named_by_differences(groups)
+
+
+def named_by_differences(groups: list[Group]) -> list[Group]:
+    """Return groups whose names are the settings that differ: "learning_rate 0.001"."""
+    differences = setting_differences([group.runs[0].settings for group in groups])
+    settings = [key.rpartition(": ")[2] for key in differences]
+    names = [
+        ", ".join(
+            f"{setting} {as_text(value)}" for setting, value in zip(settings, values, strict=True)
+        )
+        for values in zip(*differences.values(), strict=True)
+    ]
+    if len(set(names)) < len(groups):
+        return groups
+    return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
 
 
 def _read_run(job: Job[Any], name: str) -> Run:

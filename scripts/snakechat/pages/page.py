@@ -34,6 +34,21 @@ class Cell(NamedTuple):
     tone: Tone = ""
 
 
+class Token(NamedTuple):
+    """A token of a row: its text, whether the loss counts it, and whether it is a special one."""
+
+    text: str
+    counts: bool
+    is_special: bool
+
+
+class Tokens(NamedTuple):
+    """A cell of a table with the tokens of a text; kept: how many are left after truncation."""
+
+    tokens: Sequence[Token]
+    kept: str = ""
+
+
 class Card(NamedTuple):
     """A result in large print, with a note."""
 

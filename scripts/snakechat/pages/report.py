@@ -20,8 +20,12 @@ from snakechat.pages.metrics import STAGES, with_metrics_before
 from snakechat.pages.page import Card, Page, Section, value_table
 from snakechat.pages.plots import curve_section, points_of
 from snakechat.pages.results import headline, remarks_on, response_sections, result_section
+from snakechat.pages.rows import row_section
 from snakechat.pages.texts import format_share, translate
 from snakechat.workflow.job import Job
+
+# Training rows of each stage that a report shows by token.
+SHOWN_ROWS = 2
 
 
 def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
@@ -71,6 +75,16 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
             ),
             *responses,
             *(training_section(each, steps[each]) for each in stages),
+            *(
+                row_section(
+                    translate("Training rows: {model}", model=translate(STAGES[each])),
+                    job.inputs[f"tokens.{each}"],
+                    job.inputs[f"train_{each}"],
+                    job.lineage[trainings[each]]["settings"],
+                    SHOWN_ROWS,
+                )
+                for each in stages
+            ),
             phase_section({each: statistics[f"tokens.{each}"] for each in stages}),
             prompt_section(statistics),
             lineage_section(job.lineage, source_licenses(job.lineage, job.options.licenses)),

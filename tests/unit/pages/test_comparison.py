@@ -10,6 +10,7 @@ from snakechat.pages.comparison import (
     Run,
     comparable_settings,
     group_by_settings,
+    named_by_differences,
     result_section,
     setting_differences,
 )
@@ -46,6 +47,19 @@ def test_names_of_groups_have_no_seed_and_are_distinct():
     assert named(*seeds) == ["mine-beta-1", "mine-beta-2"]
     assert named(*seeds[1:]) == ["mine-beta-1-seed-2", "mine-beta-2"]
     assert named(*seeds, a_run("mine-beta-1", 1, beta=3))[0] == "mine-beta-1-seed-1"
+
+
+def test_columns_of_a_sweep_name_the_settings_that_differ():
+    runs = [
+        a_run(f"mine-{rate}-{rank}", 1, learning_rate=rate, lora_rank=rank, epochs=1)
+        for rate in (0.001, 0.01)
+        for rank in (4, 8)
+    ]
+    names = [group.name for group in named_by_differences(group_by_settings(runs))]
+    assert names[0] == "learning_rate 0.001, lora_rank 4" and len(set(names)) == 4
+    placed = [a_run(f"a-{stage}", 1, **{"placement: zero_stage": stage}) for stage in (0, 2)]
+    names = [group.name for group in named_by_differences(group_by_settings(placed))]
+    assert names == ["zero_stage 0", "zero_stage 2"]
 
 
 def test_curves_of_seeds_are_mean_and_range_at_the_steps_that_all_have():

@@ -1,0 +1,78 @@
+"""Show rows as they are trained: text by token, the tokens that count in the loss, truncation.
+
+    python scripts/show_rows.py output/tokens/sft/mine -n 3
+    python scripts/show_rows.py output/tokens/dpo/mine --row 17 --split eval --page rows.html
+
+In a terminal, tokens that count in the loss are green and special tokens have a frame; elsewhere,
+they are in brackets: ⟦loss⟧ and ⟪special⟫.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+
+from snakechat.pages.page import Page, Section, Tokens, write_page
+from snakechat.pages.rows import TokenizedRows, row_tables
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import MANIFEST, read_manifest
+from snakechat.workflow.printable import printable_text
+from snakechat.workflow.tool_errors import one_line_errors
+
+# Start and end of tokens that count in the loss, and of special tokens.
+COLOURS = ("\x1b[32m", "\x1b[0m"), ("\x1b[7m", "\x1b[27m")
+BRACKETS = ("⟦", "⟧"), ("⟪", "⟫")
+
+
+@one_line_errors()
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="a tokenized phase: output/tokens/STAGE/NAME")
+    parser.add_argument("-n", type=int, default=3, help="number of rows; default: 3")
+    parser.add_argument("--row", type=int, default=0, help="first row, from 0; default: 0")
+    parser.add_argument("--split", choices=("train", "eval"), default="train")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page instead")
+    arguments = parser.parse_args()
+    folder: Path = arguments.folder
+    manifest = read_manifest(folder / MANIFEST)
+    tokenizer = manifest and manifest["spec"]["inputs"].get("tokenizer")
+    if not tokenizer:
+        raise InputError(f"{folder} is not a tokenized phase, such as output/tokens/sft/NAME")
+    rows = TokenizedRows(folder, arguments.split, Path(tokenizer["path"]))
+    numbers = range(arguments.row, min(arguments.row + arguments.n, len(rows)))
+    if not numbers:
+        parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")
+    summary = f"{len(rows):,} rows"
+    for kind in ("truncated", "dropped"):
+        counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
+        summary += f"; {kind}: {', '.join(counts) or 'none'}"
+    if arguments.page:
+        section = Section(summary, tables=row_tables(rows, numbers))
+        write_page(arguments.page, "en", Page("Rows as they are trained", str(folder), [section]))
+        return
+    print(f"{arguments.split}: {summary}")
+    for number in numbers:
+        print(f"\nrow {number}")
+        for name, tokens in rows.row(number).items():
+            print(f"{name}{f' ({tokens.kept})' if tokens.kept else ''}:")
+            print("".join(marked(tokens, COLOURS if sys.stdout.isatty() else BRACKETS)))
+
+
+def marked(tokens: Tokens, marks: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    """Yield the text of tokens with marks around those that count in the loss or are special."""
+    (loss, no_loss), (special, no_special) = marks
+    for counts, run in groupby(tokens.tokens, lambda token: token.counts):
+        text = "".join(
+            f"{special}{printable_text(each.text)}{no_special}"
+            if each.is_special
+            else printable_text(each.text)
+            for each in run
+        )
+        yield f"{loss}{text}{no_loss}" if counts else text
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""Rows as they are trained: their text by token, and which tokens the loss counts."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
+from snakechat.pages.page import Section, Table, Token, Tokens
+from snakechat.pages.texts import N_, translate
+from snakechat.workflow.errors import InputError
+
+RESPONSES = ("chosen", "rejected")
+# The text of a token may depend on as many tokens before it: on bytes of one character, say.
+CONTEXT = 8
+NOTE = N_("Green tokens count in the loss; special tokens have a frame.")
+
+
+class TokenizedRows:
+    """The rows of a split of a tokenized phase.
+
+    Args:
+        folder: Result of the job that tokenized the phase.
+        split: train or eval.
+        tokenizer: A folder with the tokenizer.json that the rows have their ids from.
+        whole: Whether the loss counts the tokens of prompts, too (train_on: all_tokens).
+
+    Raises:
+        InputError: A file is missing.
+    """
+
+    def __init__(self, folder: Path, split: str, tokenizer: Path, whole: bool = False) -> None:
+        file = tokenizer / "tokenizer.json"
+        names = [name for name in RESPONSES if (folder / f"{split}.{name}.ids.npy").exists()]
+        if not file.exists() or not (folder / f"{split}.prompt.ids.npy").exists():
+            missing = folder if file.exists() else file
+            raise InputError(
+                f"{missing}: expected the {split} split of a tokenized phase with its tokenizer,"
+                " such as output/tokens/sft/NAME: build it first"
+            )
+        self.tokenizer = Tokenizer.from_file(str(file))
+        added = self.tokenizer.get_added_tokens_decoder()
+        self.special = {number for number, token in added.items() if token.special}
+        self.fields = {name: Ragged(folder, f"{split}.{name}") for name in ("prompt", *names)}
+        # Of recipes with train_on: all_turns.
+        self.trained = optional_ragged(folder, f"{split}.trained")
+        lengths = whole_lengths_path(folder, split)
+        self.whole_lengths = np.load(lengths, mmap_mode="r") if lengths.exists() else None
+        self.whole, self.names = whole, names
+        self.stats = json.loads((folder / "stats.json").read_text())[split]
+
+    def __len__(self) -> int:
+        return len(self.fields["prompt"])
+
+    def row(self, number: int) -> dict[str, Tokens]:
+        """Return the tokens of the prompt and of each response of a row, by field."""
+        found = {}
+        for name, of_field in self.fields.items():
+            ids = of_field[number].tolist()
+            counts: Sequence[bool] = [name in RESPONSES or self.whole] * len(ids)
+            if name == "chosen" and self.trained is not None:
+                counts = self.trained[number].astype(bool).tolist()
+            kept = ""
+            if name in self.names and self.whole_lengths is not None:
+                total = int(self.whole_lengths[self.names.index(name)][number])
+                if total > len(ids):
+                    kept = translate("{kept} of {total} tokens", kept=len(ids), total=total)
+            found[name] = Tokens(list(self._tokens(ids, counts)), kept)
+        return found
+
+    def _tokens(self, ids: Sequence[int], counts: Sequence[bool]) -> Iterator[Token]:
+        """Yield the tokens of a text; tokens that end in the middle of a character are joined."""
+        start = 0
+        for end in range(1, len(ids) + 1):
+            context = list(ids[max(start - CONTEXT, 0) : start])
+            before = self._decode(context)
+            text = self._decode([*context, *ids[start:end]])[len(before) :]
+            if not text.endswith("\N{REPLACEMENT CHARACTER}") or end == len(ids):
+                yield Token(text, any(counts[start:end]), ids[start] in self.special)
+                start = end
+
+    def _decode(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
+
+
+def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
+    """Return a table of each of some rows, with a line for its prompt and each response."""
+    return [
+        Table(
+            translate("row {number}", number=number),
+            [],
+            [[name, tokens] for name, tokens in rows.row(number).items()],
+            translate(NOTE),
+        )
+        for number in numbers
+    ]
+
+
+def row_section(
+    title: str, folder: Path, model: Path, settings: Mapping[str, Any], number: int
+) -> Section:
+    """Return the section of the first training rows of a recipe.
+
+    Args:
+        folder: Result of the job that tokenized the phase.
+        model: The trained model, which has the tokenizer.
+        settings: Settings of the training.
+        number: Rows to show.
+    """
+    whole = settings.get("train_on") == "all_tokens"
+    rows = TokenizedRows(folder, "train", model, whole)
+    return Section(title, tables=row_tables(rows, range(min(number, len(rows)))))
