@@ -64,8 +64,8 @@ rule draw_page:
         "../envs/snakechat.yaml"
     params:
         **params_of("draw_page"),
-        result=subpath(output.manifest, strip_suffix=".manifest.json"),
+        page="output/pages/{page}/{stage}/{name}/{page}.html",
     message:
         "Drawing {wildcards.page} of {wildcards.stage}/{wildcards.name}"
     shell:
-        f"{RUN} && ln -sfn ../../../{{params.result:q}}/{{wildcards.page}}.html {{output.page:q}}"
+        f"{RUN} && ln -sfn ../../../{{params.page:q}} {{output.page:q}}"
