@@ -25,7 +25,7 @@ def main(job: Job) -> None:
     """
     if hasattr(job.settings, "hub"):
         hub, revision = job.settings.hub, job.settings.revision
-        folder, names, commit = fetch(hub, "model", revision, model_files)
+        folder, names, commit = fetch(hub, "model", revision, lambda found, _: model_files(found))
         job.facts["commit"] = commit
         paths = [folder / name for name in names]
         with unchanged_files(paths):

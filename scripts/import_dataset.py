@@ -6,15 +6,15 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.cards import card_facts
+from snakechat.data.cards import card_configs, card_facts
 from snakechat.data.cells import BadRow, DroppedRow
-from snakechat.data.dataset_files import split_files, unread_files
+from snakechat.data.dataset_files import SAVED, split_files
 from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import Columns, Record, column_paths, kept_cells, record_of
 from snakechat.data.reading_process import Position, read_in_child
@@ -77,7 +77,12 @@ def splits_of(job: Job, folder: Path) -> dict[str, dict[str, Path]]:
     for name in job.spec["files"]:
         split, _, relative = name.partition("/")
         splits.setdefault(split, {})[relative] = folder / relative
-    return splits
+    # Of a split that `datasets.save_to_disk` wrote, the folder is read.
+    return {
+        split: {path.parent.name: path.parent for path in files.values() if path.name == SAVED}
+        or files
+        for split, files in splits.items()
+    }
 
 
 def hub_files(job: Job) -> dict[str, dict[str, Path]]:
@@ -85,24 +90,24 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
     # Imported here because it takes a second, which other sources need not spend.
     from snakechat.data.hub import fetch
     from snakechat.data.model_files import CARD
+    from snakechat.data.resolution import resolve_splits
 
     settings = job.settings
-    globs = {
-        split: getattr(settings, split) for split in ("train", "eval") if hasattr(settings, split)
-    }
-
+    keys = ("train", "eval", "name", "split")
+    selection = {key: getattr(settings, key) for key in keys if hasattr(settings, key)}
     splits: dict[str, list[str]] = {}
 
-    def choose(paths: list[str]) -> list[str]:
+    def choose(paths: list[str], download: Callable[[str], Path]) -> list[str]:
+        cards = [path for path in paths if path == CARD]
+        configs = card_configs(download(CARD).parent) if cards else None
         try:
-            splits.update(split_files([path for path in paths if path != CARD], globs))
+            found = split_files(paths, selection, configs, resolve_splits)
         except InputError as error:
             raise InputError(f"hub dataset {settings.hub}: {error}") from None
-        remark = None if globs else unread_files(paths, splits)
-        if remark:
-            warn(f"datasets.{job.spec['name']}: {settings.hub}: {remark}")
-        chosen = sorted(path for files in splits.values() for path in files)
-        return [*chosen, CARD] if CARD in paths else chosen
+        if found.remark:
+            warn(f"datasets.{job.spec['name']}: {settings.hub}: {found.remark}")
+        splits.update(found.files)
+        return [*sorted(path for files in splits.values() for path in files), *cards]
 
     folder, _, commit = fetch(settings.hub, "dataset", settings.revision, choose)
     job.facts |= {"commit": commit, **card_facts(folder)}

@@ -207,7 +207,7 @@ FILES = {
     "mine/train-1.jsonl": lines(*range(40)),
     "mine/train-2.jsonl": lines(*range(40, 50)),
     "mine/test.jsonl": lines(*range(50, 70)),
-    "one/rows.jsonl": lines(*range(80, 90)),
+    "mine/.one/rows.jsonl": lines(*range(80, 90)),
 }
 
 
@@ -262,9 +262,9 @@ def write_inputs(folder):
     """Write mine.yaml, and what planning reads of its inputs: data, and the config of models."""
     write_config(folder)
     for path, text in FILES.items():
-        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
-    (folder / "mine/train-3").symlink_to("../one", target_is_directory=True)
+    (folder / "mine/train-3.jsonl").symlink_to(".one/rows.jsonl")
     for name in ("tokenizer", "model", "classifier"):
         (folder / name).mkdir()
         (folder / name / "tokenizer.json").write_text('{"unk": "<unk>"}')

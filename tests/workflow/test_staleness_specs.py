@@ -299,7 +299,7 @@ def exchange_two_files(folder):
 
 
 def edit_behind_a_link(folder):
-    (folder / "one/rows.jsonl").write_text(lines(*range(90, 100)))
+    (folder / "mine/.one/rows.jsonl").write_text(lines(*range(90, 100)))
 
 
 def edit_weights(folder):

@@ -359,6 +359,14 @@ class Config:
         _, model = self.tokenizer_model(stage, name)
         return self.values["models"][model].get("prompt_sets", self.values["prompt_sets"])
 
+    def selection(self, dataset: str) -> dict[str, Any]:
+        """Return what the config says of the files of a dataset: train and eval, name, split."""
+        settings = self.values["datasets"][dataset]
+        found = {key: settings[key] for key in ("train", "eval", "name") if key in settings}
+        split = settings.get("split")
+        named = {key: split[key] for key in ("train", "eval") if key in split} if split else {}
+        return found | ({"split": named} if named else {})
+
     def split_weights(self, dataset: str) -> dict[str, float]:
         """Return the weight of each phase in the split of a dataset, as the smallest integers.
 
@@ -366,6 +374,8 @@ class Config:
         """
         settings, defaults = self.values["datasets"][dataset], self.values["split"]["weights"]
         split = settings.get("split")
+        if isinstance(split, dict) and not split.keys() & defaults.keys():
+            split = split.get("phases")
         weights: dict[str, float]
         if isinstance(split, list):
             weights = {phase: float(phase in split) for phase in defaults}

@@ -135,6 +135,14 @@ class PhaseWeights(TypedDict):
 PhaseList = Annotated[list[Literal["sft", "reward", "rlhf"]], Keyword("min_length", 1)]
 
 
+class NamedSplits(TypedDict):
+    """The splits of the source that are train and eval, and the phases that have their rows."""
+
+    train: NotRequired[NonEmptyText]
+    eval: NotRequired[NonEmptyText]
+    phases: NotRequired[PhaseWeights | PhaseList]
+
+
 class Split(TypedDict):
     """Split of the rows of a dataset among the phases."""
 
@@ -159,10 +167,11 @@ class SourceDataset(TypedDict):
     columns: NotRequired[dict[str, NonEmptyText | ColumnList]]
     keep: NotRequired[ColumnList | Annotated[dict[str, NonEmptyText], Keyword("min_length", 1)]]
     remove: NotRequired[Regex]
+    name: NotRequired[NonEmptyText]
     train: NotRequired[Glob]
     eval: NotRequired[Glob]
     on_bad_row: NotRequired[BadRowPolicy]
-    split: NotRequired[PhaseWeights | PhaseList]
+    split: NotRequired[PhaseWeights | PhaseList | NamedSplits]
     max_rows: NotRequired[Count]
     exclude: NotRequired[Exclude]
 
@@ -204,6 +213,9 @@ class LabelledDataset(TypedDict):
 def _check_eval_glob(values: dict[str, Any]) -> dict[str, Any]:
     if "eval" in values and "train" not in values:
         raise ValueError("eval needs train, the glob of the other files")
+    split = values.get("split")
+    if "train" in values and ("name" in values or (split and {"train", "eval"} & {*split})):
+        raise ValueError("train selects files by a glob: remove name, and train and eval of split")
     return values
 
 

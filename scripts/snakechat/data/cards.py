@@ -40,6 +40,11 @@ def card_facts(folder: Path) -> dict[str, Any]:
     return facts
 
 
+def card_configs(folder: Path) -> Any:
+    """Return what the card in a folder says of the configs of a dataset, or None."""
+    return _metadata(folder / CARD).get("configs")
+
+
 def _metadata(path: Path) -> dict[str, Any]:
     """Return the metadata of a card; {} if there are none that can be read."""
     try:

@@ -1,13 +1,15 @@
-"""Which files of a dataset belong to its splits, train and eval, by their paths.
+"""Which files of a dataset belong to its splits, train and eval.
 
 Standard library only: the workflow imports this module while it plans.
 """
 
+import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from snakechat.workflow.errors import InputError
 
@@ -17,15 +19,20 @@ KINDS = re.compile(
     r"(\.(gz|gzip|bz2|xz|zst|zstd|lz4))?)(\?download=true)?$"
 )
 EXPECTED_KINDS = "parquet, arrow, jsonl, json, csv or tsv"
-# Words in a path that name its split. eval reads validation files, or test files if there are none.
-SPLIT_WORDS = {
-    **dict.fromkeys(["train", "training"], "train"),
-    **dict.fromkeys(["validation", "valid", "val", "dev", "eval", "evaluation"], "validation"),
-    **dict.fromkeys(["test", "testing"], "test"),
-}
 # Files that the datasets library writes next to the rows.
 METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-SHARD = re.compile(r"(.*)-(\d+)-of-(\d+)\b")
+# What is not data beside files with rows: documents, code, pictures, names such as LICENSE.
+DOCUMENTS = re.compile(
+    r"\.(md|rst|pdf|html?|ya?ml|toml|cff|bib|py|ipynb|sh|lock|png|jpe?g|gif|svg|webp)$"
+    r"|(^|/)(_[^/]*|[A-Z][A-Z_-]*(\.txt)?|Makefile|Dockerfile)$"
+)
+# Splits of the datasets library that are held out, the first one that a dataset has.
+HELD_OUT = ("validation", "test")
+# What `datasets.save_to_disk` writes for a split.
+SAVED = "state.json"
+
+# Returns the files of each split of the datasets library: see resolution.py.
+Resolve = Callable[[Sequence[str], Any, str | None], dict[str, list[str]]]
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -84,44 +91,128 @@ def check_link(folder: str | Path, path: str) -> None:
         )
 
 
-def split_files(paths: Sequence[str], globs: Mapping[str, str]) -> dict[str, list[str]]:
+class Splits(NamedTuple):
+    """The files of train, and of eval if there is one, and a remark on files of neither."""
+
+    files: dict[str, list[str]]
+    remark: str | None
+
+
+def split_files(
+    paths: Sequence[str], source: Mapping[str, Any], configs: Any, resolve: Resolve
+) -> Splits:
     """Assign files to the splits of a dataset.
 
-    Without a glob for train, a file belongs to the split that the last split word in its path names
-    (data/train-0.parquet); if no path has a split word, all files are train. eval consists of the
-    validation files, or of the test files if there are none.
+    With the glob `train`, and maybe `eval`, the globs select them. Otherwise, the datasets library
+    does, by the card or the names of the files: its split train, and validation or else test,
+    unless `split` names others.
 
     Args:
         paths: All files of a folder or repository, relative to it.
-        globs: Globs of the config by split: none, train, or train and eval.
-
-    Returns:
-        {"train": paths, "eval": paths} in the order of `paths`; without "eval" if the dataset has
-        no such files.
+        source: train, eval, name and split of a dataset in the config, as far as they are set.
+        configs: What the card says of configs, or None.
+        resolve: resolve_splits or splits_in_child.
 
     Raises:
-        InputError: A split has no files or a missing shard, a file belongs to both splits, or the
-            files are of several kinds.
+        InputError: A split has no files, a file belongs to both splits, or files cannot be read
+            together.
     """
-    if "train" in globs:
+    if "train" in source:
+        globs = {split: source[split] for split in ("train", "eval") if split in source}
         splits = {split: [p for p in paths if matches(p, glob)] for split, glob in globs.items()}
+        for split, matched in splits.items():
+            if not matched:
+                raise InputError(f"{split}: no file matches {globs[split]!r}")
+        remark = None
     else:
-        splits = _split_by_name(paths)
-    for split, matched in splits.items():
-        if not matched and split in globs:
-            raise InputError(f"{split}: no file matches {globs[split]!r}")
-        if not matched:
-            raise InputError(_no_training_files(paths, splits))
-        check_kinds(matched)
-        # A glob without a star may select a single shard on purpose.
-        if "*" in globs.get(split, "*"):
-            _check_shards(matched)
+        visible = _visible_files(paths)
+        found = resolve([path for path in visible if kind_of(path)], configs, source.get("name"))
+        splits = train_and_eval(found, source.get("split", {}), visible)
+        assigned = {path for files in found.values() for path in files}
+        # A card, or the name of a folder, selects files on purpose.
+        is_selected = configs or "name" in source
+        remark = None if is_selected else unread_files(visible, assigned)
+    check_kinds(path for files in splits.values() for path in files)
+    for files in splits.values():
+        _check_together(files)
     if overlap := set(splits["train"]) & set(splits.get("eval", [])):
         raise InputError(
-            f"{min(overlap)} is both in the train and in the eval split: narrow the globs train:"
-            " or eval:"
+            f"{min(overlap)} is both in the train and in the eval split: rename it, or set train:"
+            " and eval:"
         )
-    return splits
+    return Splits(splits, remark)
+
+
+def train_and_eval(
+    found: Mapping[str, list[str]], wanted: Mapping[str, str], visible: Sequence[str]
+) -> dict[str, list[str]]:
+    """Return the files of train and eval, given those of the splits of the datasets library.
+
+    Args:
+        found: The files of each split.
+        wanted: Names of these splits by train and eval.
+        visible: All files, for errors.
+
+    Raises:
+        InputError: There is no such split.
+    """
+    if not found:
+        others = f", found {_listed(visible)}" if visible else ""
+        raise InputError(f"no training files: expected {EXPECTED_KINDS}{others}")
+    train = wanted.get("train", "train")
+    held_out = [split for split in HELD_OUT if split in found and split != train]
+    names = {"train": train} | ({"eval": held_out[0]} if held_out else {}) | dict(wanted)
+    for split, name in names.items():
+        if name not in found:
+            known = ", ".join(f"{known} ({_listed(files)})" for known, files in found.items())
+            assigned = {path for files in found.values() for path in files}
+            if others := [path for path in visible if kind_of(path) and path not in assigned]:
+                known += f", without a split {_listed(others)}"
+            hint = f"set split: {{{split}: NAME}}, or select the files by train:"
+            raise InputError(f"no files of the split {name}, found {known}: {hint}")
+    return {split: found[name] for split, name in names.items()}
+
+
+def _check_together(paths: Sequence[str]) -> None:
+    """Raise InputError if files of a split are of several kinds, or seem to be copies."""
+    kinds = sorted({kind_of(path) or "" for path in paths})
+    if len(kinds) > 1:
+        raise InputError(
+            f"files of several kinds ({', '.join(kinds)}): select the files to import by train:"
+        )
+    known: dict[str, str] = {}
+    for path in paths:
+        first = known.setdefault(KINDS.sub("", path), path)
+        if first != path:
+            raise InputError(f"{first} and {path} have the same name: remove one of them")
+
+
+def saved_splits(folder: Path) -> dict[str, list[str]]:
+    """Return the files of each split that `datasets.save_to_disk` wrote, relative to a folder.
+
+    Returns:
+        {} if it wrote none. A dataset without splits is the split train.
+
+    Raises:
+        InputError: A file that lists them is damaged.
+    """
+    if (folder / SAVED).is_file():
+        return {"train": _saved_files(folder, "")}
+    if not (folder / "dataset_dict.json").is_file():
+        return {}
+    names = sorted(path.parent.name for path in folder.glob(f"*/{SAVED}"))
+    return {name: _saved_files(folder, f"{name}/") for name in names}
+
+
+def _saved_files(folder: Path, prefix: str) -> list[str]:
+    path = folder / f"{prefix}{SAVED}"
+    try:
+        names = [str(file["filename"]) for file in json.loads(path.read_bytes())["_data_files"]]
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        raise InputError(f"{prefix}{SAVED} is damaged: save the dataset again") from None
+    if any(os.path.basename(name) != name for name in names):
+        raise InputError(f"{prefix}{SAVED} names files of other folders")
+    return [f"{prefix}{name}" for name in ("dataset_info.json", SAVED, *names)]
 
 
 def check_kinds(paths: Iterable[str | Path]) -> None:
@@ -129,22 +220,6 @@ def check_kinds(paths: Iterable[str | Path]) -> None:
     for path in paths:
         if kind_of(path) is None:
             raise InputError(f"{path}: unknown kind of file, expected {EXPECTED_KINDS}")
-
-
-def _no_training_files(paths: Iterable[str], splits: Mapping[str, Sequence[str]]) -> str:
-    """Return the error about a folder without training files."""
-    if held_out := splits.get("eval"):
-        return (
-            f"no training files: {_listed(held_out)} was read as eval, because of the split in its"
-            f" path: rename it, or set train: {held_out[0]}"
-        )
-    others = _visible_files(paths)
-    found = f", found {_listed(others)}" if others else ""
-    return f"no training files: expected {EXPECTED_KINDS}{found}"
-
-
-def _data_files(paths: Iterable[str]) -> list[str]:
-    return [path for path in _visible_files(paths) if kind_of(path)]
 
 
 def _visible_files(paths: Iterable[str]) -> list[str]:
@@ -157,44 +232,13 @@ def _visible_files(paths: Iterable[str]) -> list[str]:
     ]
 
 
-def _split_by_name(paths: Iterable[str]) -> dict[str, list[str]]:
-    data_files = _data_files(paths)
-    kinds = sorted({kind_of(path) or "" for path in data_files})
-    if len(kinds) > 1:
-        raise InputError(
-            f"files of several kinds ({', '.join(kinds)}): select the files to import by train:"
-        )
-    by_word: dict[str, list[str]] = {"train": [], "validation": [], "test": [], "": []}
-    for path in data_files:
-        by_word[_named_split(path)].append(path)
-    splits = {"train": by_word["train"] or by_word[""]}
-    if held_out := by_word["validation"] or by_word["test"]:
-        splits["eval"] = held_out
-    return splits
-
-
-def _named_split(path: str) -> str:
-    """Return the split that the last split word in a path names, or an empty string."""
-    words = [word for word in re.findall(r"[a-z]+", path.lower()) if word in SPLIT_WORDS]
-    return SPLIT_WORDS[words[-1]] if words else ""
-
-
-def unread_files(paths: Sequence[str], splits: Mapping[str, Sequence[str]]) -> str | None:
-    """Return a remark on data files that belong to no split, or None without any.
-
-    Test files beside validation files are held out on purpose.
-
-    Args:
-        paths: All files of a folder or repository.
-        splits: What split_files returns for them without a glob.
-    """
-    assigned = {path for files in splits.values() for path in files}
-    unread = [path for path in _data_files(paths) if path not in assigned]
-    nameless = [path for path in unread if not _named_split(path)]
-    if not nameless:
+def unread_files(paths: Iterable[str], assigned: Collection[str]) -> str | None:
+    """Return a remark on files that may have rows and belong to no split, or None without any."""
+    unread = [path for path in paths if path not in assigned and not DOCUMENTS.search(path)]
+    if not unread:
         return None
     return (
-        f"not read: {_listed(nameless)}, because other files have train in their path: rename them,"
+        f"not read: {_listed(unread)}, of another kind or without a split in the name: rename them,"
         " or select the files by train:"
     )
 
@@ -213,18 +257,3 @@ def _pattern(glob: str) -> re.Pattern[str]:
     patterns = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
     pieces = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
     return re.compile("".join(patterns.get(piece, re.escape(piece)) for piece in pieces))
-
-
-def _check_shards(paths: Iterable[str]) -> None:
-    """Raise InputError if a shard is missing, as after an interrupted download."""
-    shards: dict[tuple[str, int], set[int]] = {}
-    for path in paths:
-        if match := SHARD.match(path):
-            shards.setdefault((match[1], int(match[3])), set()).add(int(match[2]))
-    for (name, count), numbers in shards.items():
-        # Shards are numbered from 0 or from 1.
-        first = min(numbers | {1})
-        if missing := set(range(first, first + count)) - numbers:
-            raise InputError(
-                f"{name}: {len(numbers)} of {count} shards found, shard {min(missing)} is missing"
-            )

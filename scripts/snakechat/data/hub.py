@@ -38,7 +38,7 @@ def fetch(
     repository: str,
     kind: RepositoryKind,
     revision: str,
-    choose: Callable[[list[str]], list[str]],
+    choose: Callable[[list[str], Callable[[str], Path]], list[str]],
 ) -> tuple[Path, list[str], str]:
     """Download files of a repository into huggingface_hub's cache.
 
@@ -49,7 +49,7 @@ def fetch(
         kind: Type of the repository.
         revision: Branch, tag or commit.
         choose: Selects the paths to download from the sorted paths of the repository; offline, from
-            those in the cache.
+            those in the cache. Its second argument downloads a file.
 
     Returns:
         Folder of the files, the selected paths relative to it, and the full commit id.
@@ -68,7 +68,8 @@ def fetch(
                 snapshot_download(repository, repo_type=kind, revision=revision, allow_patterns=[])
             )
             found = [path for path in folder.rglob("*") if path.is_file()]
-            paths = choose(sorted(path.relative_to(folder).as_posix() for path in found))
+            names = sorted(path.relative_to(folder).as_posix() for path in found)
+            paths = choose(names, lambda path: folder / path)
         else:
             ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
             info = ask(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
@@ -77,9 +78,13 @@ def fetch(
             commit = str(info.sha)
             cache = Path(constants.HF_HUB_CACHE, "--".join([f"{kind}s", *repository.split("/")]))
             folder = cache / "snapshots" / commit
-            paths = choose(sorted(listed))
+
+            def download(path: str) -> Path:
+                return Path(hf_hub_download(repository, path, repo_type=kind, revision=commit))
+
+            paths = choose(sorted(listed), download)
             for path in paths:
-                hf_hub_download(repository, path, repo_type=kind, revision=commit)
+                download(path)
             # The commit of the revision, for offline runs. Written last: the revision is complete.
             ref = cache / "refs" / revision
             if revision != commit and not (ref.exists() and ref.read_text() == commit):

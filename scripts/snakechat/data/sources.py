@@ -17,7 +17,7 @@ import pyarrow as pa
 from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import check_kinds, kind_of
 from snakechat.data.model_files import LFS_POINTER
-from snakechat.data.table_rows import read_arrow, read_parquet
+from snakechat.data.table_rows import read_arrow, read_parquet, read_saved
 from snakechat.data.text_rows import read_csv, read_json, read_lines, read_tsv
 from snakechat.workflow.errors import InputError
 
@@ -44,7 +44,8 @@ def read_rows(
     """Yield the number, from 1, of each row of a file, and the row or a BadRow in its place.
 
     Args:
-        path: A file whose name ends in one of the kinds in READERS.
+        path: A file whose name ends in one of the kinds in READERS, or a folder that
+            `datasets.save_to_disk` wrote.
         columns: Columns, or paths into them, to read; defaults to all. Only parquet and arrow skip
             the others.
 
@@ -53,13 +54,16 @@ def read_rows(
             the columns.
     """
     path, number = Path(path), 0
-    check_kinds([path])
-    with path.open("rb") as file:
-        start = file.read(len(LFS_POINTER))
-    if start == LFS_POINTER:
-        raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
+    reader: Callable[[Path, Collection[str] | None], Iterator[NumberedRow]] = read_saved
+    if not path.is_dir():
+        check_kinds([path])
+        with path.open("rb") as file:
+            start = file.read(len(LFS_POINTER))
+        if start == LFS_POINTER:
+            raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
+        reader = READERS[str(kind_of(path))]
     try:
-        for number, row in READERS[str(kind_of(path))](path, columns):
+        for number, row in reader(path, columns):
             if not isinstance(row, (dict, BadRow)):
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row

@@ -1,5 +1,6 @@
 """Rows of parquet and arrow files."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -45,8 +46,35 @@ def read_arrow(path: Path, columns: Collection[str] | None = None) -> Iterator[t
         selected = _select_columns(path, batches.schema.names, columns)
         yield from _rows_of(_slices(batches, selected))
         file.seek(file.size() - len(END_OF_STREAM))
-        if file.read() != END_OF_STREAM:
-            raise EOFError("the end of the stream is missing")
+        _check_end(file)
+
+
+def read_saved(folder: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
+    """Read a dataset that the datasets library saved to disk.
+
+    Raises:
+        ValueError: The library rejects the folder.
+    """
+    from datasets import load_from_disk
+
+    try:
+        dataset = load_from_disk(str(folder))
+    # The library raises exceptions of many classes for damaged files.
+    except Exception as error:
+        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
+    for saved in dataset.cache_files:
+        with open(saved["filename"], "rb") as file:
+            file.seek(-len(END_OF_STREAM), os.SEEK_END)
+            _check_end(file)
+    batches = dataset.data.table.to_batches()
+    selected = _select_columns(folder, dataset.data.table.schema.names, columns)
+    yield from _rows_of(_slices(batches, selected))
+
+
+def _check_end(file: Any) -> None:
+    """Raise EOFError unless the end of a stream follows."""
+    if file.read() != END_OF_STREAM:
+        raise EOFError("the end of the stream is missing")
 
 
 def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:

@@ -27,13 +27,13 @@ def import_dataset(config: Config, name: str) -> Description:
         settings = {"seed": seed, **{key: dataset[key] for key in keys}}
     else:
         keys = ["format", "remove", "on_bad_row"]
-        if "path" not in dataset:
-            keys += ["train", "eval"]
+        selection = {} if "path" in dataset else config.selection(name)
         settings = {
             "on_bad_row": config.values["on_bad_row"],
             **_hub_source(dataset),
             **card_settings(config, "datasets", name),
             **{key: dataset[key] for key in keys if key in dataset},
+            **selection,
             "columns": columns_of(dataset["format"], dataset.get("columns")),
             "keep": named_columns(dataset.get("keep", {})),
         }

@@ -8,15 +8,18 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
-from snakechat.data.cards import card_facts
+from snakechat.data.cards import card_configs, card_facts
 from snakechat.data.dataset_files import (
+    Splits,
     check_kinds,
     check_link,
     local_paths,
+    saved_splits,
     split_files,
-    unread_files,
+    train_and_eval,
 )
 from snakechat.data.model_files import CARD, TEXTS, model_files
+from snakechat.data.resolution import splits_in_child
 from snakechat.workflow.errors import InputError
 
 
@@ -43,37 +46,40 @@ def dataset_files(config: Config, name: str) -> dict[str, Path]:
     Raises:
         InputError: The source does not exist, or its files cannot be assigned to splits.
     """
-    source = config.source_of("datasets", name)
-    if source is None:
+    folder = dataset_folder(config, name)
+    if folder is None:
         return {}
-    place = f"config: datasets.{name}"
-    dataset = config.values["datasets"][name]
-    globs = {split: dataset[split] for split in ("train", "eval") if split in dataset}
-    if not source.exists():
-        raise InputError(f"{place}.path: {source} does not exist")
-    try:
-        if source.is_file():
-            check_kinds([source.name])
-            return {f"train/{source.name}": source}
-        splits = split_files(local_paths(source), globs)
-        _check_files(source, [path for paths in splits.values() for path in paths])
-    except InputError as error:
-        raise InputError(f"{place}: {source}: {error}") from None
-    return {f"{split}/{path}": source / path for split, paths in splits.items() for path in paths}
+    splits = _local_splits(config, name).files
+    return {f"{split}/{path}": folder / path for split, paths in splits.items() for path in paths}
 
 
 def unread_files_remark(config: Config, name: str) -> str | None:
-    """Return a remark on files of a dataset that belong to no split, or None without any.
-
-    With a glob for train, the user has selected the files: there is no remark.
-    """
-    source, files = config.source_of("datasets", name), dataset_files(config, name)
-    if not files or "train" in config.values["datasets"][name]:
-        return None
-    if source is None or not source.is_dir():
-        return None
-    remark = unread_files(local_paths(source), {"": [file.partition("/")[2] for file in files]})
+    """Return a remark on files of a dataset that belong to no split, or None without any."""
+    source = config.source_of("datasets", name)
+    remark = None if source is None else _local_splits(config, name).remark
     return None if remark is None else f"datasets.{name}: {source}: {remark}"
+
+
+def _local_splits(config: Config, name: str) -> Splits:
+    source, place = config.source_of("datasets", name), f"config: datasets.{name}"
+    assert source is not None
+    if not source.exists():
+        raise InputError(f"{place}.path: {source} does not exist")
+    selection = config.selection(name)
+    try:
+        if source.is_file():
+            check_kinds([source.name])
+            return Splits({"train": [source.name]}, None)
+        paths = local_paths(source)
+        saved = {} if "train" in selection else saved_splits(source)
+        if saved:
+            splits = Splits(train_and_eval(saved, selection.get("split", {}), paths), None)
+        else:
+            splits = split_files(paths, selection, card_configs(source), splits_in_child)
+        _check_files(source, [path for files in splits.files.values() for path in files])
+    except InputError as error:
+        raise InputError(f"{place}: {source}: {error}") from None
+    return splits
 
 
 def _check_files(folder: Path, paths: Iterable[str]) -> None:

@@ -50,7 +50,7 @@ def hub_config(name: str, revision: str) -> str:
     # The client of the Hub takes a second to import.
     from snakechat.data.hub import fetch
 
-    folder, _, _ = fetch(name, "model", revision, lambda _: ["config.json"])
+    folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
     return Path(folder, "config.json").read_text()
 
 

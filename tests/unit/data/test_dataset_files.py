@@ -3,6 +3,7 @@
 import pytest
 
 from snakechat.data.dataset_files import kind_of, local_paths, matches, split_files
+from snakechat.data.resolution import resolve_splits, splits_in_child
 from snakechat.workflow.errors import InputError
 
 
@@ -24,14 +25,10 @@ def test_kind_is_read_from_the_name(path, kind):
     assert kind_of(path) == kind
 
 
-def shards(numbers, of, name="data/train"):
-    return [f"{name}-{number:05}-of-{of:05}-0a1b.parquet" for number in numbers]
-
-
-SHARDS = [*shards([0, 1], 2), *shards([1, 2, 3], 3, "more/train")]
 NO_ROWS = [
     ".cache/huggingface/download/train.json",
     ".train.parquet",
+    "LICENSE",
     "README.md",
     "cache-1f0a.parquet",
     "data/cache-0a1b/train.json",
@@ -39,67 +36,129 @@ NO_ROWS = [
     "data/state.json",
     "dataset_dict.json",
     "dataset_infos.json",
+    "train.py",
 ]
 THREE = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
+PREFERENCES = ["d/test_prefs-0.parquet", "d/train_prefs-0.parquet", "d/train_sft-0.parquet"]
+CARD = [
+    {
+        "config_name": "default",
+        "data_files": [
+            {"split": split, "path": f"d/{split}-*"}
+            for split in ("train_sft", "train_prefs", "test_prefs")
+        ],
+    }
+]
+CONFIGS = [
+    {"config_name": "main", "data_files": "d/train_sft*"},
+    {"config_name": "socratic", "data_dir": "s"},
+]
 
 
-# Paths, globs, and the files of train and eval.
+def split(paths, configs=None, **source):
+    """Return the files of train and of eval, as the datasets library resolves them."""
+    found = split_files(paths, source, configs, resolve_splits)
+    return found.files["train"], found.files.get("eval"), found.remark
+
+
 @pytest.mark.parametrize(
-    ("paths", "globs", "train", "held_out"),
+    ("paths", "train", "held_out"),
     [
-        # The last word of a path decides, in any case.
-        (["0/train.jsonl", "Train-set.jsonl"], {}, ["0/train.jsonl", "Train-set.jsonl"], None),
-        (["0/train.jsonl", "test/train.jsonl"], {}, ["0/train.jsonl", "test/train.jsonl"], None),
-        (["0/train.jsonl", "train_test.jsonl"], {}, ["0/train.jsonl"], ["train_test.jsonl"]),
-        (["0/train.jsonl", "val_1.jsonl"], {}, ["0/train.jsonl"], ["val_1.jsonl"]),
-        (["0/train.jsonl", "en/TEST/0000.jsonl"], {}, ["0/train.jsonl"], ["en/TEST/0000.jsonl"]),
+        (["train/x.jsonl", "test/x.jsonl"], ["train/x.jsonl"], ["test/x.jsonl"]),
         # Validation comes before test.
-        (["test.csv", "train.csv", "validation.csv"], {}, ["train.csv"], ["validation.csv"]),
-        (sorted([*NO_ROWS, "data/train.parquet"]), {}, ["data/train.parquet"], None),
-        # Complete sets of shards: two, from 0 or 1, and with a digest as the hub names them.
-        (SHARDS, {}, SHARDS, None),
-        # Globs have precedence over words.
-        (THREE, {"train": "**/a.jsonl"}, THREE[:2], None),
-        (THREE, {"train": "test/*", "eval": "train/b.jsonl"}, THREE[:1], THREE[2:]),
+        (["test.csv", "train.csv", "validation.csv"], ["train.csv"], ["validation.csv"]),
+        (["a.csv", "b.csv.gz"], ["a.csv", "b.csv.gz"], None),
+        (["[1] {own} 数据/train.jsonl?download=true"], None, None),
+        (sorted([*NO_ROWS, "data/train.parquet"]), ["data/train.parquet"], None),
+        (
+            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
+            None,
+            None,
+        ),
     ],
 )
-def test_files_belong_to_splits(paths, globs, train, held_out):
-    expected = {"train": train} | ({"eval": held_out} if held_out else {})
-    assert split_files(paths, globs) == expected
+def test_files_belong_to_the_splits_of_the_datasets_library(paths, train, held_out):
+    assert split(paths) == (paths if train is None else train, held_out, None)
+
+
+def test_globs_have_precedence_over_names():
+    assert split(THREE, train="**/a.jsonl") == (THREE[:2], None, None)
+    assert split(THREE, train="test/*", eval="train/b.jsonl") == (THREE[:1], THREE[2:], None)
+
+
+def test_a_card_and_the_config_name_splits():
+    names = {"train": "train_prefs", "eval": "test_prefs"}
+    assert split(PREFERENCES, CARD, split=names) == (PREFERENCES[1:2], PREFERENCES[:1], None)
+    assert split(PREFERENCES, CARD, split={"train": "train_sft"}) == (PREFERENCES[2:], None, None)
+    paths = [*PREFERENCES, "s/test.jsonl", "s/train.jsonl"]
+    assert split(paths, CONFIGS, name="main")[0] == PREFERENCES[2:]
+    assert split(paths, CONFIGS, name="socratic")[:2] == (paths[4:], paths[3:4])
+    # Without a card, a folder has the name of a config, as where the Hub converts to parquet.
+    assert split(paths, name="s")[:2] == (paths[4:], paths[3:4])
+
+
+def test_files_that_are_not_read_are_named():
+    remark = split(["LICENSE", "README.md", "extra.jsonl", "train.jsonl", "train.jsonl.old"])[2]
+    assert remark.startswith("not read: extra.jsonl and 1 more, of another kind or without")
+    assert split(["a.jsonl", "b.xlsx"])[2].startswith("not read: b.xlsx, of another kind")
 
 
 @pytest.mark.parametrize(
-    ("paths", "globs", "error"),
+    ("paths", "configs", "source", "error"),
     [
+        (["a.jsonl", "b.parquet"], None, {}, "files of several kinds (jsonl, parquet): select"),
+        (["a.csv", "a.csv.gz"], None, {}, "a.csv and a.csv.gz have the same name: remove one"),
+        ([".git/train.json", "state.json"], None, {}, "no training files: expected parquet, arrow"),
         (
-            ["README.md", "train.jsonl", "train.parquet"],
+            ["x.txt"],
+            None,
             {},
-            "files of several kinds (jsonl, parquet): select the files to import by train:",
+            "no training files: expected parquet, arrow, jsonl, json, csv or tsv",
         ),
-        ([".git/train.json", "state.json"], {}, "no training files: expected parquet"),
+        (["validation.csv"], None, {}, "no files of the split train, found validation (validation"),
         (
-            ["README.md", "data/validation.parquet"],
+            ["0/train.jsonl", "test/x.jsonl"],
+            None,
             {},
-            "no training files: data/validation.parquet was read as eval, because of the split in"
-            " its path: rename it, or set train: data/validation.parquet",
+            "no files of the split train, found test (test/x.jsonl), without a split 0/train.jsonl:"
+            " set split: {train: NAME}, or select the files by train:",
         ),
-        (shards([0, 1], 3), {}, "data/train: 2 of 3 shards found, shard 2 is missing"),
-        (shards([1, 3], 3), {}, "data/train: 2 of 3 shards found, shard 2 is missing"),
-        # Of each split and folder.
-        ([*shards([0, 1], 2), *shards([1], 2, "data/test")], {}, "data/test: 1 of 2 shards"),
-        ([*shards([0, 1], 2), *shards([0], 2, "more/train")], {}, "more/train: 1 of 2 shards"),
+        (["train_test.csv"], None, {}, "train_test.csv is both in the train and in the eval split"),
+        (["train.csv"], None, {"train": "*.parquet"}, "train: no file matches '*.parquet'"),
+        (["train.txt"], None, {"train": "*.txt"}, "train.txt: unknown kind of file, expected"),
+        (PREFERENCES, CARD, {}, "no files of the split train, found train_sft (d/train_sft-0.parq"),
+        (PREFERENCES, CARD, {"split": {"train": "sft"}}, "no files of the split sft, found"),
+        (PREFERENCES, CONFIGS, {}, "the card has several configs: set name to one of main, socrat"),
+        (PREFERENCES, CONFIGS, {"name": "x"}, "the card has no config x: set name to one of main"),
+        (PREFERENCES, None, {"name": "x"}, "name: there is no config and no folder x"),
         (
-            ["a.csv", "b.csv"],
-            {"train": "*.csv", "eval": "b.csv"},
-            "b.csv is both in the train and in the eval split: ",
+            PREFERENCES,
+            [{"config_name": "a", "data_files": "/etc/*"}],
+            {},
+            "the card names '/etc/*'",
         ),
-        (["train.csv"], {"train": "*.parquet"}, "train: no file matches '*.parquet'"),
+        (PREFERENCES, [{"config_name": "a", "data_dir": "../b"}], {}, "the card names '../b': exp"),
+        (
+            PREFERENCES,
+            [{"config_name": "a", "data_files": "https://host/x"}],
+            {},
+            "the card names 'https://host/x': expected files of the repository",
+        ),
+        (PREFERENCES, [{"config_name": "a", "data_files": 3}], {}, "the card has invalid configs:"),
+        (PREFERENCES, "x", {}, "the card has invalid configs: Expected configs to be a list"),
     ],
 )
-def test_incomplete_and_ambiguous_splits_are_errors(paths, globs, error):
+def test_what_cannot_be_resolved_is_an_error(paths, configs, source, error):
     with pytest.raises(InputError) as found:
-        split_files(paths, globs)
+        split(paths, configs, **source)
     assert str(found.value).startswith(error)
+
+
+def test_planning_asks_another_process():
+    files = splits_in_child(THREE, None, None)
+    assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
+    with pytest.raises(InputError, match="there is no config and no folder x"):
+        splits_in_child(THREE, None, "x")
 
 
 @pytest.mark.parametrize(

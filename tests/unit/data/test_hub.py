@@ -29,7 +29,7 @@ import json, sys
 from snakechat.data.hub import fetch
 from snakechat.workflow.errors import InputError
 
-def choose(paths):
+def choose(paths, download):
     return [path for path in paths if not path.startswith("not_")]
 
 revision, *repositories = sys.argv[1:]

@@ -1,12 +1,14 @@
 """Rows of source files of every kind, bad rows in them, and damaged files."""
 
 import io
+import shutil
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from snakechat.data.dataset_files import local_paths, split_files
+from snakechat.data.dataset_files import saved_splits
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
 from support.files import as_arrow, as_parquet, as_table
@@ -115,14 +117,40 @@ def test_a_column_that_a_table_lacks_is_an_error(tmp_path):
         list(read_rows(path, ["prompt", "rejected"]))
 
 
-def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path):
-    datasets = pytest.importorskip("datasets")
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A dataset with two splits as the datasets library saves it, and its rows."""
     conversation = {"messages": [{"role": "user", "content": "你好"}], "source": None}
     rows = [{**row, **conversation} for row in numbered(700)]
-    datasets.Dataset.from_list(rows).save_to_disk(tmp_path / "mine", num_shards=2)
-    splits = split_files(local_paths(tmp_path / "mine"), {})
-    assert [row for path in splits.pop("train") for row in read(tmp_path / "mine" / path)] == rows
-    assert not splits
+    dataset, folder = datasets.Dataset.from_list(rows), tmp_path_factory.mktemp("saved")
+    splits = datasets.DatasetDict({"train": dataset, "test": dataset.select(range(3))})
+    splits.save_to_disk(folder / "mine", num_shards={"train": 2, "test": 1})
+    return folder / "mine", rows
+
+
+def test_a_dataset_that_was_saved_to_disk_is_read(saved):
+    folder, rows = saved
+    files = saved_splits(folder)
+    assert files["test"] == [
+        f"test/{name}" for name in ("dataset_info.json", "state.json", "data-00000-of-00001.arrow")
+    ]
+    assert len(files["train"]) == 4
+    assert saved_splits(folder / "test")["train"] == [
+        path.partition("/")[2] for path in files["test"]
+    ]
+    assert saved_splits(folder.parent) == {}
+    assert read(folder / "train") == rows and read(folder / "test") == rows[:3]
+
+
+def test_damage_of_a_saved_dataset_is_an_error(saved, tmp_path):
+    shutil.copytree(saved[0], tmp_path / "mine")
+    [*_, path] = sorted((tmp_path / "mine/train").glob("*.arrow"))
+    path.write_bytes(path.read_bytes()[:-8])
+    assert rows_before_damage(tmp_path / "mine/train") == []
+    (tmp_path / "mine/test/state.json").write_text("{")
+    assert rows_before_damage(tmp_path / "mine/test") == []
+    with pytest.raises(InputError, match=r"test/state\.json is damaged: save the dataset again"):
+        saved_splits(tmp_path / "mine")
 
 
 # --- bad rows: a BadRow in place of the row -------------------------------------------------

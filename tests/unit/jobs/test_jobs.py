@@ -178,8 +178,8 @@ def test_a_remark_names_data_files_that_no_split_has(load, tmp_path):
     assert unread_files_remark(local(load), "local") is None
     write_files(tmp_path, "mine/more.jsonl", "mine/other.jsonl")
     assert unread_files_remark(local(load), "local") == (
-        "datasets.local: mine: not read: more.jsonl and 1 more, because other files have train in"
-        " their path: rename them, or select the files by train:"
+        "datasets.local: mine: not read: more.jsonl and 1 more, of another kind or without a split"
+        " in the name: rename them, or select the files by train:"
     )
     selected = local(load, train="train.jsonl"), local(load, "mine/train.jsonl")
     assert [unread_files_remark(config, "local") for config in selected] == [None, None]

@@ -1,0 +1,141 @@
+"""The splits of a folder or a repository, as the datasets library finds them.
+
+Its import takes a second: planning asks a process of its own, which runs main().
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from snakechat.workflow.errors import InputError
+
+# Where the library sees the files: in a file system in memory, as empty files.
+ROOT = "memory://dataset"
+# Characters of an error of the library, which explains with examples.
+MAX_REASON = 150
+SCRIPTS = Path(__file__).resolve().parents[2]
+
+
+def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict[str, list[str]]:
+    """Return the files of each split: train, validation, test, or as a card calls them.
+
+    Args:
+        paths: The files with rows, relative to the folder.
+        configs: What the card says of configs, or None.
+        name: The config of the card or, without configs, the folder that is read; None for the
+            default config or all folders.
+
+    Raises:
+        InputError: There is no such config, or the card names no files.
+    """
+    import fsspec
+    from datasets.data_files import DataFilesList, get_data_patterns, sanitize_patterns
+
+    base, patterns = _chosen_config(paths, configs, name)
+    for path in (base, *_texts(patterns)):
+        if "://" in path or path.startswith("/") or ".." in path.split("/"):
+            raise InputError(f"the card names {path!r}: expected files of the repository")
+    files = fsspec.filesystem("memory")
+    if files.exists(ROOT):
+        files.rm(ROOT, recursive=True)
+    for path in paths:
+        files.pipe(f"{ROOT}/{path}", b"")
+    folder = f"{ROOT}/{base}".rstrip("/")
+    try:
+        of_splits = sanitize_patterns(patterns) if patterns else get_data_patterns(folder)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"the card has invalid data_files: {error}") from None
+    splits = {}
+    for split, globs in of_splits.items():
+        try:
+            found = DataFilesList.from_patterns(globs, base_path=folder)
+        except FileNotFoundError:
+            continue
+        start = ROOT.replace("://", ":///") + "/"
+        splits[str(split)] = sorted({path.removeprefix(start) for path in found} & {*paths})
+    return {split: found for split, found in splits.items() if found}
+
+
+def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
+    """Return the folder and the patterns of the files of a config; no patterns for the default."""
+    from datasets.utils.metadata import MetadataConfigs
+    from huggingface_hub import DatasetCardData
+
+    # The types of columns are of no use here.
+    if isinstance(configs, list):
+        configs = [
+            {key: value for key, value in config.items() if key != "features"}
+            for config in configs
+            if isinstance(config, dict)
+        ]
+    try:
+        found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs))
+        chosen = name or found.get_default_config_name()
+    except (ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise InputError(f"the card has invalid configs: {reason}") from None
+    if not found:
+        if name is not None and not any(path.startswith(f"{name}/") for path in paths):
+            raise InputError(f"name: there is no config and no folder {name}")
+        return name or "", None
+    if chosen is None or chosen not in found:
+        problem = "several configs" if chosen is None else f"no config {chosen}"
+        raise InputError(f"the card has {problem}: set name to one of {', '.join(found)}")
+    return found[chosen].get("data_dir") or "", found[chosen].get("data_files")
+
+
+def _texts(patterns: Any) -> list[str]:
+    """Return all texts in lists and objects."""
+    if isinstance(patterns, dict):
+        patterns = list(patterns.values())
+    if isinstance(patterns, list):
+        return [text for each in patterns for text in _texts(each)]
+    return [] if patterns is None else [str(patterns)]
+
+
+def splits_in_child(paths: Sequence[str], configs: Any, name: str | None) -> dict[str, list[str]]:
+    """Return what resolve_splits does, from another process.
+
+    Raises:
+        InputError: As resolve_splits.
+    """
+    return _ask(json.dumps([paths, configs, name], default=str))
+
+
+@cache
+def _ask(request: str) -> dict[str, list[str]]:
+    # -P: no module of the working directory takes the place of a library.
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "snakechat.data.resolution"],
+        input=request,
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode:
+        lines = process.stderr.strip().splitlines() or ["it ended without a message"]
+        raise InputError(f"the datasets library failed: {lines[-1]}")
+    answer: dict[str, Any] = json.loads(process.stdout)
+    if "error" in answer:
+        raise InputError(answer["error"])
+    return dict(answer["splits"])
+
+
+def main() -> None:
+    """Read a request of splits_in_child, and write the splits or an error."""
+    try:
+        answer: dict[str, Any] = {"splits": resolve_splits(*json.load(sys.stdin))}
+    except InputError as error:
+        answer = {"error": str(error)}
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
