@@ -78,12 +78,10 @@ def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Exa
         for key, text in pair.items():
             if encoder.has_special_token(text):
                 raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
-    prompts = encoder.prompts([[("user", pair["prompt"])] for _, pair in pairs])
-    responses = [
-        encoder.responses([render_response(pair[key]) for _, pair in pairs])
-        for key in ("chosen", "rejected")
-    ]
-    return Examples(prompts, *responses)
+    texts = [[render_response(pair[key]) for _, pair in pairs] for key in ("chosen", "rejected")]
+    rows = encoder.conversations([[("user", pair["prompt"])] for _, pair in pairs], *texts)
+    prompts, responses = zip(*rows, strict=True)
+    return Examples(prompts, *zip(*responses, strict=True))
 
 
 def summarize(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole
 from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
+    SYSTEM,
     TOO_LONG,
     Encoded,
     drop_reason,
@@ -98,6 +99,12 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
             warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
     without_turns = sum(count for what, count in truncated.items() if OLDER_TURNS in what)
     without_row = dropped.get(TOO_LONG, 0)
+    if without_system := sum(count for what, count in truncated.items() if SYSTEM in what):
+        warn(
+            f"{split}: {without_system:,} of {total:,} rows lost their system turn and tools, which"
+            f" leave no room within max_length: {settings.max_length}: they train with the default"
+            " system prompt of the chat template, if it has one"
+        )
     if without_turns or without_row:
         partial = without_turns + without_row
         warn(

@@ -30,6 +30,42 @@ LLAMA = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+# As Qwen3's: thoughts of the last response alone, and an empty one in front of it if it has none.
+QWEN_THOUGHTS = (
+    "{% set last = namespace(n=-1) %}{% for message in messages %}"
+    "{% if message.role == 'user' %}{% set last.n = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% set content = message.content %}"
+    "{% if message.role == 'assistant' %}"
+    "{% set thoughts = message.reasoning_content or '' %}{% if '</think>' in content %}"
+    "{% set thoughts = content.split('</think>')[0].split('<think>')[-1] | trim %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.index0 > last.n and (loop.last or thoughts) %}"
+    "<think>\n{{ thoughts }}\n</think>\n\n{% endif %}{% endif %}"
+    "{{ content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+# As DeepSeek-R1's: the prompt starts the thoughts, and only those of the last response are written.
+R1_THOUGHTS = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message.role == 'assistant' %}<|assistant|>"
+    "{% if loop.last and message.reasoning_content %}"
+    "<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{% set kept = message.content if loop.last else message.content.split('</think>')[-1] %}"
+    "{{ kept }}{{ eos_token }}"
+    "{% else %}<|{{ message.role }}|>{{ message.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+# As gpt-oss's: channels for thoughts and text, and another end of the last turn.
+OSS_THOUGHTS = (
+    "{% for message in messages %}{% if message.role == 'assistant' %}"
+    "{% if loop.last and message.thinking %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ message.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ message.content }}"
+    "{{ '<|return|>' if loop.last else '<|end|>' }}"
+    "{% else %}<|start|>{{ message.role }}<|message|>{{ message.content }}<|end|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 # ChatML with tools, their calls and their results, as Qwen2.5's.
 CHATML_TOOLS = (
     "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}"

@@ -5,9 +5,9 @@ writes the turns as one text in the format of Anthropic's hh-rlhf and Dahoas/rm-
 a space in front of the text of each turn, and "\\n\\nAssistant:" in front of the response. Standard
 library only: the workflow imports this module while it plans.
 
-A message that is more than a role and a text, such as a call of tools, is a turn of the role
-MESSAGE, whose text is the message as JSON. As a response in a record it is this JSON alone; other
-responses start with white space.
+A message that is more than a role and a text, such as one with thoughts or a call of tools, is a
+turn of the role MESSAGE, whose text is the message as JSON. As a response in a record it is this
+JSON alone; other responses start with white space.
 """
 
 import json
@@ -25,6 +25,8 @@ UNMARKED = "unmarked"
 # The tools that a dialogue may call, as JSON: a list of OpenAI's function definitions.
 TOOLS = "tools"
 MESSAGE = "message"
+# The key of a message with the thoughts that precede its text.
+THOUGHTS = "reasoning_content"
 # A response that is not to be learned.
 UNTRAINED = "untrained"
 
@@ -90,7 +92,8 @@ def message_of(turn: Turn) -> dict[str, Any]:
     role, text = turn
     if role == MESSAGE:
         message: dict[str, Any] = json.loads(text)
-        return message
+        # As transformers does: gpt-oss's template reads the other name.
+        return {"thinking": message[THOUGHTS], **message} if THOUGHTS in message else message
     if role == UNMARKED:
         return {"role": "user", "content": text.removesuffix(RESPONSE)}
     return {"role": "assistant" if role == UNTRAINED else role, "content": text}
@@ -109,8 +112,8 @@ def tools_of(turns: Iterable[Turn]) -> list[dict[str, Any]] | None:
     return next((json.loads(text) for role, text in turns if role == TOOLS), None)
 
 
-def uses_tools(turns: Iterable[Turn]) -> bool:
-    """Return whether a dialogue has tools, calls of them or results."""
+def has_messages(turns: Iterable[Turn]) -> bool:
+    """Return whether a dialogue has more than texts: thoughts, tools, calls of them or results."""
     return any(role in (TOOLS, MESSAGE, "tool") for role, _ in turns)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from snakechat.data.cells import BadRow, DroppedRow, checked_text, is_one, parse_json
 from snakechat.data.dialogues import (
     MESSAGE,
+    THOUGHTS,
     TOOLS,
     UNTRAINED,
     Turn,
@@ -27,8 +28,8 @@ ROLES = {
     **dict.fromkeys(["tool", "function", "observation"], "tool"),
 }
 
-# Keys of messages that training does not support: it would learn to say what comes before them.
-UNSUPPORTED_KEYS = ("reasoning_content", "reasoning", "thinking")
+# Keys of messages with the thoughts that precede a response.
+THOUGHT_KEYS = (THOUGHTS, "reasoning", "thinking")
 # Keys that say whether a response is learned: of OpenAI, LLaMA-Factory, axolotl and ms-swift.
 WEIGHTS = ("weight", "loss_weight", "train", "loss")
 # What other keys look like that do, or the opposite of it.
@@ -54,7 +55,7 @@ def turns_of_messages(value: Any, name: str, role_of_text: str) -> list[Turn]:
     """Return the turns of a list of messages, of one message, or of a text.
 
     Raises:
-        BadRow: A message has an unknown role, no text, thoughts, or calls that cannot be read.
+        BadRow: A message has an unknown role, no text, or thoughts or calls that cannot be read.
     """
     if isinstance(value, str):
         return [(role_of_text, value)]
@@ -95,16 +96,13 @@ def response_of(turn: Turn) -> str:
 def _turn(message: Any, name: str) -> Turn:
     """Return the turn of a message with role and content, or with from and value.
 
-    A message that calls tools is JSON as transformers documents it, and so is the result of a call
-    with RESULT_KEYS.
+    A message with thoughts or calls of tools is JSON as transformers documents it, and so is the
+    result of a call with RESULT_KEYS.
     """
     if not isinstance(message, dict):
         raise BadRow(
             f"{name} contains {type(message).__name__}, expected messages with role and content"
         )
-    for key in UNSUPPORTED_KEYS:
-        if message.get(key):
-            raise BadRow(f"{name} has a turn with {key}, which is not supported")
     check_media(message, f"{name}: a turn")
     is_learned = _is_learned(message, name)
     # Tables with both spellings leave one of them null.
@@ -121,17 +119,36 @@ def _turn(message: Any, name: str) -> Turn:
         text = _text_of_parts(text, name)
     text = "" if calls and text is None else checked_text(text, f"{name}: the text of a turn")
     more: dict[str, Any] = {}
+    if thoughts := _thoughts(message, role, name):
+        more[THOUGHTS] = thoughts
     if calls:
         more["tool_calls"] = _calls(calls, name)
     elif role == "tool":
         more = {key: message[key] for key in RESULT_KEYS if message.get(key)}
     if role == "assistant" and not is_learned:
-        if not calls:
+        if not more:
             return UNTRAINED, text
         more["weight"] = 0
     if not more:
         return role, text
     return MESSAGE, _json({"role": role, "content": text, **more})
+
+
+def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
+    """Return the thoughts of a message, or None if it has none.
+
+    Raises:
+        BadRow: They are no text, occur twice and differ, or are not those of a response.
+    """
+    found = {key: message[key] for key in THOUGHT_KEYS if message.get(key)}
+    if not found:
+        return None
+    (key, thoughts), *others = found.items()
+    if role != "assistant":
+        raise BadRow(f"{name} has a turn of {role} with {key}, expected it in responses alone")
+    if any(other != thoughts for _, other in others):
+        raise BadRow(f"{name} has a turn whose {' and '.join(found)} differ")
+    return checked_text(thoughts, f"{name}: {key} of a turn")
 
 
 def _text_of_parts(parts: list[Any], name: str) -> str:

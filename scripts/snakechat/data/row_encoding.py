@@ -1,10 +1,17 @@
-"""Rows as ids: prompts and responses within a number of tokens, and all turns of a dialogue."""
+"""Rows as ids: prompts and responses within a number of tokens, and all turns of a dialogue.
+
+A row that exceeds the number keeps its last user turn whole. What does not fit is left out in this
+order: older turns, from the first one and as far as the next user turn, so that roles alternate as
+before; then the end of the response, with the token that ends it. The system turn and the tools
+stay. They are left out only where they and the last user turn leave no room for a response.
+"""
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from snakechat.data.dialogues import (
+    TOOLS,
     UNMARKED,
     Turn,
     is_empty,
@@ -13,13 +20,12 @@ from snakechat.data.dialogues import (
     response_turn,
 )
 from snakechat.data.encoder import Encoder
-from snakechat.data.truncation import fitting_prompt
 
 # Why a row is dropped whose last user turn leaves no room for a response.
 TOO_LONG = "last user turn too long"
 
 # What was cut of a row.
-OLDER_TURNS = "older turns"
+SYSTEM, OLDER_TURNS, END = "system turn", "older turns", "end of response"
 
 # Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
 # "" if nothing; or why the row is dropped.
@@ -43,9 +49,9 @@ def encode_responses(
     if not any(prompts):
         yield from _encode_texts(encoder, settings.max_length, responses[0])
         return
-    pairs = zip(*(_encode_present(encoder, texts) for texts in responses), strict=True)
-    for turns, whole, row in zip(prompts, encoder.prompts(prompts), pairs, strict=True):
-        yield _fitting_row(encoder, turns, whole, list(row), settings.max_length)
+    encoded = encoder.conversations(prompts, *responses)
+    for turns, (prompt, row), *texts in zip(prompts, encoded, *responses, strict=True):
+        yield _fitting_row(encoder, turns, texts, prompt, row, settings.max_length)
 
 
 def _encode_texts(
@@ -64,25 +70,74 @@ def _encode_texts(
 
 
 def _fitting_row(
-    encoder: Encoder, turns: Sequence[Turn], whole: Ids, responses: list[Ids], limit: int
+    encoder: Encoder,
+    turns: Sequence[Turn],
+    texts: Sequence[str | None],
+    prompt: Ids,
+    responses: list[Ids],
+    limit: int,
 ) -> EncodedRow:
     """Return a prompt and its responses, truncated to a number of tokens.
 
-    whole: The ids of the prompt, before the truncation.
+    Args:
+        turns, prompt: The turns and ids of the whole prompt.
+        texts, responses: The responses as in records, and their ids.
     """
     whole_lengths = list(map(len, responses))
     longest = max(whole_lengths)
-    fits = len(whole) + longest <= limit
-    prompt = whole if fits else fitting_prompt(encoder, turns, longest, limit)
-    if prompt is None:
-        return TOO_LONG
+    kept = list(turns)
+    if len(prompt) + longest > limit:
+        if (fitting := fitting_turns(encoder, turns, longest, limit)) is None:
+            return TOO_LONG
+        if fitting != kept:
+            kept = fitting
+            [(prompt, responses)] = encoder.conversations([kept], *([text] for text in texts))
     ids = [response[: limit - len(prompt)] for response in responses]
     # The texts differ after the truncation, or in characters that have the same ids.
     if len(ids) == 2 and ids[0] == ids[1]:
         return "equal responses"
-    cuts = {OLDER_TURNS: prompt != whole, "end of response": ids != responses}
+    num_system, num_kept = (divide_turns(each)[0] for each in (turns, kept))
+    cuts = {
+        SYSTEM: num_kept < num_system,
+        OLDER_TURNS: len(turns) - num_system > len(kept) - num_kept,
+        END: ids != responses,
+    }
     cut = " and ".join(name for name, is_cut in cuts.items() if is_cut)
     return prompt, *ids, whole_lengths, cut
+
+
+def fitting_turns(
+    encoder: Encoder, turns: Sequence[Turn], response_length: int, limit: int
+) -> list[Turn] | None:
+    """Return the turns of the longest prompt that fits; None if none leaves room for a response.
+
+    Args:
+        turns: The turns of the whole prompt, which does not fit.
+        response_length: Number of tokens of the response, or of the longer one of a pair.
+        limit: Maximum number of tokens of prompt and response.
+    """
+    num_system, starts = divide_turns(turns)
+    system, kept = list(turns[:num_system]), list(turns[starts[-1] :])
+    if len(encoder.prompts([kept])[0]) >= limit:
+        return None
+    # From the newest turns to the oldest ones: no prompt is much longer than the limit.
+    for first in reversed(starts):
+        longer = [*system, *turns[first:]]
+        room_needed = 1 if first == starts[-1] else response_length
+        if len(encoder.prompts([longer])[0]) + room_needed > limit:
+            break
+        kept = longer
+    return kept
+
+
+def divide_turns(turns: Sequence[Turn]) -> tuple[int, list[int]]:
+    """Return the number of system turns and tools at the start, and where others may start."""
+    roles = [role for role, _ in turns]
+    fixed = ("system", TOOLS)
+    num_system = next((n for n, role in enumerate(roles) if role not in fixed), len(roles))
+    starts = [n for n in range(num_system, len(roles)) if roles[n] in ("user", UNMARKED)]
+    # Without a user turn, the prompt is a whole.
+    return (num_system, starts) if starts else (0, [0])
 
 
 def encode_turns(
@@ -102,25 +157,31 @@ def encode_turns(
         for turns, response in zip(prompts, responses, strict=True)
     ]
     places = [_trained_places(dialogue) for dialogue in dialogues]
-    pairs = [*zip(dialogues, places, strict=True)]
-    heads = encoder.prompts([turns[:place] for turns, ends in pairs for place in ends])
-    bodies = encoder.responses(
-        [recorded_response(turns[place]) for turns, ends in pairs for place in ends]
-    )
-    encoded = iter([*zip(heads, bodies, strict=True)])
-    for turns, ends in pairs:
+    encoded = encoder.dialogues(dialogues, places)
+    for turns, ends, pieces in zip(dialogues, places, encoded, strict=True):
         rows: list[EncodedRow] = []
-        for place, (prompt, response) in zip(ends, encoded, strict=False):
-            row = rows[-1] if rows else TOO_LONG
-            fits = len(prompt) + len(response) <= settings.max_length
-            if fits and (joined := join_turns(row, prompt, response)):
-                rows[-1] = joined
-                continue
-            row = _fitting_row(encoder, turns[:place], prompt, [response], settings.max_length)
-            if not isinstance(row, str):
-                prompt, response, *rest = row
-                row = prompt, response, [1] * len(response), *rest
-            rows.append(row)
+        # The ids of the dialogue up to the next response, and the last row if it has them all.
+        whole: Ids = []
+        open_row: tuple[Any, ...] | None = None
+        for place, (new, response, continues) in zip(ends, pieces, strict=True):
+            whole = [*whole, *new] if continues else list(new)
+            if open_row and continues and len(whole) + len(response) <= settings.max_length:
+                _, chosen, trained, lengths, _ = open_row
+                chosen += [*new, *response]
+                trained += [0] * len(new) + [1] * len(response)
+                lengths[0] = len(chosen)
+            else:
+                text = recorded_response(turns[place])
+                row = _fitting_row(
+                    encoder, turns[:place], [text], whole, [response], settings.max_length
+                )
+                open_row = None
+                if not isinstance(row, str):
+                    prompt, ids, *rest, cut = row
+                    row = prompt, ids, [1] * len(ids), *rest, cut
+                    open_row = None if cut else row
+                rows.append(row)
+            whole = [*whole, *response]
         yield rows
 
 
@@ -132,31 +193,6 @@ def _trained_places(dialogue: list[Turn]) -> list[int]:
         for number, turn in enumerate(dialogue)
         if number > first and is_trained(turn) and turn[1].strip()
     ]
-
-
-def join_turns(row: EncodedRow, prompt: Ids, response: Ids) -> EncodedRow | None:
-    """Return a row with another response, or None if its prompt does not continue the row.
-
-    Args:
-        row: The ids of a prompt and a response; a mark for each token of the response, 1 where it
-            is trained; [their number]; and what was cut of it.
-        prompt: The ids of the whole dialogue up to the other response.
-    """
-    if isinstance(row, str):
-        return None
-    first, chosen, marks, _, cut = row
-    whole = [*first, *chosen]
-    if cut or prompt[: len(whole)] != whole:
-        return None
-    between = prompt[len(whole) :]
-    chosen = [*chosen, *between, *response]
-    return first, chosen, [*marks, *[0] * len(between), *[1] * len(response)], [len(chosen)], cut
-
-
-def _encode_present(encoder: Encoder, texts: Sequence[str | None]) -> list[list[int]]:
-    """Return the ids of each response, none of a response that is None."""
-    encoded = encoder.responses([text or "" for text in texts])
-    return [[] if text is None else ids for text, ids in zip(texts, encoded, strict=True)]
 
 
 def encode_prompts(

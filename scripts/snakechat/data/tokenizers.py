@@ -228,7 +228,7 @@ def encode_texts(
         stderr = os.dup(2)
         os.dup2(printed.fileno(), 2)
         try:
-            return [each.ids for each in backend.encode_batch_fast(texts, **options)]
+            encodings = backend.encode_batch_fast(texts, **options)
         except BaseException as error:
             # It is not an Exception, and cannot be imported.
             if type(error).__name__ != "PanicException":
@@ -240,6 +240,10 @@ def encode_texts(
         finally:
             os.dup2(stderr, 2)
             os.close(stderr)
+        # Of other threads.
+        printed.seek(0)
+        sys.stderr.write(printed.read().decode(errors="replace"))
+    return [each.ids for each in encodings]
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:

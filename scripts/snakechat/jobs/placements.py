@@ -35,11 +35,15 @@ def job_placement(config: Config, rule: str, name: str) -> Placement:
     """Return the placement of a job: nodes, GPUs, threads, memory and time.
 
     An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
-    not fit on one GPU. Then it has all processes. A job that runs no model has one process too.
+    not fit on one GPU. Then it has all processes. A job that runs no model has one process too; one
+    that tokenizes has the threads of its recipe.
     """
-    if RULES[rule].work is None:
+    is_tokenization = RULES[rule].program == "tokenize_phase"
+    if RULES[rule].work is None and not is_tokenization:
         return SERIAL
     placement = Placement(**config.recipe(*recipe_of(rule, name))["placement"])
+    if is_tokenization:
+        return replace(SERIAL, threads=placement.threads)
     # A training chooses its own, for the memory of its GPUs.
     if placement.micro_batch_tokens == "auto" and not rule.startswith("train_"):
         placement = replace(placement, micro_batch_tokens=SERIAL.micro_batch_tokens)

@@ -10,6 +10,7 @@ from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import load_tokenizer, load_training_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
+from support.encoding import encode_pair, encode_response
 
 TEXTS = [f"Human: {number}\n\nAssistant: yes {number} no" for number in range(10)]
 
@@ -20,7 +21,7 @@ def is_joint(encoder, prompt, response):
     The whole dialogue is one text, as transformers renders it: with the response as its last turn,
     or as an earlier one, which some templates render differently.
     """
-    [start], [end] = encoder.prompts([prompt]), encoder.responses([response])
+    start, end = encode_pair(encoder, prompt, response)
     if encoder.template == "dialogue":
         # Text has no token that ends a response.
         end = end[:-1]
@@ -39,7 +40,7 @@ def is_joint(encoder, prompt, response):
 
 def test_special_tokens_in_a_dialogue_are_text(trained):
     dialogue, text = Encoder(trained, "dialogue"), "</s><s><pad><unk>"
-    (prompt,), (response,) = dialogue.prompts([parse_prompt(text)]), dialogue.responses([text])
+    prompt, response = encode_pair(dialogue, parse_prompt(text), text)
     # Only bos and eos are special tokens, whose ids are 0 to 3.
     assert prompt == [trained.bos_token_id, *response[:-1]]
     assert min(prompt[1:]) > 3
@@ -60,7 +61,7 @@ def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path
     encoder = Encoder(tokenizer, "dialogue")
     # <s> or </s>, and a token for each letter.
     assert [len(ids) for ids in encoder.prompts(map(parse_prompt, ["Qwertzuio", "Q"]))] == [10, 2]
-    assert [len(ids) for ids in encoder.responses(["Qwertzuio", "Q"])] == [10, 2]
+    assert [len(encode_response(encoder, text)) for text in ("Qwertzuio", "Q")] == [10, 2]
 
 
 def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trained, tmp_path):
@@ -73,7 +74,8 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trai
     assert found.template == "dialogue"
     turns = list(map(parse_prompt, TEXTS))
     assert found.prompts(turns) == expected.prompts(turns)
-    assert found.responses([" Yes.", " No."]) == expected.responses([" Yes.", " No."])
+    texts = [" Yes."] * len(turns)
+    assert [*found.conversations(turns, texts)] == [*expected.conversations(turns, texts)]
 
 
 def test_slow_tokenizer_is_an_error():
@@ -101,7 +103,7 @@ def test_chat_prompts_and_responses_equal_those_of_transformers(chat_tokenizer, 
     )
     encoder = Encoder(tokenizer, "chat")
     assert encoder.prompts([chat]) == [expected]
-    (response,) = encoder.responses([" Of course."])
+    response = encode_response(encoder, " Of course.", chat)
     whole = messages_of([*chat, ("assistant", "Of course.")])
     *dialogue, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
     # The template writes a line break after <|im_end|>, which is not part of the response.
@@ -118,7 +120,7 @@ def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
     tokenizer = chat_tokenizer(**({"extra_special_tokens": names} if named else {}))
     encoder = Encoder(tokenizer, "chat")
     # It is one token, and not its letters, to the tokenizer.
-    assert len(encoder.responses([text])[0]) < len(text)
+    assert len(tokenizer(text).input_ids) < len(text)
     assert encoder.has_special_token(text)
 
 
@@ -154,7 +156,7 @@ def sentence_piece(tmp_path):
 
 def test_a_response_has_no_space_that_the_text_does_not_have(sentence_piece):
     encoder = Encoder(sentence_piece, "dialogue")
-    (response,) = encoder.responses([" yes"])
+    response = encode_response(encoder, " yes")
     assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "</s>"]
     # The tokenizer alone puts another space in front.
     assert sentence_piece.tokenize(" yes") == ["▁", "▁yes"]
@@ -164,10 +166,10 @@ def test_a_response_has_no_space_that_the_text_does_not_have(sentence_piece):
 def test_a_response_starts_with_the_space_that_the_template_writes(sentence_piece):
     sentence_piece.chat_template = LLAMA2_LIKE
     encoder = Encoder(sentence_piece, "chat")
-    (response,) = encoder.responses(["yes"])
+    response = encode_response(encoder, "yes")
     # And ends with the space in front of </s>.
     assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "▁", "</s>"]
-    assert encoder.responses(["yes "]) == [response]
+    assert encode_response(encoder, "yes ") == response
     assert is_joint(encoder, [("user", "no")], "yes")
 
 
@@ -202,7 +204,8 @@ def test_prompts_do_not_end_in_a_token_that_the_tokenizer_appends(shared_data):
     assert Encoder(appending, "dialogue").prompts(turns) == Encoder(plain, "dialogue").prompts(
         turns
     )
-    assert Encoder(appending, "dialogue").responses([" Yes."])[0].count(plain.eos_token_id) == 1
+    response = encode_response(Encoder(appending, "dialogue"), " Yes.")
+    assert response.count(plain.eos_token_id) == 1
     # The model is served with the same ids.
     assert chat_template(appending) == chat_template(plain)
 
@@ -211,7 +214,7 @@ def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sen
     sentence_piece.chat_template = LLAMA2_LIKE.replace("' ' + message", "message")
     encoder = Encoder(sentence_piece, "chat")
     # "]y" is one token.
-    (response,) = encoder.responses(["yes"])
+    response = encode_response(encoder, "yes")
     assert sentence_piece.convert_ids_to_tokens(response) == ["▁yes", "▁", "</s>"]
     found = [is_joint(encoder, [("user", "no")], response) for response in ("yes", "no")]
     assert found == [False, True]

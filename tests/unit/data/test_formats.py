@@ -204,7 +204,9 @@ def calling(call):
             None,
             "role 'critic', expected one of system, developer,",
         ),
-        ({**CALLING, "thinking": "Hm."}, None, "a turn with thinking, which is not supported"),
+        ({**CALLING, "thinking": 3}, None, "thinking of a turn is int, expected text"),
+        ({**CALLING, "thinking": "Hm.", "reasoning": "No."}, None, "reasoning and thinking differ"),
+        ({**messages(("user", "a"))[0], "thinking": "Hm."}, None, "a turn of user with thinking"),
         (messages(("user", [{"type": "image"}]))[0], None, "a part of type 'image', expected text"),
         (messages(("user", [{"text": 1}]))[0], None, "the text of a part is int, expected text"),
         (messages(("user", [{"x": "y"}]))[0], None, "a part without the key text or value; it has"),
@@ -238,6 +240,16 @@ def test_turns_and_tools_that_cannot_be_read_are_bad(message, tools, reason):
 def test_tables_have_nothing_where_a_turn_has_text_alone(key, nothing):
     turns = [*messages(("user", "a")), {"role": "assistant", "content": "b", key: nothing}]
     assert read({"messages": turns, "tools": nothing}) == ([("user", "a")], " b", None)
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+def test_thoughts_are_kept_with_their_response(key):
+    first, last = ({"role": "assistant", "content": text, key: "Hm."} for text in "bd")
+    prompt, chosen, _ = read({"messages": [*messages(("user", "a")), first, last]})
+    kept = [{"role": "assistant", "content": text, "reasoning_content": "Hm."} for text in "bd"]
+    assert [json.loads(text) for text in (prompt[1][1], chosen)] == kept
+    prompt, *_ = read({"messages": [*messages(("user", "a")), {**first, "weight": 0}, last]})
+    assert json.loads(prompt[1][1]) == {**kept[0], "weight": 0}
 
 
 def test_content_parts_that_are_all_text_are_one_text():

@@ -5,6 +5,7 @@ import pytest
 from snakechat.data.encoder import Encoder
 from snakechat.data.reward_model_encoding import ChatEncoder, TurnEncoder, response_texts
 from snakechat.workflow.errors import InputError
+from support.encoding import encode_pair
 from support.talking import as_chatml
 
 TURNS = [("system", "Be brief."), ("user", "My name is Pia."), ("assistant", "Hello Pia.")]
@@ -56,7 +57,7 @@ def test_a_classifier_without_a_chat_template_or_that_rejects_the_turns_is_an_er
 def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, chatml):
     for each, template in ((tokenizer, "dialogue"), (chatml, "chat")):
         encoder = Encoder(each, template)
-        [prompt], [response] = encoder.prompts([PROMPT]), encoder.responses([RESPONSE])
+        prompt, response = encode_pair(encoder, PROMPT, RESPONSE)
         for text in (RESPONSE, RESPONSE.strip()):
             assert TurnEncoder(each, template)([PROMPT], [text]) == [prompt + response]
 

@@ -10,6 +10,7 @@ from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, stop_id
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
+from support.encoding import encode_response
 
 
 def bare_tokenizer(*special, **names):
@@ -106,11 +107,11 @@ def test_a_turn_ends_in_the_first_special_token_that_the_template_writes_after_i
         with pytest.raises(InputError, match="the chat template renders a dialogue as"):
             Encoder(tokenizer, "chat")
     elif template and case != "no dialogues":
-        (response,) = Encoder(tokenizer, "chat").responses(["Yes."])
+        response = encode_response(Encoder(tokenizer, "chat"), "Yes.")
         assert response[-1] == end_id
         assert tokenizer.decode(response[:-1]) == "Yes."
     # A dialogue as text ends in eos.
-    (response,) = Encoder(tokenizer, "dialogue").responses([" Yes."])
+    response = encode_response(Encoder(tokenizer, "dialogue"), " Yes.")
     assert response[-1] == eos_id
 
 
@@ -120,7 +121,7 @@ def test_the_end_of_a_turn_is_special_also_if_it_was_added_as_text(tmp_path):
     tokenizer.chat_template = CHATML
     tokenizer.save_pretrained(tmp_path)
     encoder = Encoder(tokenizer := load_tokenizer(tmp_path), "chat")
-    (response,) = encoder.responses([" Yes."])
+    response = encode_response(encoder, " Yes.")
     assert tokenizer.convert_ids_to_tokens(response) == ["Y", "e", "s", ".", "<|im_end|>"]
     assert tokenizer.decode(response, skip_special_tokens=True) == "Yes."
     assert encoder.has_special_token("a<|im_end|>") and not encoder.has_special_token("<think>")
@@ -141,7 +142,7 @@ def test_a_letter_that_serves_as_pad_is_text(tmp_path):
     encoder = Encoder(tokenizer, "chat")
     assert not encoder.has_special_token(text)
     assert encoder.has_special_token(f"a{END}")
-    (response,) = encoder.responses([text])
+    response = encode_response(encoder, text)
     assert tokenizer.convert_ids_to_tokens(response) == [*expected, END]
 
 

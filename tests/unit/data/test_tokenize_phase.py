@@ -13,7 +13,7 @@ from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
-from support.chat_templates import WITHOUT_SYSTEM
+from support.chat_templates import CHATML, WITHOUT_SYSTEM
 from support.dialogues import make_record
 
 SPLITS = ("train", "eval")
@@ -134,6 +134,19 @@ def test_older_turns_make_room_for_the_longer_response(tokenize, capfd, name, li
     assert done.texts("chosen") == [" No.</s>"]
     assert done.stats["train"]["truncated"] == {"older turns": 1}
     assert "train: 1 of 1 rows have no whole prompt within max_length" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "cut"), [(43, ""), (24, "system turn")])
+def test_a_row_that_loses_its_system_turn_is_counted(tokenize, chat_tokenizer, capfd, limit, cut):
+    warn.cache_clear()
+    default = "{% if messages[0].role != 'system' %}!{% endif %}"
+    folder = chat_tokenizer(default + CHATML.replace("<|im_start|>", "")).name_or_path
+    settings = {"tokenizer": folder, "template": "chat", "max_length": limit}
+    done = tokenize("sft", [(WITH_SYSTEM, " So.")], **settings)
+    # "!user\nWhy?", its end and a line break, "assistant\n": 22 tokens, and 18 of the system turn.
+    assert done.texts("prompt")[0].startswith("!" if cut else "system\nBe brief.")
+    assert done.stats["train"]["truncated"] == ({f"{cut} and end of response": 1} if cut else {})
+    assert ("1 of 1 rows lost their system turn" in capfd.readouterr().err) == bool(cut)
 
 
 def test_responses_that_differ_after_the_truncation_are_equal(tokenize):

@@ -1,7 +1,7 @@
 """Dialogues with tools, and all turns of a dialogue, as ids of the model's own chat template."""
 
 import json
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +14,10 @@ from snakechat.data.row_encoding import (
     drop_reason,
     encode_responses,
     encode_turns,
-    join_turns,
 )
 from snakechat.data.tokenizers import load_tokenizer
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
+from support.encoding import encode_pair
 
 TOOL = {"name": "weather", "description": "Ask.", "parameters": {"type": "object"}}
 CALL = {"name": "weather", "arguments": {"city": "Bern", "days": 2}}
@@ -66,7 +66,7 @@ def test_a_dialogue_with_tools_has_the_ids_of_the_templates_own_rendering(family
     name, tokenizer = family
     prompt, chosen = record(*CONVERSATION[:end])
     encoder = Encoder(tokenizer, "chat")
-    [before], [response] = encoder.prompts([prompt]), encoder.responses([chosen])
+    before, response = encode_pair(encoder, prompt, chosen)
     ids = [*before, *response]
     assert rendered_ids(tokenizer, prompt, chosen)[: len(ids)] == ids
     texts = {6: "Yes.", 4: CALL_TEXTS[name], 2: "Hi."}
@@ -100,41 +100,27 @@ def test_a_template_that_leaves_out_tools_is_refused(chat_tokenizer, template, e
     prompt, chosen = record(*CONVERSATION[:end], tools=tools)
     encoder = Encoder(chat_tokenizer(template), "chat")
     with pytest.raises(TurnsRejected, match=f"the chat template does not write {missing}: use a"):
-        encoder.prompts([prompt])
-        encoder.responses([chosen])
+        encode_pair(encoder, prompt, chosen)
 
 
 @pytest.mark.parametrize("end", [2, 4])
 def test_the_template_dialogue_refuses_tools(trained, end):
     encoder = Encoder(trained, "dialogue")
     prompt, chosen = record(*CONVERSATION[:end], tools=[] if end == 4 else [TOOL])
-    with pytest.raises(TurnsRejected, match="template: dialogue cannot write tools"):
-        encoder.prompts([prompt])
-        encoder.responses([chosen])
+    with pytest.raises(TurnsRejected, match="template: dialogue cannot write thoughts, tools"):
+        encode_pair(encoder, prompt, chosen)
 
 
 def test_the_reason_of_a_template_that_refuses_a_call_is_named(shared_data):
     tokenizer = load_tokenizer(shared_data / "tokenizers/llama3_1")
     tokenizer.chat_template = LLAMA
     calls = {"from": "function_call", "value": json.dumps([CALL, CALL])}
-    _, chosen = record(*CONVERSATION[:3], calls)
+    prompt, chosen = record(*CONVERSATION[:3], calls)
     with pytest.raises(TurnsRejected, match="One call at once"):
-        Encoder(tokenizer, "chat").responses([chosen])
+        encode_pair(Encoder(tokenizer, "chat"), prompt, chosen)
 
 
 # --- all turns ------------------------------------------------------------------------------
-
-
-def test_a_turn_whose_prompt_continues_the_row_is_joined_to_it():
-    row = [1, 2], [3, 4], [1, 1], [2], ""
-    joined = [1, 2], [3, 4, 5, 6, 7], [1, 1, 0, 1, 1], [5], ""
-    assert join_turns(row, [1, 2, 3, 4, 5], [6, 7]) == joined
-    assert join_turns(joined, [1, 2, 3, 4, 5, 6, 7], [8])[2] == [1, 1, 0, 1, 1, 1]
-    # The template renders the earlier turns differently, or omits them.
-    for prompt in ([1, 3, 4, 5], [1, 2, 3]):
-        assert join_turns(row, prompt, [6, 7]) is None
-    assert join_turns((*row[:4], "end of response"), [1, 2, 3, 4, 5], [6]) is None
-    assert join_turns(TOO_LONG, [1], [2]) is None
 
 
 def turns_of(*texts):
@@ -171,7 +157,7 @@ def test_turns_that_do_not_fit_start_a_row_without_older_turns(chat_tokenizer):
     dialogue = turns_of("Hu", "yes", "man", "no", "yes", "Hu")
     whole = encoded(encoder, dialogue)
     assert whole == [(question("Hu"), f"yes{END}no{END}Hu{END}", "")]
-    first = encoder.prompts([dialogue[0][:3]])[0] + encoder.responses([" no"])[0]
+    first = [*chain(*encode_pair(encoder, dialogue[0][:3], " no"))]
     assert encoded(encoder, dialogue, len(first)) == [
         (question("Hu"), f"yes{END}no{END}", ""),
         (f"{question('man')}no{END}\n{question('yes')}", f"Hu{END}", "older turns"),

@@ -3,7 +3,7 @@
 import pytest
 
 from snakechat.data.dialogues import UNMARKED
-from snakechat.data.truncation import fitting_prompt
+from snakechat.data.row_encoding import fitting_turns
 
 
 class CountingEncoder:
@@ -48,6 +48,4 @@ TURNS = [("user", "aa"), ("assistant", "bbbb"), ("user", "cc"), ("assistant", "d
     ],
 )
 def test_older_turns_are_left_out_before_the_end_of_a_response_of_four_tokens(turns, limit, kept):
-    encoder = CountingEncoder()
-    found = fitting_prompt(encoder, turns, 4, limit)
-    assert found == (None if kept is None else encoder.prompts([kept])[0])
+    assert fitting_turns(CountingEncoder(), turns, 4, limit) == kept

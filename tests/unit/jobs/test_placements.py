@@ -57,4 +57,7 @@ def test_memory_and_time_grow_by_half_with_each_attempt():
 
 def test_a_job_without_models_has_a_process_on_the_cpu():
     assert job_placement(load(), "split_dataset", "toy") is SERIAL
+    config = load()
+    threads = config.recipe("sft", "tiny")["placement"]["threads"]
+    assert job_placement(config, "tokenize_sft", "tiny") == replace(SERIAL, threads=threads)
     assert placement_values(SERIAL) == {}
