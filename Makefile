@@ -76,8 +76,8 @@ docs: $(VENV)/demo $(DOCS)/ready
 	@echo "Site: docs/site/index.html  Search needs a server: $(PYTHON) -m http.server --directory docs/site"
 
 # Builds TARGET again in reproduced/, from the sources, and compares all files with output/. OPTIONS:
-# the --configfile and --config of the original build; `shared_store=null` makes it compute everything.
-reproduce: OPTIONS ?= --config shared_store=null
+# the --configfile and --config of the original build; `store=output/store` makes it compute everything.
+reproduce: OPTIONS ?= --config store=output/store
 reproduce: $(VENV)/demo
 	rm -rf reproduced
 	$(ACTIVATE) snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)

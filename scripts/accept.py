@@ -14,36 +14,35 @@ results that are made later, in the model card and in the report. scripts/verify
 import argparse
 import datetime
 import json
-import shutil
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.model_files import CARD
 from snakechat.jobs.plan import PlannedJob
 from snakechat.jobs.planner import plan_build
 from snakechat.jobs.stale_causes import job_name, spec_changes
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.links import link_result, linked_folder
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
     Manifest,
     input_digest,
     manifest_path,
     read_manifest,
+    store_key,
+    without_names,
 )
-from snakechat.workflow.shared_store import copy, copy_result, put_result
 from snakechat.workflow.store import (
-    STORE,
     Damaged,
     check_files,
-    link_result,
+    copy_result,
+    delete_lock,
+    delete_work,
+    lock_path,
     publish,
-    store_key,
-    stored_folder,
-    temporary_folder,
+    unfinished_folder,
 )
 from snakechat.workflow.tool_errors import one_line_errors
 
@@ -99,7 +98,7 @@ def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
         InputError: The result is damaged, or differs in anything else.
     """
     recorded = manifest["spec"]
-    kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
+    kept = {**without_names(spec), **{key: recorded[key] for key in ACCEPTABLE}}
     if digest(kept) != digest(recorded):
         raise InputError(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"
@@ -107,13 +106,14 @@ def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
         )
     for key, entry in spec["inputs"].items():
         upstream = read_manifest(manifest_path(entry["path"]))
-        if upstream is not None and input_digest(spec, upstream) != manifest["inputs"].get(key):
+        recorded_digest = manifest["inputs"][key]["digest"]
+        if upstream is not None and input_digest(spec, upstream) != recorded_digest:
             raise InputError(
                 f"{job_name(spec)}: {job_name(entry)} was rebuilt with other content, and only"
                 " changes of code and libraries can be accepted: build it again"
             )
     try:
-        check_files(Path(spec["path"]), manifest)
+        check_files(stored_folder(spec), manifest)
     except Damaged as damage:
         raise InputError(f"{spec['path']}: {damage}: delete it and build it again") from None
     return spec_changes(recorded, spec)
@@ -121,7 +121,7 @@ def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
     """Add a copy of a result to the store that counts for a job's spec, and record that."""
-    spec = job.spec
+    spec = without_names(job.spec)
     entry = {
         "because": reason,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
@@ -131,18 +131,22 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     }
     accepted = [*manifest.get("accepted", ()), entry]
     text = json.dumps({**manifest, "spec": spec, "accepted": accepted}, indent=1, sort_keys=True)
-    folder = stored_folder(STORE, spec["rule"], spec["name"], store_key(spec, manifest["inputs"]))
-    temporary = temporary_folder(folder)
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    copy_result(Path(spec["path"]), temporary, manifest)
-    with suppress(FileNotFoundError):
-        copy(Path(spec["path"], CARD), temporary / CARD)
-    write_atomically(temporary / MANIFEST, f"{text}\n")
+    digests = {key: entry["digest"] for key, entry in manifest["inputs"].items()}
+    folder = Path(job.options.stores[0], spec["rule"], store_key(spec, digests))
+    acquire_lock(lock_path(folder))
+    delete_work(folder)
+    unfinished = unfinished_folder(folder)
+    make_folders(unfinished)
+    copy_result(stored_folder(job.spec), unfinished, manifest)
+    write_atomically(unfinished / MANIFEST, f"{text}\n")
     publish(folder)
-    if shared := job.options.shared_store:
-        put_result(folder, Path(shared) / folder.relative_to(STORE), replace=False)
-    link_result(spec["path"], folder)
+    link_result(job.spec["path"], folder)
+    delete_lock(folder)
+
+
+def stored_folder(spec: dict[str, Any]) -> Path:
+    """Return the folder of the store that the path of a job's result leads to, or the path."""
+    return linked_folder(spec["path"]) or Path(spec["path"])
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def draw_comparison(job: Job[Any]) -> Page:
 def draw_responses(job: Job[Any]) -> Page:
     """Return the page of responses to the prompts of users."""
     folder = job.inputs["results"]
-    settings = job.lineage[str(folder)]["settings"]
+    settings = job.lineage[job.spec["inputs"]["results"]["path"]]["settings"]
     return response_page(title_of(job), read_json_lines(folder / "responses.jsonl"), settings)
 
 

@@ -25,8 +25,15 @@ from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES, SPLITS
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import Lineage, merge_lineages
-from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
-from snakechat.workflow.store import linked_folder
+from snakechat.workflow.links import linked_results, named_versions
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    Manifest,
+    content_digest,
+    read_manifest,
+    result_id,
+)
+from snakechat.workflow.store import find_results
 from snakechat.workflow.tool_errors import one_line_errors
 
 NAMES = [f"{phase}.{split}" for phase in PHASES for split in SPLITS]
@@ -101,22 +108,26 @@ class Search:
         self._records: dict[str, list[dict[str, Any]]] = {}
         self._phases: dict[str, dict[str, set[str]]] = {}
         self._manifests: dict[Path, Manifest] = {}
+        # The paths that lead to folders of the store; earlier versions have names too.
+        self._paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
+        names = named_versions(Path("output"))
         for tree in trees:
             if not tree.is_dir():
                 raise InputError(f"there is no folder {tree}")
-            for path in sorted(tree.rglob(MANIFEST)):
-                if manifest := read_manifest(path):
-                    self._manifests[path.parent] = manifest
+            for folder in find_results(tree):
+                if manifest := read_manifest(folder / MANIFEST):
+                    self._manifests[folder] = manifest
         for folder, manifest in self._manifests.items():
             if manifest["spec"]["rule"] in RECORD_RULES:
                 matches = list(matching_rows(folder, words))
                 self._records[content_digest(manifest)] = matches
                 # Versions of a dataset have most rows in common.
-                known = found.setdefault(manifest["spec"]["name"], {})
+                name = names.get(folder.resolve(), [str(folder)])[0].rpartition("/")[2]
+                known = found.setdefault(name, {})
                 known |= {tuple(match.values()): match for match in matches}
         self.rows = {name: list(matches.values()) for name, matches in found.items() if matches}
         for folder, manifest in self._manifests.items():
-            records = manifest["inputs"].get("records")
+            records = manifest["inputs"].get("records", {}).get("digest")
             if manifest["spec"]["rule"] == "split_dataset" and records in self._records:
                 matches = self._records[records]
                 phases = {name: digests_of(folder, name, matches) for name in NAMES}
@@ -127,12 +138,12 @@ class Search:
         for folder, manifest in self._manifests.items():
             jobs, spec = merge_lineages([manifest]), manifest["spec"]
             is_records = spec["rule"] in RECORD_RULES
-            usage = self._read(spec["path"], jobs) if is_records else set()
+            usage = self._read(result_id(manifest), jobs) if is_records else set()
             usage = usage.union(*(self._usage(job, jobs) for job in jobs.values()))
             if usage:
                 kinds = ("rows", "phases", "unknown")
                 lists = {key: sorted(text for kind, text in usage if kind == key) for key in kinds}
-                shown = spec["path"] if linked_folder(spec["path"]) == folder else str(folder)
+                shown = self._paths.get(folder.resolve(), str(folder))
                 yield {"folder": shown, **lists, "is_records": is_records}
 
     def _usage(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
@@ -142,14 +153,14 @@ class Search:
             for manifest in self._manifests.values():
                 if content_digest(manifest) == job["content"]:
                     others = merge_lineages([manifest])
-                    other = self._read_by(others[manifest["spec"]["path"]], others)
+                    other = self._read_by(others[result_id(manifest)], others)
                     if all(kind != "unknown" for kind, _ in other):
                         return other
         return usage
 
     def _read_by(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
         usage: Usage = set()
-        for path in job["inputs"]:
+        for key, path in job["inputs"].items():
             upstream = jobs[path]
             if upstream["rule"] == "split_dataset" and job["rule"] in PHASE_OF_RULE:
                 phases = self._phases.get(upstream["content"])
@@ -158,7 +169,7 @@ class Search:
                     continue
                 for name, digests in phases.items():
                     if digests and name.startswith(f"{PHASE_OF_RULE[job['rule']]}."):
-                        usage.add(("phases", f"{upstream['name']} {name}"))
+                        usage.add(("phases", f"{key.partition('.')[2]} {name}"))
                         usage |= {("rows", digest) for digest in digests}
             # Other jobs read no rows, or statistics of them, or write row numbers.
             elif upstream["rule"] in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):

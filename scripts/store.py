@@ -4,19 +4,32 @@
     python scripts/store.py list output/rlhf/mine     # its versions, and what changed between them
     python scripts/store.py gc --max-size 500G
 
-The folder of a version can be used like a result: with transformers, or with scripts/chat.py. Do
-not change its files. scripts/verify.py reads them all and compares their digests.
+Names are those of output/ in the working directory. The folder of a version can be used like a
+result: with transformers, or with scripts/chat.py. Do not change its files. scripts/verify.py reads
+them all and compares their digests.
+
+gc removes the least recently used results until the store takes at most SIZE. What the links of an
+output folder lead to stays: of each one that used this store (STORE/roots).
 """
 
 import argparse
 import datetime
+import os
 from pathlib import Path
 
 from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
-from snakechat.workflow.store import STORE, linked_folder, linked_folders
-from snakechat.workflow.store_space import StoredResult, collect, parse_size, stored_results
+from snakechat.workflow.links import linked_folder, named_versions, root_links, versions_of
+from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest
+from snakechat.workflow.store import STORE
+from snakechat.workflow.store_space import (
+    StoredResult,
+    collect,
+    examine,
+    format_size,
+    parse_size,
+    stored_results,
+)
 from snakechat.workflow.tool_errors import one_line_errors
 
 
@@ -32,12 +45,12 @@ def main() -> None:
     )
     listing = commands.add_parser("list", parents=[common], help="list results, newest first")
     listing.add_argument("target", nargs="?", help="a result, such as output/rlhf/mine")
-    collection = commands.add_parser("gc", parents=[common], help="remove earlier versions")
+    collection = commands.add_parser("gc", parents=[common], help="remove what no build uses")
     collection.add_argument(
         "--max-size",
         required=True,
         metavar="SIZE",
-        help="remove the least recently used results until they use at most this space (500G)",
+        help="remove the least recently used results until the store takes at most this (500G)",
     )
     arguments = parser.parse_args()
     if not arguments.store.is_dir():
@@ -45,7 +58,7 @@ def main() -> None:
     if arguments.command == "gc":
         remove(arguments.store, parse_size(arguments.max_size))
     elif arguments.target:
-        list_versions(arguments.store, arguments.target)
+        list_versions(arguments.target)
     else:
         list_results(arguments.store)
 
@@ -55,10 +68,13 @@ def main() -> None:
 
 def list_results(store: Path) -> None:
     """Print a line for each result with the number of its versions."""
+    names = named_versions(Path("output"))
     versions: dict[str, list[StoredResult]] = {}
     results = stored_results(store)
     for result in results:
-        versions.setdefault(result.path, []).append(result)
+        # A result without a name belongs to another output folder.
+        for path in names.get(result.folder.resolve(), [result.id]):
+            versions.setdefault(path, []).append(result)
     for path, stored in sorted(versions.items()):
         size = format_size(sum(result.num_bytes for result in stored))
         newest = max(result.made for result in stored)
@@ -68,27 +84,26 @@ def list_results(store: Path) -> None:
     print(f"{len(results):,} results, {size}")
 
 
-def list_versions(store: Path, target: str) -> None:
+def list_versions(target: str) -> None:
     """Print the versions of a result, newest first: when, where, how large, what changed.
 
     Raises:
         InputError: There are none.
     """
     path = target.rstrip("/").removesuffix(f".{MANIFEST}")
-    results = [result for result in stored_results(store) if result.path == path]
+    results = examine((folder, True) for folder in versions_of(path))
     if not results:
-        raise InputError(f"no version of {path} in {store}")
+        raise InputError(f"no version of {path}")
     results.sort(key=lambda result: result.made)
     current = linked_folder(path)
-    manifests = [read_manifest(result.folder / MANIFEST) for result in results]
     for number in reversed(range(len(results))):
         result = results[number]
-        mark = "  current" if current and result.folder.name == current.name else ""
+        mark = "  current" if result.folder == current else ""
         size = format_size(result.num_bytes)
         print(f"{format_time(result.made)}  {size:>12}  {result.host}{mark}")
-        print(f"  {result.folder}")
+        print(f"  {os.path.relpath(result.folder)}")
         if number:
-            for change in version_changes(manifests[number - 1], manifests[number]):
+            for change in version_changes(results[number - 1].manifest, result.manifest):
                 print(f"    {change}")
 
 
@@ -97,11 +112,11 @@ def version_changes(old: Manifest | None, new: Manifest | None) -> list[str]:
     if old is None or new is None:
         return ["a manifest cannot be read"]
     changes = spec_changes(old["spec"], new["spec"])
-    inputs = old["spec"]["inputs"]
+    inputs = old["inputs"]
     changes += [
-        f"{inputs[name]['path']} had other content"
-        for name in sorted(inputs.keys() & new["spec"]["inputs"].keys())
-        if old["inputs"].get(name) != new["inputs"].get(name)
+        f"input {name} had other content"
+        for name in sorted(inputs.keys() & new["inputs"].keys())
+        if inputs[name]["digest"] != new["inputs"][name]["digest"]
     ]
     if content_digest(old) == content_digest(new):
         changes.append("the files are the same")
@@ -113,23 +128,20 @@ def format_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
-def format_size(number: float) -> str:
-    """Format bytes in the largest unit of which there is one at least."""
-    unit = min(4, (int(number).bit_length() - 1) // 10) if number else 0
-    name = ("B", "KiB", "MiB", "GiB", "TiB")[unit]
-    return f"{number / (1 << 10 * unit):,.1f} {name}" if unit else f"{number} B"
-
-
 # --- gc ---------------------------------------------------------------------------------------
 
 
 def remove(store: Path, max_bytes: int) -> None:
-    """Remove results that no path in output/ leads to, the least recently used ones first."""
-    removed = collect(store, linked_folders(Path("output")), max_bytes)
+    """Remove results that no root's links lead to, the least recently used ones first."""
+    names = named_versions(Path("output"))
+    removed = collect(store, {folder for _, folder in root_links(store, Path("output"))}, max_bytes)
     for result in removed:
-        print(f"removed {result.path}, last used {format_time(result.used)}")
+        paths = "".join(f": {path}" for path in names.get(result.folder.resolve(), ()))
+        print(f"removed {result.id}, last used {format_time(result.used)}{paths}")
     size = format_size(sum(result.num_bytes for result in removed))
-    print(f"{len(removed):,} results removed, {size}; {len(stored_results(store)):,} left")
+    left = stored_results(store)
+    left_size = format_size(sum(result.num_bytes for result in left))
+    print(f"{len(removed):,} results removed, {size}; {len(left):,} left, {left_size}")
 
 
 if __name__ == "__main__":

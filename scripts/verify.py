@@ -8,20 +8,30 @@ Reads all files of all results, earlier versions included. With --same-as, also 
 with the result at the same path in another tree, file by file.
 
 Prints one line per problem, one line per accepted change (scripts/accept.py), and a summary. The
-exit code is 0 without problems, 1 with problems and 2 without results. Changes nothing: delete the
-folder of a damaged result, and build it again.
+exit code is 0 without problems, 1 with problems and 2 without results. Changes nothing: a build
+makes damaged results again when it reads them.
 """
 
 import argparse
 import fnmatch
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from snakechat.workflow.manifest import MANIFEST, Manifest, input_digest, read_manifest
+from snakechat.workflow.digests import digest
+from snakechat.workflow.links import linked_folder, linked_results
+from snakechat.workflow.manifest import (
+    KEY_DIGITS,
+    MANIFEST,
+    Manifest,
+    input_digest,
+    read_manifest,
+    result_id,
+    without_names,
+)
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.store import KEY, Damaged, check_result, store_key
+from snakechat.workflow.spec_files import FOLDER, read_specs
+from snakechat.workflow.store import KEY, Damaged, check_result, find_results
 from snakechat.workflow.tool_errors import one_line_errors
 
 # Files that contain times or memory, by rule: they differ between any two builds.
@@ -40,18 +50,24 @@ def main() -> None:
     parser.add_argument("--same-as", type=Path, metavar="TREE", help="another build to compare")
     arguments = parser.parse_args()
     tree, twin_tree = arguments.tree, arguments.same_as
-    results = find_results(tree)
+    links = dict(linked_results(tree))
+    linked = set(links.values())
+    results = [*links, *(path for path in find_results(tree) if path.resolve() not in linked)]
     if not results:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
     num_problems, sizes = 0, list[int]()
-    for folder in results:
-        problems = list(find_problems(folder))
+    for path in sorted(results):
+        folder = links.get(path, path)
+        problems = list(find_problems(path, folder))
         manifest = read_manifest(folder / MANIFEST)
         if manifest is not None:
             sizes += [file["size"] for file in manifest["files"].values()]
-            if twin_tree and folder.is_symlink():
-                problems += find_differences(folder, manifest, twin_tree / folder.relative_to(tree))
-        for line in [*(acceptances(folder, manifest) if manifest else ()), *problems]:
+            name = path.relative_to(tree)
+            if path in links:
+                problems += changed_inputs(tree, name, manifest)
+            if twin_tree and path in links:
+                problems += find_differences(path, manifest, twin_tree / name)
+        for line in [*(acceptances(path, manifest) if manifest else ()), *problems]:
             print(printable_line(line))
         num_problems += len(problems)
     if num_problems:
@@ -62,51 +78,35 @@ def main() -> None:
     sys.exit(1 if num_problems else 0)
 
 
-def find_results(tree: Path) -> list[Path]:
-    """Return the results of a tree: the links to folders of its store, and the other folders.
-
-    A folder is a result if it has a manifest; in a store, also without one.
-    """
-    links, found = [], []
-    for parent, folders, files in os.walk(tree):
-        # Hidden folders belong to jobs that run or were killed.
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        paths = [Path(parent, name) for name in folders]
-        links += [path for path in paths if path.is_symlink()]
-        # Links to results that do not exist any more, and no links to pages.
-        files = [name for name in files if not os.path.exists(os.path.join(parent, name))]
-        links += [path for name in files if (path := Path(parent, name)).is_symlink()]
-        results = [path for path in paths if KEY.fullmatch(path.name) or (path / MANIFEST).exists()]
-        found += [path for path in results if not path.is_symlink()]
-        folders[:] = [path.name for path in paths if path not in results]
-    links = [path for path in links if not path.name.endswith(f".{MANIFEST}")]
-    linked = {path.resolve() for path in links}
-    return sorted([*links, *(path for path in found if path.resolve() not in linked)])
-
-
 # --- one tree ---------------------------------------------------------------------------------
 
 
-def find_problems(folder: Path) -> Iterator[str]:
-    """Yield what is wrong with a result, one line each. Of several files, the first one counts."""
+def find_problems(path: Path, folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a result, one line each. Of several files, the first one counts.
+
+    Args:
+        path: The path that leads to it.
+        folder: The folder of the result, which may be a copy with any name.
+    """
     if not folder.is_dir():
-        yield f"{folder}: missing"
+        yield f"{path}: missing"
         return
     manifest = read_manifest(folder / MANIFEST)
     if manifest is None:
-        yield f"{folder / MANIFEST}: cannot be read"
+        yield f"{path / MANIFEST}: cannot be read"
         return
-    # Copies of results may have any name.
-    name = folder.resolve().name
-    key = name if KEY.fullmatch(name) else store_key(manifest["spec"], manifest["inputs"])
+    is_named_by_key = KEY.fullmatch(folder.name)
     try:
-        check_result(folder, key)
+        check_result(folder, folder.name if is_named_by_key else result_id(manifest)[-KEY_DIGITS:])
     except Damaged as damage:
-        yield f"{folder}: {damage}"
+        yield f"{path}: {damage}"
     except OSError as error:
         yield f"{error.filename}: {error.strerror}"
-    if folder.is_symlink():
-        yield from changed_inputs(folder, manifest)
+    if path != folder:
+        for name in manifest["files"]:
+            # A link may have been replaced by an edited file.
+            if (path / name).resolve() != folder / name:
+                yield f"{path / name}: is not the file of {folder}"
 
 
 def acceptances(folder: Path, manifest: Manifest) -> list[str]:
@@ -118,15 +118,23 @@ def acceptances(folder: Path, manifest: Manifest) -> list[str]:
     ]
 
 
-def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield the inputs of a result that its path leads to and whose content changed since."""
-    spec = manifest["spec"]
-    # The tree may have another name than "output", or be a subfolder of it.
-    expected, absolute = Path(spec["path"]).parts[1:], Path(os.path.abspath(folder))
-    if absolute.parts[-len(expected) :] != expected:
-        yield f"{folder}: leads to a result of {spec['path']}"
+def changed_inputs(tree: Path, name: Path, manifest: Manifest) -> Iterator[str]:
+    """Yield the inputs of a result that its path leads to and whose content changed since.
+
+    The names of the inputs are in the spec file of its job, if that is still there.
+
+    Args:
+        tree: The tree, which may have another name than "output".
+        name: Path of the result in it.
+        manifest: Its manifest.
+    """
+    digest_of_spec = digest(manifest["spec"])
+    for spec in read_specs(tree / FOLDER.name / manifest["spec"]["rule"]):
+        is_own = Path(*Path(spec["path"]).parts[1:]) == name
+        if is_own and digest(without_names(spec)) == digest_of_spec:
+            break
+    else:
         return
-    tree = absolute.parents[len(expected) - 1]
     for key, entry in spec["inputs"].items():
         path = tree.joinpath(*Path(entry["path"]).parts[1:], MANIFEST)
         upstream = read_manifest(path)
@@ -134,11 +142,11 @@ def changed_inputs(folder: Path, manifest: Manifest) -> Iterator[str]:
             problem = "is missing"
         elif upstream is None:
             problem = "cannot be read"
-        elif input_digest(spec, upstream) != manifest["inputs"].get(key):
+        elif input_digest(spec, upstream) != manifest["inputs"][key]["digest"]:
             problem = "changed after this result was made"
         else:
             continue
-        yield f"{folder}: input {key}: {entry['path']} {problem}"
+        yield f"{tree / name}: input {key}: {entry['path']} {problem}"
 
 
 # --- two trees --------------------------------------------------------------------------------
@@ -150,11 +158,11 @@ def find_differences(folder: Path, manifest: Manifest, twin: Path) -> Iterator[s
     if twin_manifest is None:
         yield f"{twin}: has no manifest"
         return
-    if manifest["spec"] != twin_manifest["spec"]:
+    if digest(manifest["spec"]) != digest(twin_manifest["spec"]):
         yield f"{twin}: was made from another spec"
         return
     # The files have to agree with the manifest before the manifests are compared.
-    yield from find_problems(twin)
+    yield from find_problems(twin, linked_folder(twin) or twin)
     varying = VARYING_FILES.get(twin_manifest["spec"]["rule"], "")
     files, twin_files = manifest["files"], twin_manifest["files"]
     for name in sorted(files.keys() | twin_files.keys()):

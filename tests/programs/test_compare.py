@@ -55,7 +55,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     # A version in the store, of a recipe that is no longer in the config.
     path = "output/dpo/mine-placement-zero-0-seed-7"
     listed = copy.run("python", "scripts/store.py", "list", path).stdout
-    key = re.search(r"output/store/train_dpo/\S+/([0-9a-f]{32})", listed)[1]
+    key = re.search(r"output/store/train_dpo/([0-9a-f]{32})", listed)[1]
     (copy.folder / "sweep.yaml").write_text("{}")
     version = f"mine-placement-zero-0-seed-7@{key[:12]}"
     copy.build(f"output/compare/dpo/tiny-vs-{version}.html")

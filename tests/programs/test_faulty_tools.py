@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from snakechat.workflow.links import link_result, linked_folder
 from snakechat.workflow.manifest import read_manifest
-from snakechat.workflow.store import STORE, is_undamaged, link_result, stored_folders
+from snakechat.workflow.store import STORE, is_complete, stored_folders
 from support.faults import ERRORS, KINDS, running
 from support.stored_results import make_result
 
@@ -19,13 +20,12 @@ import accept
 from pathlib import Path
 from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.workflow.manifest import manifest_path, read_manifest
-from snakechat.workflow.run_options import RunOptions
 
 path = Path("output/sft/tiny")
 manifest = read_manifest(manifest_path(path))
-spec = copy.deepcopy(manifest["spec"])
+spec = copy.deepcopy(manifest["spec"]) | {"name": "tiny", "path": str(path)}
 spec["code"] = {"scripts/train_sft.py": "other"}
-job = PlannedJob(spec, options=RunOptions(shared_store="shared"))
+job = PlannedJob(spec)
 accept.plan_build = lambda words: Plan({spec["path"]: job}, {spec["path"]}, [str(path)])
 sys.argv = ["accept.py", str(path), "--because", "equal"]
 accept.main()
@@ -57,10 +57,8 @@ def contents():
 
 
 def start_over():
-    for folder in ("output", "shared"):
-        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree("output", ignore_errors=True)
     shutil.copytree("before", "output", symlinks=True)
-    Path("shared").mkdir()
 
 
 def faults(run, program, kind):
@@ -99,7 +97,7 @@ def test_a_result_is_accepted_as_a_whole_or_not(run, kind):
         manifest = read_manifest(RESULT.with_name("tiny.manifest.json"))
         assert ("accepted" in manifest) or code != 0
         assert (RESULT / "model").read_text() == "weights"
-        assert all(map(is_undamaged, [*stored_folders(STORE), *stored_folders(Path("shared"))]))
+        assert all(map(is_complete, stored_folders(STORE)))
     assert contents() == expected
 
 
@@ -107,5 +105,5 @@ def test_a_result_is_accepted_as_a_whole_or_not(run, kind):
 def test_a_collection_removes_whole_results(run, kind):
     for code, output in faults(run, "collect.py", kind):
         check_message(code, output, kind)
-        assert all(map(is_undamaged, stored_folders(STORE)))
-    assert [folder.resolve() for folder in stored_folders(STORE)] == [RESULT.resolve()]
+        assert all(map(is_complete, stored_folders(STORE)))
+    assert [folder.resolve() for folder in stored_folders(STORE)] == [linked_folder(RESULT)]

@@ -31,7 +31,7 @@ def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
     server.replies = [length_rating]
     judges = {"wise": judge_entry(server, concurrency=4)}
     job = train(
-        options=RunOptions(shared_store=str(tmp_path), llm_judges=judge_access(judges, judges)),
+        options=RunOptions(stores=[str(tmp_path)], llm_judges=judge_access(judges, judges)),
         without=("reward",),
         reward="llm_judges/wise",
         llm_judges=judge_settings(judges, judges),

@@ -84,7 +84,7 @@ def use_judge(job, server, **settings):
     judges = {"wise": judge_entry(server, **settings)}
     job.settings.llm_judges = judge_settings(judges, judges)
     job.options = RunOptions(
-        llm_judges=judge_access(judges, judges), shared_store=str(job.result.parent / "shared")
+        llm_judges=judge_access(judges, judges), stores=[str(job.result.parent / "shared")]
     )
 
 

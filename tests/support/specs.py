@@ -64,4 +64,5 @@ def specs_of_rules(folder, programs, rules):
         (folder / f"scripts/{name}.py").touch()
     for lock in ("requirements.txt", "requirements-torch.txt"):
         (folder / lock).touch()
-    return Specs(Config({"deterministic": False}, folder, folder), folder, rules)
+    values = {"deterministic": False, "store": "output/store"}
+    return Specs(Config(values, folder, folder), folder, rules)

@@ -73,7 +73,7 @@ class Stages:
         if rule in ("import_dataset", "split_dataset"):
             return self.folder / {"import_dataset": "records", "split_dataset": "rows"}[rule]
         if (rule, name) not in self.made:
-            self.made[rule, name] = self.run(rule, name).target
+            self.made[rule, name] = self.folder / self.run(rule, name).target
         return self.made[rule, name]
 
     def run(self, rule, name):
@@ -85,7 +85,9 @@ class Stages:
             for key, job in inputs.items()
         }
         spec = EMPTY_SPEC | {"rule": rule, "name": name, "settings": settings, "inputs": inputs}
-        spec |= {"path": str(self.folder / f"output/{rule}/{name}")}
+        spec |= {"path": f"output/{rule}/{name}"}
+        if RULES[rule].shows_provenance:
+            spec["names"] = {}
         manifests = {key: read_input(entry) for key, entry in inputs.items()}
         options = run_options(self.config, rule, name, [])
         settings_type = SETTINGS.get(rule, SimpleNamespace)
@@ -95,7 +97,7 @@ class Stages:
         job.result.mkdir(parents=True)
         program.main(job)
         jobs.write_manifest(job, time.time())
-        jobs.publish(job.stored)
+        jobs.publish(job.place)
         jobs.finish(job)
         return job
 

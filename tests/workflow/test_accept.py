@@ -23,7 +23,6 @@ def accept(workflow, *options, target=TARGET):
 
 def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_path):
     workflow = quick.copy(tmp_path / "work")
-    workflow.options = (*workflow.options, "--config", "shared_store=shared")
     with edited(workflow.folder / "scripts/train_sft.py", CHANGE):
         # SFT was built for RLHF alone: it has no report.
         process = accept(workflow, target="output/sft/tiny")
@@ -44,7 +43,7 @@ def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_p
     line = process.stdout.splitlines()[0]
     assert line.startswith("output/sft/tiny: accepted on ")
     assert line.endswith("because the refactoring | keeps all losses: train_sft.py changed")
-    listing = ("python", "scripts/store.py", "list", "output/sft/tiny", "--store", "shared")
+    listing = ("python", "scripts/store.py", "list", "output/sft/tiny")
     assert "  current\n" in workflow.run(*listing).stdout
 
 
@@ -67,8 +66,9 @@ def test_results_that_are_damaged_or_have_another_input_cannot_be_accepted(
 ):
     copy = quick.copy(tmp_path / "copy")
     monkeypatch.chdir(copy.folder)
-    spec = copy.spec_of("output/sft/tiny")
     made = read_manifest(manifest_path("output/sft/tiny"))
+    [path] = Path("output/specs/train_sft").glob("tiny-*.json")
+    spec = json.loads(path.read_text())
     Path("output/sft/tiny/config.json").write_text("{}")
     with pytest.raises(InputError, match=r"^output/sft/tiny: config.json has another size: delete"):
         acceptable_changes(spec, made)

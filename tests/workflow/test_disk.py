@@ -58,7 +58,7 @@ def test_a_read_only_disk_loses_no_result(copy):
     """Full ones are in tests/unit/workflow/test_publishing.py."""
     result = copy.folder / RESULT
     (copy.folder / "more.yaml").write_text(STALE)
-    disk = result.resolve().parent
+    disk = (result / "manifest.json").resolve().parents[1]
     with small_disk(disk):
         before = contents(result)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)

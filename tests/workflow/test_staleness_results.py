@@ -22,11 +22,11 @@ def touch_everything(folder):
 
 
 def delete(result):
-    shutil.rmtree(result.resolve())
+    shutil.rmtree((result / "manifest.json").resolve().parent)
 
 
 def cut_a_file(result):
-    os.truncate(next(files_of(result)), 1)
+    os.truncate(next(files_of(result)).resolve(), 1)
 
 
 def delete_the_manifest(result):

@@ -221,7 +221,7 @@ ACCESS = {
 }
 STORAGE = {
     "save_steps": 7,
-    "shared_store": "elsewhere",
+    "store": "elsewhere",
     "store_max_size": "1G",
     "container": "docker://registry.example.com/snakechat",
 }

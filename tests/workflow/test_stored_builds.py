@@ -1,7 +1,9 @@
-"""Builds with earlier versions of results and a shared store, and with sources that are edited."""
+"""Builds with earlier versions of results, in a store that they share, and with edited sources."""
 
 import json
-import shutil
+import os
+import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -15,12 +17,12 @@ TARGET = "output/tokens/sft/tiny.manifest.json"
 
 @pytest.fixture
 def workflow(tmp_path):
-    """A function that returns a workflow of a small dataset with a shared store."""
+    """A function that returns a workflow of a small dataset with a store that all share."""
 
     def make(name):
         copy_sources(tmp_path / name)
         toy = "datasets={toy: {rows: 60, eval_rows: 20}}"
-        return Workflow(tmp_path / name, "--config", toy, f"shared_store={tmp_path / 'shared'}")
+        return Workflow(tmp_path / name, "--config", toy, f"store={tmp_path / 'shared'}")
 
     return make
 
@@ -55,24 +57,101 @@ def test_a_setting_that_is_changed_and_set_back_needs_no_job(workflow):
     longer.build(TARGET)
     first.build("output/sft/tiny.manifest.json")
     manifest = json.loads((first.folder / "output/sft/tiny.manifest.json").read_text())
-    assert manifest["lineage"]["output/tokens/sft/tiny"]["settings"]["max_length"] == 96
+    [tokens] = (job for job in manifest["lineage"].values() if job["rule"] == "tokenize_sft")
+    assert tokens["settings"]["max_length"] == 96
     assert contents(first) == before
 
 
-def test_another_clone_builds_nothing_and_has_the_same_bytes(workflow):
+def test_another_clone_builds_nothing_and_damage_is_made_again(workflow):
     first, second = workflow("first"), workflow("second")
     first.build(TARGET)
-    second.build(TARGET)
+    assert second.build(TARGET).count(" is kept: it was made from the same spec and inputs") == 4
     assert contents(second) == contents(first)
-    for job in ("import_dataset/toy", "init_model/tiny", "tokenize_sft/tiny"):
-        assert "is taken from the shared store" in log(second, job)
-    # Damage is noticed, and the job runs.
-    shutil.rmtree(second.folder / "output/store/tokenize_sft")
-    for path in (first.folder.parent / "shared").rglob("*.ids.npy"):
-        path.chmod(0o644)
-        path.write_bytes(b"damaged")
-    second.build(TARGET)
-    assert "is damaged and removed" in log(second, "tokenize_sft/tiny")
+    # Both are roots of the store.
+    shared = first.folder.parent / "shared"
+    assert len(list((shared / "roots").iterdir())) == 2
+    gc = ("python", "scripts/store.py", "gc", "--store", str(shared), "--max-size", "0")
+    assert first.run(*gc).stdout.startswith("0 results removed")
+    # Damage of the same size is found by the next job that reads it.
+    [records] = shared.glob("import_dataset/*/train.parquet")
+    before = records.read_bytes()
+    records.write_bytes(before[:-1] + b"x")
+    output = second.build("output/tokens/reward/tiny.manifest.json")
+    assert f"{records.parent} is damaged and is made again: train.parquet has other" in output
+    assert records.read_bytes() == before
+    assert contents(second) == contents(first)
+
+
+def test_a_store_that_is_read_only_is_read_and_new_results_go_to_the_own_store(workflow):
+    first, second = workflow("first"), workflow("second")
+    first.build("output/split/toy.manifest.json")
+    shared = first.folder.parent / "shared"
+    if subprocess.run(["mount", "--bind", "-o", "ro", shared, shared]).returncode:
+        pytest.skip("needs permission to mount a disk")
+    try:
+        output = second.build(TARGET)
+    finally:
+        subprocess.run(["umount", shared], check=True)
+    line = f"{shared} is read-only: its results are used, and new ones go to output/store"
+    assert output.count(line) == 1
+    assert "output/data/toy is kept" in output and "output/models/tiny is kept" not in output
+    assert (second.folder / "output/data/toy").resolve().is_relative_to(shared)
+    assert {path.name for path in (second.folder / "output/store").iterdir()} >= {"init_model"}
+    first.build(TARGET)
+    assert contents(first) == contents(second)
+
+
+SWEEP = """
+sft: {recipes: {tiny: {epochs: 1}}}
+dpo: {recipes: {tiny: {epochs: 1, dtype: fp32}}}
+sweeps:
+  rates: {stage: dpo, recipe: tiny, over: {learning_rate: [0.001, 0.002], seed: [1, 2, 3]}}
+"""
+
+
+def test_a_sweep_tokenizes_once_and_computes_its_reference_once(workflow):
+    sweep = workflow("first")
+    (sweep.folder / "sweep.yaml").write_text(SWEEP)
+    sweep.options = (*sweep.options, "--configfile", "sweep.yaml")
+    output = sweep.build("output/compare/dpo/rates.html", "--until", "compute_reference")
+    assert output.count("Computing the reference log-probabilities") == 6
+    store = sweep.folder.parent / "shared"
+    assert [
+        len(list(store.glob(f"{rule}/*"))) for rule in ("tokenize_dpo", "compute_reference")
+    ] == [1, 1]
+
+
+@pytest.mark.parametrize("folder", ["data", "tokens/sft"])
+def test_a_folder_of_output_may_be_on_another_disk(sources, tmp_path, folder):
+    disk, place = tmp_path / "disk/results", sources.folder / "output" / folder
+    disk.mkdir(parents=True)
+    place.parent.mkdir(parents=True)
+    place.symlink_to(disk, target_is_directory=True)
+    sources.options = ("--config", "datasets={toy: {rows: 60, eval_rows: 20}}")
+    sources.build(TARGET)
+    assert sources.planned(TARGET) == set()
+    assert (sources.folder / "output/data/toy/train.parquet").is_file()
+    assert sources.run("python", "scripts/verify.py").returncode == 0
+    gc = ("python", "scripts/store.py", "gc", "--max-size", "0")
+    assert sources.run(*gc).stdout.startswith("0 results removed")
+
+
+def test_names_that_look_like_files_of_the_store_are_names(sources):
+    """One ends as a temporary folder did, the other one looks like a key."""
+    names = ("x.tmp", "04dd5b96de6e3a6a2ee756bb3e3c9675")
+    datasets = ", ".join(
+        f"{name!r}: {{generate: shop, rows: 60, eval_rows: 2{number}}}"
+        for number, name in enumerate(names)
+    )
+    sources.options = ("--config", f"datasets={{{datasets}}}")
+    targets = [f"output/split/{name}.manifest.json" for name in names]
+    sources.build(*targets)
+    old = time.time() - 3 * 24 * 3600
+    for path in (sources.folder / "output").rglob("*"):
+        os.utime(path, (old, old), follow_symlinks=False)
+    assert sources.run("python", "scripts/store.py", "gc", "--max-size", "0").returncode == 0
+    assert sources.run("python", "scripts/verify.py").returncode == 0
+    assert sources.planned(*targets) == set()
 
 
 def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):

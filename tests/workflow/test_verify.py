@@ -39,9 +39,10 @@ def test_a_build_has_no_problems(tree):
     (tree / "notes.txt").write_text("mine")
     (tree / "sft/notes.txt").write_text("mine")
     (tree / "sft/tiny/.snakemake_timestamp").touch()
-    shutil.copytree(tree / "sft/tiny", tree / "store/train_sft/tiny/.0a1b.tmp")
-    (tree / "state/train_sft/tiny-0123/00000020").mkdir(parents=True)
-    (tree / "state/train_sft/tiny-0123/00000020/files.json").write_text("{}")
+    work = tree / f"store/train_sft/.{'0' * 32}"
+    shutil.copytree(tree / "sft/tiny", work / "result")
+    (work / "state/00000020").mkdir(parents=True)
+    (work / "state/00000020/files.json").write_text("{}")
     assert verify(tree.parent) == (0, [f"{summary_of(tree)}: all as recorded"])
 
 
@@ -79,20 +80,23 @@ def test_each_damage_is_reported_by_exactly_these_lines(tree):
         lambda manifest: manifest["spec"]["settings"].update(beta=0.7),
     )
     # A version that no path leads to, under a wrong key.
-    version = f"store/train_sft/tiny/{'0' * 32}"
-    shutil.copytree(tree / "sft/tiny", tree / version, symlinks=True)
-    (tree / "sft/other").symlink_to("tiny")
+    version = f"store/train_sft/{'0' * 32}"
+    shutil.copytree((tree / "sft/tiny/manifest.json").resolve().parent, tree / version)
+    # Edited by a program that writes a new file.
+    (tree / "rlhf/tiny/config.json").unlink()
+    (tree / "rlhf/tiny/config.json").write_text("{}")
     os.truncate(tree / "eval/sft/tiny/manifest.json", 100)
     shutil.rmtree(tree / "store/tokenize_rlhf")
     changed = "output/dpo/tiny changed after this result was made"
     missing = "output/tokens/rlhf/tiny is missing"
+    stored = (tree / "rlhf/tiny/manifest.json").resolve().parent
     expected = [
         "output/rlhf/tiny: model.safetensors has other content",
         "output/dpo/tiny: manifest.json belongs to another result",
         f"output/eval/dpo/tiny: input model: {changed}",
         f"output/report/dpo/tiny: input train_dpo: {changed}",
         f"output/{version}: manifest.json belongs to another result",
-        "output/sft/other: leads to a result of output/sft/tiny",
+        f"output/rlhf/tiny/config.json: is not the file of {stored}",
         "output/eval/sft/tiny/manifest.json: cannot be read",
         "output/report/rlhf/tiny: input evaluate_sft: output/eval/sft/tiny cannot be read",
         "output/tokens/rlhf/tiny: missing",

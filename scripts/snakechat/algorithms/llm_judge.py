@@ -20,9 +20,9 @@ from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.reply_cache import ReplyCache
+from snakechat.workflow.store import replies_folder
 
 # Folder of the replies, in output/ or in the shared store.
-REPLIES = "llm_replies"
 
 RATE = (
     "You rate the response to the last turn of a dialogue by this rubric:\n\n{rubric}\n\nReply with"
@@ -128,7 +128,7 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
         InputError: A judge has no API key.
     """
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
-    cache = ReplyCache(Path(job.options.shared_store or "output", REPLIES))
+    cache = ReplyCache(replies_folder(Path(job.options.stores[0])))
     access = job.options.llm_judges
     return {name: LlmJudge(ChatClient(name, judges[name], access[name], cache)) for name in judges}
 

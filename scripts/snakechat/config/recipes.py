@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from fractions import Fraction
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,11 @@ from snakechat.config.training_settings import (
     Conditional,
 )
 from snakechat.data.formats import has_responses, named_columns
-from snakechat.workflow.store import STORE
+from snakechat.workflow.errors import warn
+from snakechat.workflow.store import STORE, is_writable
 from snakechat.workflow.store_space import parse_size
 from snakechat.workflow.stored_versions import Version, find_version, is_version
+from snakechat.workflow.value_types import NAME_END
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Sections that a recipe may start from, as SECTION/NAME.
@@ -59,9 +61,9 @@ RATES = (
     ("critic_learning_rate", "critic_lora_learning_rate"),
 )
 # As common.Name; a recipe of a sweep is named after its values.
-RECIPE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*(?<!\.json)")
+RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
 # Comparisons also take versions in the store, NAME@KEY.
-COMPARISON_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]*(?<!\.json)")
+COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 
 # A rule and the name of one of its results: ("train_sft", "tiny").
 Job = tuple[str, str]
@@ -405,11 +407,16 @@ class Config:
         """Return the names of the columns that reward functions receive."""
         return list(named_columns(self.values["datasets"][dataset].get("keep", {})))
 
-    @property
-    def shared_store(self) -> str | None:
-        """The folder of the store that several builds share, if any."""
-        folder = self.values["shared_store"]
-        return folder and os.path.expanduser(folder)
+    @cached_property
+    def stores(self) -> list[Path]:
+        """The stores whose results are used; new ones go to the first, which can be written."""
+        store = Path(os.path.expanduser(self.values["store"]))
+        if store == STORE:
+            return [STORE]
+        if is_writable(store):
+            return [store, STORE]
+        warn(f"{store} is read-only: its results are used, and new ones go to {STORE}")
+        return [STORE, store]
 
     @property
     def store_max_bytes(self) -> int | None:
@@ -513,4 +520,4 @@ class Config:
             InputError: The store does not have one of them.
         """
         recipes = filter(is_version, self.compared_recipes(stage, names))
-        return {name: find_version(STORE, stage, name) for name in recipes}
+        return {name: find_version(stage, name) for name in recipes}

@@ -366,7 +366,7 @@ class Sections(TypedDict):
     deterministic: bool
     on_bad_row: BadRowPolicy
     save_steps: Count
-    shared_store: str | None
+    store: NonEmptyText
     store_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]\Z")] | None
     language: Literal["en", "zh"]
     container: NonEmptyText | None

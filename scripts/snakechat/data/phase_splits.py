@@ -79,8 +79,11 @@ def limited_phases(
     return [rows[:size] for rows, size in zip(phases, phase_sizes(max_rows, weights), strict=True)]
 
 
-def weighted_rows(rows: np.ndarray, weight: float, seed: int) -> np.ndarray:
-    """Repeat rows `weight` times: all rows for its integral part, a random subset for the rest."""
+def weighted_rows(rows: np.ndarray, weight: float, seed: int | None) -> np.ndarray:
+    """Repeat rows `weight` times: all rows for its integral part, a random subset for the rest.
+
+    The seed may be None if the weight is integral.
+    """
     repeats, fraction = divmod(weight, 1)
     subset = np.random.default_rng(seed).permutation(rows)[: round(fraction * len(rows))]
     return np.sort(np.concatenate([np.repeat(rows, int(repeats)), subset]))

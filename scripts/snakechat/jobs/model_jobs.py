@@ -24,7 +24,8 @@ def tokenize(config: Config, stage: str, name: str) -> Description:
         inputs[f"rows.{dataset}"] = ("split_dataset", dataset)
     return Description(
         settings={
-            "seed": recipe["seed"],
+            # It draws the rows that a weight with a fraction repeats.
+            "seed": recipe["seed"] if any(weight % 1 for _, weight in datasets) else None,
             "datasets": datasets,
             "template": config.template(stage, name),
             "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),

@@ -92,8 +92,7 @@ def run_options(config: Config, rule: str, name: str, snakemake: Sequence[str]) 
     if of_rule := _OPTIONS.get(rule):
         own |= of_rule(config, name)
     return RunOptions(
-        shared_store=config.shared_store,
-        store_max_bytes=config.store_max_bytes,
+        stores=list(map(str, config.stores)),
         snakemake=list(snakemake),
         **own,
     )

@@ -82,7 +82,19 @@ class Specs:
         }
         if self.rules[rule].shows_provenance:
             spec["shows_provenance"] = True
+            spec["names"] = self.names(rule, name)
         # Only where it is true, and only of jobs whose kernels it changes.
         if self.rules[rule].work and self.config.values["deterministic"]:
             spec["deterministic"] = True
         return spec, digest(spec)
+
+    def names(self, rule: str, name: str) -> dict[str, dict[str, str]]:
+        """Return the paths of the inputs of a job and of all jobs upstream, by the path of each."""
+        names: dict[str, dict[str, str]] = {}
+        pending = [(rule, name)]
+        for job in pending:
+            if self.result(*job) not in names:
+                inputs = self.describe(*job).inputs
+                names[self.result(*job)] = {key: self.result(*up) for key, up in inputs.items()}
+                pending += inputs.values()
+        return names

@@ -35,12 +35,12 @@ def causes_of(spec: dict[str, Any], planned: Container[str] = ()) -> list[str]:
         return [f"{path} is missing" if os.path.lexists(path) else NEVER_BUILT]
     causes = spec_changes(manifest["spec"], spec)
     try:
-        check_files(Path(path), manifest, digests=None)
+        check_files(file.resolve().parent, manifest, digests=None)
     except Damaged as damage:
         causes.append(f"{path}: {damage}")
     for key, entry in spec["inputs"].items():
         current = None if entry["path"] in planned else read_manifest(manifest_path(entry["path"]))
-        recorded = manifest["inputs"].get(key)
+        recorded = manifest["inputs"].get(key, {}).get("digest")
         if current and recorded and input_digest(spec, current) != recorded:
             causes.append(f"{job_name(entry)} was rebuilt with other content")
     return list(map(printable_line, causes))
@@ -55,7 +55,7 @@ def spec_changes(old: Spec, new: Spec) -> list[str]:
     """Describe the differences of two specs of a result.
 
     Args:
-        old: The spec that the result was made from.
+        old: The spec that the result was made from, which has no names.
         new: The spec of today.
     """
     if old["rule"] != new["rule"]:
@@ -73,9 +73,11 @@ def _compared_values(spec: Spec) -> list[dict[str, Any]]:
     """Return the values of a spec by their names, of one kind after the other."""
     # Specs have `deterministic` only where it is true.
     settings = {**spec["settings"], "deterministic": spec.get("deterministic", False)}
+    # Of pages, which show the names of all jobs upstream.
+    settings |= {"names": spec["names"]} if "names" in spec else {}
     return [
         _flatten(settings),
-        {f"input {key}": job_name(entry) for key, entry in spec["inputs"].items()},
+        {f"input {key}": entry["rule"] for key, entry in spec["inputs"].items()},
         spec["code"],
         spec["files"],
         {f"library {name}": version for name, version in spec["requirements"].items()},

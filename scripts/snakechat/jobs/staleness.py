@@ -1,7 +1,7 @@
 """Decides which results are up to date.
 
-A result is up to date if the store has it: its key is the digest of the job's spec and the content
-of its inputs. Its path is a link, which may lead to another version: then the build changes the
+A result is up to date if a store has it: its key is the digest of the job's spec and the content of
+its inputs. Its path is a link, which may lead to another version: then the build changes the
 link and runs no job. Times of files decide nothing, and a decision writes nothing.
 
 The content of an input is known if the input is up to date itself. One that is stale is made first;
@@ -12,36 +12,31 @@ its readers then run, and find their result in the store if its content is the s
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from snakechat.jobs.descriptions import Job
 from snakechat.jobs.specs import Specs
-from snakechat.workflow.digests import digest
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.digests import DigestCache, digest
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.lineage import Lineage
+from snakechat.workflow.links import is_linked, link_result
 from snakechat.workflow.manifest import (
-    Manifest,
     content_digest,
     input_digest,
     manifest_path,
     read_manifest,
-)
-from snakechat.workflow.store import (
-    STORE,
-    Damaged,
-    link_result,
-    linked_folder,
-    read_checked_manifest,
     store_key,
-    stored_folder,
+    without_names,
+)
+from snakechat.workflow.spec_files import CHECKED_DIGESTS
+from snakechat.workflow.store import (
+    Damaged,
+    Stored,
+    check_files,
+    complete_result,
+    find_result,
     stored_folders,
 )
-
-
-class Stored(NamedTuple):
-    """A complete result in the store."""
-
-    folder: Path
-    manifest: Manifest
 
 
 class Staleness:
@@ -52,18 +47,22 @@ class Staleness:
 
     Attributes:
         reporting: Whether Snakemake writes a report, which shows results as they are on disk.
+        checks_files: Whether jobs will run: the files that they read are compared with manifests,
+            and a damaged result is made again.
         stale: The specs of the results that exist and are stale, by the path of the result.
         incomplete: The missing manifests of the folders that exist without them, by folder.
         links: The results that are up to date and that their paths do not lead to, by path.
     """
 
     def __init__(self, specs: Specs) -> None:
-        self.specs, self.reporting = specs, False
+        self.specs, self.reporting, self.checks_files = specs, False, False
+        self.stores = specs.config.stores
         self.stale: dict[str, dict[str, Any]] = {}
         self.incomplete: dict[str, list[str]] = {}
         self.links: dict[str, Path] = {}
         self.decide = cache(self._decide)
-        self.result = cache(self._result)
+        self._results: dict[Job, Stored | None] = {}
+        self._results_of = cache(self._find_results_of)
 
     def _decide(self, rule: str, name: str) -> None:
         """Decide whether the result of a job is stale.
@@ -77,7 +76,7 @@ class Staleness:
         if stored is None:
             if exists and not self._is_stale_by_inputs_alone(spec):
                 self.stale[path] = spec
-        elif linked_folder(path) != stored.folder or not exists:
+        elif not is_linked(path, stored.folder):
             self.links[path] = stored.folder
         if exists and (path in self.stale or path in self.links):
             self.require_report_input(path, complete=True)
@@ -87,7 +86,7 @@ class Staleness:
         linked = read_manifest(manifest_path(spec["path"]))
         return (
             linked is not None
-            and digest(linked["spec"]) == digest(spec)
+            and digest(linked["spec"]) == digest(without_names(spec))
             and any(
                 self.result(up["rule"], up["name"]) is None and manifest_path(up["path"]).exists()
                 for up in spec["inputs"].values()
@@ -120,8 +119,13 @@ class Staleness:
             if Path(folder).exists():
                 self.incomplete[folder] = missing
 
+    def result(self, rule: str, name: str) -> Stored | None:
+        """Return the up-to-date result of a job, if a store has it."""
+        if (rule, name) not in self._results:
+            self._results[rule, name] = self._result(rule, name)
+        return self._results[rule, name]
+
     def _result(self, rule: str, name: str) -> Stored | None:
-        """Return the up-to-date result of a job, if the store has it."""
         spec, _ = self.specs.spec(rule, name)
         inputs = {key: self.result(up["rule"], up["name"]) for key, up in spec["inputs"].items()}
         digests = {
@@ -129,42 +133,75 @@ class Staleness:
             for key, stored in inputs.items()
             if stored is not None
         }
-        place = stored_folder(STORE, rule, name, "")
+        found = None
         if len(digests) == len(inputs):
-            return complete_result(place / store_key(spec, digests))
+            found = find_result(self.stores, rule, store_key(spec, digests))
+            if found is None and self.checks_files:
+                for up in spec["inputs"].values():
+                    self._check((up["rule"], up["name"]))
+            return found
         # Inputs that were deleted: a result remains that was made from what they would be.
-        for folder in stored_folders(place):
-            found = complete_result(folder)
-            if found is not None and self._has_inputs(found.manifest, spec, digests):
-                return found
-        return None
+        for stored in self._results_of(rule).get(digest(without_names(spec)), ()):
+            if self._has_inputs(stored, spec, digests):
+                found = stored
+        return found
+
+    def _check(self, job: Job) -> None:
+        """Compare the files of an input of a job that will run with its manifest.
+
+        Files that were compared before and did not change are not read again. A damaged result is
+        made again.
+        """
+        stored = self._results[job]
+        assert stored is not None
+        try:
+            check_files(stored.folder, stored.manifest, DigestCache(CHECKED_DIGESTS).digests)
+        except (Damaged, OSError) as problem:
+            warn(f"{stored.folder} is damaged and is made again: {problem}")
+            self._results[job] = None
+            spec, _ = self.specs.spec(*job)
+            self.stale[spec["path"]] = spec
+
+    def _find_results_of(self, rule: str) -> dict[str, list[Stored]]:
+        """Return the complete results of a rule by the digests of their specs."""
+        found: dict[str, list[Stored]] = {}
+        for store in self.stores:
+            for stored in filter(None, map(complete_result, stored_folders(store, rule))):
+                found.setdefault(digest(stored.manifest["spec"]), []).append(stored)
+        return found
 
     def _has_inputs(
-        self, manifest: Manifest, spec: Mapping[str, Any], digests: Mapping[str, str]
+        self, stored: Stored, spec: Mapping[str, Any], digests: Mapping[str, str]
     ) -> bool:
         """Return whether a result was made by a job from its known and its deleted inputs.
 
         digests: Of the known ones.
         """
-        return digest(manifest["spec"]) == digest(spec) and all(
-            manifest["inputs"].get(key) == digests[key]
+        recorded, lineage = stored.manifest["inputs"], stored.manifest["lineage"]
+        return all(
+            recorded[key]["digest"] == digests[key]
             if key in digests
-            else self._was_made_as_planned(upstream, manifest["lineage"])
+            else self._was_made_as_planned(upstream, recorded[key]["result"], lineage)
             for key, upstream in spec["inputs"].items()
         )
 
-    def _was_made_as_planned(self, upstream: Mapping[str, str], lineage: Lineage) -> bool:
-        """Return whether a missing input of a result would be made as the lineage has it."""
-        recorded = lineage.get(upstream["path"])
-        spec, spec_digest = self.specs.spec(upstream["rule"], upstream["name"])
-        if recorded is None or recorded["spec"] != spec_digest:
+    def _was_made_as_planned(
+        self, upstream: Mapping[str, str], result: str, lineage: Lineage
+    ) -> bool:
+        """Return whether a missing input of a result would be made as the lineage has it.
+
+        result: Its RULE/KEY in the lineage.
+        """
+        recorded = lineage.get(result)
+        spec, _ = self.specs.spec(upstream["rule"], upstream["name"])
+        if recorded is None or recorded["spec"] != digest(without_names(spec)):
             return False
-        for entry in spec["inputs"].values():
-            stored = self.result(entry["rule"], entry["name"])
+        for key, entry in spec["inputs"].items():
+            stored, made_from = self.result(entry["rule"], entry["name"]), recorded["inputs"][key]
             if stored is None:
-                if not self._was_made_as_planned(entry, lineage):
+                if not self._was_made_as_planned(entry, made_from, lineage):
                     return False
-            elif content_digest(stored.manifest) != lineage[entry["path"]]["content"]:
+            elif content_digest(stored.manifest) != lineage[made_from]["content"]:
                 return False
         return True
 
@@ -177,16 +214,3 @@ class Staleness:
                 " same command with --cores 1 instead of --report (python scripts/explain.py prints"
                 " what changed)"
             )
-
-
-def complete_result(folder: Path) -> Stored | None:
-    """Return the result in a folder of the store, if its files exist and have their sizes."""
-    try:
-        manifest = read_checked_manifest(folder)
-    except (Damaged, OSError):
-        return None
-    for name, properties in manifest["files"].items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != properties["size"]:
-            return None
-    return Stored(folder, manifest)

@@ -24,8 +24,8 @@ from snakechat.pages.metrics import headline_paths, read_figure
 from snakechat.pages.page import MARKDOWN, Table
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.lineage import Lineage, upstream_first
-from snakechat.workflow.manifest import Manifest, manifest_path, read_manifest
+from snakechat.workflow.lineage import Lineage, merge_lineages, named_lineage, upstream_first
+from snakechat.workflow.manifest import Manifest, manifest_path, read_manifest, result_id
 from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_record import read_run_record
 
@@ -64,10 +64,13 @@ def write_cards(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
         manifest, record = read_manifest(manifest_path(folder)), read_run_record(folder)
         if manifest is None or record is None or not folder.is_dir():
             continue
-        spec, _ = specs.spec(f"evaluate_{stage}", name)
-        evaluation = staleness.result(spec["rule"], name)
+        evaluation = staleness.result(f"evaluate_{stage}", name)
         metrics = evaluation and json.loads((evaluation.folder / "metrics.json").read_text())
-        text = model_card(manifest, record, declared_licenses(specs.config), metrics or {})
+        path, names = str(folder), specs.names(f"train_{stage}", name)
+        lineage = named_lineage({path: result_id(manifest)}, merge_lineages([manifest]), names)
+        del lineage[path]
+        licenses = declared_licenses(specs.config)
+        text = model_card(path, manifest, lineage, record, licenses, metrics or {})
         card = folder / CARD
         try:
             old = card.read_text(encoding="utf-8") if card.exists() else None
@@ -84,7 +87,9 @@ def is_sealed(card: str) -> bool:
 
 
 def model_card(
+    path: str,
     manifest: Manifest,
+    lineage: Lineage,
     record: Mapping[str, Any],
     declared_licenses: Mapping[str, str],
     metrics: Mapping[str, Any],
@@ -94,13 +99,15 @@ def model_card(
     It contains no times and no host names, so that two builds have the same card.
 
     Args:
+        path: Path of the model: output/STAGE/NAME.
         manifest: The manifest of the training.
+        lineage: The jobs before it, by path.
         record: The record of the run that made the model.
         declared_licenses: The licences in the config, by the path of a source.
         metrics: Content of the evaluation's metrics.json; empty without an evaluation.
     """
-    spec, lineage, facts = manifest["spec"], manifest["lineage"], manifest["facts"]
-    path, found = spec["path"], record["versions"]
+    spec, facts, found = manifest["spec"], manifest["facts"], record["versions"]
+    name = path.rpartition("/")[2]
     auto_class, description = KINDS[spec["rule"]]
     licenses = source_licenses(lineage, declared_licenses)
     rows = [
@@ -108,7 +115,7 @@ def model_card(
         for upstream in upstream_first(lineage)
     ]
     body = MARKDOWN.get_template("model_card.md").render(
-        name=spec["name"],
+        name=name,
         path=path,
         description=description,
         auto_class=auto_class,
@@ -125,23 +132,26 @@ def model_card(
         saved_dtype=spec["settings"]["save_dtype"] or spec["settings"]["dtype"],
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )
-    data = card_data(manifest, licenses, metrics)
+    data = card_data(name, spec, lineage, licenses, metrics)
     text = f"---\n{data.to_yaml()}\n---\n{body}"
     return text + SEAL.format(digest=digest(text))
 
 
 def card_data(
-    manifest: Manifest, licenses: Mapping[str, str | None], metrics: Mapping[str, Any]
+    name: str,
+    spec: Mapping[str, Any],
+    lineage: Lineage,
+    licenses: Mapping[str, str | None],
+    metrics: Mapping[str, Any],
 ) -> ModelCardData:
     """Return the metadata of a card. Arguments: those of model_card, and all licences by path."""
-    spec, lineage = manifest["spec"], manifest["lineage"]
     stage = spec["rule"].removeprefix("train_")
     task = "text-classification" if stage == "reward" else "text-generation"
     # The Hub names one licence: that of all base models.
     found = {licenses[path] for path, entry in lineage.items() if entry["rule"] == "fetch_model"}
     license = (found.pop() if len(found) == 1 else None) or ""
     # The Hub takes names of its own; another one is "other (NAME)" in facts.
-    license, _, name = license.removesuffix(")").partition(" (")
+    license, _, license_name = license.removesuffix(")").partition(" (")
     datasets = evaluated_datasets(spec["settings"], lineage)
     results = [
         EvalResult(
@@ -161,8 +171,8 @@ def card_data(
         base_model=hub_ids(lineage, "fetch_model"),
         datasets=hub_ids(lineage, "import_dataset"),
         license=license or None,
-        license_name=name or None,
-        model_name=spec["name"] if results else None,
+        license_name=license_name or None,
+        model_name=name if results else None,
         pipeline_tag=task,
         eval_results=results or None,
     )

@@ -31,7 +31,8 @@ from snakechat.pages.plots import curve_section, points_of
 from snakechat.pages.tables import metric_panels, metric_table
 from snakechat.pages.texts import N_, format_duration, format_memory, format_number, translate
 from snakechat.workflow.job import Job
-from snakechat.workflow.lineage import Lineage, merge_lineages
+from snakechat.workflow.lineage import Lineage, merge_lineages, named_lineage
+from snakechat.workflow.manifest import result_id
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.stored_versions import is_version, read_version_file
@@ -177,13 +178,14 @@ def _read_run(job: Job[Any], name: str) -> Run:
         folders = job.options.versions[name]
         folder = folders["training"]
         manifest = json.loads(Path(folder, "manifest.json").read_text())
-        path, lineage = manifest["spec"]["path"], merge_lineages([manifest])
+        path = result_id(manifest)
+        lineage = named_lineage({path: path}, merge_lineages([manifest]), {})
         steps = read_version_file(folder, "metrics.jsonl")
         metrics = read_version_file(folders["evaluation"], "metrics.json")
     else:
-        path = folder = str(job.inputs[f"training.{name}"])
-        lineage = job.lineage
-        steps = Path(path, "metrics.jsonl").read_text()
+        folder = str(job.inputs[f"training.{name}"])
+        path, lineage = job.spec["inputs"][f"training.{name}"]["path"], job.lineage
+        steps = Path(folder, "metrics.jsonl").read_text()
         metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
     record = read_run_record(folder, lineage[path]["spec"])
     placement = placement_of(record["placement"] if record else {})

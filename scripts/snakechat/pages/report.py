@@ -47,13 +47,14 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
         for input_name, folder in job.inputs.items()
         if input_name.partition(".")[0] in ("records", "rows", "tokens")
     }
-    runs = read_runs(job.lineage)
-    trainings = {each: str(job.inputs[f"train_{each}"]) for each in stages}
+    lineage = job.lineage
+    runs = read_runs(lineage)
+    trainings = {each: job.spec["inputs"][f"train_{each}"]["path"] for each in stages}
     responses = []
     if stage == "rlhf":
         lines = read_json_lines(job.inputs["evaluate_rlhf"] / "responses.jsonl")
         responses = response_sections(lines, metrics["rlhf"]["num_generations"])
-    settings = job.lineage[trainings[stage]]["settings"]
+    settings = lineage[trainings[stage]]["settings"]
     page = Page(
         eyebrow=translate("Report"),
         title=f"{stage}/{job.settings.name}",
@@ -63,7 +64,7 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
             for each in stages
             for remark in (
                 *remarks_on(each, metrics[each]),
-                training_remark(job.lineage[trainings[each]]),
+                training_remark(lineage[trainings[each]]),
             )
             if remark
         ],
@@ -80,14 +81,14 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
                     translate("Training rows: {model}", model=translate(STAGES[each])),
                     job.inputs[f"tokens.{each}"],
                     job.inputs[f"train_{each}"],
-                    job.lineage[trainings[each]]["settings"],
+                    lineage[trainings[each]]["settings"],
                     SHOWN_ROWS,
                 )
                 for each in stages
             ),
             phase_section({each: statistics[f"tokens.{each}"] for each in stages}),
             prompt_section(statistics),
-            lineage_section(job.lineage, source_licenses(job.lineage, job.options.licenses)),
+            lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
             Section(
                 translate("Settings"), tables=[value_table("", dict(sorted(settings.items())))]
             ),
@@ -96,7 +97,7 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
                 run_section(
                     each,
                     path,
-                    job.lineage[path],
+                    lineage[path],
                     record,
                     steps[each],
                     statistics[f"tokens.{each}"]["train"],

@@ -7,7 +7,6 @@ one line. Only rules/common.smk uses this module.
 import copy
 import functools
 import inspect
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -39,6 +38,7 @@ from snakechat.workflow.errors import (
     warn,
 )
 from snakechat.workflow.kubernetes_pods import restrict_pods
+from snakechat.workflow.links import PARTS, link_part, register_root
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import Placement, placement_values
 from snakechat.workflow.preflight import (
@@ -48,7 +48,8 @@ from snakechat.workflow.preflight import (
 )
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.spec_files import spec_path, write_spec
-from snakechat.workflow.store import PARTS, replace_link
+from snakechat.workflow.store import is_writable
+from snakechat.workflow.store_space import warn_of_size
 from snakechat.workflow.value_types import changed_values
 
 # The lock of the build.
@@ -135,6 +136,7 @@ class RuleFunctions:
         self._options = snakemake_command_line.config_options()
         # The spec files of planned jobs, by the paths of the manifests.
         self._spec_files: dict[str, str] = {}
+        self._ran_jobs = False
         self._placement = functools.cache(self._find_placement)
         self._warn_of_unread_files = functools.cache(self._find_unread_files)
 
@@ -255,6 +257,7 @@ class RuleFunctions:
         """
         restrict_pods(self.workflow)
         self._lock()
+        self._ran_jobs = True
         planned = snakemake_adapter.jobs_to_run(self.workflow)
         jobs = [job for job in planned if job.rule in RULES]
         shares_environment = snakemake_adapter.jobs_share_environment(self.workflow)
@@ -275,7 +278,10 @@ class RuleFunctions:
             # The error of a full disk names no file.
             place = error.filename or "output"
             raise InputError(f"{place} cannot be written: {error.strerror}") from None
-        check_folders(specs)
+        check_folders(self.config.stores[0], specs)
+        for store in self.config.stores:
+            if is_writable(store):
+                register_root(store, Path("output"))
         self._staleness.link()
         delete_old_snapshots(self.snapshot.folder)
         if shares_environment:
@@ -320,12 +326,14 @@ class RuleFunctions:
             for part, job in zip(PARTS, jobs, strict=True):
                 made = current.result(*job)
                 if model is not None and made is not None:
-                    replace_link(model.folder / part, os.path.relpath(made.folder, model.folder))
+                    link_part(f"output/{stage}/{name}", model.folder, part, made.folder)
         if recipes:
             # It takes a second.
             from snakechat.pages.card import write_cards
 
             write_cards(self._specs, recipes)
+        if self._ran_jobs:
+            warn_of_size(self.config.stores[0], self.config.store_max_bytes)
 
     # --- planning -----------------------------------------------------------------------------
 
@@ -333,6 +341,7 @@ class RuleFunctions:
         """Check options and decide what is stale; Snakemake knows both at its first question."""
         snakemake_command_line.check_command(self.workflow)
         snakemake_adapter.decide_staleness(self.workflow, self._changes)
+        self._staleness.checks_files = self.workflow.is_main_process and not self.workflow.dryrun
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""

@@ -1,8 +1,8 @@
 """Checkpoints, from which an interrupted training run resumes.
 
-A checkpoint is the folder output/state/RULE/NAME/DIGEST/STEP; DIGEST identifies the spec and the
-inputs. It contains one folder per process, RANK-of-PROCESSES. A checkpoint appears atomically; the
-last two are kept, and all are deleted when the result is published.
+A checkpoint is the folder STORE/RULE/.KEY/state/STEP; KEY identifies the spec and the inputs. It
+contains one folder per process, RANK-of-PROCESSES. A checkpoint appears atomically; the last two
+are kept, and all are deleted when the result is published.
 
 A checkpoint contains everything that the training loop changes. The order of rows is a function of
 the seed and the step, so a run can resume under another placement.

@@ -259,8 +259,8 @@ class Engine(ABC):
         if state["zero_stage"] != self.stage:
             raise InputError(
                 f"the saved state has ZeRO stage {state['zero_stage']}, this run has stage"
-                f" {self.stage}: set zero_stage: {state['zero_stage']}, or delete the state in"
-                " output/state"
+                f" {self.stage}: set zero_stage: {state['zero_stage']}, or delete the"
+                " folder .KEY/state of the job in the store"
             )
         for index, master in enumerate(self.master_weights):
             saved = {

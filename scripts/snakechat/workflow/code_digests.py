@@ -28,7 +28,7 @@ WORKFLOW = ("snakechat", "workflow")
 WITHOUT_EFFECT = {
     (*WORKFLOW, name)
     for name in (
-        *("store", "shared_store", "store_space"),
+        *("store", "links", "store_space"),
         *("code_digests", "pins", "errors", "gpus", "locks", "run_record"),
         *("placement", "run_options", "progress_lines"),
     )

@@ -3,7 +3,7 @@
 A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. It
 appears in the store by one rename, and its path becomes a link to it (snakechat.workflow.store). If
 the store has it already and the build does not force it, `reuse_result` makes the link without
-running the program.
+running the program. Of several jobs with one key, one makes the result and the others wait.
 
 Standard library only: scripts/launch.py calls `reuse_result` before the program imports torch.
 """
@@ -26,17 +26,20 @@ from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.distributed import barrier, rank, world_size
-from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.lineage import merge_lineages
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.errors import InputError, describe_environment_error, warn
+from snakechat.workflow.lineage import Lineage, merge_lineages, named_lineage
+from snakechat.workflow.links import link_result, linked_folder, root_links
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
     Manifest,
-    input_digest,
     read_input,
     read_manifest,
+    recorded_inputs,
     result_files,
+    store_key,
+    without_names,
 )
 from snakechat.workflow.pins import check_installed
 from snakechat.workflow.placement import (
@@ -47,26 +50,27 @@ from snakechat.workflow.placement import (
 )
 from snakechat.workflow.run_options import DEFAULTS, RunOptions, parse_options
 from snakechat.workflow.run_record import run_record
-from snakechat.workflow.shared_store import put_result, take_result
 from snakechat.workflow.snapshot import read_build
+from snakechat.workflow.spec_files import CHECKED_DIGESTS
 from snakechat.workflow.store import (
-    STORE,
     Damaged,
     check_files,
-    is_undamaged,
-    link_result,
-    linked_folders,
+    check_result,
+    complete_result,
+    delete_lock,
+    delete_work,
+    is_complete,
+    lock_path,
     publish,
-    store_key,
-    stored_folder,
-    temporary_folder,
+    set_aside,
+    state_folder,
+    unfinished_folder,
 )
-from snakechat.workflow.store_space import keep_limit
 
-# Digests of checked inputs, beside what planning remembers. It can be deleted at any time.
-CHECKED_DIGESTS = Path(".snakemake/snakechat/inputs.json")
 # The launcher sets it to the key of a job whose inputs it has checked, for the job's processes.
 CHECKED = "SNAKECHAT_CHECKED"
+# The launcher sets it to the key of a job that it has locked until the program ends.
+LOCKED = "SNAKECHAT_LOCKED"
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
 
@@ -81,14 +85,14 @@ class Job(Generic[S]):
         settings: The settings of the spec, as an instance of the program's settings class.
         placement: Where and how the job runs (processes, memory settings), from the command line.
         options: What else the run uses that its result does not depend on, from the command line.
-        inputs: Result folders of the upstream jobs, by name.
+        inputs: Folders of the results of the upstream jobs in the store, by name.
         target: Path of the result, a link to `stored`.
-        stored: Folder of the result in the store.
+        place: Folder in the store that a new result gets.
+        stored: Folder of the result: `place`, unless another store has it.
         result: Folder that main fills.
         facts: What the job found out (a commit, rows dropped by reason); main fills it, and it
             becomes part of the manifest.
         record: Measurements of this run (throughput, GPU memory) for run.json.
-        lineage: All upstream jobs, back to the sources.
         key: Digest of everything that determines the content of the result.
         states: Folder where an interrupted run keeps its checkpoints.
         log_folder: Folder of the TensorBoard logs.
@@ -105,19 +109,36 @@ class Job(Generic[S]):
         self.spec = spec
         self.settings = settings_type(**spec["settings"])
         self.placement, self.options = placement, options
-        self.inputs = {name: Path(entry["path"]) for name, entry in spec["inputs"].items()}
-        self.input_digests = {
-            name: input_digest(spec, manifest) for name, manifest in manifests.items()
-        }
-        self.lineage = merge_lineages(manifests.values())
-        self.key = store_key(spec, self.input_digests)
+        self.inputs = {name: _input_folder(entry) for name, entry in spec["inputs"].items()}
+        self.recorded_inputs = recorded_inputs(spec, manifests)
+        self.recorded_lineage = merge_lineages(manifests.values())
+        digests = {name: entry["digest"] for name, entry in self.recorded_inputs.items()}
+        self.key = store_key(spec, digests)
         self.target = Path(spec["path"])
-        self.stored = stored_folder(STORE, spec["rule"], spec["name"], self.key)
-        self.result = temporary_folder(self.stored)
-        self.states = Path("output/state", spec["rule"], spec["name"], self.key[:16])
+        self.place = self.stored = Path(options.stores[0], spec["rule"], self.key)
+        self.result, self.states = unfinished_folder(self.place), state_folder(self.place)
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
         self.facts: dict[str, Any] = {}
         self.record: dict[str, Any] = {}
+
+    @property
+    def lineage(self) -> Lineage:
+        """All upstream jobs, back to the sources, by their paths; of a page, which shows names."""
+        results = {
+            entry["path"]: self.recorded_inputs[name]["result"]
+            for name, entry in self.spec["inputs"].items()
+        }
+        return named_lineage(results, self.recorded_lineage, self.spec["names"])
+
+
+def _input_folder(entry: Mapping[str, str]) -> Path:
+    """Return the folder of an input in the store, relative to the working directory if below."""
+    path = Path(entry["path"])
+    folder = linked_folder(path)
+    if folder is None:
+        return path
+    here = Path.cwd().resolve()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 @overload
@@ -153,10 +174,10 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         check_installed(spec["requirements"])
         if spec.get("deterministic"):
             request_deterministic_kernels()
-        if rank() == 0:
-            lock(spec)
         manifests = read_manifests(spec)
         job = Job(spec, manifests, arguments.placement, arguments.options, settings_type)
+        if rank() == 0:
+            lock(job)
         exists = False
         if os.environ.get(CHECKED) != job.key:
             if world_size() == 1:
@@ -166,15 +187,14 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         if not exists:
             if rank() == 0:
                 shutil.rmtree(job.result, ignore_errors=True)
-                job.result.mkdir(parents=True)
+                make_folders(job.result)
             main(job)
             # Slower processes may still read or write in the folder that rank 0 moves next.
             barrier()
             if rank() == 0:
                 write_manifest(job, started)
-                if is_forced(spec):
-                    compare_with_old(job)
-                publish(job.stored)
+                if replaces_stored(job):
+                    publish(job.place)
         if rank() == 0:
             finish(job)
 
@@ -193,8 +213,8 @@ def reuse_result(
     """Link the result of a job without running its program, if it exists already.
 
     It exists if its inputs were rebuilt and came out the same, if the job was killed between the
-    end of its program and the end of publishing, or if a shared store has it. If it does not, the
-    inputs are checked, for all processes that this one starts.
+    end of its program and the end of publishing, or if another job makes the same one at the same
+    time. If it does not, the inputs are checked, for all processes that this one starts.
 
     Args:
         spec_file: Path of the spec.
@@ -205,7 +225,8 @@ def reuse_result(
             then the result exists only if the store has it.
 
     Returns:
-        Whether the result is linked. If not, the program has to run, as for forced results.
+        Whether the result is linked. If not, the program has to run, as for forced results, and
+        this process holds the lock of the job, also after os.exec.
 
     Exits with code 1 and one line on standard error if the inputs or the spec are wrong.
     """
@@ -219,42 +240,26 @@ def reuse_result(
         if os.environ.get(CHECKED) == job.key:
             # A node of a Slurm job, whose first process has decided.
             return
-        descriptor = None if node else lock(spec)
         if node is None:
+            os.set_inheritable(wait_for_lock(lock_path(job.place)), True)
+            os.environ[LOCKED] = job.key
             recover(job)
-            published = publish_existing(job, log)
-        else:
-            published = result_exists(job)
-            if published and node == 0:
-                finish(job)
+        published = result_exists(job)
+        if published and not node:
+            if node is None:
+                print(f"{job.target} is kept: it was made from the same spec and inputs")
+            finish(job)
         if not published:
+            if log:
+                # Before anything is printed that belongs to the new result. The rule creates the
+                # log at the same time.
+                with suppress(FileNotFoundError):
+                    os.truncate(log, 0)
             check_inputs(job.inputs, manifests)
             os.environ[CHECKED] = job.key
-        if descriptor is not None:
-            # The first process of the program takes it, while this one may wait for its end.
-            os.close(descriptor)
 
     report_errors(work, spec_file)
     return published
-
-
-def publish_existing(job: Job[Any], log: str | None) -> bool:
-    """Link the result of a job if the store or a shared one has it; return whether."""
-    if not result_exists(job):
-        if log:
-            # Before anything is printed that belongs to the new result. The rule creates the log at
-            # the same time.
-            with suppress(FileNotFoundError):
-                os.truncate(log, 0)
-        shared = None if is_forced(job.spec) else shared_folder(job)
-        if not shared or not take_result(shared, job.result):
-            return False
-        publish(job.stored)
-        print(f"{job.target} is taken from the shared store: {shared}")
-    else:
-        print(f"{job.target} is kept: it was made from the same spec and inputs")
-    finish(job)
-    return True
 
 
 def report_errors(work: Callable[[], None], spec_file: str, placement: Placement = SERIAL) -> None:
@@ -263,9 +268,6 @@ def report_errors(work: Callable[[], None], spec_file: str, placement: Placement
         work()
     except InputError as error:
         exit_with_line(f"error: {error}")
-    except AlreadyLocked as holder:
-        target = read_spec(spec_file)["path"]
-        sys.exit(f"error: {target} is being made by {holder}: wait for it, or stop it")
     except KeyboardInterrupt:
         sys.exit("stopped by SIGINT" if rank() == 0 else 1)
     except Exception as error:
@@ -319,14 +321,35 @@ def is_forced(spec: Mapping[str, Any]) -> bool:
 
 
 def result_exists(job: Job[Any]) -> bool:
-    """Return whether the store has the result of a job, and the build does not force it."""
-    return not is_forced(job.spec) and is_undamaged(job.stored)
+    """Return whether a store has the result of a job, and the build does not force it.
+
+    Of several stores, `job.stored` becomes the folder that has it. A damaged result is named.
+    """
+    if is_forced(job.spec):
+        return False
+    for store in job.options.stores:
+        folder = Path(store, job.spec["rule"], job.key)
+        if folder.is_dir():
+            try:
+                check_result(folder, digests=DigestCache(CHECKED_DIGESTS).digests)
+            except (Damaged, OSError) as problem:
+                warn(f"{folder} is damaged and is made again: {problem}")
+            else:
+                job.stored = folder
+                return True
+    return False
 
 
-def lock(spec: Mapping[str, Any]) -> int:
-    """Make this process the only one that writes the result of a spec; see acquire_lock."""
-    target = Path(spec["path"])
-    return acquire_lock(target.with_name(f".{target.name}.lock"))
+def lock(job: Job[Any]) -> None:
+    """Make this process the only one that makes the result of a job, after any other that does."""
+    path = lock_path(job.place)
+    if os.environ.get(LOCKED) != job.key:
+        wait_for_lock(path)
+        return
+    # The launcher, which started this process, holds the lock, unless a step of a cluster does not
+    # inherit it.
+    with suppress(AlreadyLocked):
+        acquire_lock(path)
 
 
 def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
@@ -354,8 +377,10 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
         try:
             check_files(folder, manifest, cache.digests)
         except Damaged as damage:
+            with suppress(OSError):
+                set_aside(folder)
             raise InputError(
-                f"{folder}: {damage}: delete {folder} and start the build again"
+                f"{folder}: {damage}: start the build again, which makes it again"
             ) from None
 
 
@@ -377,7 +402,7 @@ def check_code(spec: Mapping[str, Any], program: str) -> None:
 # 1. The record of the run and then the manifest are written into the new folder, which is complete
 #    from now on.
 # 2. The new folder takes its place in the store.
-# 3. A shared store gets a copy, and leftovers are deleted.
+# 3. The checkpoints of the job and its lock are deleted.
 # 4. The path of the result becomes a link to it, which makes it visible to the build: the job does
 #    not run again, so that nothing is left to do.
 
@@ -390,14 +415,14 @@ def write_manifest(job: Job[Any], started: float) -> None:
         if path.is_file():
             path.chmod(mode)
     manifest = {
-        "spec": job.spec,
-        "inputs": job.input_digests,
-        "lineage": job.lineage,
+        "spec": without_names(job.spec),
+        "inputs": job.recorded_inputs,
+        "lineage": job.recorded_lineage,
         "facts": job.facts,
         "files": result_files(job.result),
     }
     (job.result / RUN_RECORD).write_text(
-        run_record(job.spec, job.placement, job.options, job.record, started)
+        run_record(without_names(job.spec), job.placement, job.options, job.record, started)
     )
     for path in sorted(job.result.rglob("*"), reverse=True):
         fsync(path)
@@ -405,41 +430,50 @@ def write_manifest(job: Job[Any], started: float) -> None:
     write_atomically(job.result / MANIFEST, text)
 
 
-def compare_with_old(job: Job[Any]) -> None:
-    """Print whether a forced run made the bytes of the result that it replaces."""
-    old, new = (read_manifest(folder / MANIFEST) for folder in (job.stored, job.result))
-    if old is None or new is None:
-        return
+def replaces_stored(job: Job[Any]) -> bool:
+    """Return whether a new result takes the place of the one in the store, if that has one.
+
+    It does if the stored one is damaged. The result of a forced run takes its place if its bytes
+    differ and no other path leads to it: it prints what it did.
+    """
+    if not is_forced(job.spec) or not is_complete(job.place):
+        return True
+    old, new = (read_manifest(folder / MANIFEST) for folder in (job.place, job.result))
+    assert old is not None and new is not None
     names = old["files"].keys() | new["files"].keys()
     changed = sorted(name for name in names if old["files"].get(name) != new["files"].get(name))
-    outcome = f"other bytes than before: {', '.join(changed)}" if changed else "the same bytes"
-    print(f"{job.target}: the forced run made {outcome}")
+    if not changed:
+        print(f"{job.target}: the forced run made the same bytes")
+        return False
+    outcome = f"{job.target}: the forced run made other bytes than before: {', '.join(changed)}"
+    if others := readers(job):
+        print(f"{outcome}; the earlier result stays, because {others} leads to it")
+        return False
+    print(outcome)
+    return True
 
 
-def shared_folder(job: Job[Any]) -> Path | None:
-    """Return the folder of the result of a job in the shared store, if there is such a store."""
-    shared = job.options.shared_store
-    if shared is None:
-        return None
-    return stored_folder(Path(shared), job.spec["rule"], job.spec["name"], job.key)
+def readers(job: Job[Any]) -> str:
+    """Return a path other than the target that leads to the stored result; "" if there is none."""
+    target = job.target.parent.resolve() / job.target.name
+    return next(
+        (
+            str(path)
+            for path, folder in root_links(Path(job.options.stores[0]), Path("output"))
+            if folder == job.place.resolve() and path.parent.resolve() / path.name != target
+        ),
+        "",
+    )
 
 
 def recover(job: Job[Any]) -> None:
     """Complete the publishing of a job that was killed after its result was complete."""
-    if is_undamaged(job.result, job.key):
-        publish(job.stored)
+    if complete_result(job.place) is None and is_complete(job.result, job.key):
+        publish(job.place)
 
 
 def finish(job: Job[Any]) -> None:
-    """Share the result, delete leftovers and link the path of the result to it."""
-    if shared := shared_folder(job):
-        put_result(job.stored, shared, replace=is_forced(job.spec))
-    # Other versions of the result leave these too.
-    leftovers = [*job.stored.parent.glob(".*.tmp"), job.states.parent]
-    for leftover in leftovers:
-        shutil.rmtree(leftover, ignore_errors=True)
+    """Delete what the job needs no more, and link the path of the result to it."""
+    delete_work(job.place)
     link_result(job.target, job.stored)
-    limit = job.options.store_max_bytes
-    keep_limit(STORE, lambda: linked_folders(Path("output")), limit)
-    if job.options.shared_store:
-        keep_limit(Path(job.options.shared_store), set, limit)
+    delete_lock(job.place)

@@ -8,8 +8,14 @@ import errno
 import fcntl
 import os
 import platform
+import stat
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
+
+# Seconds between two attempts of a process that waits.
+INTERVAL = 0.5
 
 
 class AlreadyLocked(Exception):
@@ -32,21 +38,77 @@ def acquire_lock(path: str | Path) -> int:
         AlreadyLocked: Another process holds the lock.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    while True:
+        make_folders(path.parent)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError:
+            # The holder has just deleted the folder.
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            with suppress(FileNotFoundError):
+                # The file is empty between the moment the holder locks it and the moment it writes.
+                raise AlreadyLocked(path.read_text().strip() or "another process") from None
+            continue
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                raise
+            print(
+                f"warning: {path}: this file system has no locks: do not start the same build"
+                " twice",
+                file=sys.stderr,
+            )
+        if _is_same_file(descriptor, path):
+            break
+        # The last holder deleted the file.
         os.close(descriptor)
-        # The file is empty between the moment the holder locks it and the moment it writes.
-        raise AlreadyLocked(path.read_text().strip() or "another process") from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
-            raise
-        print(
-            f"warning: {path}: this file system has no locks: do not start the same build twice",
-            file=sys.stderr,
-        )
+    with suppress(PermissionError):
+        os.fchmod(descriptor, path.parent.stat().st_mode & 0o666)
     os.truncate(descriptor, 0)
     os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
     return descriptor
+
+
+def wait_for_lock(path: str | Path) -> int:
+    """Lock a file as acquire_lock does, after the process that holds it; print a line then."""
+    holder = ""
+    while True:
+        try:
+            return acquire_lock(path)
+        except AlreadyLocked as other:
+            if str(other) != holder:
+                holder = str(other)
+                print(f"waiting for {holder}, which makes the same result", flush=True)
+        time.sleep(INTERVAL)
+
+
+def _is_same_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def make_folders(folder: Path) -> None:
+    """Create a folder and its parents, each with the mode of its parent, whatever the umask.
+
+    A team may share them.
+    """
+    if folder.is_dir():
+        return
+    make_folders(folder.parent)
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if folder.is_dir():
+            return
+        raise
+    except FileNotFoundError:
+        # Another process deleted the parent.
+        make_folders(folder)
+        return
+    with suppress(PermissionError):
+        folder.chmod(stat.S_IMODE(folder.parent.stat().st_mode) & ~stat.S_ISVTX)

@@ -8,6 +8,9 @@ An input counts by its content, that is by its files: a result stays up to date 
 rebuilt and came out the same ("early cutoff": Mokhov, Mitchell and Peyton Jones, Build Systems a la
 Carte, 2018, section 2.3).
 
+A manifest has no names of recipes, datasets or models: results are RULE/KEY, and names are links to
+them (snakechat.workflow.links).
+
 Standard library only: the workflow imports this module while it plans.
 """
 
@@ -33,15 +36,14 @@ UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", RUN_RECORD}
 # What readers rely on (`_has_form`).
 FORM = {
     "spec": {
-        **{"rule": str, "name": str, "path": str, "settings": dict},
-        "inputs": {"*": {"rule": str, "name": str, "path": str}},
+        **{"rule": str, "settings": dict, "inputs": {"*": {"rule": str}}},
         **{"files": {"*": str}, "code": {"*": str}, "requirements": dict},
     },
-    "inputs": {"*": str},
+    "inputs": {"*": {"result": str, "digest": str}},
     "lineage": {
         "*": {
-            **{"rule": str, "name": str, "settings": dict, "facts": dict},
-            **{"spec": str, "content": str, "inputs": [str]},
+            **{"rule": str, "settings": dict, "facts": dict},
+            **{"spec": str, "content": str, "inputs": {"*": str}},
         }
     },
     "facts": dict,
@@ -49,6 +51,45 @@ FORM = {
 }
 # What scripts/accept.py adds to a manifest, and to its entry in lineages.
 ACCEPTED = [{"because": str, "date": str, "changes": [str], "from": str, "to": str}]
+
+
+# Digits of a key: the first half of a SHA-256, since the key names a folder.
+KEY_DIGITS = 32
+
+
+def without_names(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what counts of a spec: all but the names and the paths of the job and its inputs."""
+    counted = {key: value for key, value in spec.items() if key not in ("name", "path")}
+    return counted | {
+        "inputs": {key: {"rule": entry["rule"]} for key, entry in spec["inputs"].items()}
+    }
+
+
+def store_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
+    """Return the digest of everything that determines a result: its spec and its inputs.
+
+    spec: With names or without.
+    """
+    return digest([without_names(spec), input_digests])[:KEY_DIGITS]
+
+
+def result_id(manifest: Mapping[str, Any]) -> str:
+    """Return RULE/KEY of a result."""
+    digests = {key: entry["digest"] for key, entry in manifest["inputs"].items()}
+    return f"{manifest['spec']['rule']}/{store_key(manifest['spec'], digests)}"
+
+
+def recorded_inputs(
+    spec: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """Return what a manifest records of the inputs of a job: their RULE/KEY and their digests.
+
+    manifests: The manifests of the inputs, by their names in the spec.
+    """
+    return {
+        key: {"result": result_id(upstream), "digest": input_digest(spec, upstream)}
+        for key, upstream in manifests.items()
+    }
 
 
 def manifest_path(folder: str | Path) -> Path:

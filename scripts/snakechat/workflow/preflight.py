@@ -12,7 +12,7 @@ from typing import Any
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import has_gpu
-from snakechat.workflow.store import STORE, check_link, stored_folder
+from snakechat.workflow.links import check_link
 
 PROGRAM = "snakechat.algorithms.reward_functions"
 
@@ -60,11 +60,14 @@ def import_reward_functions(sources: Path, names: Collection[str]) -> None:
         raise InputError(lines[-1].removeprefix("error: "))
 
 
-def check_folders(specs: Iterable[Mapping[str, Any]]) -> None:
-    """Raise InputError for a result whose folder is read-only or whose path is not a link."""
+def check_folders(store: Path, specs: Iterable[Mapping[str, Any]]) -> None:
+    """Raise InputError for a result whose folder is read-only or whose path is not a link.
+
+    store: The store that gets new results.
+    """
     for spec in specs:
         result = Path(spec["path"])
         check_link(result)
-        for folder in (result.parent, stored_folder(STORE, spec["rule"], spec["name"], "")):
+        for folder in (result.parent, store / spec["rule"]):
             if folder.exists() and not os.access(folder, os.W_OK):
                 raise InputError(f"{result} cannot be written: its folder is read-only")

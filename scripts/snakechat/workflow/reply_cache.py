@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import warn
-from snakechat.workflow.shared_store import make_folder
+from snakechat.workflow.locks import make_folders
 
 Request = dict[str, Any]
 
@@ -63,9 +63,7 @@ class ReplyCache:
 
     def _store(self, request: Request, reply: Reply) -> None:
         path = self._path(request)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        make_folder(path.parent.parent)
-        make_folder(path.parent)
+        make_folders(path.parent)
         temporary = path.with_name(f".{uuid.uuid4().hex}")
         temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
         try:

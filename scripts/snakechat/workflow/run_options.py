@@ -8,14 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from snakechat.workflow.store import STORE
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """Paths, addresses and limits of a run.
 
     Attributes:
-        shared_store: Folder of the store that several builds share, if any.
-        store_max_bytes: Bytes that a store may use, None for any.
+        stores: Folders of the stores whose results are used. New ones go to the first.
         snakemake: The options of Snakemake with which the result is rebuilt.
         save_steps: Steps between two checkpoints.
         source: Folder of the external files of the job; empty if it has none.
@@ -24,8 +25,7 @@ class RunOptions:
         versions: Folders in the store of compared versions, by recipe and kind of result.
     """
 
-    shared_store: str | None = None
-    store_max_bytes: int | None = None
+    stores: list[str] = field(default_factory=lambda: [str(STORE)])
     snakemake: list[str] = field(default_factory=list)
     save_steps: int = 1
     source: str = ""

@@ -4,6 +4,8 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,8 @@ from snakechat.workflow.digests import digest, write_atomically
 FOLDER = Path("output/specs")
 # What planning remembers; it can be deleted at any time. Planning writes nowhere else.
 MEMORY = Path(".snakemake/snakechat")
+# Digests of the files of results that were checked when they were read.
+CHECKED_DIGESTS = MEMORY / "results.json"
 
 
 def spec_path(rule: str, name: str, spec_digest: str) -> Path:
@@ -32,3 +36,12 @@ def write_spec(spec: dict[str, Any]) -> str:
     if not path.exists() or path.read_text(errors="replace") != text:
         write_atomically(path, text, durable=False)
     return str(path)
+
+
+def read_specs(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the specs in the files of a folder, without damaged ones."""
+    for path in sorted(folder.glob("**/*.json")):
+        with suppress(OSError, ValueError, RecursionError):
+            spec = json.loads(path.read_text())
+            if path.stem.endswith(f"-{digest(spec)[:16]}"):
+                yield spec

@@ -1,12 +1,17 @@
 """The store of results: folders that do not change once they exist.
 
-    output/store/RULE/NAME/KEY/       the files of a result, its manifest.json, its run.json
-    output/store/RULE/NAME/.KEY.tmp/  a result that a job makes, or made when it was killed
-    output/sft/NAME                   a link to the result of train_sft that is up to date
+    STORE/RULE/KEY/          the files of a result, its manifest.json, its run.json
+    STORE/RULE/.KEY/lock     held by the process that makes it
+    STORE/RULE/.KEY/result/  what a job makes, or made when it was killed
+    STORE/RULE/.KEY/state/   checkpoints of an interrupted job
+    STORE/roots/             the output folders whose links lead to results
 
-KEY is the digest of everything that determines the result. A result appears by one rename, and
-becomes the one that users and jobs read by the rename of a link. Earlier versions stay: a setting
-that is changed and set back needs no job.
+KEY is the digest of everything that determines the result, and no name is part of it: recipes, and
+builds that use one store, share what is equal. A result appears by one rename. Names are links
+(snakechat.workflow.links).
+
+A store is as trustworthy as everyone who can write to it: its paths are checked, its results are
+used.
 
 Standard library only: the workflow imports this module while it plans, and jobs use it before their
 program imports anything else.
@@ -16,26 +21,25 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import NamedTuple
 
-from snakechat.workflow.digests import digest, file_digests, fsync
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.digests import CHUNK_BYTES, file_digests, fsync
+from snakechat.workflow.locks import make_folders
 from snakechat.workflow.manifest import (
+    KEY_DIGITS,
     MANIFEST,
+    RUN_RECORD,
     UNLISTED_FILES,
     Manifest,
-    manifest_path,
     parse_manifest,
+    result_id,
 )
 
 STORE = Path("output/store")
-# Links in the folder of a model, for people: to its evaluation and its report.
-PARTS = ("evaluation", "report")
-# Digits of a key: the first half of a SHA-256, since the key names a folder.
-KEY_DIGITS = 32
+ROOTS, REPLIES = "roots", "llm_replies"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
 
 # Returns the digests of files by their paths.
@@ -46,22 +50,48 @@ class Damaged(Exception):
     """A folder is not the result that its manifest and its key say; the message has the reason."""
 
 
-# --- one result -------------------------------------------------------------------------------
+class Stored(NamedTuple):
+    """A complete result in a store."""
+
+    folder: Path
+    manifest: Manifest
 
 
-def store_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
-    """Return the digest of everything that determines a result: its spec and its inputs."""
-    return digest([spec, input_digests])[:KEY_DIGITS]
+# --- places -----------------------------------------------------------------------------------
 
 
-def stored_folder(store: Path, rule: str, name: str, key: str) -> Path:
-    """Return the folder of a result in a store."""
-    return store / rule / name / key
+def work_folder(folder: Path) -> Path:
+    """Return the folder with the lock, the unfinished files and the checkpoints of a result."""
+    return folder.with_name(f".{folder.name}")
 
 
-def temporary_folder(folder: Path) -> Path:
+def lock_path(folder: Path) -> Path:
+    """Return the file that the process locks which makes or removes a result."""
+    return work_folder(folder) / "lock"
+
+
+def unfinished_folder(folder: Path) -> Path:
     """Return the folder that becomes a result in the store."""
-    return folder.with_name(f".{folder.name}.tmp")
+    return work_folder(folder) / "result"
+
+
+def state_folder(folder: Path) -> Path:
+    """Return the folder with the checkpoints of the job that makes a result."""
+    return work_folder(folder) / "state"
+
+
+def replies_folder(store: Path) -> Path:
+    """Return the folder of the replies of LLM judges: in a shared store, or beside the own."""
+    return (store.parent if store == STORE else store) / REPLIES
+
+
+def is_writable(store: Path) -> bool:
+    """Return whether results can be added to a store, which need not exist."""
+    existing = next(folder for folder in (store, *store.absolute().parents) if folder.exists())
+    return os.access(existing, os.W_OK | os.X_OK)
+
+
+# --- one result -------------------------------------------------------------------------------
 
 
 def read_checked_manifest(folder: Path, key: str | None = None) -> Manifest:
@@ -82,12 +112,7 @@ def read_checked_manifest(folder: Path, key: str | None = None) -> Manifest:
         manifest = None
     if manifest is None:
         raise Damaged(f"{MANIFEST} cannot be read")
-    try:
-        is_of_key = store_key(manifest["spec"], manifest["inputs"]) == (key or folder.name)
-    except ValueError:
-        # NaN, which specs do not have.
-        is_of_key = False
-    if not is_of_key:
+    if result_id(manifest).rpartition("/")[2] != (key or folder.name):
         raise Damaged(f"{MANIFEST} belongs to another result")
     for name in manifest["files"]:
         inner = PurePosixPath(name)
@@ -97,13 +122,32 @@ def read_checked_manifest(folder: Path, key: str | None = None) -> Manifest:
     return manifest
 
 
+def complete_result(folder: Path) -> Stored | None:
+    """Return the result in a folder of the store, if its files exist and have their sizes."""
+    try:
+        manifest = read_checked_manifest(folder)
+    except (Damaged, OSError):
+        return None
+    for name, properties in manifest["files"].items():
+        file = folder / name
+        if not file.is_file() or file.stat().st_size != properties["size"]:
+            return None
+    return Stored(folder, manifest)
+
+
+def find_result(stores: Iterable[Path], rule: str, key: str) -> Stored | None:
+    """Return a result from the first of several stores that has it complete."""
+    found = (complete_result(store / rule / key) for store in stores)
+    return next(filter(None, found), None)
+
+
 def check_files(
     folder: Path, manifest: Manifest, digests: FileDigests | None = file_digests
 ) -> None:
     """Check that the files of a folder are those of a manifest.
 
     Args:
-        folder: The folder of a result, or a link to it.
+        folder: The folder of a result, or a copy of one; in a copy, results within it do not count.
         manifest: The manifest.
         digests: Returns the digests of files. With None, names and sizes count alone.
 
@@ -114,7 +158,7 @@ def check_files(
     files, paths = manifest["files"], {}
     for path in walk_files(folder):
         name = path.relative_to(folder).as_posix()
-        if path.name in UNLISTED_FILES or name in PARTS:
+        if path.name in UNLISTED_FILES:
             continue
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
@@ -149,125 +193,161 @@ def check_result(
     return manifest
 
 
-def is_undamaged(folder: Path, key: str | None = None) -> bool:
+def is_complete(
+    folder: Path, key: str | None = None, digests: FileDigests | None = file_digests
+) -> bool:
     """Return whether a folder is a result with the files of its manifest.
 
-    key: As in read_checked_manifest.
+    key, digests: As in check_result.
     """
     try:
-        check_result(folder, key)
+        check_result(folder, key, digests)
     except (Damaged, OSError):
         return False
     return True
 
 
 def publish(folder: Path) -> None:
-    """Rename the temporary folder of a result into its place in the store.
+    """Rename the unfinished folder of a result into its place in the store.
 
-    A damaged result, or the earlier result of a forced job, is moved aside first. If the process is
-    killed in between, the next one continues from the temporary folder, which is complete.
+    A damaged result is moved aside first. If the process is killed in between, the next one
+    continues from the unfinished folder, which is complete.
     """
-    aside = folder.with_name(f".{folder.name}.old.tmp")
+    aside = work_folder(folder) / "replaced"
     shutil.rmtree(aside, ignore_errors=True)
     with suppress(FileNotFoundError):
         os.rename(folder, aside)
-    os.rename(temporary_folder(folder), folder)
+    os.rename(unfinished_folder(folder), folder)
     fsync(folder.parent)
+
+
+def set_aside(folder: Path) -> None:
+    """Move a damaged result away, so that the next build makes it again and then deletes it.
+
+    Raises:
+        OSError: The store cannot be written.
+    """
+    aside = work_folder(folder) / "replaced"
+    make_folders(aside.parent)
     shutil.rmtree(aside, ignore_errors=True)
+    os.rename(folder, aside)
 
 
-# --- links ------------------------------------------------------------------------------------
-
-
-def link_result(path: str | Path, folder: Path) -> None:
-    """Have the path of a result, such as output/sft/NAME, lead to a folder of the store.
-
-    Raises:
-        InputError: The path has a folder or a file, which no version of a result is.
-        OSError: It cannot be written.
-    """
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_link(path, os.path.relpath(folder, path.parent))
-    replace_link(manifest_path(path), f"{path.name}/{MANIFEST}")
-    fsync(path.parent)
-
-
-def replace_link(path: Path, target: str) -> None:
-    """Have a path lead to a target, which is relative to the folder of the path.
-
-    One process at a time does this in a tree.
-
-    Raises:
-        InputError: The path has a folder or a file of its own.
-        OSError: It cannot be written.
-    """
-    if path.is_symlink() and os.readlink(path) == target:
-        return
-    check_link(path)
-    temporary = path.with_name(f".{path.name}.link")
+def delete_work(folder: Path) -> None:
+    """Delete the checkpoints of a result and what killed jobs left of it, but not its lock."""
     with suppress(FileNotFoundError):
-        # Of a process that was killed.
-        temporary.unlink()
-    try:
-        os.symlink(target, temporary)
-    except OSError as error:
-        # The error names the target.
-        raise OSError(error.errno, error.strerror, str(temporary)) from None
-    os.replace(temporary, path)
+        for path in work_folder(folder).iterdir():
+            if path != lock_path(folder):
+                shutil.rmtree(path, ignore_errors=True)
 
 
-def check_link(path: Path) -> None:
-    """Raise InputError if the path of a result has a file or a folder of its own."""
-    if os.path.lexists(path) and not path.is_symlink():
-        raise InputError(
-            f"{path}: expected a link to a folder in {STORE}, found a file or a folder of its own:"
-            " move it to another place"
-        )
+def delete_lock(folder: Path) -> None:
+    """Delete the lock of a result, which this process holds; one that waits notices that."""
+    lock_path(folder).unlink(missing_ok=True)
+    # There are checkpoints, or another process has created its lock already.
+    with suppress(OSError):
+        work_folder(folder).rmdir()
 
 
-def linked_folder(path: str | Path) -> Path | None:
-    """Return the folder of the store that the path of a result leads to; None without a link."""
-    try:
-        target = os.readlink(path)
-    except OSError:
-        return None
-    return Path(os.path.normpath(Path(path).parent / target))
+def copy_result(source: Path, target: Path, manifest: Manifest) -> None:
+    """Fill a folder with the files of a result, by hard links where the file system allows it.
+
+    Results are replaced by rename and never written in place, so that both stay as they are. The
+    manifest is not copied.
+
+    Raises:
+        OSError: A file is missing, or cannot be read or written.
+    """
+    for name in manifest["files"]:
+        path = target / name
+        make_folders(path.parent)
+        try:
+            os.link(source / name, path, follow_symlinks=False)
+        except OSError:
+            # Another file system, one without links, or a file of another user.
+            copy(source / name, path)
+    with suppress(FileNotFoundError):
+        copy(source / RUN_RECORD, target / RUN_RECORD)
 
 
-def linked_folders(output: Path) -> set[Path]:
-    """Return the real paths of the folders that results in output/ lead to."""
-    found = set()
-    for parent, folders, _ in os.walk(output):
-        links = [name for name in folders if os.path.islink(os.path.join(parent, name))]
-        found |= {Path(os.path.realpath(os.path.join(parent, name))) for name in links}
-        # Neither the store itself nor hidden folders have links to results.
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and Path(parent, name) != output / STORE.name
-        ]
-    return found
+def copy(source: Path, target: Path) -> None:
+    """Copy a file, and store the copy on disk.
+
+    Raises:
+        OSError: The source cannot be read or is a symbolic link, or the target exists or cannot be
+            written.
+    """
+    descriptor = os.open(source, os.O_RDONLY | os.O_NOFOLLOW)
+    with open(descriptor, "rb") as old, target.open("xb") as new:
+        shutil.copyfileobj(old, new, CHUNK_BYTES)
+        new.flush()
+        os.fsync(new.fileno())
 
 
 # --- all results ------------------------------------------------------------------------------
 
 
-def stored_folders(store: Path) -> Iterator[Path]:
-    """Yield the folders of all results in a store, or of a part of it, in the order of the paths.
+def stored_folders(store: Path, rule: str = "") -> list[Path]:
+    """Return the folders of all results in a store, or of those of a rule, in the order of paths.
 
     A result without a manifest, which is damaged, is among them.
     """
-    for parent, folders, _ in os.walk(store):
-        folders.sort()
-        yield from (Path(parent, name) for name in folders if KEY.fullmatch(name))
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and not KEY.fullmatch(name)
+    rules = [store / rule] if rule else _folders(store)
+    return [folder for each in rules for folder in _folders(each) if KEY.fullmatch(folder.name)]
+
+
+def unfinished_results(store: Path) -> list[Path]:
+    """Return the folders that results would have which jobs make, or made when they were killed."""
+    return [
+        folder.with_name(folder.name[1:])
+        for rule in _folders(store)
+        for folder in _folders(rule)
+        if folder.name.startswith(".") and KEY.fullmatch(folder.name[1:])
+    ]
+
+
+def _folders(parent: Path) -> list[Path]:
+    try:
+        entries = sorted(os.scandir(parent), key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return [parent / name for name in names if name not in (ROOTS, REPLIES)]
+
+
+def find_results(tree: Path) -> list[Path]:
+    """Return the results in a folder and its subfolders: in a store, and copies anywhere else.
+
+    A folder is a result if it has a manifest; in a store, also without one. The folders of links
+    that names lead to are none.
+    """
+    found = []
+    for parent, folders, _ in os.walk(tree):
+        # Hidden folders belong to jobs that run or were killed.
+        paths = [Path(parent, name) for name in sorted(folders) if not name.startswith(".")]
+        is_rule = Path(parent).parent in (tree, tree / STORE.name)
+        results = [
+            path
+            for path in paths
+            if is_copy(path) or (is_rule and KEY.fullmatch(path.name) and not path.is_symlink())
         ]
+        found += results
+        folders[:] = [path.name for path in paths if path not in results]
+    return found
+
+
+def is_copy(folder: Path) -> bool:
+    """Return whether a folder has a manifest of its own, and not a link to one."""
+    path = folder / MANIFEST
+    return not folder.is_symlink() and path.is_file() and not path.is_symlink()
 
 
 def walk_files(folder: Path) -> Iterator[Path]:
-    """Yield all files and links below a folder; links are not followed."""
+    """Yield all files and links below a folder; links are not followed.
+
+    Folders with a manifest of their own are other results.
+    """
     for parent, folders, files in os.walk(folder):
         links = [inner for inner in folders if os.path.islink(os.path.join(parent, inner))]
+        folders[:] = [inner for inner in folders if not is_copy(Path(parent, inner))]
         yield from (Path(parent, file) for file in sorted(files + links))

@@ -1,53 +1,59 @@
 """The space of a store: its results, the least recently used first, and which of them to remove.
 
-Standard library only: jobs use this module before their program imports anything else.
+Standard library only: the workflow imports this module while it plans.
 """
 
 import datetime
 import os
 import re
-import shutil
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest
 from snakechat.workflow.run_record import read_run_record
-from snakechat.workflow.shared_store import remove_result
-from snakechat.workflow.store import stored_folders, walk_files
+from snakechat.workflow.store import (
+    delete_lock,
+    delete_work,
+    lock_path,
+    stored_folders,
+    unfinished_results,
+    walk_files,
+    work_folder,
+)
 
-HOUR_SECONDS, DAY_SECONDS = 3600, 24 * 3600
-# Seconds between two checks of the size limit, which examine every result of the store.
-COLLECT_INTERVAL = 600
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 class StoredResult(NamedTuple):
-    """A result in a store.
+    """A result in a store, or what a job makes or made when it was killed.
 
     Attributes:
         folder: Its folder, named after its key.
-        manifest: Its manifest; None if it is damaged.
-        used: Unix time of the last use: when it was made, or was taken from a shared store.
+        is_finished: Whether it is a result.
+        num_bytes: The size of its files.
+        used: Unix time of the last use: when it was made, or when a path was linked to it.
     """
 
     folder: Path
-    manifest: Manifest | None
+    is_finished: bool
+    num_bytes: int
     used: float
 
     @property
-    def path(self) -> str:
-        """The path of the result, such as output/sft/NAME; its folder if it is damaged."""
-        return self.manifest["spec"]["path"] if self.manifest else str(self.folder)
+    def id(self) -> str:
+        """RULE/KEY, and what it is."""
+        name = f"{self.folder.parent.name}/{self.folder.name}"
+        return name if self.is_finished else f"{name} (unfinished)"
 
     @property
-    def num_bytes(self) -> int:
-        """The size of its files."""
-        files = self.manifest["files"].values() if self.manifest else ()
-        return sum(properties["size"] for properties in files)
+    def manifest(self) -> Manifest | None:
+        """Its manifest; None if it is damaged."""
+        return read_manifest(self.folder / MANIFEST)
 
     @property
     def host(self) -> str:
@@ -66,80 +72,98 @@ class StoredResult(NamedTuple):
 
 
 def stored_results(store: Path) -> list[StoredResult]:
-    """Return the results of a store, or of a part of it, the least recently used first."""
+    """Return the results of a store, the least recently used first."""
+    return examine((folder, True) for folder in stored_folders(store))
+
+
+def examine(folders: Iterable[tuple[Path, bool]]) -> list[StoredResult]:
+    """Return what is in folders of a store, the least recently used first.
+
+    folders: The folder of each result, and whether it is finished.
+    """
     results = []
-    for folder in stored_folders(store):
+    for folder, is_finished in folders:
+        place = folder if is_finished else work_folder(folder)
         # Another process may remove it.
         with suppress(OSError):
-            used = folder.stat().st_mtime
-            results.append(StoredResult(folder, read_manifest(folder / MANIFEST), used))
+            statuses = [path.lstat() for path in walk_files(place)]
+            times = [place.stat().st_mtime]
+            if not is_finished:
+                times += [status.st_mtime for status in statuses]
+            num_bytes = sum(status.st_size for status in statuses)
+            results.append(StoredResult(folder, is_finished, num_bytes, max(times)))
     return sorted(results, key=lambda result: (result.used, result.folder))
 
 
 def collect(store: Path, needed: Collection[Path], max_bytes: int) -> list[StoredResult]:
-    """Remove the least recently used results.
+    """Remove the least recently used results, and what killed jobs left, until a store is small.
 
     Args:
         store: The store.
-        needed: Real paths of folders that stay and do not count.
-        max_bytes: Space that the others may use.
+        needed: Real paths of folders that stay.
+        max_bytes: Space that the store may use.
 
     Returns:
-        The results that were removed.
+        What was removed.
     """
-    _delete_leftovers(store)
-    results = [result for result in stored_results(store) if result.folder.resolve() not in needed]
+    started = time.time()
+    folders = [(folder, True) for folder in stored_folders(store)]
+    results = examine([*folders, *((folder, False) for folder in unfinished_results(store))])
     num_bytes = sum(result.num_bytes for result in results)
     removed = []
     for result in results:
-        if num_bytes > max_bytes and remove_result(result.folder):
+        if num_bytes <= max_bytes:
+            break
+        is_needed = result.is_finished and result.folder.resolve() in needed
+        if not is_needed and _remove(result, started):
             removed.append(result)
             num_bytes -= result.num_bytes
     return removed
 
 
-def keep_limit(store: Path, needed: Callable[[], Collection[Path]], max_bytes: int | None) -> None:
-    """Remove what is beyond the size limit, unless that was done a short while ago.
+def _remove(result: StoredResult, started: float) -> bool:
+    """Delete a result, renamed first so that nobody finds a part of it; return whether it is gone.
 
-    Results that were used in the last hour stay: another job may be about to link them.
-
-    Args:
-        store: The store.
-        needed: Returns what collect does not remove.
-        max_bytes: As in collect, None for any.
+    What a process makes or has linked since the start stays.
     """
-    stamp = store / "collected"
+    folder = result.folder
     try:
-        is_recent = abs(time.time() - stamp.stat().st_mtime) < COLLECT_INTERVAL
+        descriptor = acquire_lock(lock_path(folder))
+    except (AlreadyLocked, OSError):
+        return False
+    try:
+        is_unused = not result.is_finished or folder.stat().st_mtime < started
+        if is_unused:
+            if result.is_finished:
+                os.rename(folder, work_folder(folder) / "removed")
+            delete_work(folder)
+        delete_lock(folder)
+        return is_unused
     except OSError:
-        is_recent = False
-    if max_bytes is None or is_recent:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def warn_of_size(store: Path, max_bytes: int | None) -> None:
+    """Print a line if a store uses more space than it should, and how to trim it."""
+    if max_bytes is None:
         return
-    with suppress(OSError):
-        stamp.touch()
-        # Everyone who may write to a shared store may note this.
-        stamp.chmod(store.stat().st_mode & 0o666)
-    start = time.time() - HOUR_SECONDS
-    recent = {result.folder.resolve() for result in stored_results(store) if result.used > start}
-    collect(store, {*needed(), *recent}, max_bytes)
+    num_bytes = sum(result.num_bytes for result in stored_results(store))
+    if num_bytes > max_bytes:
+        limit = format_size(max_bytes)
+        warn(
+            f"{store} has {format_size(num_bytes)}, and store_max_size is {limit}: python"
+            f" scripts/store.py gc --store {store} --max-size {limit.replace(' ', '')} removes what"
+            " no build uses"
+        )
 
 
-def _delete_leftovers(store: Path) -> None:
-    """Delete the temporary folders of killed processes; younger ones may be in use."""
-    for parent, folders, _ in os.walk(store):
-        for leftover in [Path(parent, name) for name in folders if name.endswith(".tmp")]:
-            if _newest_time(leftover) < time.time() - DAY_SECONDS:
-                shutil.rmtree(leftover, ignore_errors=True)
-        folders[:] = [name for name in folders if not name.endswith(".tmp")]
-
-
-def _newest_time(folder: Path) -> float:
-    """Return the newest modification time in a folder, itself included; 0 if it is gone."""
-    newest = 0.0
-    for path in [folder, *walk_files(folder)]:
-        with suppress(OSError):
-            newest = max(newest, path.lstat().st_mtime)
-    return newest
+def format_size(number: float) -> str:
+    """Format bytes in the largest unit of which there is one at least."""
+    unit = min(4, (int(number).bit_length() - 1) // 10) if number else 0
+    name = ("B", "KiB", "MiB", "GiB", "TiB")[unit]
+    return f"{number / (1 << 10 * unit):,.1f} {name}" if unit else f"{number} B"
 
 
 def parse_size(text: str) -> int:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.links import versions_of
 from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest, read_manifest
-from snakechat.workflow.store import stored_folder, stored_folders
 
 # The files that a comparison reads, by what they are results of.
 FILES = {"training": (MANIFEST, "metrics.jsonl"), "evaluation": (MANIFEST, "metrics.json")}
@@ -35,36 +35,40 @@ def is_version(recipe: str) -> bool:
     return "@" in recipe
 
 
-def find_version(store: Path, stage: str, recipe: str) -> Version:
+def find_version(stage: str, recipe: str) -> Version:
     """Return a version of a recipe. Of several evaluations, the newest one counts.
 
     Args:
-        store: The store.
         stage: sft, reward, dpo or rlhf.
         recipe: NAME@KEY.
 
     Raises:
-        InputError: The store has no training with this key, several, or no evaluation of it.
+        InputError: The name has led to no training with this key, or to several, or to no
+            evaluation of it.
     """
     name, _, start = recipe.partition("@")
-    folders = stored_folders(stored_folder(store, f"train_{stage}", name, ""))
-    trainings = [folder for folder in folders if folder.name.startswith(start)]
+    path = f"output/{stage}/{name}"
+    trainings = [folder for folder in _existing(path) if folder.name.startswith(start)]
     if len(trainings) != 1 or not start:
         found = "several versions" if trainings else "no version"
         raise InputError(
-            f"{recipe}: {store} has {found} of output/{stage}/{name} with this key:"
-            f" python scripts/store.py list output/{stage}/{name}"
+            f"{recipe}: {path} has {found} with this key: python scripts/store.py list {path}"
         )
     content = content_digest(_manifest(trainings[0]))
     evaluations = [
         folder
-        for folder in stored_folders(stored_folder(store, f"evaluate_{stage}", name, ""))
-        if content in _manifest(folder)["inputs"].values()
+        for folder in _existing(f"output/eval/{stage}/{name}")
+        if content in [entry["digest"] for entry in _manifest(folder)["inputs"].values()]
     ]
     if not evaluations:
-        raise InputError(f"{recipe}: {store} has no evaluation of {trainings[0]}")
+        raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
     newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
     return Version(trainings[0], newest)
+
+
+def _existing(path: str) -> list[Path]:
+    """Return the folders that the path of a result leads to, or led to once, as far as they are."""
+    return [folder for folder in versions_of(path) if folder.is_dir()]
 
 
 def read_version_file(folder: str | Path, name: str) -> str:

@@ -41,8 +41,11 @@ DecayRate = Annotated[float, Keyword("ge", 0), Keyword("lt", 1)]
 SequenceLength = Annotated[int, Keyword("ge", 2)]
 Seed = Annotated[int, Keyword("ge", 0), Keyword("le", 2**32 - 1)]
 
-# No slash, no space and no leading dot: a name is a path below output/ that needs no quoting.
-Name = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*(?<![.]json)\Z")]
+# The suffixes of files beside results and logs: their names must not be those of other results.
+NAME_END = r"(?<![.]json)(?<![.]html)(?<![.]log)"
+# No slash, no space and no leading dot: a name is a path below output/ that needs no quoting. File
+# systems allow 255 bytes, of which suffixes need some.
+Name = Annotated[str, Keyword("pattern", rf"^[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}\Z")]
 
 EnvironmentVariable = Annotated[str, Keyword("pattern", r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 

@@ -25,9 +25,10 @@ OF_FILES = ["snakechat/b.py was removed", "snakechat/c.py was added", "train_sft
         ("files", OLD_FILES, NEW_FILES, OF_FILES),
         (
             "inputs",
-            {"model": {"rule": "init_model", "name": "tiny", "path": "a"}},
+            # Recorded specs have no names.
+            {"model": {"rule": "init_model"}},
             {"model": {"rule": "fetch_model", "name": "opt", "path": "b"}},
-            ['input model changed from "init_model tiny" to "fetch_model opt"'],
+            ['input model changed from "init_model" to "fetch_model"'],
         ),
         # A result of another rule has one change.
         ("rule", "fetch_model", "init_model", ["was made by fetch_model before"]),

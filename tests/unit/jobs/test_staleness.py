@@ -11,8 +11,16 @@ from snakechat.jobs.rules import Rule
 from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.lineage import merge_lineages
-from snakechat.workflow.manifest import input_digest, manifest_path, read_manifest, result_files
-from snakechat.workflow.store import STORE, link_result, store_key, stored_folder
+from snakechat.workflow.links import link_result
+from snakechat.workflow.manifest import (
+    manifest_path,
+    read_manifest,
+    recorded_inputs,
+    result_files,
+    store_key,
+    without_names,
+)
+from snakechat.workflow.store import STORE
 from support.specs import specs_of_rules
 
 
@@ -46,21 +54,21 @@ def build(specs, rule, root, text=None):
     result = root / "build"
     result.mkdir()
     (result / "rows.txt").write_text(text or rule)
+    upstream = {
+        key: read_manifest(manifest_path(root / entry["path"]))
+        for key, entry in spec["inputs"].items()
+    }
+    inputs = recorded_inputs(spec, upstream)
     manifest = {
-        "spec": spec,
-        "inputs": {
-            key: input_digest(spec, read_manifest(manifest_path(root / upstream["path"])))
-            for key, upstream in spec["inputs"].items()
-        },
-        "lineage": merge_lineages(
-            read_manifest(manifest_path(root / upstream["path"]))
-            for upstream in spec["inputs"].values()
-        ),
+        "spec": without_names(spec),
+        "inputs": inputs,
+        "lineage": merge_lineages(upstream.values()),
         "facts": {},
         "files": result_files(result),
     }
     (result / "manifest.json").write_text(json.dumps(manifest))
-    folder = stored_folder(STORE, rule, "a", store_key(spec, manifest["inputs"]))
+    key = store_key(spec, {name: entry["digest"] for name, entry in inputs.items()})
+    folder = STORE / rule / key
     shutil.rmtree(folder, ignore_errors=True)
     folder.parent.mkdir(parents=True, exist_ok=True)
     result.rename(folder)

@@ -32,14 +32,14 @@ LINEAGE = {
 def card_of(rule="train_sft", lineage=LINEAGE, options=None, licenses=(), metrics=None, facts=None):
     """Return the metadata and the text of a card."""
     path = f"output/{rule.removeprefix('train_')}/mine"
-    spec = {"rule": rule, "name": "mine", "path": path, "settings": SETTINGS}
+    spec = {"rule": rule, "settings": SETTINGS}
     record = {
         "placement": {"threads": 2},
         "options": {"snakemake": options or []},
         "versions": {"peft": "4.5", "torch": "1.2.3+cpu"},
     }
-    manifest = {"spec": spec, "lineage": lineage, "facts": facts or {}}
-    text = model_card(manifest, record, dict(licenses), metrics or {})
+    manifest = {"spec": spec, "facts": facts or {}}
+    text = model_card(path, manifest, lineage, record, dict(licenses), metrics or {})
     assert f"Spec `{digest(spec)}`, seed 7." in text and "\n\n\n" not in text
     card = ModelCard(text, ignore_metadata_errors=False)
     return card.data, text

@@ -3,6 +3,8 @@
 import json
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,17 +14,23 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import (
     CHECKED,
+    LOCKED,
     Job,
+    check_inputs,
     finish,
+    lock,
     read_spec,
     recover,
+    replaces_stored,
     reuse_result,
     write_manifest,
 )
-from snakechat.workflow.locks import acquire_lock
-from snakechat.workflow.manifest import result_files
+from snakechat.workflow.links import link_result
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.manifest import read_manifest, result_files, without_names
 from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.run_options import DEFAULTS
+from snakechat.workflow.run_options import DEFAULTS, RunOptions
+from snakechat.workflow.store import lock_path, publish
 from support.specs import EMPTY_SPEC
 
 
@@ -40,7 +48,7 @@ def spec():
 
 def make_job(spec, content="a", **facts):
     """Return a job whose input has a file with this digest and these facts."""
-    upstream = {"rule": "import_dataset", "name": "toy", "path": "output/data/toy", **EMPTY_SPEC}
+    upstream = {"rule": "import_dataset", **EMPTY_SPEC}
     files = {"rows": {"size": 1, "sha256": content}}
     manifest = {"spec": upstream, "inputs": {}, "lineage": {}, "facts": facts, "files": files}
     return Job(spec, {"data": manifest}, SERIAL, DEFAULTS, SimpleNamespace)
@@ -51,15 +59,17 @@ def test_checkpoints_of_other_settings_or_inputs_are_in_other_folders(spec):
     spec["settings"]["epochs"] = 4
     folders.add(make_job(spec, "a").states)
     assert len(folders) == 3
-    assert {str(folder.parent) for folder in folders} == {"output/state/train_sft/tiny"}
+    # A job with another name and the same settings is the same one.
+    folders.add(make_job({**spec, "name": "other", "path": "output/sft/other"}, "a").states)
+    assert len(folders) == 3
 
 
 def test_an_input_counts_by_its_content_unless_the_program_shows_its_provenance(spec):
-    digests = {make_job(spec, commit=commit).input_digests["data"] for commit in "ab"}
-    assert len(digests) == 1
+    keys = {make_job(spec, commit=commit).key for commit in "ab"}
+    assert len(keys) == 1
     spec["shows_provenance"] = True
-    digests |= {make_job(spec, commit=commit).input_digests["data"] for commit in "ab"}
-    assert len(digests) == 3
+    keys |= {make_job(spec, commit=commit).key for commit in "ab"}
+    assert len(keys) == 3
 
 
 def write_result(job, folder, text):
@@ -67,7 +77,7 @@ def write_result(job, folder, text):
     folder.mkdir(parents=True)
     (folder / "weights").write_text(text)
     content = {"lineage": {}, "facts": {}, "files": result_files(folder)}
-    manifest = {"spec": job.spec, "inputs": job.input_digests, **content}
+    manifest = {"spec": without_names(job.spec), "inputs": job.recorded_inputs, **content}
     (folder / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -84,7 +94,7 @@ def test_a_complete_folder_of_a_killed_job_becomes_the_result(job):
     recover(job)
     finish(job)
     assert (job.target / "weights").read_text() == "new"
-    assert {path.name for path in job.stored.parent.iterdir()} == {job.key}
+    assert {path.name for path in job.place.parent.iterdir()} == {job.key}
     assert {path.name for path in job.target.parent.iterdir()} == {"tiny", "tiny.manifest.json"}
 
 
@@ -101,26 +111,96 @@ def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
         assert (job.result / name).stat().st_mode & 0o777 == 0o644
 
 
-def test_the_launcher_checks_inputs_and_holds_no_lock_while_the_program_runs(job, monkeypatch):
-    """The first process of the program takes the lock."""
-    write_result(job, job.result, "new")
-    (job.result / "manifest.json").unlink()
+@pytest.fixture
+def alone(job, monkeypatch):
+    """The job without inputs, and its spec file."""
     spec = {**job.spec, "inputs": {}}
     Path("spec.json").write_text(json.dumps(spec))
     monkeypatch.setenv(CHECKED, "")
+    monkeypatch.setenv(LOCKED, "")
+    return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
+
+
+def test_the_launcher_keeps_the_lock_while_the_program_runs(alone):
     # The rule has not created the log yet.
     assert not reuse_result("spec.json", DEFAULTS, "none.log")
-    os.close(acquire_lock("output/sft/.tiny.lock"))
-    assert os.environ[CHECKED] == Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace).key
+    with pytest.raises(AlreadyLocked):
+        acquire_lock(lock_path(alone.place))
+    assert os.environ[CHECKED] == os.environ[LOCKED] == alone.key
+    # The program does not wait for it.
+    lock(alone)
 
 
-def test_a_result_that_another_process_makes_is_one_line(job):
-    Path("spec.json").write_text(json.dumps({**job.spec, "inputs": {}}))
-    descriptor = acquire_lock("output/sft/.tiny.lock")
-    line = r"error: output/sft/tiny is being made by process \d+ on .*: wait for it, or stop it"
-    with pytest.raises(SystemExit, match=line):
-        reuse_result("spec.json", DEFAULTS)
-    os.close(descriptor)
+def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):
+    descriptor = acquire_lock(lock_path(alone.place))
+    write_result(alone, alone.result, "new")
+
+    def finish_first():
+        time.sleep(1)
+        publish(alone.place)
+        finish(alone)
+        os.close(descriptor)
+
+    other = {**alone.spec, "name": "other", "path": "output/sft/other"}
+    Path("other.json").write_text(json.dumps(other))
+    first = threading.Thread(target=finish_first)
+    first.start()
+    assert reuse_result("other.json", DEFAULTS)
+    first.join()
+    assert f"waiting for process {os.getpid()} on" in capsys.readouterr().out
+    assert Path("output/sft/other/weights").samefile("output/sft/tiny/weights")
+    assert {path.name for path in alone.place.parent.iterdir()} == {alone.key}
+
+
+def test_finishing_a_job_keeps_the_checkpoints_of_another_version(job, spec):
+    longer = make_job({**spec, "settings": {"epochs": 4}})
+    (longer.states / "00000020").mkdir(parents=True)
+    write_result(job, job.result, "new")
+    recover(job)
+    finish(job)
+    assert (longer.states / "00000020").exists()
+
+
+FORCED = [("old", None, True), ("new", None, True), ("new", "output/sft/other", False)]
+
+
+@pytest.mark.parametrize(("text", "reader", "is_replaced"), FORCED)
+def test_a_forced_run_replaces_no_result_that_others_read(
+    alone, monkeypatch, capsys, text, reader, is_replaced
+):
+    monkeypatch.setattr("snakechat.workflow.job.is_forced", lambda spec: True)
+    write_result(alone, alone.place, "old")
+    link_result(alone.target, alone.place)
+    if reader:
+        link_result(reader, alone.place)
+    write_result(alone, alone.result, text)
+    assert replaces_stored(alone) == (is_replaced and text == "new")
+    printed = capsys.readouterr().out
+    outcome = "the same bytes" if text == "old" else "other bytes than before: weights"
+    assert f"output/sft/tiny: the forced run made {outcome}" in printed
+    assert (reader or "") in printed and ("stays" in printed) == bool(reader)
+
+
+def test_a_read_only_store_is_read_and_new_results_go_to_another_one(alone, tmp_path):
+    options = RunOptions(stores=["output/store", "shared"])
+    shared = Path("shared", "train_sft", alone.key)
+    write_result(alone, shared, "theirs")
+    assert reuse_result("spec.json", options)
+    assert alone.target.resolve() != shared and (alone.target / "weights").samefile(
+        shared / "weights"
+    )
+    (shared / "weights").write_text("damage")
+    assert not reuse_result("spec.json", options)
+    assert (shared / "weights").exists()
+
+
+def test_a_damaged_input_is_named_and_set_aside(job):
+    write_result(job, job.place, "good")
+    manifest = read_manifest(job.place / "manifest.json")
+    (job.place / "weights").write_text("ouch")
+    with pytest.raises(InputError, match="weights has other content: start the build again"):
+        check_inputs({"model": job.place}, {"model": manifest})
+    assert not job.place.exists()
 
 
 def test_nodes_that_decide_separately_decide_the_same(job, monkeypatch):
@@ -133,7 +213,7 @@ def test_nodes_that_decide_separately_decide_the_same(job, monkeypatch):
         shutil.rmtree(one.result, ignore_errors=True)
         write_result(one, one.result, "new")
         assert not reuse_result("spec.json", DEFAULTS, node=node)
-    recover(one)
+    publish(one.place)
     monkeypatch.setenv(CHECKED, "")
     for node, is_linked in ((1, False), (0, True)):
         assert reuse_result("spec.json", DEFAULTS, node=node)

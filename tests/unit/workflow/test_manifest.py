@@ -10,14 +10,13 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_input, read_manifest, result_files
 
 DIGEST = digest("anything")
-UPSTREAM = {"rule": "split_dataset", "name": "toy", "path": "output/split/toy"}
-SPEC = {"rule": "train_sft", "name": "tiny", "path": "output/sft/tiny", "settings": {"seed": 1}}
-SPEC |= {"inputs": {"data": UPSTREAM}, "files": {"a": DIGEST}, "code": {"a.py": DIGEST}}
-MANIFEST = {"spec": {**SPEC, "requirements": {"torch": "2"}}, "inputs": {"data": DIGEST}}
+SPEC = {"rule": "train_sft", "settings": {"seed": 1}, "inputs": {"data": {"rule": "split_dataset"}}}
+SPEC |= {"files": {"a": DIGEST}, "code": {"a.py": DIGEST}, "requirements": {"torch": "2"}}
+MANIFEST = {"spec": SPEC, "inputs": {"data": {"result": "split_dataset/0", "digest": DIGEST}}}
 MANIFEST |= {"facts": {"rows": 3}, "files": {"weights": {"size": 3, "sha256": DIGEST}}}
-JOB = {"rule": "split_dataset", "name": "toy", "settings": {"seed": 1}, "facts": {"rows": 3}}
-JOB |= {"spec": DIGEST, "content": DIGEST, "inputs": []}
-MANIFEST["lineage"] = {"output/split/toy": JOB}
+JOB = {"rule": "split_dataset", "settings": {"seed": 1}, "facts": {"rows": 3}}
+JOB |= {"spec": DIGEST, "content": DIGEST, "inputs": {}}
+MANIFEST["lineage"] = {"split_dataset/0": JOB}
 ACCEPTED = {"because": "same", "date": "2026-01-01", "changes": ["code"], "from": "a", "to": "b"}
 MANIFEST["accepted"] = [ACCEPTED]
 
@@ -40,8 +39,8 @@ def test_a_file_that_is_no_manifest_is_none(tmp_path, content):
 @pytest.mark.parametrize(
     "path",
     [
-        *(("facts",), ("spec", "inputs", "data", "path"), ("inputs", "data")),
-        *(("lineage", "output/split/toy", "content"), ("accepted", 0, "changes", 0)),
+        *(("facts",), ("spec", "inputs", "data", "rule"), ("inputs", "data", "digest")),
+        *(("lineage", "split_dataset/0", "content"), ("accepted", 0, "changes", 0)),
         *(("files", "weights"), ("files", "weights", "size")),
     ],
 )
@@ -60,7 +59,7 @@ def test_a_missing_key_or_a_value_of_another_type_is_none(tmp_path, path):
 def test_an_input_without_a_readable_manifest_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"toy.manifest.json cannot be read: delete it"):
-        read_input(UPSTREAM)
+        read_input({"path": "toy"})
     manifest_path("toy").write_text(json.dumps(MANIFEST))
     assert read_input({"path": "toy"}) == MANIFEST
 

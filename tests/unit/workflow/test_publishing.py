@@ -11,7 +11,12 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.manifest import read_manifest
-from snakechat.workflow.store import is_undamaged, stored_folders
+from snakechat.workflow.store import (
+    is_complete,
+    stored_folders,
+    unfinished_folder,
+    unfinished_results,
+)
 from support.faults import ERRORS, KINDS, running
 
 pytestmark = pytest.mark.slow
@@ -33,7 +38,7 @@ def main(job):
 if __name__ == "__main__":
     jobs.run(main)
 """
-# Takes a result from the shared store, as the launcher does.
+# Links a result that the store has, as the launcher does.
 LAUNCHER = """
 import sys
 from snakechat.workflow.job import reuse_result
@@ -44,9 +49,7 @@ if not reuse_result(spec, parse_options(options)):
     sys.exit("error: the program has to run")
 """
 
-RESULT, STORE, SHARED = Path("output/made/one"), Path("output/store/make/one"), Path("shared")
-# All that is left next to a result whose job has ended.
-COMPLETE = {"one", "one.manifest.json", ".one.lock"}
+RESULT, STORE = Path("output/made/one"), Path("output/store")
 
 
 class Build:
@@ -60,14 +63,13 @@ class Build:
         spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}}
         spec |= {"files": {}, "requirements": {}, "code": {}, "settings": {"text": text}}
         Path("spec.json").write_text(json.dumps(spec))
-        options = json.dumps({"shared_store": str(SHARED)})
-        words = (f"scripts/{program}.py", "--spec", "spec.json", "--options", options)
+        words = (f"scripts/{program}.py", "--spec", "spec.json", "--options", "{}")
         return self.run_program(*words, **named)
 
 
 @pytest.fixture
 def build(scratch, tmp_path):
-    """A build whose result was made from the text `old`; a shared store has `new` too."""
+    """A build whose result was made from the text `old`; another one made `new`."""
     with running(scratch, tmp_path, "snakechat.workflow.job") as run:
         Path("scripts").mkdir()
         Path("scripts/make.py").write_text(PROGRAM)
@@ -76,19 +78,15 @@ def build(scratch, tmp_path):
         for text in ("new", "old"):
             assert build.run(text) == (0, "")
             Path("output").rename(text)
-        SHARED.rename("both")
         yield build
 
 
-def start_over(shared):
-    """Bring back the old result, and the shared store or an empty one."""
-    for folder in ("output", SHARED):
-        shutil.rmtree(folder, ignore_errors=True)
+def start_over(has_new):
+    """Bring back the old result; the store may have the new one too, without a link."""
+    shutil.rmtree("output", ignore_errors=True)
     shutil.copytree("old", "output", symlinks=True)
-    if shared:
-        shutil.copytree("both", SHARED)
-    else:
-        SHARED.mkdir()
+    if has_new:
+        shutil.copytree("new/store", STORE, dirs_exist_ok=True)
 
 
 def contents(folder):
@@ -103,25 +101,22 @@ def contents(folder):
 
 def complete_texts():
     """Return the texts of the undamaged results, published or not."""
-    folders = [*stored_folders(STORE), *STORE.glob(".*.tmp")]
-    keys = [folder.name.removeprefix(".").removesuffix(".tmp") for folder in folders]
-    return {
-        (folder / "text").read_text()
-        for folder, key in zip(folders, keys, strict=True)
-        if is_undamaged(folder, key)
-    }
+    unfinished = [(unfinished_folder(each), each.name) for each in unfinished_results(STORE)]
+    folders = [*((folder, folder.name) for folder in stored_folders(STORE)), *unfinished]
+    return {(folder / "text").read_text() for folder, key in folders if is_complete(folder, key)}
 
 
-def names_of_results():
-    return {path.name for path in RESULT.parent.iterdir()}
+def leftovers():
+    """Return the folders that are left of jobs in the store, without locks alone."""
+    return [path for path in STORE.glob("*/.*/*") if path.name != "lock"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("program", "shared"), [("make", False), ("launch", True)])
-def test_a_fault_at_any_change_loses_nothing(build, program, shared, kind):
+@pytest.mark.parametrize(("program", "has_new"), [("make", False), ("launch", True)])
+def test_a_fault_at_any_change_loses_nothing(build, program, has_new, kind):
     expected, failures = contents("new"), 0
     for number in count(1):
-        start_over(shared)
+        start_over(has_new)
         Path("log").unlink(missing_ok=True)
         code, output = build.run("new", program, kind=kind, at=number, log="log")
         texts, runs = complete_texts(), Path("runs").stat().st_size
@@ -130,8 +125,7 @@ def test_a_fault_at_any_change_loses_nothing(build, program, shared, kind):
         assert manifest, f"{number}: no result is linked"
         if kind == "kill" and manifest["spec"]["settings"]["text"] == "new":
             # No build runs the job again: nothing may be left to do.
-            assert names_of_results() >= COMPLETE and not list(STORE.glob(".*.tmp")), number
-        assert all(map(is_undamaged, stored_folders(SHARED))), number
+            assert not leftovers(), number
         if code == 0:
             assert contents("output") == expected, number
         elif kind != "kill":
@@ -150,5 +144,6 @@ def test_a_fault_at_any_change_loses_nothing(build, program, shared, kind):
         assert (RESULT / "run.json").exists(), number
         if number > len(Path("log").read_text().splitlines()):
             break
-    assert names_of_results() == COMPLETE
+    assert {path.name for path in RESULT.parent.iterdir()} == {"one", "one.manifest.json"}
+    assert not list(STORE.glob("*/.*"))
     assert failures > 10

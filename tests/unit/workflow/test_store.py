@@ -1,6 +1,5 @@
-"""The store: links to results, damage, copies between stores, and the limit of space."""
+"""The store: results, damage, and the limit of space."""
 
-import errno
 import json
 import os
 import shutil
@@ -9,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow import shared_store
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.shared_store import put_result, take_result
+from snakechat.workflow.links import link_result, register_root, root_links
+from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.store import (
-    is_undamaged,
-    link_result,
-    linked_folder,
-    linked_folders,
+    complete_result,
+    find_results,
+    is_complete,
+    lock_path,
     publish,
-    temporary_folder,
+    state_folder,
+    stored_folders,
+    unfinished_folder,
 )
-from snakechat.workflow.store_space import collect, keep_limit, parse_size, stored_results
+from snakechat.workflow.store_space import collect, parse_size, warn_of_size
 from support.stored_results import make_result
 
 DAY = 24 * 3600
@@ -33,57 +34,17 @@ def store(tmp_path, monkeypatch):
     return Path("output/store")
 
 
-@pytest.fixture
-def shared(tmp_path):
-    """The folder of a store that builds share."""
-    (tmp_path / "shared").mkdir()
-    (tmp_path / "shared").chmod(0o775)
-    return tmp_path / "shared"
-
-
-def contents(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-# --- publishing and links ---------------------------------------------------------------------
-
-
-def test_the_path_of_a_result_leads_to_a_version(store):
-    first, second = (make_result(store, epochs=number) for number in (1, 2))
-    for folder in (first, second, first):
-        link_result("output/sft/tiny", folder)
-        assert Path("output/sft/tiny").resolve() == folder.resolve()
-        assert linked_folder("output/sft/tiny") == folder
-        assert Path("output/sft/tiny.manifest.json").samefile(folder / "manifest.json")
-        assert linked_folders(Path("output")) == {folder.resolve()}
-    assert sorted(os.listdir("output/sft")) == ["tiny", "tiny.manifest.json"]
-    # The links are relative.
-    Path("output").rename("elsewhere")
-    assert Path("elsewhere/sft/tiny.manifest.json").exists()
-
-
-@pytest.mark.parametrize("path", ["output/sft/tiny", "output/sft/tiny.manifest.json"])
-def test_a_folder_in_the_place_of_a_link_is_an_error(store, path):
-    Path(path).mkdir(parents=True)
-    with pytest.raises(InputError, match=f"{path}: expected a link to a folder in output/store"):
-        link_result("output/sft/tiny", make_result(store))
+# --- publishing and damage --------------------------------------------------------------------
 
 
 def test_a_result_is_published_in_place_of_a_damaged_one(store):
     folder = make_result(store)
-    shutil.copytree(folder, temporary_folder(folder))
+    shutil.copytree(folder, unfinished_folder(folder))
     (folder / "model").write_text("damaged")
-    assert not is_undamaged(folder)
+    assert not is_complete(folder)
     publish(folder)
-    assert is_undamaged(folder)
-    assert os.listdir(folder.parent) == [folder.name]
-
-
-# --- damage -----------------------------------------------------------------------------------
+    assert is_complete(folder) and complete_result(folder)
+    assert stored_folders(store) == [folder]
 
 
 def put_a_link(folder):
@@ -115,7 +76,7 @@ DAMAGES = {
     "another file": lambda folder: (folder / "adapter/more").touch(),
     "a truncated manifest": lambda folder: os.truncate(folder / "manifest.json", 50),
     "no manifest": lambda folder: (folder / "manifest.json").unlink(),
-    "other inputs": lambda folder: change_manifest(folder, inputs={"model": "0"}),
+    "another spec": lambda folder: change_manifest(folder, spec={"rule": "train_sft"}),
     "a link": put_a_link,
     "a linked folder": put_a_linked_folder,
     "a path that leads outside": list_a_file_outside,
@@ -123,77 +84,17 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_damage_is_noticed_and_a_shared_result_with_it_is_removed(store, shared, damage, capsys):
-    folder = make_result(shared)
-    damage(folder)
-    assert not is_undamaged(folder)
-    target = store / "train_sft/tiny/.taken.tmp"
-    assert not take_result(folder, target)
-    assert "is damaged and removed" in capsys.readouterr().err
-    assert not target.exists() and not folder.exists()
-
-
-def test_files_of_a_run_are_no_damage(store):
+def test_damage_is_noticed(store, damage):
     folder = make_result(store)
-    for name in ("README.md", "run.json", ".snakemake_timestamp"):
-        (folder / name).write_text("of a run")
-    assert is_undamaged(folder)
+    damage(folder)
+    assert not is_complete(folder)
+    assert find_results(Path("output")) == find_results(store) == [folder]
 
 
-# --- copies between stores --------------------------------------------------------------------
-
-
-def exchange(folder, shared):
-    """Put a result into a shared store, and take it from there; return both copies."""
-    stored, taken = shared / "train_sft/tiny" / folder.name, folder.with_name(".taken.tmp")
-    put_result(folder, stored, replace=False)
-    assert take_result(stored, taken)
-    return stored, taken
-
-
-def test_a_result_comes_back_as_it_was(store, shared, capsys):
+def test_the_record_of_a_run_is_no_damage(store):
     folder = make_result(store)
     (folder / "run.json").write_text("{}")
-    before = contents(folder)
-    (folder / "README.md").write_text("a card, which each build writes")
-    stored, taken = exchange(folder, shared)
-    assert contents(stored) == contents(taken) == before
-    # What people edit is copied.
-    assert (stored / "model").samefile(folder / "model")
-    assert not (stored / "manifest.json").samefile(folder / "manifest.json")
-    assert stored.stat().st_mode & 0o777 == stored.parent.stat().st_mode & 0o777 == 0o775
-    assert os.listdir(stored.parent) == [folder.name]
-    assert not capsys.readouterr().err
-
-
-def test_a_file_system_without_links_gets_copies(store, shared, monkeypatch):
-    def link(source, target, **_):
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
-
-    monkeypatch.setattr(shared_store.os, "link", link)
-    folder = make_result(store)
-    for copied in exchange(folder, shared):
-        assert contents(copied) == contents(folder)
-        assert (copied / "model").stat().st_nlink == 1
-
-
-def test_a_result_that_is_there_stays_unless_it_is_replaced(store, shared):
-    folder = make_result(store)
-    stored, _ = exchange(folder, shared)
-    (stored / "mark").touch()
-    put_result(folder, stored, replace=False)
-    assert (stored / "mark").exists()
-    put_result(folder, stored, replace=True)
-    assert contents(stored) == contents(folder)
-
-
-def test_a_shared_store_that_cannot_be_written_costs_a_warning(store, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    folder = make_result(store)
-    put_result(folder, tmp_path / "file/train_sft/tiny" / folder.name, replace=False)
-    assert f"warning: {folder} is not stored in {tmp_path}/file" in capsys.readouterr().err
-    assert not take_result(tmp_path / "file/train_sft/tiny" / folder.name, folder)
-    assert is_undamaged(folder)
+    assert is_complete(folder)
 
 
 # --- space ------------------------------------------------------------------------------------
@@ -201,45 +102,66 @@ def test_a_shared_store_that_cannot_be_written_costs_a_warning(store, tmp_path, 
 
 @pytest.fixture
 def aged(store):
-    """Three results of 3, 2 and 1 bytes that were last used 1, 2 and 3 days ago."""
-    folders = [make_result(store, files={"model": "x" * (3 - day)}, day=day) for day in range(3)]
+    """Three results that were last used 1, 2 and 3 days ago."""
+    folders = [make_result(store, {"model": "x"}, day=day) for day in range(3)]
     for day, folder in enumerate(folders, 1):
         os.utime(folder, (time.time() - day * DAY,) * 2)
     return folders
 
 
-@pytest.mark.parametrize(("max_bytes", "kept"), [(6, 3), (5, 2), (4, 1), (0, 0)])
-def test_the_least_recently_used_results_are_removed(store, aged, max_bytes, kept):
-    removed = collect(store, (), max_bytes)
-    assert [result.folder for result in removed] == aged[kept:][::-1]
-    assert [result.folder for result in stored_results(store)] == aged[:kept][::-1]
+def size_of(*folders):
+    return sum(path.stat().st_size for folder in folders for path in folder.iterdir())
 
 
-def test_what_a_path_leads_to_stays_and_does_not_count(store, aged):
+@pytest.mark.parametrize("number", [3, 2, 1, 0])
+def test_the_least_recently_used_results_are_removed(store, aged, number):
+    removed = collect(store, (), size_of(*aged[:number]))
+    assert [result.folder for result in removed] == aged[number:][::-1]
+    assert stored_folders(store) == sorted(aged[:number])
+    assert not list(store.glob("*/.*"))
+
+
+def linked(*roots):
+    return {folder for root in roots for _, folder in root_links(root, Path("output"))}
+
+
+def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
+    store = store.absolute()
     link_result("output/sft/tiny", aged[2])
-    assert collect(store, linked_folders(Path("output")), 5) == []
-    collect(store, linked_folders(Path("output")), 0)
-    assert [result.folder for result in stored_results(store)] == [aged[2]]
+    link_result("output/sft/tiny", aged[1])
+    register_root(store, Path("output"))
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    link_result("output/sft/mine", tmp_path / aged[0])
+    register_root(store, Path("output"))
+    collect(store, linked(store), 0)
+    assert stored_folders(store) == sorted(tmp_path / folder for folder in aged[:2])
+    # What an output folder that cannot be read needs is unknown.
+    (tmp_path / "other").rename(tmp_path / "gone")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="other/output, which uses this store, does not exist"):
+        linked(store)
 
 
-def test_leftovers_are_removed_after_a_day(store, aged):
-    leftovers = [aged[0].with_name(name) for name in (".young.tmp", ".old.tmp")]
-    for leftover in leftovers:
-        leftover.mkdir()
-    os.utime(leftovers[1], (time.time() - 2 * DAY,) * 2)
-    collect(store, (), 6)
-    assert [leftover.exists() for leftover in leftovers] == [True, False]
+def test_what_killed_jobs_left_is_removed_and_what_a_job_makes_is_not(store, aged):
+    states = [state_folder(aged[0].with_name(letter * 32)) for letter in "ab"]
+    for state in states:
+        (state / "00000020").mkdir(parents=True)
+        (state / "00000020/model").write_text("x" * 1000)
+    descriptor = acquire_lock(lock_path(states[0].parent.with_name("a" * 32)))
+    removed = collect(store, (), 0)
+    os.close(descriptor)
+    assert "train_sft/" + "b" * 32 + " (unfinished)" in [result.id for result in removed]
+    assert states[0].exists() and not states[1].parent.exists()
 
 
-def test_the_limit_is_kept_at_most_every_ten_minutes(store, aged):
-    keep_limit(store, set, None)
-    assert len(stored_results(store)) == 3
-    young = make_result(store, "young")
-    keep_limit(store, set, 3)
-    # Another job may be about to link the young one.
-    assert [result.folder for result in stored_results(store)] == [aged[0], young]
-    keep_limit(store, set, 0)
-    assert len(stored_results(store)) == 2
+def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
+    warn_of_size(store, None)
+    warn_of_size(store, size_of(*aged))
+    assert not capsys.readouterr().err
+    warn_of_size(store, 100)
+    assert "gc --store output/store --max-size 100B" in capsys.readouterr().err
+    assert len(stored_folders(store)) == 3
 
 
 @pytest.mark.parametrize(("text", "size"), [("0", 0), ("1.5G", 3 << 29), ("2 TiB", 2 << 40)])

@@ -1,58 +1,69 @@
 """Versions of recipes in the store, on small results."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import content_digest, read_manifest
+from snakechat.workflow.links import link_result
+from snakechat.workflow.manifest import read_manifest
 from snakechat.workflow.stored_versions import find_version, read_version_file
 from support.stored_results import make_result
 
-
-def add_training(store, weights):
-    """Store a training of the recipe `mine`; return its folder and the digest of its content."""
-    folder = make_result(store, "mine", {"model": weights, "metrics.jsonl": "{}"}, weights=weights)
-    return folder, content_digest(read_manifest(folder / "manifest.json"))
+STORE = Path("output/store")
 
 
-def add_evaluation(store, content, metrics):
-    """Store an evaluation of a training; return its folder."""
-    files = {"metrics.json": metrics}
-    inputs = {"model": content}
-    return make_result(store, "mine", files, "evaluate_sft", inputs, evaluation=metrics)
+@pytest.fixture(autouse=True)
+def tree(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
-def test_a_version_is_a_training_and_the_newest_evaluation_of_it(tmp_path):
-    first, first_content = add_training(tmp_path, "first")
-    _, second_content = add_training(tmp_path, "second")
-    old = add_evaluation(tmp_path, first_content, "1")
-    new = add_evaluation(tmp_path, first_content, "2")
-    add_evaluation(tmp_path, second_content, "3")
+def add_training(weights):
+    """Store a training of the recipe `mine`; return its folder and its manifest."""
+    folder = make_result(STORE, {"model": weights, "metrics.jsonl": "{}"}, weights=weights)
+    link_result("output/sft/mine", folder)
+    return folder, read_manifest(folder / "manifest.json")
+
+
+def add_evaluation(training, metrics):
+    """Store an evaluation of a training, given its manifest; return its folder."""
+    files, inputs = {"metrics.json": metrics}, {"model": training}
+    folder = make_result(STORE, files, "evaluate_sft", inputs, evaluation=metrics)
+    link_result("output/eval/sft/mine", folder)
+    return folder
+
+
+def test_a_version_is_a_training_and_the_newest_evaluation_of_it():
+    first, first_manifest = add_training("first")
+    _, second_manifest = add_training("second")
+    old = add_evaluation(first_manifest, "1")
+    new = add_evaluation(first_manifest, "2")
+    add_evaluation(second_manifest, "3")
     os.utime(old, (0, 0))
-    version = find_version(tmp_path, "sft", f"mine@{first.name[:8]}")
-    assert version == (first, new)
+    version = find_version("sft", f"mine@{first.name[:8]}")
+    assert version == (first.resolve(), new.resolve())
     assert read_version_file(version.evaluation, "metrics.json") == "2"
     assert all(path.is_file() for path in version.files().values())
 
 
-def test_versions_that_are_not_there_are_an_error_that_names_the_list(tmp_path):
-    folder, _ = add_training(tmp_path, "first")
-    add_training(tmp_path, "second")
+def test_versions_that_are_not_there_are_an_error_that_names_the_list():
+    folder, _ = add_training("first")
+    add_training("second")
     listing = "python scripts/store.py list output/sft/mine"
     for name, message in {
-        "mine@xyz": f"no version of output/sft/mine with this key: {listing}",
-        "mine@": f"several versions of output/sft/mine with this key: {listing}",
-        f"mine@{folder.name}": "no evaluation of",
+        "mine@xyz": f"output/sft/mine has no version with this key: {listing}",
+        "mine@": f"output/sft/mine has several versions with this key: {listing}",
+        f"mine@{folder.name}": "there is no evaluation of",
     }.items():
         with pytest.raises(InputError) as error:
-            find_version(tmp_path, "sft", name)
+            find_version("sft", name)
         assert message in str(error.value)
 
 
-def test_a_damaged_file_is_not_compared(tmp_path):
-    _, content = add_training(tmp_path, "first")
-    evaluation = add_evaluation(tmp_path, content, "1")
+def test_a_damaged_file_is_not_compared():
+    _, manifest = add_training("first")
+    evaluation = add_evaluation(manifest, "1")
     (evaluation / "metrics.json").write_text("2")
     with pytest.raises(InputError, match="is damaged or was removed"):
         read_version_file(evaluation, "metrics.json")

@@ -1,0 +1,288 @@
+"""Names: links below output/ that lead to results in the store.
+
+    output/data/NAME               a link to the version that is up to date
+    output/data/NAME.manifest.json a link to its manifest
+    output/versions/data/NAME/KEY  a link to the result in the store: each version of the name
+
+What belongs to a name and not to a result, such as the card of a model, lies in output/versions: a
+version of a model or a report is a folder with a link to each file, in which people and builds may
+write.
+
+Each build registers its output/ in STORE/roots. `scripts/store.py gc` keeps what the links of any
+root lead to.
+
+Standard library only: the workflow imports this module while it plans, and jobs use it before their
+program imports anything else.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.locks import make_folders
+from snakechat.workflow.manifest import MANIFEST, manifest_path
+from snakechat.workflow.store import KEY, ROOTS, STORE, walk_files
+
+VERSIONS = "versions"
+# The folders of output/ whose results users name as targets: Snakemake writes its timestamp into
+# them, and the end of a build a card and the links PARTS.
+TARGETS = ("sft", "reward", "dpo", "rlhf", "report")
+PARTS = ("evaluation", "report")
+
+
+def version_path(path: str | Path, key: str) -> Path:
+    """Return the path of a version, given the path of a result below output/ and a key."""
+    output, *names = Path(path).parts
+    return Path(output, VERSIONS, *names, key)
+
+
+def link_result(path: str | Path, folder: Path) -> None:
+    """Have the path of a result, such as output/sft/NAME, lead to a folder of a store.
+
+    Killed anywhere, it leaves the earlier link or the new one.
+
+    Raises:
+        InputError: The path has a folder or a file, which no version of a result is; or the folder
+            was removed since it was found.
+        OSError: It cannot be written.
+    """
+    path = Path(path)
+    with suppress(OSError):
+        # The time of the last use. A store may be read-only.
+        os.utime(folder)
+    version = version_path(path, folder.name)
+    for link, target in _version_links(path, folder):
+        replace_link(link, link_text(link, target))
+    replace_link(path, link_text(path, version))
+    replace_link(manifest_path(path), f"{path.name}/{MANIFEST}")
+    fsync(path.parent)
+    if not (folder / MANIFEST).exists():
+        raise InputError(f"{folder} was removed since this build was planned: start it again")
+
+
+def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
+    """Have the folder of a model contain links to the files of another result, as a folder.
+
+    Programs that upload a folder follow links to files, and none to folders.
+
+    Args:
+        path: Path of the model, such as output/sft/NAME.
+        model: Its folder in the store.
+        part: Name of the folder of links.
+        folder: The other result.
+
+    Raises:
+        InputError, OSError: As replace_link.
+    """
+    place = version_path(path, model.name) / part
+    links = {place / file.relative_to(folder): file for file in walk_files(folder)}
+    for link in list(walk_files(place)):
+        if link not in links and link.is_symlink():
+            link.unlink()
+    for link, file in links.items():
+        replace_link(link, link_text(link, file))
+
+
+def is_linked(path: str | Path, folder: Path) -> bool:
+    """Return whether the path of a result leads to a folder of a store."""
+    path = Path(path)
+    links = [(path, version_path(path, folder.name)), *_last_link(path, folder)]
+    texts_agree = all(_text_of(link) == link_text(link, target) for link, target in links)
+    return texts_agree and _text_of(manifest_path(path)) == f"{path.name}/{MANIFEST}"
+
+
+def _version_links(path: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the links that a version consists of, and their targets; the last one completes it."""
+    last = _last_link(path, folder)
+    if path.parts[1] in TARGETS:
+        version = version_path(path, folder.name)
+        links = [(version / file.relative_to(folder), file) for file in walk_files(folder)]
+        yield from (link for link in links if link not in last)
+    yield from last
+
+
+def _last_link(path: Path, folder: Path) -> list[tuple[Path, Path]]:
+    version = version_path(path, folder.name)
+    is_target = path.parts[1] in TARGETS
+    return [(version / MANIFEST, folder / MANIFEST) if is_target else (version, folder)]
+
+
+def replace_link(path: Path, text: str) -> None:
+    """Have a path be a link with a text. One process at a time does this for a path.
+
+    Raises:
+        InputError: The path has a folder or a file of its own.
+        OSError: It cannot be written.
+    """
+    if _text_of(path) == text:
+        return
+    check_link(path)
+    make_folders(path.parent)
+    temporary = path.with_name(f".{path.name}.link")
+    with suppress(FileNotFoundError):
+        # Of a process that was killed.
+        temporary.unlink()
+    try:
+        os.symlink(text, temporary)
+    except OSError as error:
+        # The error names the target.
+        raise OSError(error.errno, error.strerror, str(temporary)) from None
+    os.replace(temporary, path)
+
+
+def check_link(path: Path) -> None:
+    """Raise InputError if the path of a result has a file or a folder of its own."""
+    if os.path.lexists(path) and not path.is_symlink():
+        raise InputError(
+            f"{path}: expected a link to a result in the store, found a file or a folder of its"
+            " own: move it to another place"
+        )
+
+
+def link_text(link: Path, target: Path) -> str:
+    """Return the text of a link: relative within the working directory, otherwise absolute.
+
+    A folder on the way may be a link itself, to another disk.
+    """
+    here = _real(os.path.abspath(link.parent))
+    there = os.path.join(_real(os.path.abspath(target.parent)), target.name)
+    tree = os.path.join(_real(os.getcwd()), "")
+    if here.startswith(tree) and there.startswith(tree):
+        return os.path.relpath(there, here)
+    return there
+
+
+@cache
+def _real(folder: str) -> str:
+    return os.path.realpath(folder)
+
+
+def _text_of(link: Path) -> str | None:
+    try:
+        return os.readlink(link)
+    except OSError:
+        return None
+
+
+# --- where links lead -------------------------------------------------------------------------
+
+
+def linked_folder(path: str | Path) -> Path | None:
+    """Return the real folder of the store that the path of a result leads to; None if it has none.
+
+    The folder may be missing.
+    """
+    path = Path(path)
+    return result_of_version(path) if path.is_symlink() else None
+
+
+def result_of_version(version: Path) -> Path:
+    """Return the real folder of the store that a version of a result leads to."""
+    return Path(os.path.realpath(version / MANIFEST)).parent
+
+
+def linked_results(output: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield each path of a result in output/, and the real folder that it leads to.
+
+    Folders of output/ may be links to other disks.
+    """
+    seen: set[str] = set()
+    pending = [output]
+    while pending:
+        parent = pending.pop()
+        real = os.path.realpath(parent)
+        if real in seen:
+            continue
+        seen.add(real)
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for name in sorted(os.listdir(parent)):
+                path = parent / name
+                if name.startswith(".") or path in (output / STORE.name, output / VERSIONS):
+                    continue
+                if path.is_symlink() and _leads_to_result(path):
+                    yield path, result_of_version(path)
+                elif path.is_dir():
+                    pending.append(path)
+
+
+def _leads_to_result(path: Path) -> bool:
+    """Return whether a link leads to a result or to one that was removed; not those to files."""
+    return not path.is_file() and (
+        os.path.lexists(path / MANIFEST) or KEY.fullmatch(Path(os.readlink(path)).name) is not None
+    )
+
+
+def named_versions(output: Path) -> dict[Path, list[str]]:
+    """Return the paths of results that lead, or led once, to each real folder of the store."""
+    found: dict[Path, list[str]] = {}
+    for version in _versions(output / VERSIONS):
+        path = str(output / version.parent.relative_to(output / VERSIONS))
+        found.setdefault(result_of_version(version), []).append(path)
+    return found
+
+
+def versions_of(path: str | Path) -> list[Path]:
+    """Return the real folders of the store that the path of a result leads to, or led to once."""
+    folder = version_path(path, "none").parent
+    versions = sorted(folder.iterdir()) if folder.is_dir() else []
+    return [result_of_version(version) for version in versions if is_version_entry(version)]
+
+
+def _versions(folder: Path) -> Iterator[Path]:
+    for parent, folders, _ in os.walk(folder):
+        versions = [name for name in folders if is_version_entry(Path(parent, name))]
+        yield from (Path(parent, name) for name in sorted(versions))
+        folders[:] = [name for name in folders if name not in versions]
+
+
+def is_version_entry(path: Path) -> bool:
+    """Return whether a path in output/versions is a version, and not the folder of a name."""
+    is_entry = path.is_symlink() or os.path.lexists(path / MANIFEST)
+    return KEY.fullmatch(path.name) is not None and is_entry and path.exists()
+
+
+# --- roots ------------------------------------------------------------------------------------
+
+
+def register_root(store: Path, output: Path) -> None:
+    """Note in a store that the links of an output folder lead to its results.
+
+    Raises:
+        OSError: The store cannot be written.
+    """
+    text = _root_text(store, output)
+    path = store / ROOTS / digest(text)[:16]
+    if not path.exists() or path.read_text() != text:
+        make_folders(path.parent)
+        write_atomically(path, text, durable=False)
+
+
+def _root_text(store: Path, output: Path) -> str:
+    """Return the path of an output folder; relative if the store is in it: both may be moved."""
+    folder, place = os.path.realpath(output), os.path.realpath(store)
+    return os.path.relpath(folder, place) if Path(place).is_relative_to(folder) else folder
+
+
+def root_links(store: Path, output: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield what linked_results yields of all roots of a store.
+
+    output: The output folder of this working directory, which is a root too.
+
+    Raises:
+        InputError: A root cannot be read: what its links need is unknown.
+    """
+    yield from linked_results(output)
+    folder = store / ROOTS
+    for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
+        root = store / path.read_text()
+        if not root.is_dir():
+            raise InputError(
+                f"{root}, which uses this store, does not exist or cannot be read: if it was"
+                f" deleted, delete {path} too"
+            )
+        if not output.is_dir() or not root.samefile(output):
+            yield from linked_results(root)
