@@ -6,6 +6,7 @@ Rows without a schema give 0.
 """
 
 import json
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -31,6 +32,23 @@ def score(
     ]
 
 
+def reject(constant: str) -> None:
+    """Raise ValueError for NaN, Infinity and -Infinity, which are not JSON."""
+    raise ValueError(f"{constant} is not JSON")
+
+
+def finite(text: str) -> float:
+    """Return a number.
+
+    Raises:
+        ValueError: It is too large for a float.
+    """
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:20]} is too large")
+    return number
+
+
 def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
     """Return whether a response is JSON of a schema.
 
@@ -46,7 +64,9 @@ def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
     def has_schema(response: str) -> bool:
         blocks = BLOCK.findall(response)
         try:
-            value = json.loads(blocks[-1] if blocks else response)
+            value = json.loads(
+                blocks[-1] if blocks else response, parse_constant=reject, parse_float=finite
+            )
         except ValueError:
             return False
         return validator.is_valid(value)

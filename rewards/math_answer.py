@@ -2,8 +2,8 @@ r"""Reward 1 for a response whose answer is that of `solution`, 0 for any other.
 
 The answer of a response is the content of its last \boxed{...} or, without one, its last number.
 That of a solution is the content of its last \boxed{...}, or what follows #### as in GSM8K, or the
-whole text. Numbers are compared as numbers: 1,000 and 1000.0 are equal. Rows without a solution
-give 0.
+whole text. Numbers are compared as numbers: 1 000, 1e3 and 1000.0 are equal, and so are 2 1/2 and
+\frac52. A unit counts if both have one. Rows without a solution give 0.
 """
 
 from collections.abc import Sequence

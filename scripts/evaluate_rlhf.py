@@ -12,6 +12,7 @@ ones.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
@@ -129,8 +130,11 @@ class ModelResponses:
         return np.reshape(values, self.rollouts.examples.response_lengths.shape)
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """Add values of responses [B] to a metric."""
-        self.metrics[name] = self.metrics.get(name, 0) + self.table(values)
+        """Add values of responses [B] to a metric; NaN adds nothing."""
+        added, known = self.table(values), self.metrics.get(name)
+        if known is not None:
+            added = np.where(np.isnan(added), known, added + np.nan_to_num(known))
+        self.metrics[name] = added
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield each response with its scores, prompt by prompt."""
@@ -139,6 +143,7 @@ class ModelResponses:
             for number in range(len(self.rollouts.examples.responses)):
                 index = number * self.rollouts.num_prompts + row
                 scores = {name: float(self.metrics[name][number, row]) for name in names}
+                scores = {name: score for name, score in scores.items() if not math.isnan(score)}
                 line = {"prompt": self.prompt_texts[index], "response": self.texts[index]}
                 yield {**line, **scores}
 

@@ -79,7 +79,7 @@ def main(job: Job[GenerationSettings]) -> None:
                 if rank() == 0:
                     progress.update(start + len(rows))
         if rank() == 0:
-            print(f"{split}: {len(prompts):,} prompts, mean score {np.mean(all_scores):.3f}")
+            print(f"{split}: {len(prompts):,} prompts, mean score {np.nanmean(all_scores):.3f}")
             if judges:
                 print(f"{split}: unreadable replies: {dict(unreadable)}")
     record_usage(job, judges.values())

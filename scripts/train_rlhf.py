@@ -11,6 +11,7 @@ of the reference, and no scores are needed. Each rank samples and evaluates its 
 responses; every rank holds the tensors of the whole step.
 """
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -20,7 +21,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.algorithms.experience import evaluate_tokens, make_experience, make_rewards
+from snakechat.algorithms.experience import (
+    evaluate_tokens,
+    evaluated_in_update,
+    make_experience,
+    make_rewards,
+)
 from snakechat.algorithms.kl_coefficient import KLController
 from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.policy_updates import Updater
@@ -55,7 +61,7 @@ from snakechat.training.ema import Ema
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
-from snakechat.workflow.distributed import rank
+from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.job import run
 
 # Prompts of a step whose responses are logged.
@@ -202,17 +208,26 @@ class RlhfTrainer:
             )
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
+        in_update = evaluated_in_update(settings, rollouts, step)
         with self.timer("logprobs"):
-            evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
+            actor = None if in_update else models.actor
+            evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)
 
         # 4. Compute rewards, advantages and returns.
         kl_coef = self.kl_controller.coef
         rewards = make_rewards(settings, rollouts, evaluation, normalized_scores, kl_coef)
-        experience = make_experience(settings, rollouts, evaluation, normalized_scores, rewards)
+        experience = make_experience(
+            settings, rollouts, evaluation, normalized_scores, rewards, not in_update
+        )
 
         # 5. Update actor and critic.
         with self.timer("train"):
             updates = self.updater.update(step, rollouts, experience, kl_coef)
+        if in_update:
+            # Each rank has filled in its own responses.
+            tables = torch.stack([evaluation.logprobs, evaluation.entropies])
+            logprobs, entropies = all_reduce_sum(tables)
+            evaluation = evaluation._replace(logprobs=logprobs, entropies=entropies)
         kl = response_kl(rollouts, evaluation)
         self.kl_controller.update(kl.mean().item(), rollouts.num_responses)
 
@@ -285,10 +300,13 @@ def response_lines(algorithm: str, result: StepResult) -> list[dict[str, Any]]:
         {
             "prompt": prompt,
             "response": response,
-            **({"score": scores.sum[row].item()} if scores.by_source else {}),
+            # Nothing may score a response.
+            **({"score": score} if scores.by_source and not math.isnan(score) else {}),
             kl: result.kl[row].item(),
         }
-        for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True))
+        for row, (prompt, response, score) in enumerate(
+            zip(prompts, responses, scores.sum.tolist(), strict=True)
+        )
         if row % result.rollouts.num_prompts < LOGGED_PROMPTS
     ]
 

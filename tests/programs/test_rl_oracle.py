@@ -8,6 +8,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
 import train_rlhf
+from snakechat.algorithms.rollouts import Rollouts
 from support.rlhf_training import rlhf_inputs, rlhf_training  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -122,6 +123,27 @@ def test_a_step_is_that_of_loops_over_responses(
     # The penalty is part of what is compared.
     kl = "kl_to_teacher" if algorithm == "distill" else "kl"
     assert result.metrics[f"objective/{kl}"] > 0.01
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_a_single_update_needs_no_pass_before_it(algorithm, train, monkeypatch):
+    generations = 1 if algorithm == "ppo" else 3
+    settings = {**SETTINGS, "algorithm": algorithm, "num_generations": generations}
+    settings |= {"global_batch_size": 16 * generations, "kl_in": "loss", "kl_estimator": "k2"}
+    passes = []
+    evaluate = Rollouts.logprobs_and_entropies
+    monkeypatch.setattr(
+        Rollouts,
+        "logprobs_and_entropies",
+        lambda *arguments: passes.append(1) or evaluate(*arguments),
+    )
+    single = train(**settings).metrics
+    assert not passes
+    monkeypatch.setattr(train_rlhf, "evaluated_in_update", lambda *_: False)
+    plain = train(**settings).metrics
+    assert len(passes) == 2
+    for found, expected in zip(single, plain, strict=True):
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-5)
 
 
 def logprobs_of(model, prompt, response):

@@ -3,6 +3,7 @@
 Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py; N response tokens of a micro-batch.
 """
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import NamedTuple, cast
@@ -25,8 +26,9 @@ Reference = Callable[[], AbstractContextManager[nn.Module]]
 
 
 class TokenEvaluation(NamedTuple):
-    """What the models compute at each response token before the updates: tables [B, R].
+    """What the models compute at each response token: tables [B, R].
 
+    logprobs, entropies: Of the actor before the updates.
     ref_logprobs: Of the reference model; with `distill`, of the teacher.
     """
 
@@ -44,6 +46,7 @@ class Experience(NamedTuple):
     values, returns: None without a critic.
     is_uniform: bool [n], whether all responses to a prompt have equal scores; the same for the
         whole step and for a micro-batch.
+    entropies: A table that the update fills in, as it does logprobs; None if logprobs are known.
     """
 
     logprobs: Tensor
@@ -53,6 +56,7 @@ class Experience(NamedTuple):
     values: Tensor | None
     returns: Tensor | None
     is_uniform: Tensor
+    entropies: Tensor | None = None
 
     def select(self, tokens: Tensor) -> "Experience":
         """Return the tokens [N] at flat indices of the tables."""
@@ -71,11 +75,31 @@ class Experience(NamedTuple):
         )
 
 
+def evaluated_in_update(settings: RlhfSettings, rollouts: Rollouts, step: int) -> bool:
+    """Return whether the update of a step evaluates the actor's log-probabilities by itself.
+
+    A step of a single update trains the policy that sampled: a forward pass before it would compute
+    the same. Rewards and importance weights that need them are made before the update.
+    """
+    return (
+        step > settings.critic_warmup_steps
+        and settings.ppo_epochs == 1
+        and settings.global_batch_size >= rollouts.num_responses
+        and not settings.drop_uniform_groups
+        and settings.algorithm != "distill"
+        and rollouts.sampler_logprobs is None
+        and (settings.kl_in == "loss" or settings.kl_coef == 0)
+    )
+
+
 def evaluate_tokens(
-    rollouts: Rollouts, actor: Policy, reference: Reference, critic: Scorer | None
+    rollouts: Rollouts, actor: Policy | None, reference: Reference, critic: Scorer | None
 ) -> TokenEvaluation:
-    """Run actor, reference and critic on the responses."""
-    logprobs, entropies = rollouts.logprobs_and_entropies(actor)
+    """Run actor, reference and critic on the responses. Without an actor, its tables are 0."""
+    if actor:
+        logprobs, entropies = rollouts.logprobs_and_entropies(actor)
+    else:
+        logprobs, entropies = torch.zeros(2, *rollouts.response_mask.shape, device=rollouts.device)
     with reference() as reference_policy:
         ref_logprobs = rollouts.logprobs(cast(Policy, reference_policy))
     values = rollouts.values(critic) if critic else None
@@ -91,6 +115,8 @@ def make_rewards(
 ) -> Tensor:
     """Return rewards [B, R] of normalized scores [B]; kl_in: rewards adds the KL penalty.
 
+    A score of NaN adds nothing.
+
     The rewards of `distill` have no part of the scores.
     """
     if settings.algorithm == "distill":
@@ -101,7 +127,9 @@ def make_rewards(
         evaluation.logprobs, evaluation.ref_logprobs, settings.kl_estimator
     )
     coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
-    return policy_gradient.token_rewards(scores, penalties, rollouts.response_mask, coefficient)
+    return policy_gradient.token_rewards(
+        scores.nan_to_num(), penalties, rollouts.response_mask, coefficient
+    )
 
 
 def make_experience(
@@ -110,14 +138,18 @@ def make_experience(
     evaluation: TokenEvaluation,
     scores: Tensor,
     rewards: Tensor,
+    is_evaluated: bool = True,
 ) -> Experience:
     """Compute advantages, returns and importance weights from rewards [B, R].
 
-    scores: [B], normalized. They determine which groups are uniform: with kl_in: rewards, the KL
-    penalty makes the rewards of equal scores differ.
+    Args:
+        scores: [B], normalized. They determine which groups are uniform: with kl_in: rewards, the
+            KL penalty makes the rewards of equal scores differ.
+        is_evaluated: Whether the evaluation has the actor's tables (evaluated_in_update).
     """
+    judged = ~scores.isnan()
     advantages, returns = compute_advantages(
-        settings, rewards, evaluation.values, rollouts.response_mask
+        settings, rewards, evaluation.values, rollouts.response_mask, judged
     )
     importance_weights = torch.ones_like(evaluation.logprobs)
     if rollouts.sampler_logprobs is not None:
@@ -132,6 +164,7 @@ def make_experience(
         evaluation.values,
         returns,
         uniform_groups(by_prompt(settings, scores)),
+        None if is_evaluated else evaluation.entropies,
     )
 
 
@@ -142,7 +175,11 @@ def by_prompt(settings: RlhfSettings, values: Tensor) -> Tensor:
 
 
 def compute_advantages(
-    settings: RlhfSettings, rewards: Tensor, values: Tensor | None, mask: Tensor
+    settings: RlhfSettings,
+    rewards: Tensor,
+    values: Tensor | None,
+    mask: Tensor,
+    judged: Tensor,
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, R] and returns [B, R] of rewards [B, R].
 
@@ -151,6 +188,8 @@ def compute_advantages(
     advantage of a token is its reward with `distill`. Otherwise, all tokens of a response have the
     same advantage, which compares its summed rewards with those of the responses to the same
     prompt.
+
+    judged: bool [B], which responses have a score; the others are not compared.
     """
     if settings.algorithm == "distill":
         return rewards, None
@@ -166,7 +205,8 @@ def compute_advantages(
         return advantages, returns
     # Not whitened: to subtract the mean over all prompts would give a prompt whose responses have
     # equal scores advantages other than 0.
-    groups = by_prompt(settings, rewards.sum(dim=1))
+    totals = rewards.sum(dim=1).masked_fill(~judged, math.nan)
+    groups = by_prompt(settings, totals)
     if settings.algorithm == "rloo":
         advantages = rloo_advantages(groups)
     else:

@@ -3,8 +3,7 @@
 Shapes: B pairs or rows. A row of labelled responses has a good response, a bad one or both.
 """
 
-from collections.abc import Sequence
-
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,7 +19,7 @@ class StepScores:
         rows: Row numbers of the step [B].
     """
 
-    def __init__(self, rows: Sequence[int], device: torch.device) -> None:
+    def __init__(self, rows: np.ndarray, device: torch.device) -> None:
         self.places = {int(row): place for place, row in enumerate(rows)}
         self.table = torch.zeros(3, len(rows), device=device)
 

@@ -57,6 +57,19 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, estimator: str) -> Tensor
     return torch.expm1(-log_ratio) + log_ratio
 
 
+def weighted_kl_penalty(
+    logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, estimator: str
+) -> Tensor:
+    """Return kl_penalty times the ratio policy / old policy, which has no gradient. Any shape.
+
+    The mean over tokens that the old policy sampled is then the mean over tokens of the policy, and
+    so is that of the gradient, whichever number of updates lies between the two. The ratio is 1 in
+    the first update.
+    """
+    ratios = torch.exp(logprobs.detach() - old_logprobs)
+    return ratios * kl_penalty(logprobs, ref_logprobs, estimator)
+
+
 def distillation_rewards(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return log(teacher / policy) of each sampled token [B, R]; 0 outside the mask.
 

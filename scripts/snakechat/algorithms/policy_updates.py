@@ -126,9 +126,12 @@ def policy_gradients(
     """Accumulate the actor's gradients on the responses to the given prompts; return metrics.
 
     The loss of a token is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7),
-    for kl_in: loss plus kl_coef times the KL penalty (Shao et al. 2024, eq. 3). The weights of the
-    tokens are those of loss_aggregation. With importance_sampling_level: sequence, all tokens of a
-    response have the mean log ratio of the response.
+    for kl_in: loss plus kl_coef times the weighted KL penalty (Shao et al. 2024, eq. 3). The
+    weights of the tokens are those of loss_aggregation. With importance_sampling_level: sequence,
+    all tokens of a response have the mean log ratio of the response.
+
+    An experience with a table of entropies has no log-probabilities of the actor yet
+    (evaluated_in_update): both tables are filled in.
 
     text: Examples whose language modeling loss is added, multiplied by ptx_coef.
     """
@@ -142,8 +145,20 @@ def policy_gradients(
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = bool(engine.module.supports_packing)
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
-        old = experience.select(tokens)
-        logprobs = engine(micro_batch.batch, settings.temperature)
+        if experience.entropies is None:
+            logprobs = engine(micro_batch.batch, settings.temperature)
+            old = experience.select(tokens)
+        else:
+            logprobs, entropies = engine(
+                micro_batch.batch, settings.temperature, return_entropies=True
+            )
+            old = experience.select(tokens)._replace(logprobs=logprobs.detach())
+            if micro_batch.counted:
+                for table, values in (
+                    (experience.logprobs, logprobs.detach()),
+                    (experience.entropies, entropies),
+                ):
+                    table.view(-1).index_copy_(0, tokens, values)
         log_ratios = logprobs - old.logprobs
         if settings.importance_sampling_level == "sequence":
             log_ratios = policy_gradient.sequence_log_ratios(
@@ -153,10 +168,10 @@ def policy_gradients(
             log_ratios, old.advantages, *clip_ranges
         )
         if settings.kl_in == "loss":
-            penalties = policy_gradient.kl_penalty(
-                logprobs, old.ref_logprobs, settings.kl_estimator
+            penalties = policy_gradient.weighted_kl_penalty(
+                logprobs, old.logprobs, old.ref_logprobs, settings.kl_estimator
             )
-            losses = losses + kl_coef * penalties
+            losses = losses + kl_coef * old.importance_weights * penalties
         token_weights = weights[responses].repeat_interleave(
             rollouts.lengths[responses], output_size=len(tokens)
         )

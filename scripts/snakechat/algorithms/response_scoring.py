@@ -41,7 +41,10 @@ class ScoreNormalizer:
         return self.moments is not None and self.moments[2] > 0
 
     def add(self, scores: Tensor) -> None:
-        """Add scores to the sample."""
+        """Add scores to the sample, apart from NaN."""
+        scores = scores[~scores.isnan()]
+        if not len(scores):
+            return
         moments = policy_gradient.moments(scores)
         self.moments = (
             policy_gradient.merged_moments(self.moments, moments) if self.moments else moments
@@ -69,6 +72,8 @@ class ScoreNormalization:
 
     def normalize(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
         """Update the normalizer and return normalized scores [B] as `normalized` does.
+
+        NaN, the score of a response that nothing scores, stays NaN.
 
         `first` adds the scores to the normalizer until two of them differ.
         """

@@ -1,7 +1,8 @@
 """Reward functions: programs of the user, rewards/NAME.py, that score responses.
 
 Each program defines score(prompts, responses), which takes two lists of texts without special
-tokens and returns one number for each response. It may have further parameters, or **columns. It
+tokens and returns one number for each response, or None for a response that it cannot judge. It may
+have further parameters, or **columns. It
 receives by keyword those that have the name of a column that a dataset keeps (a list with the cell
 of each response, None where its dataset has no such column), of an argument in the config, or
 
@@ -105,7 +106,7 @@ class RewardFunction:
         self.parameters = [*inspect.signature(self.score).parameters.values()][2:]
 
     def __call__(self, prompts: list[str], responses: list[str], columns: Columns) -> np.ndarray:
-        """Return the score of each response, float64 [n]."""
+        """Return the score of each response, float64 [n]; NaN where the function returned None."""
         given = {**self._accepted(columns), **self.arguments}
         try:
             with self.watch.watching():
@@ -127,10 +128,11 @@ class RewardFunction:
                 f"score returned {len(scores)} numbers for {len(responses)} responses"
             )
         for score, response in zip(scores, responses, strict=True):
-            if not is_finite_number(score):
+            if score is not None and not is_finite_number(score):
                 raise self._error(
                     f"score returned {shorten(repr(score))} for the response"
-                    f" {shorten(response)!r}, expected a finite number"
+                    f" {shorten(response)!r}, expected a finite number or"
+                    " None"
                 )
         return np.array(scores, dtype=np.float64)
 

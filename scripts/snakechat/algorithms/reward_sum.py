@@ -3,6 +3,7 @@
 Shapes: B responses, as in snakechat/algorithms/rollouts.py.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, cast
 
@@ -26,9 +27,11 @@ class Scores(NamedTuple):
     """Scores of responses.
 
     Attributes:
-        sum: Weighted sum of all scores [B].
+        sum: Weighted sum of all scores [B]; NaN of a response that nothing scores, because all
+            reward functions returned None.
         by_source: Scores [B], without weights, of each reward function NAME, of each reward model,
             by reward/NAME or models/NAME, and of each LLM judge, by llm_judges/NAME.
+            A function's score is NaN where it returned None, and is no part of the sum.
         unreadable: Number of unreadable replies of each LLM judge, whose responses have the mean of
             the others (fill_missing).
     """
@@ -95,17 +98,19 @@ class RewardSum:
             values = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
             by_source[name] = values
             total += weight * values
-        if self.functions:
-            tables = self._function_scores(rollouts, rows)
-            for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
-                by_source[name] = values
-                total += weight * values
         if not total.isfinite().all():
             index = int(total.isfinite().logical_not().nonzero()[0])
             raise InputError(
                 f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
                 f" {total[index].item()}, expected a finite number: check the reward model"
             )
+        if self.functions:
+            tables = self._function_scores(rollouts, rows)
+            for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
+                by_source[name] = values
+                total += weight * values.nan_to_num()
+            if not self.rewards and not self.judges:
+                total[tables.isnan().all(dim=0)] = math.nan
         return Scores(total, by_source, unreadable)
 
     def _ratings(
@@ -117,7 +122,7 @@ class RewardSum:
         return judge.rate(prompts, responses).reshape(-1, len(rows))
 
     def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
-        """Return the score of each function for each response [f, B]."""
+        """Return the score of each function for each response [f, B]; NaN for None."""
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
         # Only on rank 0: a function may return different scores when it is called again.
         if rank() == 0:

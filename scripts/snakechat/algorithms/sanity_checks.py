@@ -62,29 +62,31 @@ class ScoreCheck:
 
     def __init__(self, has_rewards: bool) -> None:
         self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
-        # Responses with the same score since the first step; -1 after two different scores.
+        # Responses with the same score, or none, since the first step; -1 after two different
+        # scores.
         self.num_equal = 0
-        self.score = 0.0
+        self.score: float | None = None
 
     def check(self, scores: Tensor, step: int) -> None:
-        """Check the scores [B] of the next step.
+        """Check the scores [B] of the next step. A response may have none, NaN.
 
         Raises:
             InputError: All scores so far are equal, of max_equal responses or more.
         """
         if self.num_equal < 0:
             return
-        if self.num_equal == 0:
-            self.score = scores[0].item()
-        if (scores != self.score).any():
+        judged = scores[~scores.isnan()]
+        if self.score is None and len(judged):
+            self.score = judged[0].item()
+        if self.score is not None and (judged != self.score).any():
             self.num_equal = -1
             return
         self.num_equal += len(scores)
         if self.num_equal >= self.max_equal:
             raise InputError(
-                f"step {step}: all {self.num_equal:,} responses so far have the score"
-                f" {self.score:g}: without differences there is no training signal; check the"
-                " reward model and functions"
+                f"step {step}: all {self.num_equal:,} responses so far have"
+                f" {'no score' if self.score is None else f'the score {self.score:g}'}: without"
+                " differences there is no training signal; check the reward model and functions"
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def evaluation_metrics(
     times the KL, wherever the penalty is placed in training; with `distill`, minus the KL.
     """
     kl = response_kl(rollouts, evaluation)
-    rewards = -kl if algorithm == "distill" else normalized_scores - kl_coef * kl
+    rewards = -kl if algorithm == "distill" else normalized_scores.nan_to_num() - kl_coef * kl
     return response_metrics(algorithm, rollouts, evaluation, scores, rewards)
 
 
@@ -102,22 +102,27 @@ def response_metrics(
 def score_metrics(scores: Scores) -> dict[str, float]:
     """Return mean and standard deviation of scores; of several sources, those of each one too.
 
-    `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge. There are no
-    metrics if nothing scores, which `distill` allows.
+    `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
+    `rewards/NAME/missing` that of the responses for which a reward function returned None; they are
+    no part of means. There are no metrics if nothing scores, which `distill` allows.
     """
     if not scores.by_source:
         return {}
-    metrics = {
-        "objective/scores": scores.sum.mean().item(),
-        "objective/scores_std": scores.sum.std(correction=0).item(),
-    }
-    if len(scores.by_source) > 1:
-        for name, values in scores.by_source.items():
-            metrics[f"rewards/{name}/mean"] = values.mean().item()
-            metrics[f"rewards/{name}/std"] = values.std(correction=0).item()
+    metrics = _mean_and_std(scores.sum, "objective/scores", "objective/scores_std")
+    for name, values in scores.by_source.items():
+        if len(scores.by_source) > 1:
+            metrics |= _mean_and_std(values, f"rewards/{name}/mean", f"rewards/{name}/std")
+        if missing := values.isnan().float().mean().item():
+            metrics[f"rewards/{name}/missing"] = missing
     for name, number in scores.unreadable.items():
         metrics[f"rewards/{name}/unreadable"] = number / len(scores.sum)
     return metrics
+
+
+def _mean_and_std(values: Tensor, mean: str, std: str) -> dict[str, float]:
+    """Return mean and standard deviation of values under these names; none if all are NaN."""
+    values = values[~values.isnan()]
+    return {mean: values.mean().item(), std: values.std(correction=0).item()} if len(values) else {}
 
 
 def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """Scored responses of a model (SPLIT.parquet), and the records that are selected from them."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,10 @@ SCHEMA = pa.schema(
 
 
 class ScoredPrompt(NamedTuple):
-    """The turns of a prompt, its responses, whether each of them ended, and their scores."""
+    """The turns of a prompt, its responses, whether each of them ended, and their scores.
+
+    A score is NaN where nothing scores a response.
+    """
 
     prompt: list[Turn]
     responses: list[str]
@@ -57,8 +61,8 @@ def select_record(
 ) -> Record:
     """Return the record that is selected from the responses to a prompt.
 
-    Responses that did not end are never selected: they would end in the middle of a sentence. Of
-    equal scores, the first one is selected.
+    Responses that did not end are never selected: they would end in the middle of a sentence.
+    Neither are responses without a score. Of equal scores, the first one is selected.
 
     Args:
         scored: The prompt with its responses.
@@ -72,8 +76,11 @@ def select_record(
     ended = [row for row, has_ended in enumerate(scored.ended) if has_ended]
     if not ended:
         raise DroppedRow("no response ended")
-    best = max(ended, key=lambda row: scored.scores[row])
-    worst = min(ended, key=lambda row: scored.scores[row])
+    judged = [row for row in ended if not math.isnan(scored.scores[row])]
+    if not judged:
+        raise DroppedRow("no response has a score")
+    best = max(judged, key=lambda row: scored.scores[row])
+    worst = min(judged, key=lambda row: scored.scores[row])
     if min_score is not None and scored.scores[best] < min_score:
         raise DroppedRow("score below min_score")
     texts = (response_content(scored.responses[row]) for row in (best, worst))

@@ -11,7 +11,8 @@ import numpy as np
 
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval
 
-# Metrics [S, n] by name; [1, n] for a metric with one value for each prompt.
+# Metrics [S, n] by name; [1, n] for a metric with one value for each prompt. A score is NaN where
+# no reward function judges a response, and means and comparisons are without it.
 ResponseMetrics = dict[str, np.ndarray]
 
 # Models that RLHF may start from, the last one in training first.
@@ -56,6 +57,7 @@ def compare(
         initial one, the difference from it in each score and in success; wins of each model over
         those that were trained before it: dpo, sft and base, where they exist.
     """
+    models = without_unknown_metrics(models)
     initial = initial_model(models)
     num_generations, num_prompts = models[initial]["length"].shape
     clusters = clusters_of(prompts)
@@ -69,7 +71,7 @@ def compare(
         metrics[name], metrics["intervals_95"][name] = {}, {}
         for key, value in values.items():
             # Responses to the same prompt are correlated: their mean is one observation.
-            mean, interval = mean_with_interval(np.mean(value, axis=0), clusters)
+            mean, interval = mean_with_interval(prompt_means(value), clusters)
             metrics[name][key], metrics["intervals_95"][name][key] = mean, interval
         if name != initial:
             for key in (*scores, "success"):
@@ -106,16 +108,38 @@ def means_by_dataset(
         means[dataset] = {"num_prompts": int(mask.sum())}
         for name, values in models.items():
             means[dataset][name] = {
-                key: float(np.mean(value[:, mask])) for key, value in values.items()
+                key: float(np.nanmean(value[:, mask]))
+                for key, value in values.items()
+                if not np.isnan(value[:, mask]).all()
             }
     return means
 
 
+def without_unknown_metrics(models: Mapping[str, ResponseMetrics]) -> dict[str, ResponseMetrics]:
+    """Return metrics without the ones that all models have of no prompt."""
+    unknown = {
+        key
+        for key in {key for values in models.values() for key in values}
+        if np.isnan(sum(prompt_means(v[key]) for v in models.values() if key in v)).all()
+    }
+    return {
+        name: {key: value for key, value in values.items() if key not in unknown}
+        for name, values in models.items()
+    }
+
+
+def prompt_means(values: np.ndarray) -> np.ndarray:
+    """Return the mean [n] of values [..., n] for each prompt, without NaN; NaN if all are NaN."""
+    values = np.asarray(values, dtype=np.float64).reshape(-1, np.shape(values)[-1])
+    counts = (~np.isnan(values)).sum(axis=0)
+    return np.where(counts > 0, np.nansum(values, axis=0) / np.maximum(counts, 1), np.nan)
+
+
 def mean_difference(ours: np.ndarray, theirs: np.ndarray, clusters: np.ndarray) -> dict[str, Any]:
     """Return the mean difference of two metrics [S, n], paired by prompt, and its interval."""
-    are_shares = all(values.min() >= 0 and values.max() <= 1 for values in (ours, theirs))
+    are_shares = all(np.nanmin(values) >= 0 and np.nanmax(values) <= 1 for values in (ours, theirs))
     low, high = (-1, 1) if are_shares else (0, 0)
-    difference = np.mean(ours, axis=0) - np.mean(theirs, axis=0)
+    difference = prompt_means(ours) - prompt_means(theirs)
     mean, interval = mean_with_interval(difference, clusters, low, high)
     return {"mean": mean, "interval_95": interval}
 
@@ -131,13 +155,14 @@ def win_rates(
 
     clusters: Cluster of each prompt [n].
     """
-    won = compare_pairs(ours[key], theirs[key], lambda a, b: (a > b) + (a == b) / 2)
+    # NaN if one of the two is NaN.
+    won = compare_pairs(ours[key], theirs[key], lambda a, b: np.sign(a - b) / 2 + 0.5)
     longer = compare_pairs(ours["length"], theirs["length"], np.greater)
-    mean, interval = mean_with_interval(won.mean(axis=(0, 1)), clusters)
+    mean, interval = mean_with_interval(prompt_means(won), clusters)
     rates: dict[str, Any] = {"mean": mean, "interval_95": interval, "longer": float(longer.mean())}
     for name, mask in (("when_longer", longer), ("when_not_longer", ~longer)):
-        if mask.any():
-            rates[name] = float(won[mask].mean())
+        if not np.isnan(won[mask]).all():
+            rates[name] = float(np.nanmean(won[mask]))
     return rates
 
 

@@ -30,12 +30,15 @@ def mean_with_interval(
     """Return the mean of values [n] and its interval.
 
     Values between low and high are shares, if these are their limits: their interval stays between
-    the limits, and has a width even if all values are equal.
+    the limits, and has a width even if all values are equal. NaN is no value.
 
     Returns:
-        An interval of None if other values have a single cluster.
+        An interval of None if other values have a single cluster, and a mean of NaN without values.
     """
-    values = np.asarray(values, dtype=np.float64)
+    known = ~np.isnan(values)
+    values, clusters = np.asarray(values, dtype=np.float64)[known], np.asarray(clusters)[known]
+    if not len(values):
+        return math.nan, None
     mean = float(values.mean())
     influences = (values - mean) / len(values)
     if low < high and low <= values.min() and values.max() <= high:

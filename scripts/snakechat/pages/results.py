@@ -190,7 +190,12 @@ def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> 
 
 def _prompt_table(responses: Responses, row: int) -> Table:
     """Return the table of the responses to a prompt, with their scores."""
-    keys = [key for key in ("score", "judge_score") if key in responses["rlhf"][row]]
+    # A response that nothing scores has no score.
+    keys = [
+        key
+        for key in ("score", "judge_score")
+        if all(key in of_model[row] for of_model in responses.values())
+    ]
     rows = [
         [
             model_label(model),
@@ -208,14 +213,13 @@ def _largest_decreases(responses: Responses) -> list[int]:
 
     There are none if nothing scores.
     """
-    if "score" not in responses["rlhf"][0]:
-        return []
-    before = responses[initial_model(responses)]
-    changes = [
-        after["score"] - old["score"] for after, old in zip(responses["rlhf"], before, strict=True)
-    ]
-    rows = sorted(range(len(changes)), key=changes.__getitem__)
-    return [row for row in rows if changes[row] < 0][:DECREASED]
+    pairs = zip(responses["rlhf"], responses[initial_model(responses)], strict=True)
+    changes = {
+        row: after["score"] - before["score"]
+        for row, (after, before) in enumerate(pairs)
+        if "score" in after and "score" in before
+    }
+    return [row for row in sorted(changes, key=changes.__getitem__) if changes[row] < 0][:DECREASED]
 
 
 def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:

@@ -40,7 +40,9 @@ def test_with_a_critic_rewards_may_be_whitened():
     # Mean 4 and variance 8/3 over the three tokens, then the mean again.
     rewards = torch.tensor([[2.0, 6.0], [4.0, 0.0]])
     scaled = 2 / (8 / 3) ** 0.5
-    advantages, returns = compute_advantages(settings, rewards, torch.zeros(2, 2), mask)
+    advantages, returns = compute_advantages(
+        settings, rewards, torch.zeros(2, 2), mask, torch.ones(2, dtype=torch.bool)
+    )
     assert returns[0, 1].item() == pytest.approx(4 + scaled)
     assert returns[1].tolist() == pytest.approx([4, 0])
     # Undiscounted, with lambda 0.95.

@@ -33,6 +33,18 @@ def test_grpo_advantages_by_hand():
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
 
 
+def test_a_response_without_a_score_is_not_compared():
+    # Mean 2 of the two others; a single score, and no score at all.
+    scores = torch.tensor([[math.nan, math.nan, math.nan], [1.0, 5.0, math.nan]])
+    scores = torch.cat([scores, torch.tensor([[3.0, math.nan, math.nan]])])
+    expected = torch.tensor([[0.0, 0.0, 0.0], [-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    torch.testing.assert_close(grpo_advantages(scores, False), expected)
+    torch.testing.assert_close(rloo_advantages(scores), 2 * expected)
+    scaled = grpo_advantages(scores, True)
+    torch.testing.assert_close(scaled, expected / 2**0.5, rtol=1e-3, atol=0)
+    assert uniform_groups(scores).tolist() == [False, True, True]
+
+
 @pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])
 def test_equal_scores_have_advantages_of_0(score):
     scores = torch.full((7, 2), score)

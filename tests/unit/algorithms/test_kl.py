@@ -49,6 +49,39 @@ def test_the_mean_gradient_of_kl_penalty_is_that_of_a_kl():
         torch.testing.assert_close(gradient(penalty), expected.double())
 
 
+def cosine_and_ratio(found, expected):
+    """The cosine of two gradients, and the ratio of their norms."""
+    norms = found.norm(), expected.norm()
+    return (found @ expected / (norms[0] * norms[1])).item(), (norms[0] / norms[1]).item()
+
+
+@pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 2.0])
+def test_the_weighted_penalty_of_a_bandit_is_exact_after_updates(distance):
+    # Three tokens; the policy has moved away from the one that sampled.
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    ref_logprobs = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
+    old_logprobs = logits.log_softmax(0)
+    moved = (logits + distance * torch.tensor([1.0, -1.0, 0.5])).requires_grad_()
+    logprobs = moved.log_softmax(0)
+
+    def gradient(loss):
+        return torch.autograd.grad(loss, moved, retain_graph=True)[0]
+
+    exact = {
+        "k2": gradient((logprobs.exp() * (logprobs - ref_logprobs)).sum()),
+        "k3": gradient((ref_logprobs.exp() * (ref_logprobs - logprobs)).sum()),
+    }
+    for estimator, expected in exact.items():
+        arguments = logprobs, old_logprobs, ref_logprobs, estimator
+        weighted = policy_gradient.weighted_kl_penalty(*arguments)
+        found = gradient((old_logprobs.exp() * weighted).sum())
+        torch.testing.assert_close(found, expected)
+        # Without the ratio, neither direction nor length is right after the first update.
+        plain = policy_gradient.kl_penalty(logprobs, ref_logprobs, estimator)
+        cosine, norm = cosine_and_ratio(gradient((old_logprobs.exp() * plain).sum()), expected)
+        assert (cosine > 1 - 1e-9 and abs(norm - 1) < 1e-9) == (distance == 0)
+
+
 def test_distillation_rewards_by_hand():
     logprobs = torch.tensor([[0.5, 0.25, 0.5], [0.125, 0.5, 0.9]]).log()
     teacher = torch.tensor([[0.25, 0.5, 0.5], [1.0, 0.5, 0.1]]).log()

@@ -105,7 +105,8 @@ def naive_loss(settings, table, experience):
         loss = -weights * torch.minimum(ratio * advantages, clipped * advantages)
         if settings.kl_in == "loss":
             k2 = 0.5 * (new - reference) ** 2
-            loss = loss + 0.7 * (k2 if settings.kl_estimator == "k2" else k3(new, reference))
+            penalty = k2 if settings.kl_estimator == "k2" else k3(new, reference)
+            loss = loss + 0.7 * weights * (new - old).exp().detach() * penalty
         losses.append({"sequence_mean": loss.mean()}.get(settings.loss_aggregation, loss.sum()))
         num_tokens += length
     num_tokens = {"token_mean": num_tokens, "max_length": 4 * 5, "sequence_mean": 4}

@@ -12,6 +12,7 @@ from snakechat.algorithms import reward_sum
 from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_models import Reader, RewardModel
 from snakechat.algorithms.reward_sum import RewardSum
+from snakechat.algorithms.step_metrics import score_metrics
 from snakechat.workflow.errors import InputError
 
 # Rows of the prompts; two responses to each.
@@ -55,6 +56,23 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value, mo
     reward = RewardModel("reward/0", module, 1.0, Reader(None, None, True))
     with pytest.raises(InputError, match=f"step 12: the score of a response to row {row} is"):
         RewardSum([reward], {}, None).score(ROLLOUTS, 12, ROWS)
+
+
+def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):
+    monkeypatch.setattr(reward_sum, "columns_of", lambda *_: {})
+    functions = {
+        "math": (2.0, lambda *_: np.array([1.0, np.nan, np.nan, 3.0])),
+        "code": (1.0, lambda *_: np.array([np.nan, 5.0, np.nan, 7.0])),
+    }
+    scores = RewardSum([], functions, None).score(ROLLOUTS, 1, ROWS)
+    assert scores.sum.tolist() == pytest.approx([2, 5, math.nan, 13], nan_ok=True)
+    metrics = score_metrics(scores)
+    assert metrics["objective/scores"] == pytest.approx(20 / 3)
+    assert metrics["rewards/math/mean"] == 2 and metrics["rewards/math/missing"] == 0.5
+    # The others are normalized as if there were no such response: mean 5, deviation sqrt(18).
+    normalization = make("first")
+    normalized = normalize(normalization, 2.0, 5.0, math.nan, 8.0)
+    assert normalized == pytest.approx([-(1.5**0.5), 0, math.nan, 1.5**0.5], nan_ok=True)
 
 
 # Normalization.

@@ -181,12 +181,12 @@ MISTAKES = {
     "too few": ("[1.0, 2.0]", "score returned 2 numbers for 3 responses"),
     "no number": (
         "[1.0, 'good', 2.0]",
-        "score returned 'good' for the response 'Hello Pia', expected a finite number",
+        "score returned 'good' for the response 'Hello Pia', expected a finite number or None",
     ),
     "NaN": (
         "[1.0, 2.0, float('nan')]",
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"
-        " number",
+        " number or None",
     ),
     "raises elsewhere": (
         "import json\n\n\ndef score(prompts, responses):\n    return json.loads('[')\n",
