@@ -21,7 +21,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.config.schema import SETTINGS, config_type, json_schema  # noqa: E402
+from snakechat.config.schema import SETTINGS, config_schema  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 SCALARS = ("integer", "number", "string", "boolean")
@@ -63,7 +63,7 @@ class Page:
         texts = yaml.safe_load((DOCS / "config.texts.yaml").read_text())
         self.labels = {name: label[language] for name, label in texts["page"].items()}
         self.texts = texts["keys"]
-        self.keys = dict(keys_of(json_schema(config_type())))
+        self.keys = dict(keys_of(config_schema()))
         self.shared = self.shared_settings()
         self.missing: list[str] = []
 
@@ -193,7 +193,9 @@ class Page:
         """Return the type of a schema of one form, with its constraints."""
         name, entries = schema["type"], schema.get("additionalProperties")
         if name == "array":
-            return self.labels["array"].format(self.type(schema["items"]))
+            return self.labels["array"].format(
+                self.type(schema.get("items") or schema["prefixItems"][0])
+            )
         if name == "object" and entries is True:
             return "{NAME: ...}"
         if name == "object" and isinstance(entries, dict):

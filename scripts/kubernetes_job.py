@@ -26,10 +26,9 @@ from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.kubernetes_pods import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.placement import placement_values
+from snakechat.workflow.placement import changed_values, placement_values
 from snakechat.workflow.spec_files import write_spec
 from snakechat.workflow.tool_errors import one_line_errors
-from snakechat.workflow.value_types import changed_values
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"

@@ -149,12 +149,13 @@ def make_job(stage, inputs, result, placement, **settings):
     (result / "logs").mkdir(parents=True)
     hardware = CONFIG["deployments"]["single_gpu" if placement["gpus_per_node"] else "cpu"]
     kind = SETTINGS[stage]
-    names = kind.__dataclass_fields__
-    defaults = CONFIG[stage]["defaults"] | {"seed": SEED, "template": "dialogue", "datasets": []}
+    names = kind.model_fields
+    defaults = CONFIG[stage]["defaults"] | {"seed": SEED, "template": "dialogue"}
+    defaults["datasets"] = [["random", 1.0]]
     if stage == "rlhf":
         defaults |= {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}
         defaults |= {"reward": "reward/model", "reward_templates": {"reward/model": "dialogue"}}
-        defaults |= {"llm_judges": {}, "eval_prompts": 0}
+        defaults |= {"llm_judges": {}}
     values = {key: value for key, value in (defaults | settings).items() if key in names}
     rule = f"train_{stage}"
     return SimpleNamespace(

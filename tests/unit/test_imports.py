@@ -1,7 +1,6 @@
 """Imports: rooms import downwards, libraries stay in their rooms, planning loads no heavy one."""
 
 import ast
-import dataclasses
 import re
 import subprocess
 import sys
@@ -155,4 +154,4 @@ def test_each_setting_is_used(stage):
     for path in (SCRIPTS / "snakechat/config").glob("*.py"):
         if path.stem not in {*SETTINGS, "common", "renamed"}:
             names |= set(re.findall(r"\"(\w+)\"", path.read_text()))
-    assert {field.name for field in dataclasses.fields(SETTINGS[stage])} <= names
+    assert SETTINGS[stage].model_fields.keys() <= names

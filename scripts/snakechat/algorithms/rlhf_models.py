@@ -190,10 +190,11 @@ def make_engines(
         return actor, None
     critic = make_engine(
         models.critic,
-        replace(
-            settings,
-            lora_learning_rate=settings.critic_lora_learning_rate,
-            lr_schedule=settings.critic_lr_schedule,
+        settings.model_copy(
+            update={
+                "lora_learning_rate": settings.critic_lora_learning_rate,
+                "lr_schedule": settings.critic_lr_schedule,
+            }
         ),
         settings.critic_learning_rate,
         sum(updates),

@@ -15,7 +15,8 @@ from snakechat.config.reward_function_settings import (
     reward_function_problem,
     weighted_functions,
 )
-from snakechat.config.rlhf import COMPARING
+from snakechat.config.schema import checked
+from snakechat.config.sections import RecipePlacement
 from snakechat.data.formats import (
     columns_of,
     has_dialogues,
@@ -30,12 +31,6 @@ from snakechat.data.model_files import (
 )
 
 RECIPE_SECTIONS = (*STAGES, "generations")
-# DeepSpeed offloads only what ZeRO partitions.
-STAGES_OF_OFFLOAD: dict[str, tuple[int | str, ...]] = {
-    "none": ("auto", 0, 1, 2, 3),
-    "optimizer": (1, 2, 3, "auto"),
-    "parameters": (3,),
-}
 
 
 def check_placements(config: Config) -> None:
@@ -43,27 +38,7 @@ def check_placements(config: Config) -> None:
     for stage in RECIPE_SECTIONS:
         for name in config.values[stage]["recipes"]:
             placement = config.recipe(stage, name)["placement"]
-            place = f"config: {stage}.recipes.{name}.placement"
-            allowed = STAGES_OF_OFFLOAD[placement["offload"]]
-            for key in ("zero_stage", "critic_zero_stage"):
-                # critic_zero_stage defaults to zero_stage.
-                if placement.get(key) not in (None, *allowed):
-                    raise ConfigError(
-                        f"{place}.{key}: {placement[key]} cannot be combined with"
-                        f" offload: {placement['offload']}: set {key}: {allowed[0]}"
-                    )
-                # ZeRO 3 gathers the weights of a layer while it runs.
-                if placement.get("compile") and placement.get(key) == 3:
-                    raise ConfigError(
-                        f"{place}.compile: true needs {key}: 0, 1 or 2, not 3: set compile: false"
-                    )
-            size = placement.get("vllm_tensor_parallel_size", 1)
-            if placement["gpus_per_node"] % size:
-                raise ConfigError(
-                    f"{place}.vllm_tensor_parallel_size: {size} does not divide the"
-                    f" {placement['gpus_per_node']} GPUs of a node (gpus_per_node): set it to a"
-                    " divisor"
-                )
+            checked(placement, RecipePlacement, f"{stage}.recipes.{name}.placement")
 
 
 def check_references(config: Config) -> None:
@@ -106,14 +81,11 @@ def check_references(config: Config) -> None:
                 _check_effects(config, stage, name)
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
-            if stage in STAGES:
-                _check_evaluations(config, stage, name)
             if stage in ("rlhf", "generations"):
                 _check_reward_models(config, stage, name, "reward")
                 _check_scores(config, stage, name)
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
-                _check_rlhf_algorithm(config, name)
             models = {"actor" if stage == "rlhf" else "model": config.origin(stage, name)}
             if stage in ("sft", "rlhf") and (teacher := config.teacher(stage, name)):
                 models["teacher"] = teacher
@@ -200,23 +172,6 @@ def _check_kept_columns(config: Config, dataset: str) -> None:
         if name in (*POSITIONAL, MESSAGES):
             raise ConfigError(
                 f"config: datasets.{dataset}.keep: {name} is what reward functions receive anyway"
-            )
-
-
-def _check_evaluations(config: Config, stage: str, name: str) -> None:
-    """Check that settings which compare evaluations have evaluations to compare."""
-    recipe = config.recipe(stage, name)
-    for key, unused in (("save_strategy", "last"), ("early_stopping_patience", 0)):
-        if recipe[key] != unused and not recipe["eval_steps"]:
-            raise ConfigError(
-                f"config: {stage}.recipes.{name}.{key}: {recipe[key]} needs evaluations during"
-                f" training: set eval_steps, or {key}: {unused}"
-            )
-        if recipe[key] != unused and recipe.get("standardize_scores") == "running":
-            raise ConfigError(
-                f"config: {stage}.recipes.{name}.{key}: {recipe[key]} compares scores of different"
-                " steps, whose scale changes with standardize_scores: running: set it to first or"
-                " none"
             )
 
 
@@ -354,36 +309,3 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
         problem = reward_function_problem(config.sources, function, arguments, columns)
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
-
-
-def _check_rlhf_algorithm(config: Config, name: str) -> None:
-    """Check that the settings of an RLHF recipe fit its algorithm."""
-    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    if (settings["kl_in"], settings["kl_estimator"]) == ("loss", "k1"):
-        raise ConfigError(
-            f"{place}.kl_estimator: k1 has no effect in the loss, because the mean of its gradient"
-            " is 0: use k2 or k3"
-        )
-    if settings["overlong_buffer"] > settings["max_response_length"]:
-        raise ConfigError(
-            f"{place}.overlong_buffer: {settings['overlong_buffer']} is more than"
-            f" max_response_length ({settings['max_response_length']})"
-        )
-    algorithm, generations = settings["algorithm"], settings["num_generations"]
-    if (algorithm == "distill") != (settings["teacher"] is not None):
-        raise ConfigError(
-            f"{place}.teacher: {settings['teacher']} does not fit algorithm: {algorithm}: distill"
-            " needs a teacher, and no other algorithm has one"
-        )
-    batch_size = settings["global_batch_size"]
-    if algorithm in COMPARING and generations < 2:
-        raise ConfigError(
-            f"{place}.num_generations: {algorithm} compares responses to the same prompt and needs"
-            f" at least 2, not {generations}"
-        )
-    if batch_size % generations:
-        raise ConfigError(
-            f"{place}.global_batch_size: {batch_size} is not a multiple of num_generations"
-            f" ({generations}): set a multiple of it, because all responses to a prompt are in the"
-            " same batch"
-        )

@@ -1,10 +1,11 @@
 """Settings of direct preference optimization (DPO) and its variants."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from pydantic import Field
+
+from snakechat.config.settings import IS_NUMBER, NonNegative, Positive, Settings
 from snakechat.config.training_settings import POLICY_CONDITIONS, Conditional, SequenceSettings
-from snakechat.workflow.value_types import Keyword, NonNegative, Positive
 
 PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo", "kto"]
 
@@ -22,13 +23,12 @@ def has_reference_point(loss: PreferenceLoss) -> bool:
     return loss == "kto"
 
 
-@dataclass(frozen=True, kw_only=True)
-class PreferenceSettings:
+class PreferenceSettings(Settings):
     """The loss of a pair, or of a single response."""
 
     loss: PreferenceLoss
     beta: Positive
-    label_smoothing: Annotated[float, Keyword("ge", 0), Keyword("lt", 0.5)] = 0.0
+    label_smoothing: Annotated[float, Field(ge=0, lt=0.5), IS_NUMBER] = 0.0
     length_normalized: bool = False
     margin: NonNegative = 0.0
     desirable_weight: Positive = 1.0
@@ -36,7 +36,6 @@ class PreferenceSettings:
     sft_coef: NonNegative
 
 
-@dataclass(frozen=True, kw_only=True)
 class DpoSettings(SequenceSettings, PreferenceSettings):
     """Settings of `train_dpo`."""
 

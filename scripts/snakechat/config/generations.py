@@ -1,21 +1,20 @@
 """Settings of responses that a model of the build generates for new datasets."""
 
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from snakechat.config.rlhf import WeightedFunction, WeightedModels
+from snakechat.config.references import Reward
+from snakechat.config.rlhf import RewardFunctions
+from snakechat.config.settings import ABSENT, Count, Positive, Seed, Settings
 from snakechat.config.training_settings import Blend, Dtype, Template
-from snakechat.workflow.value_types import Count, Name, Positive, Seed, Written
 
 
-@dataclass(frozen=True, kw_only=True)
-class GenerationSettings:
+class GenerationSettings(Settings):
     """Settings of `generate_responses` and `score_responses`."""
 
     # References (snakechat/config/references.py).
     model: str
-    reward: Annotated[str | list[tuple[str, float]] | None, Written(str | WeightedModels | None)]
-    reward_functions: dict[Name, float | WeightedFunction]
+    reward: Reward
+    reward_functions: RewardFunctions
     datasets: Blend
     seed: Seed
 
@@ -27,6 +26,6 @@ class GenerationSettings:
     dtype: Dtype
 
     # Not keys of a recipe, as in RlhfSettings.
-    template: Template
-    reward_templates: dict[str, Template]
-    llm_judges: dict[str, dict[str, Any]]
+    template: Template = ABSENT
+    reward_templates: dict[str, Template] = ABSENT
+    llm_judges: dict[str, dict[str, Any]] = ABSENT

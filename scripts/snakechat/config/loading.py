@@ -10,7 +10,8 @@ import yaml
 from snakechat.config.cross_checks import check_placements, check_references
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
-from snakechat.config.schema import checked, config_type, recipe_type
+from snakechat.config.schema import SETTINGS, checked, checked_recipe
+from snakechat.config.sections import Sections
 
 # Keys whose values are text, even if they look like numbers: a commit may consist of digits.
 TEXT_KEYS = {"revision"}
@@ -32,8 +33,9 @@ def load_config(
     """
     update(values, parse_command_line_values(command_line))
     check_plain_values(values)
-    values |= checked(values, config_type())
+    values |= checked(values, Sections)
     config = Config(values, root, sources)
+    check_presets(config)
     add_sweeps(config)
     check_references(config)
     check_placements(config)
@@ -103,7 +105,24 @@ def add_sweeps(config: Config) -> None:
             raise ConfigError(
                 f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
-        for name, recipe in config.sweep_recipes(sweep).items():
+        swept = config.sweep_recipes(sweep)
+        # Its own mistakes are not those of the sweep.
+        config.recipe(stage, settings["recipe"])
+        for name, recipe in swept.items():
             if name in recipes:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
-            recipes[name] = checked(recipe, recipe_type(stage), "sweeps", sweep, "over")
+            checked_recipe(stage, config.layers(stage, f"sweeps.{sweep}.over", recipe))
+            recipes[name] = recipe
+
+
+def check_presets(config: Config) -> None:
+    """Check the defaults of each stage, and its presets, whether or not a recipe uses them."""
+    for stage in SETTINGS:
+        section = config.values[stage]
+        checked_recipe(stage, config.layers(stage, f"{stage}.defaults", {}), is_whole=False)
+        for name, preset in section.get("presets", {}).items():
+            if "preset" in preset:
+                raise ConfigError(f"config: {stage}.presets.{name}.preset: a preset has none")
+            checked_recipe(
+                stage, config.layers(stage, f"{stage}.presets.{name}", preset), is_whole=False
+            )

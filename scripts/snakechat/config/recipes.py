@@ -19,15 +19,15 @@ from snakechat.config.references import (
     JUDGES,
     Reference,
     RewardReferences,
-    ordered_references,
     parse_reference,
-    single_reference,
     weighted_references,
 )
-from snakechat.config.reward_function_settings import weighted_functions
 from snakechat.config.rlhf import RLHF_CONDITIONS
+from snakechat.config.schema import Layer, checked, checked_recipe
+from snakechat.config.sections import PlacementChanges
+from snakechat.config.settings import NAME_END
+from snakechat.config.sft import SFT_CONDITIONS
 from snakechat.config.training_settings import (
-    POLICY_CONDITIONS,
     SEQUENCE_CONDITIONS,
     Conditional,
 )
@@ -36,7 +36,6 @@ from snakechat.workflow.errors import warn
 from snakechat.workflow.store import STORE, is_writable
 from snakechat.workflow.store_space import parse_size
 from snakechat.workflow.stored_versions import Version, find_version, is_version
-from snakechat.workflow.value_types import NAME_END
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Sections that a recipe may start from, as SECTION/NAME.
@@ -48,7 +47,7 @@ ORIGINS = {
     "generations": ("sft", "dpo", "rlhf", "models"),
 }
 CONDITIONS: dict[str, tuple[Conditional, ...]] = {
-    "sft": POLICY_CONDITIONS,
+    "sft": SFT_CONDITIONS,
     "reward": SEQUENCE_CONDITIONS,
     "dpo": DPO_CONDITIONS,
     "rlhf": RLHF_CONDITIONS,
@@ -67,18 +66,6 @@ COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 
 # A rule and the name of one of its results: ("train_sft", "tiny").
 Job = tuple[str, str]
-
-
-def kl_settings(settings: dict[str, Any]) -> dict[str, str]:
-    """Return kl_in and kl_estimator of a recipe of rlhf, which may be null there.
-
-    PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare responses
-    have it in the loss (Shao et al. 2024), where it does not change the comparison. There, k2 is
-    the estimator whose gradient is the gradient of the KL.
-    """
-    kl_in = settings["kl_in"] or ("rewards" if settings["algorithm"] == "ppo" else "loss")
-    estimator = settings["kl_estimator"] or ("k1" if kl_in == "rewards" else "k2")
-    return {"kl_in": kl_in, "kl_estimator": estimator}
 
 
 def without_effect(stage: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -157,46 +144,40 @@ class Config:
                 f"config: {stage}.recipes has no {name!r} {available(name, recipes)}: correct the"
                 " name, or add the --configfile that has the recipe"
             )
-        defaults, own = self.values[stage]["defaults"], recipes[name]
-        preset_name = own.get("preset", defaults.get("preset"))
-        preset = {}
-        if preset_name is not None:
-            used_by = f"{stage}.recipes.{name}.preset"
-            preset = self.entry(f"{stage}.presets", preset_name, used_by)
-        layers = {"defaults": defaults, f"presets.{preset_name}": preset, f"recipes.{name}": own}
-        settings = {"seed": self.values["seed"]}
+        layers = self.layers(stage, f"{stage}.recipes.{name}", recipes[name])
+        settings = checked_recipe(stage, layers)
+        settings.pop("preset", None)
+        if settings.get("algorithm") == "distill" and "reward" not in {
+            key for layer in layers[1:] for key in layer.keys
+        }:
+            # It trains without scores: no default is built for it.
+            settings["reward"] = None
+        settings["placement"] = self._placement_of(stage, layers)
+        return settings
+
+    def layers(self, stage: str, place: str, own: Mapping[str, Any]) -> list[Layer]:
+        """Return the defaults of a stage, the preset and the keys of a recipe at a place."""
+        defaults = {"seed": self.values["seed"], **self.values[stage]["defaults"]}
+        layers = [Layer(f"{stage}.defaults", defaults)]
+        preset = own.get("preset", defaults.get("preset"))
+        if preset is not None:
+            keys = self.entry(f"{stage}.presets", preset, f"{place}.preset")
+            layers.append(Layer(f"{stage}.presets.{preset}", keys))
+        return [*layers, Layer(place, own)]
+
+    def _placement_of(self, stage: str, layers: list[Layer]) -> dict[str, Any]:
+        """Return the placement of a recipe with the keys of the deployment that it names."""
         placement: dict[str, Any] = {}
-        for layer, keys in layers.items():
-            settings |= keys
-            changes = keys.get("placement", {})
+        for place, keys in layers:
+            changes = checked(keys.get("placement", {}), str | PlacementChanges, place, "placement")
             # The name of a deployment, or keys that change one.
-            changes = {"deployment": changes} if isinstance(changes, str) else dict(changes)
+            changes = {"deployment": changes} if isinstance(changes, str) else changes
             if deployment := changes.pop("deployment", None):
-                used_by = f"{stage}.{layer}.placement"
-                placement = self.entry("deployments", deployment, used_by)
+                placement = self.entry("deployments", deployment, f"{place}.placement")
             placement = {**placement, **changes}
         if self.values["deployment"] is not None:
             placement = self.entry("deployments", self.values["deployment"], "deployment")
-        if settings.get("algorithm") == "distill" and "reward" not in preset | own:
-            # It trains without scores: no default is built for it.
-            settings["reward"] = None
-        settings.pop("preset", None)
-        for key in ("reward", "judge"):
-            if stage != "reward" and key in settings:
-                settings[key] = single_reference(settings[key])
-        if "reward_functions" in settings:
-            settings["reward_functions"] = {
-                name: {"weight": weight, "arguments": arguments} if arguments else weight
-                for name, (weight, arguments) in weighted_functions(
-                    settings["reward_functions"]
-                ).items()
-            }
-        if stage == "rlhf":
-            settings |= kl_settings(settings)
-            settings["critic_lr_schedule"] = (
-                settings["critic_lr_schedule"] or settings["lr_schedule"]
-            )
-        return {**settings, "placement": placement}
+        return placement
 
     def program_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe as its program receives them.
@@ -212,10 +193,6 @@ class Config:
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
-            settings["reward"] = ordered_references(settings["reward"])
-        if stage == "sft" and settings["teacher"] is None:
-            # Another number of tokens changes nothing.
-            settings["teacher_top_k"] = 0
         for key in ("placement", "judge", "compare_with", "gate"):
             settings.pop(key, None)
         return settings
@@ -225,16 +202,8 @@ class Config:
         return used_settings(stage, self.recipe(stage, name))
 
     def blend(self, stage: str, name: str) -> list[list[Any]]:
-        """Return [dataset, weight] of each dataset of a recipe; the weight defaults to 1."""
-        entries = [
-            entry if isinstance(entry, dict) else {entry: 1.0}
-            for entry in self.recipe(stage, name)["datasets"]
-        ]
-        blend = [[dataset, weight] for entry in entries for dataset, weight in entry.items()]
-        if len(blend) > len({dataset for dataset, _ in blend}):
-            raise ConfigError(
-                f"config: {stage}.recipes.{name}.datasets names a dataset twice: use a weight"
-            )
+        """Return [dataset, weight] of each dataset of a recipe."""
+        blend: list[list[Any]] = self.recipe(stage, name)["datasets"]
         return blend
 
     def origin(self, stage: str, name: str) -> Reference:
@@ -479,11 +448,12 @@ class Config:
         }
 
     def check_effects(self, stage: str, name: str, own: Mapping[str, Any]) -> None:
-        """Raise ConfigError if one of some settings of a recipe has no effect."""
-        unread = without_effect(stage, self.recipe(stage, name))
+        """Raise ConfigError if one of some keys of a recipe has no effect."""
+        settings = self.recipe(stage, name)
+        unread = without_effect(stage, settings)
         for key in own:
             default = self.values[stage]["defaults"].get(key)
-            if key in unread and own[key] not in (default, None):
+            if key in unread and settings[key] not in (default, None):
                 raise ConfigError(
                     f"config: {stage}.recipes.{name}.{key}: {own[key]} has no effect {unread[key]}:"
                     f" remove it, or set {key}: {json.dumps(default)}"

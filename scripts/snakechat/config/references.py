@@ -1,10 +1,12 @@
-"""References to models and judges: SECTION/NAME, such as sft/NAME, models/NAME or llm_judges/NAME.
-
-Standard library only: the workflow and the programs import this module.
-"""
+"""References to models and judges: SECTION/NAME, such as sft/NAME or llm_judges/NAME."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, Field, GetPydanticSchema
+from pydantic.json_schema import SkipJsonSchema
+
+from snakechat.config.settings import Number
 
 # A reference; the weights of several, as a mapping in the config and as ordered pairs in a spec,
 # whose keys are sorted; or None.
@@ -38,17 +40,6 @@ def weighted_references(value: RewardReferences) -> dict[str, float]:
     return {value: 1.0} if isinstance(value, str) else dict(value)
 
 
-def single_reference(value: RewardReferences) -> RewardReferences:
-    """Return the value of `reward` or `judge` with one reference of weight 1 as its name."""
-    weights = weighted_references(value)
-    return next(iter(weights)) if list(weights.values()) == [1] else value
-
-
-def ordered_references(value: RewardReferences) -> RewardReferences:
-    """Return the value of `reward` or `judge` as a spec has it: a mapping as ordered pairs."""
-    return list(value.items()) if isinstance(value, Mapping) else value
-
-
 def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     """Return the reference of each job input with a model of `reward` or `judge`.
 
@@ -59,3 +50,28 @@ def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     if isinstance(value, str):
         return {key: value} if names else {}
     return {f"{key}.{name}": name for name in names}
+
+
+def _in_order(value: RewardReferences) -> RewardReferences:
+    """Return weighted references as ordered pairs; one of weight 1 as its name."""
+    pairs = list(weighted_references(value).items())
+    if isinstance(value, str | None) or [weight for _, weight in pairs] == [1]:
+        return pairs[0][0] if pairs else None
+    return pairs
+
+
+# A value of `reward` or `judge`.
+Reward = Annotated[
+    str | list[tuple[str, float]] | None,
+    GetPydanticSchema(
+        lambda _, handler: handler(
+            Annotated[
+                str
+                | Annotated[dict[str, Number], Field(min_length=1)]
+                | SkipJsonSchema[list[tuple[str, Number]]]
+                | None,
+                AfterValidator(_in_order),
+            ]
+        )
+    ),
+]

@@ -1,101 +1,50 @@
-"""The types of the whole config, the check by pydantic, and its errors as one line."""
+"""The check of the config by its models, its errors as one line, and its schema."""
 
 import difflib
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any, NotRequired, get_type_hints
+from typing import Any, NamedTuple
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
-from typing_extensions import TypedDict
+from pydantic import TypeAdapter, ValidationError
 
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
 from snakechat.config.generations import GenerationSettings
 from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.config.sections import RlhfKeys, Sections, TrainingKeys
+from snakechat.config.sections import GenerationKeys, RlhfKeys, Sections, TrainingKeys
+from snakechat.config.settings import Settings
 from snakechat.config.sft import SftSettings
-from snakechat.workflow.placement import Placement
-from snakechat.workflow.value_types import Name
 
-# Python's regular expressions look ahead and back.
-OPTIONS = ConfigDict(extra="forbid", allow_inf_nan=False, regex_engine="python-re")
-
-SETTINGS = {
+SETTINGS: dict[str, type[Settings]] = {
     "sft": SftSettings,
     "reward": RewardSettings,
     "dpo": DpoSettings,
     "rlhf": RlhfSettings,
     "generations": GenerationSettings,
 }
+# Keys of recipes besides the settings of their programs.
+FURTHER_KEYS: dict[str, type[Settings]] = {
+    **dict.fromkeys(("sft", "reward", "dpo"), TrainingKeys),
+    "rlhf": RlhfKeys,
+    "generations": GenerationKeys,
+}
 # Fields of settings that the models and judges of a recipe determine.
 DETERMINED = ("template", "reward_templates", "llm_judges")
-# A deployment has values for these, which have no defaults.
-REQUIRED = [key for key in get_type_hints(Placement) if key not in vars(Placement)]
 
 Schema = dict[str, Any]
 
 
-def _record(name: str, keys: Mapping[str, Any], required: Collection[str] = ()) -> Any:
-    """Return the type of a mapping with these keys and no others."""
-    types = {key: each if key in required else NotRequired[each] for key, each in keys.items()}
-    record = TypedDict(name, types)  # type: ignore[misc]
-    # Typed dicts inside of it have the same options.
-    return with_config(OPTIONS)(record)
+class Layer(NamedTuple):
+    """Keys of a recipe from one place: the defaults, a preset, or the recipe itself."""
 
-
-def _keys_of(declared: type) -> dict[str, Any]:
-    """Return the type of each key of a dataclass or a typed dict."""
-    return get_type_hints(declared, include_extras=True)
-
-
-def recipe_keys(stage: str) -> dict[str, Any]:
-    """Return the type of each key of a recipe, all of which are optional."""
-    settings = _keys_of(SETTINGS[stage])
-    keys = {key: each for key, each in settings.items() if key not in DETERMINED}
-    if stage == "rlhf":
-        keys |= _keys_of(RlhfKeys)
-    if stage != "generations":
-        keys |= _keys_of(TrainingKeys)
-    # The name of a deployment, or keys that change one.
-    keys["placement"] = str | _record("Changes", {**_keys_of(Placement), "deployment": str})
-    return keys
-
-
-def _stage(stage: str) -> Any:
-    """Return the type of the section of a stage."""
-    keys = recipe_keys(stage)
-    # The seed of a recipe defaults to the one of the top level.
-    sections = {"defaults": _record("Defaults", keys, keys.keys() - {"seed"})}
-    sections["recipes"] = dict[Name, _record("Recipe", keys)]  # type: ignore[misc]
-    if "preset" in keys:
-        # A preset cannot be based on another one.
-        preset = _record("Preset", {key: keys[key] for key in keys if key != "preset"})
-        sections["presets"] = dict[Name, preset]  # type: ignore[valid-type]
-    return _record("Stage", sections, sections)
-
-
-@cache
-def config_type() -> Any:
-    """Return the type of the whole config."""
-    sections = _keys_of(Sections)
-    deployment = _record("Deployment", _keys_of(Placement), REQUIRED)
-    sections["deployments"] = dict[Name, deployment]  # type: ignore[valid-type]
-    sections |= {stage: _stage(stage) for stage in SETTINGS}
-    return _record("Config", sections, sections)
-
-
-@cache
-def recipe_type(stage: str) -> Any:
-    """Return the type of a recipe."""
-    return _record("Recipe", recipe_keys(stage))
+    place: str
+    keys: Mapping[str, Any]
 
 
 def checked(values: Any, declared: Any, *place: str) -> Any:
     """Return values of the config, or those at a place in it, as values of a type.
-
-    Numbers are converted to the declared type: where a float is expected, 1 becomes 1.0. The text
-    1e-5 also becomes a float, because YAML does not parse it as a number.
 
     Raises:
         ConfigError: A key or value is invalid; the message names the key.
@@ -103,34 +52,63 @@ def checked(values: Any, declared: Any, *place: str) -> Any:
     try:
         converted = _adapter(declared).validate_python(values)
     except ValidationError as error:
-        path, message = _describe(error, values, declared)
+        path, message = _describe(error, values, _adapter(declared).json_schema())
         raise ConfigError(f"config: {'.'.join([*place, *path])}: {message}") from None
-    _check_booleans(values, converted, *place)
-    return converted
+    return _adapter(declared).dump_python(converted, mode="json", exclude_unset=True)
 
 
-def _check_booleans(value: Any, converted: Any, *place: str) -> None:
-    """Raise ConfigError for true or false where a number is expected: pydantic reads 1 or 0."""
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            _check_booleans(inner, converted[key], *place, key)
-    elif isinstance(value, list):
-        for number, (inner, of_inner) in enumerate(zip(value, converted, strict=True)):
-            _check_booleans(inner, of_inner, *place, str(number))
-    elif isinstance(value, bool) and not isinstance(converted, bool):
-        raise ConfigError(f"config: {'.'.join(place)}: expected a number, found {value}")
+def checked_recipe(stage: str, layers: list[Layer], is_whole: bool = True) -> dict[str, Any]:
+    """Return the keys of a recipe, in which each layer overrides those before it.
+
+    The placement is the one of the last layer that has one.
+
+    Args:
+        stage: The section of the recipe.
+        layers: The defaults, the preset if any, and the recipe.
+        is_whole: Whether the settings must fit each other; those of a preset alone need not.
+
+    Raises:
+        ConfigError: A key or value is invalid, or settings do not fit each other; the message names
+            the place of the key.
+    """
+    settings: dict[str, Any] = {}
+    further: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for place, keys in layers:
+        own = {key: keys[key] for key in keys if key in FURTHER_KEYS[stage].model_fields}
+        further |= checked(own, FURTHER_KEYS[stage], place)
+        settings |= {key: keys[key] for key in keys if key not in own}
+        places |= dict.fromkeys(keys, place)
+    try:
+        found = SETTINGS[stage](**settings)
+        undeclared = [key for key in DETERMINED if key in settings]
+    except ValidationError as error:
+        path, message = _describe(error, settings, recipe_schema(stage))
+        place = places.get(path[0], layers[-1].place)
+        if not any(problem["loc"] for problem in error.errors()):
+            # Settings that do not fit each other.
+            if not is_whole:
+                return settings | further
+            place = layers[-1].place
+    else:
+        if not undeclared:
+            return found.model_dump(mode="json", exclude=set(DETERMINED)) | further
+        path, message = undeclared, f"unknown key {_hint(undeclared, recipe_schema(stage))}"
+        place = places[path[0]]
+    raise ConfigError(f"config: {'.'.join([place, *path])}: {message}")
 
 
 @cache
 def _adapter(declared: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(declared, config=None if hasattr(declared, "__total__") else OPTIONS)
+    return TypeAdapter(declared)
 
 
-def _describe(error: ValidationError, values: Any, declared: Any) -> tuple[list[str], str]:
+def _describe(error: ValidationError, values: Any, schema: Schema) -> tuple[list[str], str]:
     """Return the path of the most relevant problem, and a message of one line.
 
     Where a value may have several forms, those count that it resembles most, of which the problem
-    is deepest inside of it. An unknown key explains that another one is missing.
+    is deepest inside of it. An unknown key explains that another one is missing. A message about
+    several keys starts with the one that it is about.
     """
     problems = [(_path(each, values), each) for each in error.errors(include_url=False)]
     ranks = [(len(path), each["type"] == "extra_forbidden") for path, each in problems]
@@ -138,13 +116,16 @@ def _describe(error: ValidationError, values: Any, declared: Any) -> tuple[list[
     path, first = chosen[0]
     shown = [text if text.isprintable() else repr(text) for text in map(str, path)]
     if first["type"] == "extra_forbidden":
-        return shown, f"unknown key {_hint(path, declared)}"
+        return shown, f"unknown key {_hint(path, without_references(schema))}"
     if first["type"] == "missing":
         return shown, "this key is required"
     messages = dict.fromkeys(
         each["msg"].removeprefix("Value error, ") for other, each in chosen if other == path
     )
-    return shown, f"{' or '.join(messages)}, found {first['input']!r}"
+    message = " or ".join(messages)
+    if about := re.match(r"(\w+): (.*)", message):
+        return [*shown, about[1]], about[2]
+    return shown, f"{message}, found {first['input']!r}"
 
 
 def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
@@ -158,9 +139,9 @@ def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
     return [*path, problem["loc"][-1]] if problem["type"] == "missing" else path
 
 
-def _hint(path: list[Any], declared: Any) -> str:
+def _hint(path: list[Any], schema: Schema) -> str:
     """Return the keys that are similar to an unknown one, or the page that lists all."""
-    nodes = list(_forms(json_schema(declared)))
+    nodes = list(_forms(schema))
     for part in path[:-1]:
         inner = [_below(node, part) for node in nodes]
         nodes = [form for node in inner if node for form in _forms(node)]
@@ -187,10 +168,32 @@ def _below(schema: Schema, part: Any) -> Schema | None:
     return schema.get("properties", {}).get(part, others if isinstance(others, dict) else None)
 
 
-def json_schema(declared: Any) -> Schema:
-    """Return the JSON Schema of a type, without references."""
-    schema = _adapter(declared).json_schema()
-    definitions = schema.pop("$defs", {})
+@cache
+def recipe_schema(stage: str) -> Schema:
+    """Return the JSON Schema of a recipe, without references."""
+    properties: Schema = {}
+    for declared in (SETTINGS[stage], FURTHER_KEYS[stage]):
+        properties |= without_references(_adapter(declared).json_schema())["properties"]
+    for key in DETERMINED:
+        properties.pop(key, None)
+    return {"type": "object", "properties": properties}
+
+
+@cache
+def config_schema() -> Schema:
+    """Return the JSON Schema of the config, without references."""
+    schema = without_references(_adapter(Sections).json_schema())
+    for stage in SETTINGS:
+        section = schema["properties"][stage]["properties"]
+        section["defaults"] = recipe_schema(stage)
+        for key in section.keys() - {"defaults"}:
+            section[key] = {"type": "object", "additionalProperties": recipe_schema(stage)}
+    return schema
+
+
+def without_references(schema: Schema) -> Schema:
+    """Return a JSON Schema with its definitions in place of references to them."""
+    definitions = schema.get("$defs", {})
 
     def resolved(node: Any) -> Any:
         if isinstance(node, list):
@@ -202,6 +205,7 @@ def json_schema(declared: Any) -> Schema:
         if "patternProperties" in node:
             (others,) = node["patternProperties"].values()
             return {"type": "object", "additionalProperties": resolved(others)}
-        return {key: resolved(inner) for key, inner in node.items()}
+        return {key: resolved(inner) for key, inner in node.items() if key != "$defs"}
 
-    return resolved(schema)
+    found: Schema = resolved(schema)
+    return found

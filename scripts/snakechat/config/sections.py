@@ -1,50 +1,53 @@
-"""Keys of the config other than training settings: datasets, models, evaluation and others."""
+"""Keys of the config other than training settings: datasets, models, placement, evaluation."""
 
-import math
 import re
-from typing import Annotated, Any, Literal, NotRequired, Union
+from typing import Annotated, Any, Literal, Self, Union
 
-from pydantic import AfterValidator, ConfigDict, Discriminator, Tag, with_config
-from typing_extensions import TypedDict
-
-from snakechat.config.rlhf import WeightedModels
-from snakechat.config.training_settings import Template
-from snakechat.data.formats import FORMATS
-from snakechat.workflow.value_types import (
-    Count,
-    EnvironmentVariable,
-    Keyword,
-    Name,
-    NonNegative,
-    Positive,
-    Seed,
-    Written,
+from pydantic import (
+    AfterValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetPydanticSchema,
+    StringConstraints,
+    Tag,
+    model_validator,
 )
 
+from snakechat.config.references import Reward
+from snakechat.config.settings import (
+    ABSENT,
+    IS_NUMBER,
+    Count,
+    Name,
+    NonNegative,
+    NonNegativeInt,
+    Number,
+    Positive,
+    Seed,
+    Settings,
+)
+from snakechat.config.training_settings import Template
+from snakechat.data.formats import FORMATS
 
-def _one_of(*keys: str) -> AfterValidator:
-    """Return the check that a mapping has at least one of some keys."""
 
-    def check(values: dict[str, Any]) -> dict[str, Any]:
-        if not values.keys() & {*keys}:
-            raise ValueError(f"expected {' or '.join(keys)}")
-        return values
-
-    return AfterValidator(check)
-
-
-def _form_by_key(forms: dict[str, Any]) -> Written:
+def _form_by_key(**forms: Any) -> Any:
     """Return the type of mappings of several forms, each with a key that the others do not have.
 
     Errors are those of this form. Without any of the keys, the form is the first one.
     """
 
     def form(values: Any) -> str:
-        found = [key for key in forms if isinstance(values, dict) and key in values]
+        keys = values.model_fields_set if isinstance(values, Settings) else values
+        found = [key for key in forms if isinstance(keys, dict | set) and key in keys]
         return f"with {[*found, *forms][0]}"
 
-    tagged = [Annotated[each, Tag(f"with {key}")] for key, each in forms.items()]
-    return Written(Annotated[Union[tuple(tagged)], Discriminator(form)])  # noqa: UP007
+    tagged = tuple(Annotated[each, Tag(f"with {key}")] for key, each in forms.items())
+    return Annotated[Union[tagged], Discriminator(form)]  # noqa: UP007
+
+
+# Variables that a placement sets, and that have the key of a judge.
+EnvironmentVariable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
 def _check_regex(text: str) -> str:
@@ -72,58 +75,41 @@ def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_bounds(gate: dict[str, Any]) -> dict[str, Any]:
-    if gate.get("min", -math.inf) > gate.get("max", math.inf):
-        raise ValueError("expected min below max")
-    return gate
-
-
-def _check_selection(dataset: dict[str, Any]) -> dict[str, Any]:
-    if dataset.get("select") == "best" and "min_margin" in dataset:
-        raise ValueError(
-            "min_margin has no effect with select: best, only with best_and_worst: remove it"
-        )
-    return dataset
-
-
 # Fields of requests to an LLM judge that the client sets, or whose replies it does not read.
 SET_BY_CLIENT = (
     *("messages", "model", "n", "stream", "stream_options", "logprobs", "top_logprobs"),
     *("tools", "tool_choice", "functions", "function_call", "modalities", "audio"),
 )
 BadRowPolicy = Literal["fail", "skip"]
-NonEmptyText = Annotated[str, Keyword("min_length", 1)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
 Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
-PromptSets = Annotated[list[Name], Keyword("min_length", 1)]
-Format = Annotated[str, Written(Literal[tuple(FORMATS)])]
+PromptSets = Annotated[list[Name], Field(min_length=1)]
+Format = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Literal[tuple(FORMATS)]))]
 
 # A variable of a chat template, apart from those that every rendering sets.
 TemplateVariable = Annotated[
     str,
-    Keyword(
-        "pattern",
-        r"^(?!(messages|tools|documents|add_generation_prompt|[a-z]+_token)\Z)[A-Za-z_]\w*\Z",
+    StringConstraints(
+        pattern=r"^(?!(messages|tools|documents|add_generation_prompt|[a-z]+_token)\Z)[A-Za-z_]\w*\Z",
     ),
 ]
-TemplateArguments = Annotated[
-    dict[TemplateVariable, int | float | str | bool], Keyword("min_length", 1)
-]
+TemplateArguments = Annotated[dict[TemplateVariable, int | float | str | bool], Field(min_length=1)]
 
 # A repository on the Hugging Face Hub: NAME or OWNER/NAME.
 HubName = Annotated[
-    str, Keyword("pattern", r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z")
+    str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*(/[A-Za-z0-9][A-Za-z0-9_.-]*)?\Z")
 ]
 # An identifier of the Hub or of SPDX.
-License = Annotated[str, Keyword("pattern", r"^[A-Za-z0-9_.+-]+\Z")]
+License = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]+\Z")]
 # Files inside the source.
-Glob = Annotated[str, Keyword("pattern", r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
+Glob = Annotated[str, StringConstraints(pattern=r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
 # Specs are public: a user name, a password or a query in the address is an error.
-Url = Annotated[str, Keyword("pattern", r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
+Url = Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
 
-ColumnList = Annotated[list[NonEmptyText], Keyword("min_length", 1)]
+ColumnList = Annotated[list[NonEmptyText], Field(min_length=1)]
 
 
-class PhaseWeights(TypedDict):
+class PhaseWeights(Settings):
     """Weight of each phase in the split of a dataset."""
 
     sft: NonNegative
@@ -132,216 +118,321 @@ class PhaseWeights(TypedDict):
 
 
 # The phases that share the rows equally.
-PhaseList = Annotated[list[Literal["sft", "reward", "rlhf"]], Keyword("min_length", 1)]
+PhaseList = Annotated[list[Literal["sft", "reward", "rlhf"]], Field(min_length=1)]
 
 
-class NamedSplits(TypedDict):
+class NamedSplits(Settings):
     """The splits of the source that are train and eval, and the phases that have their rows."""
 
-    train: NotRequired[NonEmptyText]
-    eval: NotRequired[NonEmptyText]
-    phases: NotRequired[PhaseWeights | PhaseList]
+    train: NonEmptyText = ABSENT
+    eval: NonEmptyText = ABSENT
+    phases: PhaseWeights | PhaseList = ABSENT
 
 
-class Split(TypedDict):
+class Split(Settings):
     """Split of the rows of a dataset among the phases."""
 
     weights: PhaseWeights
     by: Literal["row", "prompt"]
 
 
+class ExcludedFile(Settings):
+    """A file with the digest of a row in each line."""
+
+    file: NonEmptyText
+
+
 # Digests of rows that are removed after the split.
 Exclude = Annotated[
-    list[Annotated[str, Keyword("pattern", r"^[0-9a-f]{32}\Z")]], Keyword("min_length", 1)
+    list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]], Field(min_length=1)
 ]
 
 
-class SourceDataset(TypedDict):
-    """A dataset of local files or of the Hub."""
+class SourceDataset(Settings):
+    """A dataset of local files or of the Hub. With path, hub names what path is a copy of."""
 
-    path: NotRequired[NonEmptyText]
-    hub: NotRequired[HubName]
-    revision: NotRequired[NonEmptyText]
-    license: NotRequired[License]
+    path: NonEmptyText = ABSENT
+    hub: HubName = ABSENT
+    revision: NonEmptyText = ABSENT
+    license: License = ABSENT
     format: Format
-    columns: NotRequired[dict[str, NonEmptyText | ColumnList]]
-    keep: NotRequired[ColumnList | Annotated[dict[str, NonEmptyText], Keyword("min_length", 1)]]
-    remove: NotRequired[Regex]
-    name: NotRequired[NonEmptyText]
-    train: NotRequired[Glob]
-    eval: NotRequired[Glob]
-    on_bad_row: NotRequired[BadRowPolicy]
-    split: NotRequired[PhaseWeights | PhaseList | NamedSplits]
-    max_rows: NotRequired[Count]
-    exclude: NotRequired[Exclude]
+    columns: dict[str, NonEmptyText | ColumnList] = ABSENT
+    keep: ColumnList | Annotated[dict[str, NonEmptyText], Field(min_length=1)] = ABSENT
+    remove: Regex = ABSENT
+    name: NonEmptyText = ABSENT
+    train: Glob = ABSENT
+    eval: Glob = ABSENT
+    on_bad_row: BadRowPolicy = ABSENT
+    split: PhaseWeights | PhaseList | NamedSplits = ABSENT
+    max_rows: Count = ABSENT
+    exclude: Exclude = ABSENT
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is None and self.hub is None:
+            raise ValueError("expected path or hub")
+        if self.hub is None and self.revision is not None:
+            raise ValueError("revision: has no effect without hub: remove it")
+        if self.eval is not None and self.train is None:
+            raise ValueError("eval needs train, the glob of the other files")
+        names = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
+        if self.train is not None and (self.name is not None or names & {"train", "eval"}):
+            raise ValueError(
+                "train selects files by a glob: remove name, and train and eval of split"
+            )
+        return self
 
 
-class GeneratedDataset(TypedDict):
+class GeneratedDataset(Settings):
     """A dataset that the pipeline generates."""
 
     generate: Literal["shop"]
     rows: Count
     eval_rows: Count
-    seed: NotRequired[Seed]
-    split: NotRequired[PhaseWeights | PhaseList]
-    max_rows: NotRequired[Count]
-    exclude: NotRequired[Exclude]
+    seed: Seed = ABSENT
+    split: PhaseWeights | PhaseList = ABSENT
+    max_rows: Count = ABSENT
+    exclude: Exclude = ABSENT
 
 
-class SelectedDataset(TypedDict):
+class SelectedDataset(Settings):
     """A dataset of scored responses, which a recipe of `generations` generates."""
 
     generations: str
     select: Literal["best", "best_and_worst"]
-    min_score: NotRequired[float]
-    min_margin: NotRequired[NonNegative]
-    split: NotRequired[PhaseWeights | PhaseList]
-    max_rows: NotRequired[Count]
-    exclude: NotRequired[Exclude]
+    min_score: Number = ABSENT
+    min_margin: NonNegative = ABSENT
+    split: PhaseWeights | PhaseList = ABSENT
+    max_rows: Count = ABSENT
+    exclude: Exclude = ABSENT
+
+    @model_validator(mode="after")
+    def _check_margin(self) -> Self:
+        if self.select == "best" and self.min_margin is not None:
+            raise ValueError(
+                "min_margin: has no effect with select: best, only with best_and_worst: remove it"
+            )
+        return self
 
 
-class LabelledDataset(TypedDict):
+class LabelledDataset(Settings):
     """The pairs of another dataset (label), with the labels of an LLM judge."""
 
     label: str
     llm_judge: str
-    split: NotRequired[PhaseWeights | PhaseList]
-    max_rows: NotRequired[Count]
-    exclude: NotRequired[Exclude]
+    split: PhaseWeights | PhaseList = ABSENT
+    max_rows: Count = ABSENT
+    exclude: Exclude = ABSENT
 
 
-def _check_eval_glob(values: dict[str, Any]) -> dict[str, Any]:
-    if "eval" in values and "train" not in values:
-        raise ValueError("eval needs train, the glob of the other files")
-    split = values.get("split")
-    if "train" in values and ("name" in values or (split and {"train", "eval"} & {*split})):
-        raise ValueError("train selects files by a glob: remove name, and train and eval of split")
-    return values
+Dataset = _form_by_key(
+    path=SourceDataset,
+    generate=GeneratedDataset,
+    generations=SelectedDataset,
+    label=LabelledDataset,
+)
 
 
-# With path, hub is optional: it names what path is a copy of.
-Dataset = Annotated[
-    dict[str, Any],
-    _form_by_key(
-        {
-            "path": Annotated[
-                SourceDataset, _one_of("path", "hub"), AfterValidator(_check_eval_glob)
-            ],
-            "generate": GeneratedDataset,
-            "generations": Annotated[SelectedDataset, AfterValidator(_check_selection)],
-            "label": LabelledDataset,
-        }
-    ),
-]
-
-
-class TrainedTokenizer(TypedDict):
+class TrainedTokenizer(Settings):
     """A byte-level BPE tokenizer that is trained on a dataset."""
 
     train_on: str
-    vocab_size: Annotated[int, Keyword("ge", 260)]
+    vocab_size: Annotated[int, Field(ge=260), IS_NUMBER]
 
 
-class CopiedTokenizer(TypedDict):
+class CopiedTokenizer(Settings):
     """A tokenizer from a local folder."""
 
     path: str
 
 
-@with_config(ConfigDict(extra="allow"))
-class Architecture(TypedDict):
+Tokenizer = _form_by_key(train_on=TrainedTokenizer, path=CopiedTokenizer)
+
+
+class Architecture(Settings):
     """A transformers config; it takes any further key."""
+
+    model_config = ConfigDict(extra="allow")
 
     model_type: str
 
 
-class PretrainedModel(TypedDict):
+class PretrainedModel(Settings):
     """A base model of the Hub or of a local folder."""
 
-    path: NotRequired[str]
-    hub: NotRequired[HubName]
-    revision: NotRequired[NonEmptyText]
-    license: NotRequired[License]
-    template: NotRequired[Template]
-    template_arguments: NotRequired[TemplateArguments]
-    prompt_sets: NotRequired[PromptSets]
+    path: str = ABSENT
+    hub: HubName = ABSENT
+    revision: NonEmptyText = ABSENT
+    license: License = ABSENT
+    template: Template = ABSENT
+    template_arguments: TemplateArguments = ABSENT
+    prompt_sets: PromptSets = ABSENT
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is None and self.hub is None:
+            raise ValueError("expected path or hub")
+        if self.hub is None and self.revision is not None:
+            raise ValueError("revision: has no effect without hub: remove it")
+        return self
 
 
-class InitializedModel(TypedDict):
+class InitializedModel(Settings):
     """A base model with random weights."""
 
     init: Architecture
-    tokenizer: Annotated[
-        dict[str, Any], _form_by_key({"train_on": TrainedTokenizer, "path": CopiedTokenizer})
-    ]
-    template: NotRequired[Template]
-    template_arguments: NotRequired[TemplateArguments]
-    prompt_sets: NotRequired[PromptSets]
+    tokenizer: Tokenizer  # type: ignore[valid-type]
+    template: Template = ABSENT
+    template_arguments: TemplateArguments = ABSENT
+    prompt_sets: PromptSets = ABSENT
 
 
-Model = Annotated[
-    dict[str, Any],
-    _form_by_key(
-        {"path": Annotated[PretrainedModel, _one_of("path", "hub")], "init": InitializedModel}
-    ),
-]
+Model = _form_by_key(path=PretrainedModel, init=InitializedModel)
 
-SweepValues = Annotated[list[int | float | str | bool], Keyword("min_length", 1)]
+SweepValues = Annotated[list[int | float | str | bool], Field(min_length=1)]
 
 
-class Sweep(TypedDict):
+class Sweep(Settings):
     """Recipes that differ in some settings."""
 
     stage: Literal["sft", "reward", "dpo", "rlhf"]
     recipe: str
-    over: Annotated[dict[str, SweepValues], Keyword("min_length", 1)]
+    over: Annotated[dict[str, SweepValues], Field(min_length=1)]
 
 
-class Gate(TypedDict):
+class Gate(Settings):
     """Bounds of a metric of the evaluation."""
 
     metric: NonEmptyText
-    min: NotRequired[float]
-    max: NotRequired[float]
+    min: Number = ABSENT
+    max: Number = ABSENT
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        if self.min is None and self.max is None:
+            raise ValueError("expected min or max")
+        if None not in (self.min, self.max) and self.min > self.max:
+            raise ValueError("expected min below max")
+        return self
 
 
-class TrainingKeys(TypedDict):
+class PlacementKeys(Settings):
+    """Keys of a deployment, which a recipe may change (snakechat.workflow.placement)."""
+
+    nodes: Count = ABSENT
+    gpus_per_node: NonNegativeInt = ABSENT
+    zero_stage: Literal["auto", 0, 1, 2, 3] = ABSENT
+    offload: Literal["none", "optimizer", "parameters"] = ABSENT
+    activation_checkpointing: Literal["auto"] | bool = ABSENT
+    micro_batch_tokens: Literal["auto"] | Count = ABSENT
+    threads: Count = ABSENT
+    mem_mb: Count = ABSENT
+    runtime: Count = ABSENT
+    generate_tokens: Count | None = ABSENT
+    cuda_graphs: bool | None = ABSENT
+    attn_implementation: Literal["auto", "sdpa"] = ABSENT
+    compile: bool | None = ABSENT
+    vllm_tensor_parallel_size: Count = ABSENT
+    environment: dict[EnvironmentVariable, str] | None = ABSENT
+    critic_zero_stage: Literal[0, 1, 2, 3] | None = ABSENT
+    offload_frozen: bool = ABSENT
+
+
+# A deployment has values for these, which have no defaults.
+REQUIRED = tuple(PlacementKeys.model_fields)[:9]
+# DeepSpeed offloads only what ZeRO partitions.
+STAGES_OF_OFFLOAD: dict[str, tuple[int | str, ...]] = {
+    "none": ("auto", 0, 1, 2, 3),
+    "optimizer": (1, 2, 3, "auto"),
+    "parameters": (3,),
+}
+
+
+class Deployment(PlacementKeys):
+    """Named hardware, and how jobs use it."""
+
+    @model_validator(mode="after")
+    def _check_required(self) -> Self:
+        if missing := [key for key in REQUIRED if getattr(self, key) is None]:
+            raise ValueError(f"{missing[0]}: this key is required")
+        return self
+
+
+class RecipePlacement(Deployment):
+    """The placement of a recipe: a deployment with the recipe's own keys."""
+
+    @model_validator(mode="after")
+    def _check_zero_stages(self) -> Self:
+        allowed = STAGES_OF_OFFLOAD[self.offload]
+        for key in ("zero_stage", "critic_zero_stage"):
+            stage = getattr(self, key)
+            # critic_zero_stage defaults to zero_stage.
+            if stage not in (None, *allowed):
+                raise ValueError(
+                    f"{key}: {stage} cannot be combined with offload: {self.offload}: set {key}:"
+                    f" {allowed[0]}"
+                )
+            # ZeRO 3 gathers the weights of a layer while it runs.
+            if self.compile and stage == 3:
+                raise ValueError(f"compile: true needs {key}: 0, 1 or 2, not 3: set compile: false")
+        return self
+
+    @model_validator(mode="after")
+    def _check_vllm(self) -> Self:
+        size = self.vllm_tensor_parallel_size or 1
+        if self.gpus_per_node % size:
+            raise ValueError(
+                f"vllm_tensor_parallel_size: {size} does not divide the {self.gpus_per_node} GPUs"
+                " of a node (gpus_per_node): set it to a divisor"
+            )
+        return self
+
+
+class PlacementChanges(PlacementKeys):
+    """A deployment, and keys that a recipe changes."""
+
+    deployment: str = ABSENT
+
+
+class GenerationKeys(Settings):
+    """Keys of all recipes that programs do not receive as settings."""
+
+    # The name of a deployment, or keys that change one.
+    placement: str | PlacementChanges = ABSENT
+
+
+class TrainingKeys(GenerationKeys):
     """Keys of recipes of all stages that train; training does not use them."""
 
-    gate: Annotated[Gate, _one_of("min", "max"), AfterValidator(_check_bounds)] | None
-    preset: str | None
+    gate: Gate | None = ABSENT
+    preset: str | None = ABSENT
 
 
-class RlhfKeys(TypedDict):
-    """Keys of rlhf recipes that training does not use; `placement` is one of every recipe."""
+class RlhfKeys(TrainingKeys):
+    """Keys of rlhf recipes that training does not use."""
 
-    judge: str | WeightedModels | None
+    judge: Reward = ABSENT
     compare_with: list[
-        Annotated[str, Keyword("pattern", r"^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*\Z")]
-    ]
+        Annotated[str, StringConstraints(pattern=r"^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*\Z")]
+    ] = ABSENT
 
 
-class LlmJudge(TypedDict):
+class LlmJudge(Settings):
     """A model behind an OpenAI-compatible endpoint that rates and compares responses."""
 
     url: Url
     model: NonEmptyText
     rubric: NonEmptyText
-    scale: NotRequired[
-        Annotated[
-            list[float],
-            Keyword("min_length", 2),
-            Keyword("max_length", 2),
-            AfterValidator(_check_scale),
-        ]
-    ]
-    parameters: NotRequired[Annotated[dict[str, Any], AfterValidator(_check_parameters)]]
-    key_env: NotRequired[EnvironmentVariable]
-    requests_per_minute: NotRequired[Positive]
-    concurrency: NotRequired[Count]
+    scale: Annotated[
+        list[Number], Field(min_length=2, max_length=2), AfterValidator(_check_scale)
+    ] = ABSENT
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] = ABSENT
+    key_env: EnvironmentVariable = ABSENT
+    requests_per_minute: Positive = ABSENT
+    concurrency: Count = ABSENT
 
 
-class Evaluation(TypedDict):
+class Evaluation(Settings):
     """Comparison of chat models."""
 
     num_prompts: Count
@@ -351,15 +442,32 @@ class Evaluation(TypedDict):
     llm_judge_prompts: Count
 
 
-class PromptEval(TypedDict):
+class PromptEval(Settings):
     """Responses to prompt sets, side by side."""
 
     max_response_length: Count
     temperature: Positive
 
 
-class Sections(TypedDict):
-    """The top level of the config, without the deployments and the stages."""
+# Keys of a recipe, which are checked together with those of its preset and the defaults.
+RecipeKeys = dict[str, Any]
+
+
+class Generations(Settings):
+    """The section of generated responses."""
+
+    defaults: RecipeKeys
+    recipes: dict[Name, RecipeKeys]
+
+
+class Stage(Generations):
+    """The section of a stage that trains."""
+
+    presets: dict[Name, RecipeKeys]
+
+
+class Sections(Settings):
+    """The config."""
 
     seed: Seed
     template: Template
@@ -367,14 +475,20 @@ class Sections(TypedDict):
     on_bad_row: BadRowPolicy
     save_steps: Count
     store: NonEmptyText
-    store_max_size: Annotated[str, Keyword("pattern", r"^\d+(\.\d+)?[KMGT]\Z")] | None
+    store_max_size: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[KMGT]\Z")] | None
     language: Literal["en", "zh"]
     container: NonEmptyText | None
     prompt_sets: PromptSets
+    deployments: dict[Name, Deployment]
     deployment: str | None
     split: Split
-    datasets: dict[Name, Dataset]
-    models: dict[Name, Model]
+    datasets: dict[Name, Dataset]  # type: ignore[valid-type]
+    models: dict[Name, Model]  # type: ignore[valid-type]
+    sft: Stage
+    reward: Stage
+    dpo: Stage
+    rlhf: Stage
+    generations: Generations
     llm_judges: dict[Name, LlmJudge]
     sweeps: dict[Name, Sweep]
     evaluation: Evaluation

@@ -1,18 +1,23 @@
 """Settings of supervised fine-tuning (SFT)."""
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
-from snakechat.config.training_settings import SequenceSettings
-from snakechat.workflow.value_types import Count, NonNegativeInt, Written
+from snakechat.config.settings import ABSENT, Count
+from snakechat.config.training_settings import POLICY_CONDITIONS, Conditional, SequenceSettings
 
 
-@dataclass(frozen=True, kw_only=True)
 class SftSettings(SequenceSettings):
     """Settings of `train_sft`."""
 
     train_on: Literal["all_tokens", "response", "all_turns"]
     # A reference (snakechat/config/references.py).
     teacher: str | None
-    # Without a teacher, a program receives 0.
-    teacher_top_k: Annotated[NonNegativeInt, Written(Count)]
+    teacher_top_k: Count = ABSENT
+
+
+SFT_CONDITIONS = (
+    *POLICY_CONDITIONS,
+    Conditional(
+        ("teacher_top_k",), lambda settings: settings["teacher"] is not None, "without teacher"
+    ),
+)

@@ -1,23 +1,22 @@
-"""Settings that all training stages share.
-
-Standard library only: the workflow and every training program import this module.
-"""
+"""Settings that all training stages share."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from snakechat.workflow.value_types import (
+from pydantic import AfterValidator, Field, GetPydanticSchema, model_validator
+from pydantic.json_schema import SkipJsonSchema
+
+from snakechat.config.settings import (
+    ABSENT,
     Count,
     DecayRate,
     Fraction,
-    Keyword,
     NonNegative,
     NonNegativeInt,
     Positive,
     Seed,
     SequenceLength,
-    Written,
+    Settings,
 )
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -27,15 +26,32 @@ LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["auto", "dialogue", "chat"]
 TrainBase = Literal["none", "embeddings_and_norms"]
 
-# The name of a dataset, or {name: weight}.
-WeightedDataset = Annotated[dict[str, Positive], Keyword("min_length", 1), Keyword("max_length", 1)]
-DatasetList = Annotated[list[str | WeightedDataset], Keyword("min_length", 1)]
-PairOfRates = Annotated[list[DecayRate], Keyword("min_length", 2), Keyword("max_length", 2)]
-# A program receives the name and the weight of each dataset.
-Blend = Annotated[list[tuple[str, float]], Written(DatasetList)]
 
-# The default of a setting that a spec omits because nothing reads it.
-UNREAD: Any = None
+def _named_weights(
+    entries: list[str | dict[str, float] | tuple[str, float]],
+) -> list[tuple[str, float]]:
+    """Return the name and the weight of each dataset; the weight defaults to 1."""
+    pairs: list[tuple[str, float]] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            pairs += entry.items()
+        else:
+            pairs.append((entry, 1.0) if isinstance(entry, str) else entry)
+    if len(pairs) > len(dict(pairs)):
+        raise ValueError("names a dataset twice: use a weight")
+    return pairs
+
+
+# In a recipe, a dataset is its name, or {name: weight}; in a spec, the name and the weight.
+WeightedDataset = Annotated[dict[str, Positive], Field(min_length=1, max_length=1)]
+DatasetList = Annotated[
+    list[str | WeightedDataset | SkipJsonSchema[tuple[str, Positive]]],
+    Field(min_length=1),
+    AfterValidator(_named_weights),
+]
+Blend = Annotated[
+    list[tuple[str, float]], GetPydanticSchema(lambda _, handler: handler(DatasetList))
+]
 
 
 class Conditional(NamedTuple):
@@ -52,29 +68,26 @@ class Conditional(NamedTuple):
     otherwise: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptimizerSettings:
+class OptimizerSettings(Settings):
     """AdamW and its learning-rate schedule."""
 
     lr_schedule: LrSchedule
     warmup_steps: NonNegativeInt
     min_lr_ratio: Fraction = 0.0
     weight_decay: NonNegative
-    adam_betas: Annotated[tuple[float, float], Written(PairOfRates)]
+    adam_betas: tuple[DecayRate, DecayRate]
     max_grad_norm: Positive
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoraSettings:
+class LoraSettings(Settings):
     """LoRA adapters; a rank of 0 trains all weights."""
 
     lora_rank: NonNegativeInt
-    lora_alpha: Positive = UNREAD
+    lora_alpha: Positive = ABSENT
     lora_learning_rate: Positive | None = None
     train_base: TrainBase = "none"
 
 
-@dataclass(frozen=True, kw_only=True)
 class TrainingSettings(OptimizerSettings, LoraSettings):
     """Settings of every training stage."""
 
@@ -90,8 +103,19 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     global_batch_size: Count
     dtype: Dtype
 
+    @model_validator(mode="after")
+    def _check_evaluations(self) -> Self:
+        """Check that settings which compare evaluations have evaluations to compare."""
+        for key, unused in (("save_strategy", "last"), ("early_stopping_patience", 0)):
+            value = getattr(self, key)
+            if value != unused and not self.eval_steps:
+                raise ValueError(
+                    f"{key}: {value} needs evaluations during training: set eval_steps, or"
+                    f" {key}: {unused}"
+                )
+        return self
 
-@dataclass(frozen=True, kw_only=True)
+
 class SequenceSettings(TrainingSettings):
     """Settings of the stages that train one model on tokenized sequences: sft, reward and dpo."""
 
@@ -99,7 +123,7 @@ class SequenceSettings(TrainingSettings):
     max_length: SequenceLength
     learning_rate: Positive
     # Not a key of a recipe: the model determines it.
-    template: Template
+    template: Template = ABSENT
 
 
 def learning_rate_has_effect(settings: Mapping[str, Any]) -> bool:

@@ -4,13 +4,12 @@ A function has the name of the rule whose jobs it describes. `tokenize` is for t
 rules of all stages.
 """
 
-from dataclasses import fields
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
-from snakechat.config.references import Reference, input_names, ordered_references
+from snakechat.config.references import Reference, input_names
 from snakechat.jobs.descriptions import Description, Job, Jobs
 
 
@@ -145,7 +144,7 @@ def train_dpo(config: Config, name: str) -> Description:
 
 def evaluate_dpo(config: Config, name: str) -> Description:
     settings = config.used_settings("dpo", name)
-    keys = [field.name for field in fields(PreferenceSettings) if field.name in settings]
+    keys = [key for key in PreferenceSettings.model_fields if key in settings]
     if has_reference_point(settings["loss"]):
         # Of the responses to other prompts.
         keys.append("max_length")
@@ -186,7 +185,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
     return Description(
         settings={
             **{key: recipe[key] for key in keys},
-            **{key: ordered_references(recipe[key]) for key in ("reward", "judge")},
+            **{key: recipe[key] for key in ("reward", "judge")},
             "datasets": datasets,
             "trained_on": trained_on,
             "template": config.template("rlhf", name),

@@ -40,7 +40,7 @@ from snakechat.workflow.errors import (
 from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.links import PARTS, link_part, register_root
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.placement import Placement, placement_values
+from snakechat.workflow.placement import Placement, changed_values, placement_values
 from snakechat.workflow.preflight import (
     check_folders,
     check_gpus,
@@ -50,7 +50,6 @@ from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapsh
 from snakechat.workflow.spec_files import spec_path, write_spec
 from snakechat.workflow.store import is_writable
 from snakechat.workflow.store_space import warn_of_size
-from snakechat.workflow.value_types import changed_values
 
 # The lock of the build.
 LOCK = Path("output/.lock")

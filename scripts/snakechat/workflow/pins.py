@@ -37,6 +37,8 @@ WITHOUT_EFFECT = frozenset(
         *("httpx2", "requests", "fsspec", "filelock"),
         # Information about the machine, and build tools.
         *("psutil", "py-cpuinfo", "ninja", "setuptools"),
+        # Checks of settings.
+        "pydantic",
         # The workflow itself.
         "snakemake",
     }

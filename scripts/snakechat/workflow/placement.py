@@ -5,16 +5,8 @@ Standard library only: the workflow imports this module while it plans.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
-
-from snakechat.workflow.value_types import (
-    Count,
-    EnvironmentVariable,
-    NonNegativeInt,
-    Written,
-    changed_values,
-)
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from typing import Any, Literal
 
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]
@@ -32,21 +24,21 @@ class Placement:
     environment, and critic_zero_stage defaults to zero_stage.
     """
 
-    nodes: Count
-    gpus_per_node: NonNegativeInt
-    zero_stage: Annotated[ZeroStage, Written(Literal["auto"] | ZeroStage)]
+    nodes: int
+    gpus_per_node: int
+    zero_stage: ZeroStage
     offload: Offload
-    activation_checkpointing: Annotated[bool, Written(Literal["auto", True, False])]
-    micro_batch_tokens: Annotated[int, Written(Literal["auto"] | Count)]
-    threads: Count
-    mem_mb: Count
-    runtime: Count
-    generate_tokens: Count | None = None
+    activation_checkpointing: bool
+    micro_batch_tokens: int
+    threads: int
+    mem_mb: int
+    runtime: int
+    generate_tokens: int | None = None
     cuda_graphs: bool | None = None
     attn_implementation: AttnImplementation = "auto"
     compile: bool | None = None
-    vllm_tensor_parallel_size: Count = 1
-    environment: dict[EnvironmentVariable, str] | None = None
+    vllm_tensor_parallel_size: int = 1
+    environment: dict[str, str] | None = None
     critic_zero_stage: ZeroStage | None = None
     offload_frozen: bool = False
 
@@ -63,6 +55,15 @@ SERIAL = Placement(
     mem_mb=0,
     runtime=0,
 )
+
+
+def changed_values(record: Any) -> dict[str, Any]:
+    """Return the values of a dataclass that differ from their defaults, as JSON values."""
+    defaults = {
+        each.name: each.default if each.default_factory is MISSING else each.default_factory()
+        for each in fields(record)
+    }
+    return {key: value for key, value in asdict(record).items() if value != defaults[key]}
 
 
 def placement_values(placement: Placement) -> dict[str, Any]:

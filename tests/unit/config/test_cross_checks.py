@@ -92,7 +92,7 @@ MISTAKES = [
     ),
     ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
     (
-        "datasets.mine",
+        "datasets.mine.min_margin",
         {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
     ),
     *(

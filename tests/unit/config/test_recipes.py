@@ -1,7 +1,5 @@
 """Recipes with all their settings, and what their names refer to."""
 
-import dataclasses
-
 import pytest
 
 from snakechat.config.errors import ConfigError
@@ -11,9 +9,9 @@ from support.configs import load
 
 
 @pytest.mark.parametrize("stage", SETTINGS)
-def test_program_settings_are_fields_of_the_dataclass(stage):
+def test_program_settings_are_fields_of_the_model(stage):
     settings = load().program_settings(stage, "tiny")
-    assert dataclasses.asdict(SETTINGS[stage](**settings)).items() >= settings.items()
+    assert SETTINGS[stage](**settings).model_dump(mode="json").items() >= settings.items()
 
 
 def test_layers_of_settings():

@@ -3,8 +3,9 @@
 import pytest
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.schema import checked, config_type, recipe_keys
-from snakechat.config.sections import Glob
+from snakechat.config.schema import SETTINGS, checked
+from snakechat.config.sections import PlacementKeys, Sections
+from snakechat.workflow.placement import Placement
 from support.configs import config_values, load, tiny
 
 
@@ -55,22 +56,33 @@ def test_an_unknown_path_of_a_recipe_names_the_section_that_needs_an_entry(secti
 
 
 @pytest.mark.parametrize(
-    ("declared", "value", "expected"),
+    ("key", "value", "expected"),
     [
-        ("learning_rate", 1, 1.0),
+        ("actor_learning_rate", 1, 1.0),
         # As YAML reads it.
-        ("learning_rate", "1e-5", 1e-5),
-        ("datasets", ["toy", {"toy-judge": 1}], ["toy", {"toy-judge": 1.0}]),
+        ("actor_learning_rate", "1e-5", 1e-5),
+        ("datasets", ["toy", {"gsm8k": 1}], [["toy", 1.0], ["gsm8k", 1.0]]),
         (
             "reward_functions",
-            {"a": 1, "b": {"weight": 2, "arguments": {"least": 3}}},
-            {"a": 1.0, "b": {"weight": 2.0, "arguments": {"least": 3}}},
+            {"shop": 1, "length_bounds": {"weight": 2, "arguments": {"max_characters": 3}}},
+            {"shop": 1.0, "length_bounds": {"weight": 2.0, "arguments": {"max_characters": 3}}},
         ),
     ],
 )
-def test_numbers_become_those_of_the_type(declared, value, expected):
-    keys = recipe_keys("rlhf") | recipe_keys("sft")
-    assert repr(checked(value, keys[declared])) == repr(expected)
+def test_values_become_those_of_the_type(key, value, expected):
+    recipe = load(tiny("rlhf", **{key: value})).recipe("rlhf", "tiny")
+    assert repr(recipe[key]) == repr(expected)
+
+
+@pytest.mark.parametrize("stage", SETTINGS)
+def test_each_setting_has_a_default_in_the_config(stage):
+    determined = {"template", "reward_templates", "llm_judges"}
+    keys = SETTINGS[stage].model_fields.keys() - determined - {"seed"}
+    assert keys <= config_values()[stage]["defaults"].keys()
+
+
+def test_a_deployment_has_the_keys_of_a_placement():
+    assert PlacementKeys.model_fields.keys() == Placement.__dataclass_fields__.keys()
 
 
 def test_values_of_a_sweep_keep_their_types():
@@ -80,7 +92,7 @@ def test_values_of_a_sweep_keep_their_types():
 
 
 def test_config_is_valid_and_keeps_its_values():
-    assert checked(config_values(), config_type()) == config_values()
+    assert checked(config_values(), Sections) == config_values()
 
 
 @pytest.mark.parametrize(
@@ -95,8 +107,9 @@ def test_config_is_valid_and_keeps_its_values():
     ],
 )
 def test_a_glob_names_files_inside_of_the_source(glob, is_valid):
+    changes = dataset(path="x", format="plain", train=glob)
     if is_valid:
-        assert checked(glob, Glob) == glob
+        assert load(changes).values["datasets"]["mine"]["train"] == glob
     else:
-        with pytest.raises(ConfigError):
-            checked(glob, Glob)
+        with pytest.raises(ConfigError, match=r"^config: datasets\.mine\.train: "):
+            load(changes)
