@@ -193,7 +193,8 @@ class Config:
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
-        for key in ("placement", "judge", "compare_with", "gate"):
+        # Of these, other jobs read some: compute_teacher reads teacher_top_k.
+        for key in ("placement", "judge", "compare_with", "gate", "teacher_top_k"):
             settings.pop(key, None)
         return settings
 

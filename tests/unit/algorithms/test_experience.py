@@ -11,6 +11,7 @@ from snakechat.algorithms.experience import (
     make_experience,
     make_rewards,
 )
+from snakechat.config.rlhf import RlhfSettings
 from support.configs import load
 
 # Two responses to each of three prompts: all first responses, then all second ones.
@@ -22,7 +23,7 @@ def make_settings(**recipe):
     """Return the settings of a recipe, by default RLOO with two responses to each prompt."""
     recipe = {"actor": "sft/tiny", "algorithm": "rloo", "num_generations": 2, **recipe}
     config = load({"rlhf": {"recipes": {"mine": recipe}}})
-    return SimpleNamespace(**config.program_settings("rlhf", "mine"))
+    return RlhfSettings(**config.program_settings("rlhf", "mine"))
 
 
 def make_evaluation(logprobs, ref_logprobs, values=None):
@@ -74,5 +75,6 @@ def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
     # Ratios 0.5 and 8, of which the second is capped.
     sampler_logprobs = torch.log(torch.tensor([[0.8], [0.05]] * 3))
     rollouts = make_rollouts(MASK, sampler_logprobs)
-    experience = make_experience(make_settings(), rollouts, evaluation, SCORES, rewards)
+    settings = make_settings(generation_backend="vllm")
+    experience = make_experience(settings, rollouts, evaluation, SCORES, rewards)
     assert experience.importance_weights.flatten().tolist() == pytest.approx([0.5, 2.0] * 3)

@@ -128,7 +128,7 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     rewards = {"reward/tiny": 1, "reward/judge": 0.5}
     config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
     settings = config.program_settings("rlhf", "tiny")
-    assert settings["reward"] == [("reward/tiny", 1), ("reward/judge", 0.5)]
+    assert settings["reward"] == [["reward/tiny", 1], ["reward/judge", 0.5]]
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
     assert inputs["reward.reward/judge"] == ("train_reward", "judge")
