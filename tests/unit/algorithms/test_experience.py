@@ -60,7 +60,8 @@ def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
     # The second prompt has equal scores, at different distances from the reference.
     scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
     evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))
-    rewards = make_rewards(settings, make_rollouts(MASK), evaluation, scores, 0.1)
+    coefficient = settings.kl_coef
+    rewards = make_rewards(settings, make_rollouts(MASK), evaluation, scores, coefficient)
     experience = make_experience(settings, make_rollouts(MASK), evaluation, scores, rewards)
     assert experience.is_uniform.tolist() == [False, True, False]
     assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
