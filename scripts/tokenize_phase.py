@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder, TurnsRejected
 from snakechat.data.phase_splits import PHASE_OF_RULE, SPLITS, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
@@ -140,6 +141,8 @@ def _tokenize_split(
         progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
         for dataset, batch in batches(job, split, rows, columns):
             place = f"dataset {dataset}: {records_path(job, dataset, split)}"
+            if getattr(job.settings, "train_on", None) == "all_tokens":
+                _check_weights(batch, place)
             skips = dataset in getattr(job.settings, "skip_rejected", ())
             encoded = _encode_batch(encoder, job.settings, tokenization, batch, place, skips)
             new = [r for row in encoded for r in (row if isinstance(row, list) else [row])]
@@ -173,6 +176,16 @@ def _tokenize_split(
         "truncated": dict(sorted(truncated.items())),
         "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
     }
+
+
+def _check_weights(batch: Batch, place: str) -> None:
+    """Raise InputError for a response with weight 0, which would be trained within a prompt."""
+    for number, turns in zip(batch[ROW], batch["prompt"], strict=True):
+        if any(is_response(turn) and not is_trained(turn) for turn in turns):
+            raise InputError(
+                f"{place}: row {number + 1}: a response with weight 0, which train_on: all_tokens"
+                " would train: set train_on: all_turns, or response"
+            )
 
 
 def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:

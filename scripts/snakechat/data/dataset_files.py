@@ -164,12 +164,12 @@ def train_and_eval(
     names = {"train": train} | ({"eval": held_out[0]} if held_out else {}) | dict(wanted)
     for split, name in names.items():
         if name not in found:
-            known = ", ".join(f"{known} ({_listed(files)})" for known, files in found.items())
+            shown = [f"{known} ({_listed(files)})" for known, files in found.items()]
             assigned = {path for files in found.values() for path in files}
-            if others := [path for path in visible if kind_of(path) and path not in assigned]:
-                known += f", without a split {_listed(others)}"
+            if left := [path for path in visible if kind_of(path) and path not in assigned]:
+                shown.append(f"without a split {_listed(left)}")
             hint = f"set split: {{{split}: NAME}}, or select the files by train:"
-            raise InputError(f"no files of the split {name}, found {known}: {hint}")
+            raise InputError(f"no files of the split {name}, found {', '.join(shown)}: {hint}")
     return {split: found[name] for split, name in names.items()}
 
 

@@ -99,6 +99,11 @@ def message_of(turn: Turn) -> dict[str, Any]:
     return {"role": "assistant" if role == UNTRAINED else role, "content": text}
 
 
+def is_response(turn: Turn) -> bool:
+    """Return whether the assistant writes a turn."""
+    return bool(message_of(turn)["role"] == "assistant")
+
+
 def is_trained(turn: Turn) -> bool:
     """Return whether a turn is a response that may be learned."""
     if turn[0] == MESSAGE:

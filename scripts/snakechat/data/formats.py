@@ -23,13 +23,14 @@ from snakechat.data.dialogues import (
     TOOLS,
     Turn,
     as_text,
+    is_response,
+    is_trained,
     parse_prompt,
     render_response,
 )
 from snakechat.data.message_columns import (
     ROLES,
     check_media,
-    is_response,
     parsed_messages,
     response_of,
     tools_turns,
@@ -297,13 +298,13 @@ def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
 
 
 def _messages(messages: Any, system: Any = None) -> Record:
-    """A list of messages: the last response is chosen, the messages before it are the prompt."""
+    """A list of messages: the last response to learn is chosen; those before it are the prompt."""
     turns = turns_of_messages(messages, "messages", "user")
-    while turns and not is_response(turns[-1]):
-        turns.pop()
-    if not turns:
+    responses = [number for number, turn in enumerate(turns) if is_response(turn)]
+    if not responses:
         raise DroppedRow("no response")
-    return _prompt(turns[:-1], system), response_of(turns[-1]), None
+    last = next((number for number in responses[::-1] if is_trained(turns[number])), responses[-1])
+    return _prompt(turns[:last], system), response_of(turns[last]), None
 
 
 def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any = None) -> Record:
@@ -334,7 +335,12 @@ def _text(text: Any) -> Record:
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     """A dialogue and whether its response is good: it is chosen or rejected (KTO)."""
     is_good = is_one(label)
-    prompt, response, _ = _messages(messages, system)
+    turns = turns_of_messages(messages, "messages", "user")
+    while turns and not is_response(turns[-1]):
+        turns.pop()
+    if not turns:
+        raise DroppedRow("no response")
+    prompt, response = _prompt(turns[:-1], system), response_of(turns[-1])
     return (prompt, response, None) if is_good else (prompt, None, response)
 
 

@@ -16,7 +16,6 @@ from snakechat.data.dialogues import (
     UNTRAINED,
     Turn,
     is_trained,
-    message_of,
     recorded_response,
 )
 
@@ -75,11 +74,6 @@ def tools_turns(value: Any) -> list[Turn]:
             raise BadRow(f"{TOOLS} has a tool without the name of a function: {_json(tool)}")
         tools.append({"type": "function", "function": function})
     return [(TOOLS, _json(tools))] if tools else []
-
-
-def is_response(turn: Turn) -> bool:
-    """Return whether the assistant writes a turn."""
-    return bool(message_of(turn)["role"] == "assistant")
 
 
 def response_of(turn: Turn) -> str:

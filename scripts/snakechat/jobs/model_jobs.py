@@ -4,12 +4,14 @@ A function has the name of the rule whose jobs it describes. `tokenize` is for t
 rules of all stages.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
 from snakechat.config.references import Reference, input_names
+from snakechat.data.formats import FORMATS
 from snakechat.jobs.descriptions import Description, Job, Jobs
 
 
@@ -31,11 +33,19 @@ def tokenize(config: Config, stage: str, name: str) -> Description:
             # Datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
             length: recipe[length],
-            # The other values change no token.
-            **({"train_on": "all_turns"} if recipe.get("train_on") == "all_turns" else {}),
+            **_train_on(config, recipe, [dataset for dataset, _ in datasets]),
         },
         inputs=inputs,
     )
+
+
+def _train_on(config: Config, recipe: Mapping[str, Any], datasets: list[str]) -> dict[str, str]:
+    """Return train_on where tokens depend on it, or where responses may have weight 0."""
+    formats = [config.values["datasets"][name].get("format") for name in datasets]
+    has_weights = any(format and FORMATS[format].has_messages for format in formats)
+    train_on = recipe.get("train_on")
+    matters = train_on == "all_turns" or (train_on == "all_tokens" and has_weights)
+    return {"train_on": str(train_on)} if matters else {}
 
 
 def _skips_bad_rows(config: Config, name: str) -> bool:

@@ -330,6 +330,9 @@ def test_masks_of_other_programs_are_weights(mask):
     turns = [{**dict.fromkeys(mask, True), "mask": None, **turn} for turn in turns]
     assert read({"messages": turns})[0] == [("user", "a"), ("untrained", "b"), ("user", "c")]
     assert read({"messages": turns[:2]}) == WEIGHT_0
+    # The last response to learn is chosen.
+    more = [*turns, *messages(("user", "e")), {**turns[1], "content": "f"}]
+    assert read({"messages": more}) == read({"messages": turns})
 
 
 @pytest.mark.parametrize("column", ["image", "Images", "videos", "audio"])

@@ -284,3 +284,13 @@ def test_phase_without_rows_is_an_error_of_one_line(phase):
         "a, b: the eval split of phase sft has no rows left of 4"
         " (dropped: {'empty prompt': 4}): add rows, or increase split.weights.sft"
     )
+
+
+def test_a_response_with_weight_0_is_an_error_where_prompts_are_trained(phase):
+    row = ("", " d", None)
+    job = phase("sft", {"a": {"train": [row], "eval": [row]}}, train_on="all_tokens")
+    turns = [("user", "a"), ("untrained", "b"), ("user", "c")]
+    with RecordWriter(job.inputs["records.a"] / "train.parquet") as writer:
+        writer.write((turns, " d", None))
+    with pytest.raises(InputError, match=r"train\.parquet: row 1: a response with weight 0, which"):
+        job.run()
