@@ -119,6 +119,7 @@ clean:
 	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(VLLM) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is required, found " + sys.version.split()[0] + ": name one, make PYTHON=python3.11")'
 	@echo "Installing requirements.txt and $(TORCH) into $(VENV); this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(ACTIVATE) pip install --quiet --no-deps --require-hashes --requirement requirements.txt

@@ -23,7 +23,13 @@ from support.stages import stages_of_small_model, toy_rows, write_manifest
 OPTIONS = RunOptions(save_steps=20)
 NUM_PROMPTS, NUM_PROBES = 240, 16
 # The tiny recipe with two steps of two updates each.
-SETTINGS = load().program_settings("rlhf", "tiny")
+CONFIG = load()
+# With those that have no effect on recipe tiny, but on the recipes that tests make of it.
+SETTINGS = {
+    key: value
+    for key, value in CONFIG.recipe("rlhf", "tiny").items()
+    if key in RlhfSettings.model_fields
+} | CONFIG.program_settings("rlhf", "tiny")
 SETTINGS |= {"max_response_length": 8, "epochs": 1, "ppo_epochs": 1, "log_responses_steps": 2}
 SETTINGS |= {"rollout_batch_size": 120, "global_batch_size": 60}
 SETTINGS |= {"template": "dialogue", "reward_templates": {"reward/tiny": "dialogue"}}

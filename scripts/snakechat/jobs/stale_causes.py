@@ -9,6 +9,8 @@ from typing import Any
 
 from snakechat.workflow.manifest import MANIFEST, input_digest, manifest_path, read_manifest
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.snakemake_command_line import config_options
 from snakechat.workflow.store import Damaged, check_files
 
 NEVER_BUILT = "has never been built"
@@ -34,6 +36,8 @@ def causes_of(spec: dict[str, Any], planned: Container[str] = ()) -> list[str]:
             return [f"{file} cannot be read"]
         return [f"{path} is missing" if os.path.lexists(path) else NEVER_BUILT]
     causes = spec_changes(manifest["spec"], spec)
+    if causes:
+        causes += lacking_configfiles(file.resolve().parent)
     try:
         check_files(file.resolve().parent, manifest, digests=None)
     except Damaged as damage:
@@ -44,6 +48,24 @@ def causes_of(spec: dict[str, Any], planned: Container[str] = ()) -> list[str]:
         if current and recorded and input_digest(spec, current) != recorded:
             causes.append(f"{job_name(entry)} was rebuilt with other content")
     return list(map(printable_line, causes))
+
+
+def lacking_configfiles(folder: Path) -> list[str]:
+    """Describe the config files that a result in the store was built with, and this command lacks.
+
+    Without them, a recipe has other settings, or the defaults.
+    """
+    record = read_run_record(folder)
+    if record is None:
+        return []
+    words = record["options"].get("snakemake", [])
+    current = config_options()
+    files = [
+        word for word in words if word.endswith((".yaml", ".yml", ".json")) and word not in current
+    ]
+    if not files:
+        return []
+    return [f"it was built with --configfile {' '.join(files)}, which this command lacks"]
 
 
 def job_name(job: Spec) -> str:

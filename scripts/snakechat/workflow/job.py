@@ -157,7 +157,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
 
     Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
     """
-    parser = argparse.ArgumentParser(description="Started by Snakemake: snakemake TARGET")
+    parser = ProgramParser(description="Started by Snakemake: snakemake TARGET")
     parser.add_argument("--spec", required=True, help="spec file of the job")
     parser.add_argument(
         "--placement", default=SERIAL, type=parse_placement, help="JSON: hardware and its use"
@@ -205,6 +205,25 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(0)
+
+
+class ProgramParser(argparse.ArgumentParser):
+    """The parser of programs that Snakemake starts."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with the command that starts the program, for other flags than those of a job."""
+        program = Path(sys.argv[0]).stem
+        targets = {"prompt_eval": "prompt_eval/STAGE/RECIPE.html"}
+        targets["rw_eval"] = "rw_eval/reward/RECIPE.html"
+        targets |= {
+            f"train_{stage}": f"{stage}/RECIPE" for stage in ("sft", "reward", "dpo", "rlhf")
+        }
+        target = f"output/{targets[program]}" if program in targets else "TARGET"
+        sys.exit(
+            f"error: Snakemake starts {program}.py: snakemake --cores 1 {target}"
+            " (docs/en/migration.md has DeepSpeed-Chat's flags as keys of a recipe):"
+            f" {message}"
+        )
 
 
 def reuse_result(

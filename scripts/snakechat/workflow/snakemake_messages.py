@@ -76,7 +76,7 @@ def _last_line(logs: Sequence[str], message: str | None) -> str:
         return f"error: {printable_line(message.strip())}"
     if not has_error:
         return (
-            "error: a job ended without a message, as if it was killed, for example because memory"
-            f" was exhausted: {', '.join(logs)}"
+            "error: a job was killed before it could say why, by a person, a limit of a cluster, or"
+            f" the kernel when memory ran out: {', '.join(logs)}"
         )
     return printable_line(texts[-1])

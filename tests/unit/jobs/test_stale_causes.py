@@ -1,8 +1,11 @@
 """Changes between two specs, a line for each."""
 
+import json
+
 import pytest
 
-from snakechat.jobs.stale_causes import spec_changes
+from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
+from snakechat.workflow import run_record
 from support.specs import EMPTY_SPEC
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -47,3 +50,16 @@ def test_of_many_changes_ten_are_described():
     *lines, last = spec_changes(*specs)
     assert lines == [f'library 000{number} changed from "1" to "2"' for number in range(10)]
     assert last == "1,002 more changes like these"
+
+
+def test_a_forgotten_config_file_is_named(tmp_path, monkeypatch):
+    words = ["--configfile", "mine.yaml", "more.yaml", "--config", "seed=3"]
+    record = dict.fromkeys(run_record.KEYS, "") | {"seconds": 1, "peak_memory_mb": 1}
+    record |= {"placement": {}, "versions": {}, "options": {"snakemake": words}}
+    (tmp_path / "run.json").write_text(json.dumps(record))
+    monkeypatch.setattr("sys.argv", ["snakemake", "-n", "--configfile", "more.yaml"])
+    assert lacking_configfiles(tmp_path) == [
+        "it was built with --configfile mine.yaml, which this command lacks"
+    ]
+    monkeypatch.setattr("sys.argv", ["snakemake", *words])
+    assert lacking_configfiles(tmp_path) == []

@@ -23,6 +23,7 @@ from snakechat.workflow.job import (
     recover,
     replaces_stored,
     reuse_result,
+    run,
     write_manifest,
 )
 from snakechat.workflow.links import link_result
@@ -230,3 +231,18 @@ def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):
     path.write_text("")
     with pytest.raises(InputError, match="was edited or damaged"):
         read_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "target"),
+    [
+        ("train_rlhf", "output/rlhf/RECIPE"),
+        ("rw_eval", "output/rw_eval/reward/RECIPE.html"),
+        ("split_dataset", "TARGET"),
+    ],
+)
+def test_a_program_with_flags_of_deepspeed_chat_names_the_command(program, target, monkeypatch):
+    flags = ["--actor_model_name_or_path", "output/actor"]
+    monkeypatch.setattr("sys.argv", [f"scripts/{program}.py", *flags])
+    with pytest.raises(SystemExit, match=rf"{program}.py: snakemake --cores 1 {target} \(docs"):
+        run(lambda job: None)

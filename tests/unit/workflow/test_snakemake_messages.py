@@ -31,8 +31,8 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
         messages.error("Error in rule", extra=extra)
     messages.error(failed)
     killed, missing = (
-        "error: a job ended without a message, as if it was killed, for example because memory was"
-        f" exhausted: {tmp_path}/{name}.log"
+        "error: a job was killed before it could say why, by a person, a limit of a cluster, or the"
+        f" kernel when memory ran out: {tmp_path}/{name}.log"
         for name in ("killed", "missing")
     )
     jobs = [record.rule_msg for record in shown[1:7]]
