@@ -31,20 +31,35 @@ envvars:
     "SNAKECHAT_BUILD",
 
 
-# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
-# saves its state, so that its last messages are printed and logged. The first words are Snakemake's
-# own prefix, which this one replaces: a job fails if its program fails.
-shell.prefix("set -euo pipefail; trap 'exit 143' TERM; ")
-
 # The command of all rules. The launcher links a result that exists already; otherwise it starts the
 # processes that the placement has.
 # The launcher empties the log of a result that is replaced; a job that keeps its result adds a line.
-LAUNCHER = f"{FUNCTIONS.snapshot.folder}/scripts/launch.py"
-TO_LOG = " 2>&1 | (trap '' INT TERM; tee -a {log:q})"
-ARGUMENTS = "{params.program:q} --spec {params.spec:q} --placement {params.placement:q}"
-ARGUMENTS += " --options {params.options:q}"
-RUN = f"SNAKECHAT_LOG={{log:q}} PYTHONSAFEPATH= python {LAUNCHER} {ARGUMENTS}{TO_LOG}"
+# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
+# saves its state, so that its last messages are printed and logged.
+# What may change without making a result stale (the folder of the sources, the placement) is not in
+# this text, which Snakemake compares with that of the last run.
+PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.python:q} {params.program:q}"
+ARGUMENTS = "--spec {params.spec:q} --placement {params.placement:q} --options {params.options:q}"
+TO_LOG = "2>&1 | (trap '' INT TERM; tee -a {log:q})"
+RUN = f"trap 'exit 143' TERM; {PROGRAM} {ARGUMENTS} {TO_LOG}"
 
 
-onstart:
-    FUNCTIONS.start()
+# Folders and files of results, such as output/eval/sft/tiny/metrics.json. Other rules, or train_sft,
+# write them: a rule without a command leaves them alone.
+rule result_folder:
+    input:
+        unpack(FUNCTIONS.result_of),
+    output:
+        directory("output/{result}"),
+    wildcard_constraints:
+        result=rf"(?!({'|'.join(STAGES)}|report)/){FUNCTIONS.result_pattern}(?<![.]html)",
+
+
+rule result_file:
+    input:
+        unpack(FUNCTIONS.result_of),
+    output:
+        "output/{result}/{file}",
+    wildcard_constraints:
+        result=FUNCTIONS.result_pattern,
+        file=".+",

@@ -16,7 +16,7 @@ rule tokenize_sft:
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
     shell:
-        f"RAYON_NUM_THREADS={{threads}} {RUN}"
+        f"export RAYON_NUM_THREADS={{threads}}; {RUN}"
 
 
 rule train_sft:

@@ -22,7 +22,7 @@ import yaml
 from kubeflow.training import models as operator
 
 from conftest import ROOT, Workflow, copy_sources
-from snakechat.workflow.kubernetes_pods import POD_SECURITY
+from snakechat.workflow.snakemake_adapter import POD_SECURITY
 from support.pods import LOG, serving
 
 FOLDER = ROOT / "profiles/kubernetes"

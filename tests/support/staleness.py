@@ -323,7 +323,7 @@ STUB = '''"""Write a constant."""
 from snakechat.workflow.job import run
 
 CONTENT = "first"
-PAGES = ("comparison.html", "responses.html", "scores.html")
+PAGES = ("compare.html", "prompt_eval.html", "rw_eval.html")
 
 
 def main(job):

@@ -62,3 +62,11 @@ def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
     stubs.build(*TINY)
     assert records(stubs) == before
     assert stubs.planned(*TINY) == set()
+
+
+def test_the_link_of_a_result_that_exists_is_made_without_a_job(stubs):
+    manifest = stubs.folder / "output/tokens/sft/tiny.manifest.json"
+    manifest.unlink()
+    assert stubs.planned(*TINY) == set()
+    assert "Nothing to be done" in stubs.build(*TINY)
+    assert manifest.exists()

@@ -34,7 +34,8 @@ def states(folder):
         (("--list-changes=code",), "explain.py"),
         (("--delete-all-output",), "make clean-output"),
         (("--generate-unit-tests", "unit"), "make reproduce"),
-        (("--no-hooks", "--cores", "1"), "omit it"),
+        (("--list-untracked",), "store.py list"),
+        (("--cache", "--cores", "1"), "the store keeps"),
     ],
 )
 def test_options_that_do_not_fit_name_what_does(tree, options, advice):

@@ -6,7 +6,6 @@ jobs of a target are determined a second time: Snakemake derives them from the r
 
 import os
 from collections.abc import Iterable
-from inspect import signature
 from pathlib import Path
 
 from snakechat.config.config_files import check_config_files, project_files
@@ -16,7 +15,7 @@ from snakechat.jobs.descriptions import Job
 from snakechat.jobs.page_jobs import PAGES
 from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.plan import Plan, PlannedJob
-from snakechat.jobs.rules import RULES
+from snakechat.jobs.rules import RULES, num_wildcards
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
@@ -95,7 +94,7 @@ def is_job(config: Config, rule: str, name: str) -> bool:
         names = COMPARISON_NAME if page == "compare" else RECIPE_NAME
         is_stage = len(stages) == 1 and stages[0] in STAGES
         return page in PAGES and is_stage and names.fullmatch(last) is not None
-    if len(stages) + 2 != len(signature(RULES[rule].describe).parameters):
+    if len(stages) + 1 != num_wildcards(rule):
         return False
     # Rules of one folder make different datasets or models.
     if RULES[rule].folder == "data":

@@ -4,6 +4,7 @@ The rules themselves (rules/*.smk) have what Snakemake schedules.
 """
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Literal, NamedTuple
 
 from snakechat.config.recipes import Config
@@ -92,3 +93,8 @@ RULES: dict[str, Rule] = {
     "draw_report": Rule(page_jobs.draw_report, "report", "draw_page", shows_provenance=True),
     "draw_page": Rule(page_jobs.draw_page, "pages", shows_provenance=True),
 }
+
+
+def num_wildcards(rule: str) -> int:
+    """Return the number of wildcards of a rule: 1 for NAME, 2 for STAGE/NAME."""
+    return len(signature(RULES[rule].describe).parameters) - 1

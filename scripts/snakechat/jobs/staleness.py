@@ -93,19 +93,16 @@ class Staleness:
             )
         )
 
-    def link(self) -> None:
-        """Have the paths of results lead to the versions that are up to date.
+    def link(self) -> list[str]:
+        """Have the paths of results lead to the versions that are up to date; return the paths.
 
         Raises:
             InputError: A path has something else than a link.
         """
-        for path, folder in self.links.items():
+        linked, self.links = self.links, {}
+        for path, folder in linked.items():
             link_result(path, folder)
-        self.links.clear()
-
-    def start_report(self) -> None:
-        """Require all results to be up to date from now on."""
-        self.reporting = True
+        return list(linked)
 
     def decide_folder(self, folder: str, manifests: Iterable[str]) -> None:
         """Decide whether a folder that users ask for lacks manifests.

@@ -9,14 +9,15 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.llm_judges import check_keys
 from snakechat.config.loading import load_config
-from snakechat.config.recipes import STAGES
+from snakechat.config.recipes import COMPARISON_NAME, STAGES
 from snakechat.jobs.descriptions import Job
 from snakechat.jobs.files import unread_files_remark
 from snakechat.jobs.placements import (
@@ -26,20 +27,21 @@ from snakechat.jobs.placements import (
     recipe_of,
     run_options,
 )
-from snakechat.jobs.rules import RULES
+from snakechat.jobs.planner import jobs_of_target
+from snakechat.jobs.rules import RULES, num_wildcards
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
-from snakechat.workflow import snakemake_adapter, snakemake_command_line
-from snakechat.workflow.digests import Identity, canonical_json, file_identity
+from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
+from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import (
     InputError,
     describe_environment_error,
     warn,
 )
-from snakechat.workflow.kubernetes_pods import restrict_pods
 from snakechat.workflow.links import PARTS, link_part, register_root
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.manifest import MANIFEST, manifest_path
 from snakechat.workflow.placement import Placement, changed_values, placement_values
 from snakechat.workflow.preflight import (
     check_folders,
@@ -48,6 +50,7 @@ from snakechat.workflow.preflight import (
 )
 from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
 from snakechat.workflow.spec_files import spec_path, write_spec
+from snakechat.workflow.stamp import Stamp, forget, without_time
 from snakechat.workflow.store import is_writable
 from snakechat.workflow.store_space import warn_of_size
 
@@ -74,14 +77,6 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
     return call
 
 
-def identity_of(path: Path) -> Identity | None:
-    """Return what each use of a lock changes, or None if the file does not exist."""
-    try:
-        return file_identity(path)
-    except FileNotFoundError:
-        return None
-
-
 def name_of(wildcards: Any) -> str:
     """Return the name of a job, NAME or STAGE/NAME."""
     return "/".join(wildcards)
@@ -91,7 +86,7 @@ class RuleFunctions:
     """The functions that rules call.
 
     Args:
-        workflow: The workflow of Snakemake, which this class adapts.
+        workflow: The workflow of Snakemake.
         config: The config of Snakemake. On a cluster, the config of the build replaces it.
         planned: On a cluster, the build that submitted this job, as its file has it; otherwise the
             folder of the sources.
@@ -107,11 +102,8 @@ class RuleFunctions:
         self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], root: Path
     ) -> None:
         self.workflow, sources = workflow, Path(planned["sources"])
-        self._lock_before = identity_of(LOCK)
-        snakemake_adapter.check_version()
         for folder in (root, Path.cwd()):
             snakemake_adapter.check_path(folder)
-        snakemake_adapter.adapt(workflow)
         if "config" in planned:
             config.clear()
             config.update(planned["config"])
@@ -129,15 +121,29 @@ class RuleFunctions:
         self.build_file = str(self._build.path)
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
-        snakemake_adapter.before_report(workflow, self._staleness.start_report)
-        snakemake_adapter.after_build(workflow, fails_in_one_line(self.finish))
         # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
-        # The spec files of planned jobs, by the paths of the manifests.
-        self._spec_files: dict[str, str] = {}
-        self._ran_jobs = False
+        self._is_checked = self._is_build = self._ran_jobs = False
         self._placement = functools.cache(self._find_placement)
+        self._will_run = functools.cache(self._find_will_run)
         self._warn_of_unread_files = functools.cache(self._find_unread_files)
+        # The names of our rules in the workflow, where a module may have changed them.
+        rules = (*RULES, *STAGES, "report", "result_folder", "result_file")
+        self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
+        self._rules = {name: rule for rule, name in self._names.items()}
+        self._adapt()
+
+    def _adapt(self) -> None:
+        """Change what Snakemake deletes and prints, and what it does at a build."""
+        snakemake_adapter.collect_garbage_rarely()
+        snakemake_adapter.use_shared_volume(self.workflow)
+        snakemake_adapter.keep_published_files(self._rules.keys())
+        snakemake_adapter.call_at_builds(
+            self.workflow,
+            *map(fails_in_one_line, (self.begin, self.start, self.finish)),
+        )
+        snakemake_messages.hide_messages(set(self._rules))
+        snakemake_messages.repeat_errors()
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -145,41 +151,72 @@ class RuleFunctions:
         """Return an input function: the manifests of the upstream jobs, by the program's names."""
 
         @fails_in_one_line
-        def lookup(wildcards: Any) -> dict[str, str]:
-            self._check_build()
+        def lookup(wildcards: Any) -> dict[str, Any]:
             name = name_of(wildcards)
-            self._staleness.decide(rule, name)
-            spec, spec_digest = self._specs.spec(rule, name)
+            will_run = self._will_run(rule, name)
+            spec, _ = self._specs.spec(rule, name)
             self._warn_of_unread_files(rule, name)
-            path = str(spec_path(rule, name, spec_digest))
-            self._spec_files[self._specs.manifest(rule, name)] = path
+            is_stale = spec["path"] in self._staleness.stale or self._is_forced(rule, name)
             return {
-                key: self._specs.manifest(upstream["rule"], upstream["name"])
-                for key, upstream in spec["inputs"].items()
+                **{
+                    key: self._input((upstream["rule"], upstream["name"]), will_run)
+                    for key, upstream in spec["inputs"].items()
+                },
+                **self._stamp_input(is_stale),
             }
 
         return lookup
 
-    def params(self, rule: str) -> dict[str, Any]:
-        """Return the words of a job's command: its program, spec file, placement and options."""
+    def _input(self, job: Job, will_run: bool) -> Any:
+        """Return an input of a job: the manifest of an upstream job.
+
+        Its time makes what reads it stale if the reader runs anyway: then the upstream job may
+        run, too. Otherwise it decides nothing.
+        """
+        # The link of a result that is up to date may be missing. A build makes it.
+        self._will_run(*job)
+        path, stored = self._specs.manifest(*job), self._staleness.result(*job)
+        if stored is not None and not Path(path).exists():
+            path = str(stored.folder / MANIFEST)
+        return path if will_run else without_time(path)
+
+    def _stamp_input(self, is_stale: bool) -> dict[str, Any]:
+        """Return the input that has Snakemake run a job if it is stale."""
+        return {"stamp": self._stamp.input(is_stale)} if self._stamp else {}
+
+    def params(self, rule: str) -> dict[str, RuleFunction]:
+        """Return the words of a job's command.
+
+        They are functions of the output, which Snakemake does not compare with those of the last
+        run: specs decide what is stale.
+        """
 
         @fails_in_one_line
-        def placement(wildcards: Any) -> str:
+        def placement(wildcards: Any, output: Any) -> str:
             return canonical_json(placement_values(self._placement(rule, name_of(wildcards))))
 
         @fails_in_one_line
-        def options(wildcards: Any) -> str:
+        def options(wildcards: Any, output: Any) -> str:
             found = run_options(self.config, rule, name_of(wildcards), self._options)
             return canonical_json(changed_values(found))
 
         def spec_file(wildcards: Any, output: Any) -> str:
-            # Snakemake has asked for the inputs already.
-            return self._spec_files[output[0]]
+            name = name_of(wildcards)
+            _, spec_digest = self._specs.spec(rule, name)
+            return str(spec_path(rule, name, spec_digest))
 
-        program = f"{self.snapshot.folder}/scripts/{RULES[rule].program or rule}.py"
+        def python(wildcards: Any, output: Any) -> str:
+            shared = snakemake_adapter.jobs_share_environment(self.workflow)
+            return sys.executable if shared else "python"
+
+        def program(wildcards: Any, output: Any) -> list[str]:
+            names = ("launch", RULES[rule].program or rule)
+            return [f"{self.snapshot.folder}/scripts/{name}.py" for name in names]
+
         return {
-            "spec": spec_file,
+            "python": python,
             "program": program,
+            "spec": spec_file,
             "placement": placement,
             "options": options,
         }
@@ -214,22 +251,45 @@ class RuleFunctions:
         """
 
         @fails_in_one_line
-        def lookup(wildcards: Any) -> dict[str, list[Any]]:
-            self._check_build()
+        def lookup(wildcards: Any) -> dict[str, Any]:
             name = name_of(wildcards)
             folder = f"output/{stage}/{name}"
-            manifests = [self._specs.manifest(*job) for job in jobs(*wildcards)]
-            snakemake_adapter.force_inputs(self.workflow, stage, folder, manifests)
+            planned = jobs(*wildcards)
+            inputs = [self._input(job, self._will_run(*job)) for job in planned]
             # A model that was built for a page alone has no report yet.
             report = [f"output/report/{stage}/{name}"] if stage in STAGES else []
+            reporting = self._staleness.reporting
+            manifests = [self._specs.manifest(*job) for job in planned] if reporting else inputs
             self._staleness.decide_folder(folder, [*manifests, *report])
-            return {"manifests": snakemake_adapter.without_times(manifests)}
+            is_stale = folder in self._staleness.incomplete
+            return {"manifests": inputs, **self._stamp_input(is_stale)}
 
         return lookup
 
     def recipe_results(self, stage: str) -> RuleFunction:
         """Return the input function of a recipe: training, evaluation and gate."""
         return self.results(stage, lambda name: folder_jobs(self.config, stage, name))
+
+    @fails_in_one_line
+    def result_of(self, wildcards: Any) -> dict[str, Any]:
+        """Input function of a folder or a file of a result: its manifest."""
+        path = f"output/{name_of(wildcards)}"
+        [job] = jobs_of_target(self.config, path)
+        manifest = self._input(job, self._will_run(*job))
+        stored = self._staleness.result(*job)
+        if stored is not None:
+            file = stored.folder / Path(path).relative_to(self._specs.result(*job))
+            if not file.exists():
+                raise InputError(f"{path}: {self._specs.result(*job)} has no such file")
+        return {"manifest": manifest, **self._stamp_input(False)}
+
+    @property
+    def result_pattern(self) -> str:
+        """A regular expression for the folders of results, below output/."""
+        folders = {
+            "/".join([RULES[rule].folder, *["[^/]+"] * (num_wildcards(rule) - 1)]) for rule in RULES
+        }
+        return f"({'|'.join(sorted(folders))})/{COMPARISON_NAME.pattern}"
 
     @fails_in_one_line
     def unnamed_targets(self, wildcards: Any) -> list[str]:
@@ -245,29 +305,55 @@ class RuleFunctions:
         entries = self.config.entries_with(section, *origins)
         return "|".join(map(re.escape, entries)) or "(?!)"
 
-    # --- start and end ------------------------------------------------------------------------
+    # --- builds -------------------------------------------------------------------------------
 
-    @fails_in_one_line
-    def start(self) -> None:
-        """Lock the folder, and write what jobs are made from: the snapshot, the build, the specs.
+    def begin(self) -> None:
+        """Lock the folder before the build is planned.
 
-        Planning alone writes nothing. The lock replaces Snakemake's own, which outlives a Snakemake
-        that was killed (profiles/default).
+        The lock replaces Snakemake's own, which outlives a Snakemake that was killed
+        (profiles/default).
+
+        Raises:
+            InputError: Another build runs in it.
         """
-        restrict_pods(self.workflow)
-        self._lock()
-        self._ran_jobs = True
-        planned = snakemake_adapter.jobs_to_run(self.workflow)
-        jobs = [job for job in planned if job.rule in RULES]
+        try:
+            acquire_lock(LOCK)
+        except AlreadyLocked as other:
+            raise InputError(
+                f"{other} is building in {Path.cwd()}: wait for it, or stop it"
+            ) from None
+        self._is_build = self._staleness.checks_files = True
+        for store in self.config.stores:
+            if is_writable(store):
+                register_root(store, Path("output"))
+        if self._stamp:
+            self._stamp.begin_build()
+
+    def start(self) -> None:
+        """Write what jobs are made from: the snapshot, the build, the specs.
+
+        Planning alone does not write them.
+        """
+        snakemake_adapter.restrict_pods(self.workflow)
+        if self._stamp:
+            self._stamp.start_jobs()
+        jobs = [
+            (rule, name)
+            for rule, name, will_run in snakemake_adapter.planned_jobs(self.workflow, self._rules)
+            if will_run and rule in RULES
+        ]
         shares_environment = snakemake_adapter.jobs_share_environment(self.workflow)
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_gpus(
-                "/".join(recipe_of(job.rule, job.name))
-                for job in jobs
-                if self._placement(job.rule, job.name).gpus_per_node
+                "/".join(recipe_of(*job)) for job in jobs if self._placement(*job).gpus_per_node
             )
-        specs = [self._specs.spec(job.rule, job.name)[0] for job in jobs]
-        forced = [spec["path"] for job, spec in zip(jobs, specs, strict=True) if job.forced]
+        specs = [self._specs.spec(*job)[0] for job in jobs]
+        forced = [
+            spec["path"] for job, spec in zip(jobs, specs, strict=True) if self._is_forced(*job)
+        ]
+        if not jobs:
+            return
+        self._ran_jobs = True
         try:
             self.snapshot.write()
             self._build._replace(forced=forced).write()
@@ -278,10 +364,6 @@ class RuleFunctions:
             place = error.filename or "output"
             raise InputError(f"{place} cannot be written: {error.strerror}") from None
         check_folders(self.config.stores[0], specs)
-        for store in self.config.stores:
-            if is_writable(store):
-                register_root(store, Path("output"))
-        self._staleness.link()
         delete_old_snapshots(self.snapshot.folder)
         if shares_environment:
             functions, judges = (
@@ -291,34 +373,17 @@ class RuleFunctions:
             import_reward_functions(self.snapshot.folder, functions)
             check_keys(self.config.values["llm_judges"], judges)
 
-    def _lock(self) -> None:
-        """Lock the folder for this process.
-
-        Raises:
-            InputError: Another build runs in it, or did since this one was planned.
-        """
-        was_used = identity_of(LOCK) != self._lock_before
-        try:
-            acquire_lock(LOCK)
-        except AlreadyLocked as other:
-            raise InputError(
-                f"{other} is building in {Path.cwd()}: wait for it, or stop it"
-            ) from None
-        if was_used:
-            raise InputError("another build ran here since this one was planned: start it again")
-
     def finish(self) -> None:
-        """Link earlier versions that are up to date, also if no job ran, and complete models.
+        """Complete models, also if no job ran.
 
         The folder of a model gets its card, and links to its evaluation and its report.
         """
-        self._staleness.link()
         current = Staleness(self._specs)
-        recipes = [
-            (stage, name)
-            for stage in STAGES
-            for name in snakemake_adapter.planned_names(self.workflow, f"train_{stage}")
-        ]
+        recipes = sorted(
+            recipe_of(rule, name)
+            for rule, name, _ in snakemake_adapter.planned_jobs(self.workflow, self._rules)
+            if rule.startswith("train_")
+        )
         for stage, name in recipes:
             model = current.result(f"train_{stage}", name)
             jobs = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
@@ -336,11 +401,74 @@ class RuleFunctions:
 
     # --- planning -----------------------------------------------------------------------------
 
-    def _check_build(self) -> None:
-        """Check options and decide what is stale; Snakemake knows both at its first question."""
-        snakemake_command_line.check_command(self.workflow)
-        snakemake_adapter.decide_staleness(self.workflow, self._changes)
-        self._staleness.checks_files = self.workflow.is_main_process and not self.workflow.dryrun
+    @functools.cached_property
+    def _stamp(self) -> Stamp | None:
+        """The input that makes jobs stale, from the first question of Snakemake's plan on."""
+        if not self.workflow.is_main_process:
+            return None
+        stamp = Stamp()
+        snakemake_messages.show_causes(stamp.paths, self._changes)
+        return stamp
+
+    def _begin_planning(self) -> None:
+        """Check the options, which Snakemake knows when it plans, and the inputs of all jobs.
+
+        A damaged input makes the job stale that makes it.
+        """
+        if self._is_checked:
+            return
+        self._is_checked = True
+        self._staleness.reporting = snakemake_command_line.check_options(self.workflow)
+        if self._is_build:
+            targets = self.workflow.dag_settings.targets or default_targets(self.config)
+            for job in self._jobs_of(targets):
+                self._staleness.result(*job)
+
+    def _jobs_of(self, words: Iterable[str]) -> set[Job]:
+        """Return the jobs of targets. A recipe's folder stands for it without its report."""
+        found: set[Job] = set()
+        for word in words:
+            # Others are rules, or paths of another workflow.
+            with suppress(InputError):
+                jobs = jobs_of_target(self.config, word)
+                found |= {job for job in jobs if len(jobs) == 1 or job[0] != "draw_report"}
+        return found
+
+    def _find_will_run(self, rule: str, name: str) -> bool:
+        """Return whether a job that has a result will run, as far as specs and options say.
+
+        A build links an earlier version of the result here that is up to date.
+        """
+        self._begin_planning()
+        self._staleness.decide(rule, name)
+        if self._is_build:
+            for path in self._staleness.link():
+                forget(self.workflow, str(manifest_path(path)))
+        spec, _ = self._specs.spec(rule, name)
+        upstream = [self._will_run(up["rule"], up["name"]) for up in spec["inputs"].values()]
+        is_stale = spec["path"] in self._staleness.stale
+        return is_stale or any(upstream) or self._is_forced(rule, name)
+
+    @functools.cached_property
+    def _named(self) -> set[str]:
+        """The rules and paths that --force and --forcerun name."""
+        settings = self.workflow.dag_settings
+        return {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
+
+    @functools.cached_property
+    def _named_jobs(self) -> set[Job]:
+        """The jobs of these paths."""
+        return self._jobs_of(self._named)
+
+    def _is_forced(self, rule: str, name: str) -> bool:
+        """Return whether --force, --forceall or --forcerun asks for a job."""
+        if self.workflow.dag_settings.forceall or not self._named:
+            return bool(self.workflow.dag_settings.forceall)
+        if self._names[rule] in self._named or (rule, name) in self._named_jobs:
+            return True
+        stage, recipe = recipe_of(rule, name)
+        is_folder = self._names.get(stage) in self._named
+        return is_folder and (rule, name) in folder_jobs(self.config, stage, recipe)
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""

@@ -1,31 +1,69 @@
-"""Private interfaces of Snakemake that decide what runs; no other module uses them.
+"""What this workflow replaces in Snakemake, and private names of it that it reads.
 
-Written for Snakemake 9.27 and later versions 9. The workflow imports this module while it plans.
+Snakemake itself carries out what is stale (snakechat.workflow.stamp). REPLACED lists all names that
+the workflow replaces, with the reason why the public interface is not enough.
 """
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from pkgutil import resolve_name
+from typing import Any
 
 from snakemake import __version__ as SNAKEMAKE_VERSION
-from snakemake.io import Mtime, ancient
-from snakemake.jobs import Job
-from snakemake.settings.types import RerunTrigger, SharedFSUsage, StorageSettings
+from snakemake.io import _IOFile
+from snakemake.settings.types import SharedFSUsage, StorageSettings
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_command_line import refuse_options
-from snakechat.workflow.snakemake_messages import hide_messages, repeat_errors
+
+REPLACED = {
+    "snakemake.workflow.Workflow.execute": "A build locks its folder before it plans, writes what"
+    " its jobs read before the first one, and completes models also where nothing is to be done."
+    " Modules have no handlers (onstart, onsuccess), which know only the second moment.",
+    "snakemake.io._IOFile.remove": "Snakemake deletes the output and the log of a job before it"
+    " starts, and the output after it failed. Here, an old result stays until the new one is"
+    " complete, and the launcher empties the log when it starts a program.",
+}
+REPLACED_ON_KUBERNETES = {
+    "snakemake.workflow.Workflow.storage_settings": "The plugin declares that pods share nothing,"
+    " and copies the files of each job from and to a storage. All pods mount one volume.",
+    "snakemake.workflow.Workflow.overwrite_workdir": "Pods start in a folder of their own.",
+    "kubernetes.client.BatchV1Api.create_namespaced_job": "The plugin has no option for the"
+    " security context of a pod, or for one without a token of the API.",
+    "kubernetes.client.CoreV1Api.read_namespaced_pod_log": "The plugin asks for the log of a"
+    " previous container of a failed pod. There is none, and the error would end the build instead"
+    " of starting a retry.",
+}
+
+# The user of the image (envs/Dockerfile). Kubernetes gives the volume to its group, where the type
+# of the volume allows it.
+USER = 1000
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
-def check_version(version: str = SNAKEMAKE_VERSION) -> None:
-    """Raise InputError for a Snakemake whose private interfaces may differ."""
-    if not version.startswith("9."):
-        raise InputError(
-            f"Snakemake {version} is installed, and this workflow needs 9.27 or a later version 9:"
-            " pip install --no-deps --requirement requirements.txt"
-        )
+def check_names(names: Iterable[str]) -> None:
+    """Raise InputError unless the installed Snakemake has all of these names."""
+    for name in names:
+        owner, _, attribute = name.rpartition(".")
+        try:
+            found = resolve_name(owner)
+        except (ImportError, AttributeError):
+            found = None
+        if not hasattr(found, attribute) and attribute not in getattr(found, "__annotations__", {}):
+            raise InputError(
+                f"Snakemake {SNAKEMAKE_VERSION} is installed, which has no {name}, and this"
+                " workflow needs 9.27 or a later version 9:"
+                " pip install --no-deps --requirement requirements.txt"
+            )
 
 
 def check_path(folder: Path) -> None:
@@ -34,17 +72,6 @@ def check_path(folder: Path) -> None:
         raise InputError(
             f"{folder}: Snakemake takes braces in a path for wildcards: rename the folder"
         )
-
-
-def adapt(workflow: Any) -> None:
-    """Change what Snakemake prints, deletes and takes for a target, before it plans."""
-    collect_garbage_rarely()
-    hide_messages(workflow)
-    keep_published_files()
-    repeat_errors()
-    refuse_options(workflow)
-    complete_targets(workflow)
-    use_shared_volume(workflow)
 
 
 def collect_garbage_rarely() -> None:
@@ -64,160 +91,76 @@ def jobs_share_environment(workflow: Any) -> bool:
     return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
 
 
-def before_report(workflow: Any, prepare: Callable[[], None]) -> None:
-    """Call a function before Snakemake plans a report, in which stale results would appear too.
-
-    The option --report may be on the command line or in a profile.
-    """
-    create_report = workflow.create_report
-
-    def create(*arguments: Any, **named: Any) -> None:
-        prepare()
-        create_report(*arguments, **named)
-
-    workflow.create_report = create
+# --- builds -----------------------------------------------------------------------------------
 
 
-def after_build(workflow: Any, finish: Callable[[], None]) -> None:
-    """Call a function at the end of each build that succeeds, also if there was nothing to do.
+class _Scheduler:
+    """A plugin of Snakemake that schedules jobs, with a function that is called before it does."""
 
-    Snakemake's own hook (onsuccess) is not called then.
-    """
-    execute = workflow.execute
+    def __init__(self, plugin: Any, start: Callable[[], None]) -> None:
+        self._plugin, self._start = plugin, start
 
-    def execute_and_finish(*arguments: Any, **named: Any) -> None:
-        execute(*arguments, **named)
-        if workflow.is_main_process and not workflow.dryrun:
-            finish()
-
-    workflow.execute = execute_and_finish
+    def scheduler(self, *arguments: Any) -> Any:
+        """Return the scheduler of the plugin. The jobs are planned at this moment."""
+        self._start()
+        return self._plugin.scheduler(*arguments)
 
 
-def planned_names(workflow: Any, rule: str) -> list[str]:
-    """Return the wildcards, as paths, of a rule's jobs in the DAG, up to date or not."""
-    jobs = (job for job in workflow.dag.jobs if job.rule.name == rule)
-    return sorted("/".join(job.wildcards) for job in jobs)
-
-
-def complete_targets(workflow: Any) -> None:
-    """Have the folder of a result, and each file in it, be a target as its manifest is."""
-    prepare_dag = workflow._prepare_dag
-
-    def made(path: str) -> bool:
-        return any(rule.is_producer(path) for rule in workflow.rules)
-
-    def complete(target: str) -> str:
-        path = Path(target)
-        if path.parts[:1] != ("output",) or made(target):
-            return target
-        manifests = (f"{folder}.manifest.json" for folder in (path, *path.parents))
-        return next(filter(made, manifests), target)
-
-    def complete_and_prepare(*arguments: Any, **named: Any) -> None:
-        settings = workflow.dag_settings
-        settings.targets = set(map(complete, settings.targets))
-        prepare_dag(*arguments, **named)
-
-    workflow._prepare_dag = complete_and_prepare
-
-
-# --- staleness --------------------------------------------------------------------------------
-
-
-class SameTimes(dict[Any, Any]):
-    """A cache of file times in which all files have the same time."""
-
-    def __contains__(self, file: object) -> bool:
-        return True
-
-    def __getitem__(self, file: Any) -> Mtime:
-        return Mtime(local=1.0)
-
-
-def without_times(paths: Iterable[str]) -> list[Any]:
-    """Return inputs whose times make no output stale."""
-    return [ancient(path) for path in paths]
-
-
-def decide_staleness(workflow: Any, changes: Callable[[str], str]) -> None:
-    """Have a function decide which existing results are stale, in place of the times of files.
-
-    To be called by input functions, the first code of ours that runs when the DAG exists. Later
-    calls do nothing.
+def call_at_builds(
+    workflow: Any,
+    begin: Callable[[], None],
+    start: Callable[[], None],
+    finish: Callable[[], None],
+) -> None:
+    """Call functions at each build, but not at a dry run.
 
     Args:
-        changes: Returns why an output is stale, or an empty string.
+        workflow: The workflow of Snakemake.
+        begin: Called before the jobs are planned.
+        start: Called before the first job, also if there is none.
+        finish: Called after the last one, if none failed.
     """
-    if isinstance(workflow.iocache.mtime, SameTimes):
-        return
+    check_names(REPLACED)
+    execute = workflow.execute
 
-    def params_changed(job: Any) -> str:
-        missing = [path for path in job.output if not Path(path).exists()]
-        # Snakemake asks only for the outputs that are needed: a page may exist without its result.
-        if 0 < len(missing) < len(job.output):
-            return f"missing {', '.join(missing)}"
-        return "; ".join(filter(None, map(changes, job.output)))
+    def execute_build(executor_plugin: Any, *, scheduler_plugin: Any, **settings: Any) -> None:
+        common = executor_plugin.common_settings
+        is_build = workflow.is_main_process and not (common.dryrun_exec or common.touch_exec)
+        if is_build:
+            begin()
+            scheduler_plugin = _Scheduler(scheduler_plugin, start)
+        execute(executor_plugin=executor_plugin, scheduler_plugin=scheduler_plugin, **settings)
+        if is_build:
+            finish()
 
-    workflow.iocache._mtime = SameTimes()
-    workflow.dag_settings.rerun_triggers = frozenset([RerunTrigger.PARAMS])
-    persistence = workflow.persistence
-    # A tree that is read-only can be planned too; check_folders names it before the first job.
-    Job.check_protected_output = _do_nothing
-    if workflow.dryrun:
-        persistence.save_iocache = lambda: None
-    persistence.has_metadata = lambda job: True
-    persistence.has_outdated_metadata = lambda job: False
-    persistence.params_changed = params_changed
+    workflow.execute = execute_build
 
 
-def keep_published_files() -> None:
-    """Have Snakemake delete neither results nor logs before a job starts or after it failed.
+def keep_published_files(rules: Collection[str]) -> None:
+    """Have Snakemake delete no output and no log of these rules."""
+    remove = _IOFile.remove
 
-    The path of a result leads to the old one until the new one is complete, and the launcher
-    empties a log when it starts a program.
+    async def remove_of_others(file: Any, *arguments: Any, **named: Any) -> None:
+        if file.rule is None or file.rule.name not in rules:
+            await remove(file, *arguments, **named)
+
+    _IOFile.remove = remove_of_others
+
+
+def planned_jobs(workflow: Any, rules: Mapping[str, str]) -> list[tuple[str, str, bool]]:
+    """Return the jobs in the DAG: rule, name, and whether they will run.
+
+    rules: The rules of the jobs, by their names in the workflow.
     """
-
-    Job.remove_existing_output = Job.cleanup = _do_nothing
-
-
-async def _do_nothing(*_: Any, **__: Any) -> None:
-    pass
-
-
-def force_inputs(workflow: Any, rule: str, output: str, inputs: Iterable[str]) -> None:
-    """Force the jobs that make the inputs of a rule without a command, if it is forced itself."""
-    dag = workflow.dag
-    if _is_forced(dag, rule, [output]):
-        dag.forcefiles.update(inputs)
+    to_run = set(workflow.dag.needrun_jobs())
+    return [
+        (rules[job.rule.name], "/".join(job.wildcards), job in to_run)
+        for job in workflow.dag.jobs
+        if job.rule.name in rules
+    ]
 
 
-def _is_forced(dag: Any, rule: str, outputs: Iterable[str]) -> bool:
-    """Return whether --force, --forceall or --forcerun asks for a job.
-
-    Its `Reason` does not say so if an upstream job is a reason too.
-    """
-    forced_rules = {forced.name for forced in dag.forcerules}
-    return rule in forced_rules or not dag.forcefiles.isdisjoint(outputs)
-
-
-class JobToRun(NamedTuple):
-    """A job of the DAG that has a command and will run.
-
-    rule, name: Its rule, and its wildcards as a path. forced: Whether --force, --forceall or
-    --forcerun asks for it.
-    """
-
-    rule: str
-    name: str
-    forced: bool
-
-
-def jobs_to_run(workflow: Any) -> Iterator[JobToRun]:
-    """Yield the jobs with a command that will run."""
-    for job in workflow.dag.needrun_jobs():
-        if not job.is_norun:
-            forced = _is_forced(workflow.dag, job.rule.name, job.output)
-            yield JobToRun(job.rule.name, "/".join(job.wildcards), forced)
+# --- Kubernetes -------------------------------------------------------------------------------
 
 
 class SharedVolume(StorageSettings):
@@ -230,12 +173,12 @@ class SharedVolume(StorageSettings):
 def use_shared_volume(workflow: Any) -> None:
     """Have pods of Kubernetes read and write files of a shared volume in place.
 
-    The plugin for Kubernetes declares that pods share nothing, and copies the files of each job
-    from and to a storage that it asks for (default-storage-provider). With provider `fs`
-    (profiles/kubernetes), files stay where they are; only the installed software belongs to a pod.
+    With provider `fs` (profiles/kubernetes), files stay where they are. Only the installed software
+    belongs to a pod.
     """
     if workflow.storage_settings.default_storage_provider != "fs":
         return
+    check_names(REPLACED_ON_KUBERNETES)
     per_pod = {SharedFSUsage.SOFTWARE_DEPLOYMENT, SharedFSUsage.SOURCE_CACHE}
     changed = {
         "default_storage_provider": None,
@@ -243,3 +186,30 @@ def use_shared_volume(workflow: Any) -> None:
     }
     workflow.storage_settings = SharedVolume(**{**vars(workflow.storage_settings), **changed})
     workflow.overwrite_workdir = os.getcwd()
+
+
+def restrict_pods(workflow: Any) -> None:
+    """Have the pods of a build on Kubernetes run restricted and without a token of the API.
+
+    A failed pod's log is read from its only container.
+    """
+    if workflow.executor_plugin.name != "kubernetes":
+        return
+    from kubernetes.client import BatchV1Api, CoreV1Api
+
+    create_job, read_log = BatchV1Api.create_namespaced_job, CoreV1Api.read_namespaced_pod_log
+
+    def create_restricted_job(api: Any, namespace: str, body: Any, **options: Any) -> Any:
+        pod = body.spec.template.spec
+        pod.automount_service_account_token = False
+        pod.security_context = POD_SECURITY
+        for container in pod.containers:
+            # A user may have asked for privileged containers (kubernetes-privileged).
+            container.security_context = container.security_context or CONTAINER_SECURITY
+        return create_job(api, namespace, body, **options)
+
+    def read_only_log(api: Any, *arguments: Any, **options: Any) -> Any:
+        return read_log(api, *arguments, **{**options, "previous": False})
+
+    BatchV1Api.create_namespaced_job = create_restricted_job
+    CoreV1Api.read_namespaced_pod_log = read_only_log

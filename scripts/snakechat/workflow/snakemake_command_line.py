@@ -4,9 +4,8 @@ import contextlib
 import io
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from snakemake.common.configfile import load_configfile
 from snakemake.exceptions import CliException
@@ -98,43 +97,55 @@ def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str
     return values
 
 
-# What options do that take the manifest of a result for the whole result, by methods of Snakemake's
-# workflow. --summary and --list-*-changes know nothing of specs and contents.
 _LISTINGS = (
     "--summary and --list-changes compare times and commands, which do not decide here what is"
     " stale: run python scripts/explain.py, or snakemake -n"
 )
+_DELETION = (
+    "--delete-all-output and --delete-temp-output know manifests and not the files of results: run"
+    " make clean-output, or delete folders below output/"
+)
+# Options that take the manifest of a result for the whole result, by their names in Snakemake.
 REFUSED = {
-    "summary": _LISTINGS,
-    "list_changes": _LISTINGS,
+    **dict.fromkeys(("summary", "detailed_summary", "list_changes"), _LISTINGS),
+    **dict.fromkeys(("list_input_changes", "list_params_changes"), _LISTINGS),
+    **dict.fromkeys(("delete_all_output", "delete_temp_output"), _DELETION),
+    "list_untracked": "--list-untracked knows manifests and not the files of results, and would"
+    " name trained weights: run python scripts/store.py list",
     "generate_unit_tests": "--generate-unit-tests copies the manifests of results and not their"
     " files: to build a result again and compare it, run make reproduce TARGET=output/...",
-    "delete_output": "--delete-all-output and --delete-temp-output know manifests and not the files"
-    " of results: run make clean-output, or delete folders below output/",
 }
+_TOUCH = (
+    "--touch sets times, which do not decide here what is stale: to keep results whose code or"
+    " libraries changed, run python scripts/accept.py TARGET --because REASON"
+)
+_CACHE = (
+    "--cache knows manifests and not the files of results: the store keeps all versions of them"
+)
 
 
-def refuse_options(workflow: Any) -> None:
-    """Have the options fail that do not fit this workflow."""
+def check_options(workflow: Any) -> bool:
+    """Return whether Snakemake writes a report, at the first question of its plan.
 
-    def fail(message: str, *_: Any, **__: Any) -> NoReturn:
-        sys.exit(f"error: {message}")
-
-    for method, message in REFUSED.items():
-        setattr(workflow, method, partial(fail, message))
-
-
-def check_command(workflow: Any) -> None:
-    """Raise InputError for options that would leave results in a wrong state.
-
-    Snakemake knows them once it has parsed the Snakefile.
+    Raises:
+        InputError: An option would leave results in a wrong state, or say what is wrong of them.
     """
-    if workflow.touch:
-        raise InputError(
-            "--touch sets times, which do not decide here what is stale: to keep results whose code"
-            " or libraries changed, run python scripts/accept.py TARGET --because REASON"
-        )
-    # None while Snakemake writes a report.
-    settings = workflow.execution_settings
-    if workflow.is_main_process and not workflow.dryrun and settings and settings.no_hooks:
-        raise InputError("--no-hooks: the first hook writes what jobs are made from: omit it")
+    if workflow.workflow_settings.cache is not None:
+        raise InputError(_CACHE)
+    if workflow.execution_settings is not None:
+        if workflow.touch:
+            raise InputError(_TOUCH)
+        return False
+    # Snakemake's API has no settings of options that execute nothing.
+    from snakemake.cli import parse_args
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        try:
+            _, options = parse_args(sys.argv[1:])
+        except (SystemExit, ValueError, CliException):
+            # Another program uses the API.
+            return False
+    for name, message in REFUSED.items():
+        if getattr(options, name, None):
+            raise InputError(message)
+    return options.report is not None

@@ -1,9 +1,9 @@
 """What Snakemake prints of a build, and what it prints no longer."""
 
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 from snakemake.logging import logger
 from snakemake_interface_logger_plugins.common import LogEvent
@@ -11,19 +11,50 @@ from snakemake_interface_logger_plugins.common import LogEvent
 from snakechat.workflow.printable import printable_line
 
 
-def hide_messages(workflow: Any) -> None:
-    """Drop messages of Snakemake that do not apply.
+def hide_messages(rules: set[str]) -> None:
+    """Drop messages of Snakemake about these rules that do not apply.
 
     Its plan did not expect the folders that users ask for, and it has no metadata of them, because
-    an upstream job wrote them and their own rule has no command. What it advises for stale results
-    (--rerun-triggers, --cleanup-metadata) has no effect (`decide_staleness`).
+    an upstream job wrote them and their own rule has no command. A failed job loses no output
+    (snakechat.workflow.snakemake_adapter).
     """
-    workflow.log_missing_metadata_info = workflow.log_provenance_info = lambda: None
 
     def is_wanted(record: logging.LogRecord) -> bool:
-        return "were not present when the DAG was created" not in record.getMessage()
+        text = record.getMessage()
+        if found := _OF_ONE_RULE.match(text):
+            return found[1] not in rules
+        if found := _OF_RULES.search(text):
+            return not rules.issuperset(found[1].split())
+        return True
 
     logger.addFilter(is_wanted)
+
+
+# The rule that a message is about, and the rules.
+_OF_ONE_RULE = re.compile(
+    r"(?:Warning: the following output files of rule|Removing output files of failed job) (\w+)"
+)
+_OF_RULES = re.compile("Rules with (?:missing|outdated) metadata: (.*)")
+
+
+def show_causes(stamps: Collection[str], causes: Callable[[str], str]) -> None:
+    """Have Snakemake print why a job is stale.
+
+    Args:
+        stamps: The inputs that are newer than the output of each stale job.
+        causes: Returns why an output is stale, or an empty string.
+    """
+
+    def explain(record: logging.LogRecord) -> bool:
+        if getattr(record, "event", None) == LogEvent.JOB_INFO:
+            shown = record.__dict__
+            shown["input"] = [path for path in shown["input"] if path not in stamps]
+            if any(stamp in shown["reason"] for stamp in stamps):
+                found = "; ".join(filter(None, map(causes, shown["output"])))
+                shown["reason"] = found or "Forced execution"
+        return True
+
+    logger.addFilter(explain)
 
 
 def repeat_errors() -> None:

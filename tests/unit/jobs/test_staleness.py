@@ -79,7 +79,7 @@ def stale(specs, *rules, reporting=False):
     """Return which results of these rules are stale."""
     staleness = Staleness(specs)
     if reporting:
-        staleness.start_report()
+        staleness.reporting = True
     for rule in rules:
         staleness.decide(rule, "a")
     return set(staleness.stale)
@@ -179,6 +179,6 @@ def test_a_folder_without_its_manifest_is_incomplete(specs, tmp_path):
     (tmp_path / manifests[1]).unlink()
     staleness.decide_folder("output/second/a", manifests)
     assert staleness.incomplete == {"output/second/a": manifests[1:]}
-    staleness.start_report()
+    staleness.reporting = True
     with pytest.raises(InputError, match="output/second/a is incomplete"):
         staleness.decide_folder("output/second/a", manifests)

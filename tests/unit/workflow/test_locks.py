@@ -6,14 +6,10 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from types import SimpleNamespace
 
 import pytest
 
 from conftest import ROOT
-from snakechat.rules.functions import LOCK, RuleFunctions, identity_of
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 
 HOLD = f"""
@@ -66,15 +62,3 @@ def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypat
     number = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         acquire_lock(tmp_path / "lock")
-
-
-def test_a_build_stops_if_another_one_ran_since_it_was_planned(tmp_path, monkeypatch):
-    """The other one may have linked other versions of the inputs."""
-    monkeypatch.chdir(tmp_path)
-    os.close(acquire_lock(LOCK))
-    build = SimpleNamespace(_lock_before=identity_of(LOCK))
-    # More than a tick of the clock of the file system.
-    time.sleep(0.03)
-    os.close(acquire_lock(LOCK))
-    with pytest.raises(InputError, match="another build ran here since this one was planned"):
-        RuleFunctions._lock(build)

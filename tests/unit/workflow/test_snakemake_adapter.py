@@ -1,18 +1,30 @@
-"""Which versions of Snakemake and which paths a build accepts."""
+"""Which Snakemake and which paths a build accepts."""
 
 from pathlib import Path
 
 import pytest
+from snakemake.api import SnakemakeApi
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_adapter import check_path, check_version
+from snakechat.workflow.snakemake_adapter import (
+    REPLACED,
+    REPLACED_ON_KUBERNETES,
+    check_names,
+    check_path,
+)
 
 
-@pytest.mark.parametrize("version", ["8.30.0", "90.1"])
-def test_other_versions_than_9_are_rejected(version):
-    check_version("9.27.1")
-    with pytest.raises(InputError, match=f"Snakemake {version} is installed"):
-        check_version(version)
+@pytest.mark.parametrize("name", REPLACED | REPLACED_ON_KUBERNETES)
+def test_a_snakemake_without_a_name_that_is_replaced_is_rejected(name):
+    # Its module imports snakemake.workflow, which cannot be the first.
+    assert SnakemakeApi
+    check_names([name])
+    with pytest.raises(InputError, match=f"has no {name}s, and this workflow needs 9.27"):
+        check_names([f"{name}s"])
+
+
+def test_at_most_six_names_of_snakemake_are_replaced():
+    assert len(REPLACED | REPLACED_ON_KUBERNETES) <= 6
 
 
 @pytest.mark.parametrize("name", ["a{", "b}"])
