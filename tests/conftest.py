@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from snakechat.config.recipes import STAGES
 from snakechat.workflow.placement import SERIAL
 from support.program_forks import start_server
 
@@ -36,6 +37,9 @@ SOURCES = ("Snakefile", "config.yaml", "config", "requirements.txt", "rules", "s
 SOURCES += ("rewards", "prompts", "profiles", "slurm")
 SOURCES += ("requirements-torch.txt",)
 
+
+# The rules of paths that users ask for, and the last line of a dry run.
+NO_COMMAND = {*STAGES, "report", "result_folder", "result_file", "total"}
 
 # Of folders in memory: a tree of a build has 15 MB, and a worker has two at a time.
 SCRATCH_BYTES = 1 << 30
@@ -145,13 +149,16 @@ class Workflow:
         return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
 
     def planned(self, *targets):
-        """Return the rules that a dry run plans for targets, or for the tiny recipe."""
+        """Return the rules that a dry run plans for targets, or for the tiny recipe.
+
+        Without those that have no command.
+        """
         process = self.snakemake(*(targets or ["output/rlhf/tiny"]), "-n")
         assert process.returncode == 0, process.stdout
         if "Nothing to be done" in process.stdout:
             return set()
         table = re.search(r"Job stats:\n(.*?)\n\n", process.stdout, re.DOTALL).group(1)
-        return {line.split()[0] for line in table.splitlines()[2:]} - {"total"}
+        return {line.split()[0] for line in table.splitlines()[2:]} - NO_COMMAND
 
 
 @contextlib.contextmanager

@@ -76,7 +76,7 @@ def test_a_build_ends_with_an_error_if_the_model_misses_its_gate(quick, tmp_path
         return process.returncode, process.stdout
 
     set_gate("accuracy.lower_bound", min=0, max=1)
-    assert tree.planned(TARGET) == {"check_gate", "reward"}
+    assert tree.planned(TARGET) == {"check_gate"}
     assert build()[0] == 0
     passed = json.loads((gates / "tiny/gate.json").read_text())
     assert passed.keys() == {"metric", "value", "min", "max"}

@@ -52,7 +52,7 @@ def damaged(path, damage, rules, targets=TINY):
 
 
 SFT = ("output/sft/tiny",)
-SFT_RULES = {"train_sft", "evaluate_sft", "report", "draw_report"}
+SFT_RULES = {"train_sft", "evaluate_sft", "draw_report"}
 RESULTS = {
     "everything touched": fresh(touch_everything),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
@@ -70,7 +70,7 @@ RESULTS = {
         # The rule report has no command: it is the folder that users name.
         "report/rlhf/tiny",
         delete_the_manifest,
-        {"report", "draw_report"},
+        {"draw_report"},
     ),
     "a gate without its manifest": damaged("gate/dpo/tiny", delete_the_manifest, {"check_gate"}),
 }
