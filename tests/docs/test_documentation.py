@@ -317,3 +317,17 @@ def test_the_changelog_has_the_version_to_cite():
         r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
     assert versions[0] == (cited["version"], str(cited["date-released"]))
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+def test_the_tour_quotes_the_programs(language):
+    """Lines of code in the tour are lines of one program, in this order."""
+    text = (ROOT / "docs" / language / "tour.md").read_text()
+    programs = [path.read_text().splitlines() for path in (ROOT / "scripts").glob("train_*.py")]
+    quoted = [block for kind, block in FENCE.findall(text) if kind == "python"]
+    assert len(quoted) == 2
+    for block in quoted:
+        assert any(
+            all(line.strip() in lines for line in block.splitlines())
+            for lines in (iter(map(str.strip, program)) for program in programs)
+        ), block
