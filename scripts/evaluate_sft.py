@@ -1,7 +1,7 @@
 """Compute the perplexity of the base model and of the fine-tuned model on the evaluation split.
 
-response_perplexity is that of the responses, perplexity that of whole rows: prompts, which most
-recipes do not generate, may be nearly all of their tokens.
+response_perplexity is computed over the tokens of responses, perplexity over whole rows, which may
+consist of prompts for the most part.
 """
 
 import json

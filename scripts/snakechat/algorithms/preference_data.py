@@ -35,7 +35,7 @@ class PreferenceData:
 
     Attributes:
         rows: A prompt, its chosen and its rejected response each. For KTO, one may be empty.
-        epoch: The epoch that is trained on, which the log-probabilities are those of. They differ
+        epoch: The epoch in training, to which the log-probabilities belong. They differ
             between epochs by rounding alone (compute_reference.py).
     """
 
@@ -65,7 +65,7 @@ class PreferenceData:
     def reference_point(
         self, policy: Policy, rows: np.ndarray, micro_batch_tokens: int
     ) -> Tensor | None:
-        """Return the reward that KTO compares those of the given rows with; None for other losses.
+        """Return the reward with which KTO compares the rewards of rows; None for other losses.
 
         All processes compute it together.
         """

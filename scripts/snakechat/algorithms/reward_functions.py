@@ -58,7 +58,7 @@ def load_functions(functions: Mapping[str, Any]) -> WeightedFunctions:
     }
 
 
-def columns_of(
+def function_columns(
     texts: PromptTexts, rows: Sequence[int] | np.ndarray, responses: Sequence[str]
 ) -> dict[str, list[Any]]:
     """Return what reward functions receive besides prompts and responses.

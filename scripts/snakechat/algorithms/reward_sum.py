@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from snakechat.algorithms.llm_judge import LlmJudge, fill_missing
-from snakechat.algorithms.reward_functions import WeightedFunctions, columns_of
+from snakechat.algorithms.reward_functions import WeightedFunctions, function_columns
 from snakechat.algorithms.reward_models import RewardModel, conversation_examples
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.llm_judges import judge_names
@@ -127,7 +127,7 @@ class RewardSum:
         # Only on rank 0: a function may return different scores when it is called again.
         if rank() == 0:
             prompts, responses = rollouts.decode()
-            columns = columns_of(self.prompt_texts, rows, responses)
+            columns = function_columns(self.prompt_texts, rows, responses)
             for row, (_, function) in zip(scores, self.functions.values(), strict=True):
                 row[:] = torch.as_tensor(function(prompts, responses, columns))
         return all_reduce_sum(scores).to(rollouts.device)

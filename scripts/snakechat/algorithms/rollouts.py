@@ -20,7 +20,7 @@ from snakechat.data.reward_model_encoding import response_texts
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.generation import GenerationSettings, Sampler, sample_responses
+from snakechat.modeling.generation import Sampler, SamplingSettings, sample_responses
 from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import FrozenModel
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
@@ -32,7 +32,7 @@ TokenLists = list[list[Any]]
 def sample_on_all_ranks(
     sampler: Sampler,
     prompts: Sequence[Any],
-    settings: GenerationSettings,
+    settings: SamplingSettings,
     sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> tuple[TokenLists, Tensor | None]:
     """Distribute prompts [n] over the samplers, sample, and gather the responses on every rank.

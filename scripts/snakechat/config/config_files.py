@@ -24,7 +24,7 @@ FILES = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
 
 
 def project_files(root: Path) -> list[Path]:
-    """Return the config files of the project in a folder, which those of --configfile change."""
+    """Return the config files of the project in a folder, which --configfile changes."""
     return [root / file for file in FILES]
 
 

@@ -231,7 +231,7 @@ def _check_rlhf_models(config: Config, name: str) -> None:
         if actor_model != ptx_model:
             raise ConfigError(
                 f"{place}.ptx names {settings['ptx']}, which has the tokenizer of {ptx_model};"
-                f" the actor has that of {actor_model}"
+                f" the actor has the tokenizer of {actor_model}"
             )
 
 

@@ -16,7 +16,7 @@ def has_reference(loss: PreferenceLoss) -> bool:
 
 
 def has_reference_point(loss: PreferenceLoss) -> bool:
-    """Return whether a loss compares rewards with those of responses to other prompts.
+    """Return whether a loss compares rewards with the rewards of responses to other prompts.
 
     Such a loss needs no pairs: each response is good or bad by itself.
     """

@@ -46,7 +46,7 @@ def judge_settings(judges: Judges, names: Iterable[str]) -> dict[str, dict[str, 
 
 
 def judge_access(judges: Judges, names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return where and how judges are asked, by name: a part of the placement of a job."""
+    """Return where and how judges are asked, by name: an option of a run."""
     return _keys_of(judges, names, ACCESS)
 
 

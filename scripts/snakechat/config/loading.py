@@ -97,7 +97,7 @@ def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def add_sweeps(config: Config) -> None:
-    """Add the recipes of all sweeps to those of their stages."""
+    """Add the recipes of all sweeps to their stages."""
     for sweep, settings in config.values["sweeps"].items():
         stage = settings["stage"]
         recipes = config.values[stage]["recipes"]
@@ -106,7 +106,7 @@ def add_sweeps(config: Config) -> None:
                 f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
         swept = config.sweep_recipes(sweep)
-        # Its own mistakes are not those of the sweep.
+        # A mistake of its own is reported at its place.
         config.recipe(stage, settings["recipe"])
         for name, recipe in swept.items():
             if name in recipes:

@@ -59,12 +59,12 @@ RATES = (
     ("actor_learning_rate", "lora_learning_rate"),
     ("critic_learning_rate", "critic_lora_learning_rate"),
 )
-# As common.Name; a recipe of a sweep is named after its values.
+# As settings.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
 # Comparisons also take versions in the store, NAME@KEY.
 COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 
-# A rule and the name of one of its results: ("train_sft", "tiny").
+# The rule and the name of a job: ("train_sft", "tiny"), ("draw_report", "sft/tiny").
 Job = tuple[str, str]
 
 

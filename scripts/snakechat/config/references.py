@@ -43,8 +43,8 @@ def weighted_references(value: RewardReferences) -> dict[str, float]:
 def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     """Return the reference of each job input with a model of `reward` or `judge`.
 
-    The input of a single model has the name of the key, those of several are KEY.REFERENCE. LLM
-    judges are no inputs.
+    The input of a single model has the name of the key; of several models, KEY.REFERENCE. An LLM
+    judge has no input.
     """
     names = [name for name in weighted_references(value) if parse_reference(name).section != JUDGES]
     if isinstance(value, str):

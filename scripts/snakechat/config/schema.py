@@ -65,7 +65,7 @@ def checked_recipe(stage: str, layers: list[Layer], is_whole: bool = True) -> di
     Args:
         stage: The section of the recipe.
         layers: The defaults, the preset if any, and the recipe.
-        is_whole: Whether the settings must fit each other; those of a preset alone need not.
+        is_whole: Whether the settings must fit each other; the settings of a preset need not.
 
     Raises:
         ConfigError: A key or value is invalid, or settings do not fit each other; the message names
@@ -151,7 +151,7 @@ def _hint(path: list[Any], schema: Schema) -> str:
     similar = difflib.get_close_matches(str(path[-1]), dict.fromkeys(keys))
     if similar:
         return f"(did you mean {' or '.join(similar)}?)"
-    return "(docs/en/config.md has all keys, docs/en/migration.md those of other libraries)"
+    return "(docs/en/config.md has all keys, docs/en/migration.md the keys of other libraries)"
 
 
 def _forms(schema: Schema) -> Iterator[Schema]:

@@ -34,7 +34,7 @@ from snakechat.data.formats import FORMATS
 def _form_by_key(**forms: Any) -> Any:
     """Return the type of mappings of several forms, each with a key that the others do not have.
 
-    Errors are those of this form. Without any of the keys, the form is the first one.
+    Errors are about this form. Without any of the keys, it is the first one.
     """
 
     def form(values: Any) -> str:
@@ -449,7 +449,7 @@ class PromptEval(Settings):
     temperature: Positive
 
 
-# Keys of a recipe, which are checked together with those of its preset and the defaults.
+# Keys of a recipe, which are checked together with its preset and the defaults.
 RecipeKeys = dict[str, Any]
 
 

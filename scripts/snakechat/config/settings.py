@@ -44,7 +44,7 @@ NonNegative = Annotated[float, Field(ge=0), IS_NUMBER]
 Fraction = Annotated[float, Field(ge=0, le=1), IS_NUMBER]
 DecayRate = Annotated[float, Field(ge=0, lt=1), IS_NUMBER]
 
-# The suffixes of files beside results and logs: their names must not be those of other results.
+# The suffixes of files beside results and logs: no result may have such a name.
 NAME_END = r"(?<![.]json)(?<![.]html)(?<![.]log)"
 # No slash, no space and no leading dot: a name is a path below output/ that needs no quoting. File
 # systems allow 255 bytes, of which suffixes need some.

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# The rule and the name of a job: ("train_sft", "tiny"), ("draw_report", "sft/tiny").
-Job = tuple[str, str]
+from snakechat.config.recipes import Job as Job
+
 Jobs = dict[str, Job]
 
 

@@ -1,4 +1,4 @@
-"""External files of jobs: datasets, models, tokenizers, prompt sets, tasks.
+"""External files of jobs: datasets, models, tokenizers, prompt sets.
 
 Paths are relative to the working directory, in the form in which specs record them.
 """

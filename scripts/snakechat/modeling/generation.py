@@ -44,7 +44,7 @@ DECODER_LENGTH_MULTIPLE = 64
 Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
 
 
-class GenerationSettings(Protocol):
+class SamplingSettings(Protocol):
     """Settings of a recipe that samplers read."""
 
     @property
@@ -90,7 +90,7 @@ class Sampler(Protocol):
 
 
 def make_sampler(
-    settings: GenerationSettings,
+    settings: SamplingSettings,
     stop_ids: Sequence[int],
     micro_batch_tokens: int,
     folder: Path,
@@ -116,7 +116,7 @@ class HfSampler:
     num_ranks = 1
 
     def __init__(
-        self, settings: GenerationSettings, stop_ids: Sequence[int], micro_batch_tokens: int
+        self, settings: SamplingSettings, stop_ids: Sequence[int], micro_batch_tokens: int
     ) -> None:
         self.settings, self.stop_ids = settings, stop_ids
         self.micro_batch_tokens = micro_batch_tokens

@@ -1,7 +1,7 @@
 """Weights of which a process has a partition only.
 
-ZeRO 3 partitions the weights of a model over the processes. This room reads the whole weights in a
-context that the engine provides, and knows their shapes.
+ZeRO 3 partitions the weights of a model over the processes. This module reads the whole weights in
+a context that the engine provides, and knows their shapes.
 """
 
 import contextlib

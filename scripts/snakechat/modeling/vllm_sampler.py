@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.generation import Generations, GenerationSettings
+from snakechat.modeling.generation import Generations, SamplingSettings
 from snakechat.modeling.lora import merged_layers
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.partitions import Gather, no_gather
@@ -49,7 +49,7 @@ class VllmSampler:
 
     def __init__(
         self,
-        settings: GenerationSettings,
+        settings: SamplingSettings,
         stop_ids: Sequence[int],
         folder: Path,
         num_ranks: int = 1,

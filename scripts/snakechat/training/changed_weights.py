@@ -1,4 +1,4 @@
-"""What is left of a training in the weights that are saved."""
+"""Which share of the weights a training changed, as far as their saved data type shows it."""
 
 import json
 from pathlib import Path

@@ -72,7 +72,7 @@ class Checkpointer:
     def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of the remaining steps.
 
-        Saves a checkpoint every placement.save_steps steps. After SIGTERM (preemption on a cluster)
+        Saves a checkpoint every options.save_steps steps. After SIGTERM (preemption on a cluster)
         or SIGINT (Ctrl-C) in any process, all processes finish the same step, save a checkpoint and
         exit.
         """

@@ -1,4 +1,4 @@
-"""How the tools end: explain, estimate, verify, find_row, accept, cache and kubernetes_job."""
+"""How the tools end: explain, estimate, verify, find_row, accept, store and kubernetes_job."""
 
 import os
 import sys

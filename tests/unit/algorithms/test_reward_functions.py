@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from snakechat.algorithms import reward_functions as rewards
-from snakechat.algorithms.reward_functions import columns_of, load_functions
+from snakechat.algorithms.reward_functions import function_columns, load_functions
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.prompt_texts import PromptTexts, open_prompt_texts
 from snakechat.workflow.errors import InputError
@@ -65,11 +65,11 @@ def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
         kept = {"kept_solution": ['[1, {"a": null}]'], "kept_level": ["2"]}
         write({"prompt": [[("user", "Why?")]], **kept}, [True])
     texts = PromptTexts(tmp_path, "train")
-    columns = columns_of(texts, [2, 0], ["a", "b", "c", "d"])
+    columns = function_columns(texts, [2, 0], ["a", "b", "c", "d"])
     assert columns["solution"] == [[1, {"a": None}], None] * 2
     assert columns["level"] == [2, None] * 2
     # Also if no prompt has the cell.
-    assert columns_of(texts, [0, 1], ["a", "b"])["solution"] == [None, None]
+    assert function_columns(texts, [0, 1], ["a", "b"])["solution"] == [None, None]
     why, be_brief = {"role": "user", "content": "Why?"}, {"role": "system", "content": "Be brief."}
     assert columns["messages"][2] == [why, {"role": "assistant", "content": "c"}]
     assert columns["messages"][3] == [
