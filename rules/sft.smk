@@ -39,22 +39,6 @@ rule train_sft:
         RUN
 
 
-use rule train_sft as compute_teacher with:
-    input:
-        unpack(inputs("compute_teacher")),
-    output:
-        "output/teacher/{name}.manifest.json",
-    log:
-        "output/logs/compute_teacher/{name}.log",
-    threads: threads_of("compute_teacher")
-    resources:
-        **resources_of("compute_teacher"),
-    params:
-        **params_of("compute_teacher"),
-    message:
-        "Computing the most probable tokens of the teacher of {wildcards.name}"
-
-
 use rule train_sft as evaluate_sft with:
     input:
         unpack(inputs("evaluate_sft")),

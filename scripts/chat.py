@@ -1,7 +1,6 @@
 """Chat with a trained model: output/sft/NAME, output/dpo/NAME, output/rlhf/NAME or its folder ema.
 
     python scripts/chat.py output/rlhf/1.3b
-    python scripts/chat.py output/rlhf/1.3b --compare output/sft/1.3b
     echo "My name is Pia and I need a hat." | python scripts/chat.py output/rlhf/tiny
 
 If standard input is not a terminal, each of its lines is a prompt, and standard output contains
@@ -27,7 +26,7 @@ HELP = """\
 
 
 def main() -> None:
-    """Load the models and chat; print errors on one line."""
+    """Load the model and chat; print errors on one line."""
     arguments = parse_arguments()
     for stream, errors in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         if isinstance(stream, io.TextIOWrapper):
@@ -46,9 +45,6 @@ def parse_arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path, help="folder of a model")
-    parser.add_argument(
-        "--compare", type=Path, metavar="MODEL", help="second model that gets the same prompts"
-    )
     parser.add_argument("--seed", type=natural, default=1234, help="default: 1234")
     parser.add_argument(
         "--temperature", type=float, default=0.7, help="0 is greedy decoding; default: 0.7"
@@ -80,14 +76,13 @@ def print_note(text: str) -> None:
 
 
 class Chat:
-    """Reads prompts and commands, and prints the responses of one or two models."""
+    """Reads prompts and commands, and prints the responses."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         # Imported late: it takes seconds, which an invalid option should not cost.
         from snakechat.evaluation.chat_session import load
 
-        folders = [arguments.model, arguments.compare]
-        self.sessions = {folder: load(folder) for folder in folders if folder}
+        self.folder, self.session = arguments.model, load(arguments.model)
         self.temperature, self.max_tokens = arguments.temperature, arguments.max_tokens
         self.seed = arguments.seed
         self.is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
@@ -98,11 +93,10 @@ class Chat:
             # Adds line editing and a history to input().
             import readline  # noqa: F401
 
-            for folder, session in self.sessions.items():
-                model = session.model
-                print_note(
-                    f"{folder}: {model.num_parameters():,} parameters on {model.device.type}"
-                )
+            model = self.session.model
+            print_note(
+                f"{self.folder}: {model.num_parameters():,} parameters on {model.device.type}"
+            )
             print_note("/help lists the commands.")
         for line in self.lines():
             if line == "/quit":
@@ -136,12 +130,10 @@ class Chat:
         if command == "/help":
             print_note(HELP)
         elif command == "/reset":
-            for session in self.sessions.values():
-                session.turns.clear()
+            self.session.turns.clear()
             print_note("New conversation.")
         elif command == "/system":
-            for session in self.sessions.values():
-                session.system = text
+            self.session.system = text
             print_note(f"System prompt: {text}" if text else "No system prompt.")
         elif command == "/seed":
             try:
@@ -153,32 +145,20 @@ class Chat:
             raise InputError(f"unknown command {command}: /help lists the commands")
 
     def respond(self, prompt: str) -> None:
-        """Print the response of each model."""
-        encoded = {}
-        for folder, session in self.sessions.items():
-            encoded[folder], num_dropped = session.encode(prompt, self.max_tokens)
-            if num_dropped:
-                print_note(
-                    f"note: the conversation exceeds the {session.max_positions} positions of"
-                    f" {folder}: the oldest {num_dropped} turns are dropped"
-                )
-        if len(encoded) == 1:
-            self.print_response(*encoded.popitem(), prompt)
-        else:
-            for folder, ids in encoded.items():
-                print(f"{folder}:")
-                self.print_response(folder, ids, prompt)
-                print()
-
-    def print_response(self, folder: Path, ids: list[int], prompt: str) -> None:
-        """Print a response while it is generated. On a terminal, Ctrl-C stops only this one."""
+        """Print the response while it is generated. On a terminal, Ctrl-C stops only this one."""
+        ids, num_dropped = self.session.encode(prompt, self.max_tokens)
+        if num_dropped:
+            print_note(
+                f"note: the conversation exceeds the {self.session.max_positions} positions of"
+                f" {self.folder}: the oldest {num_dropped} turns are dropped"
+            )
 
         def show(text: str) -> None:
             print(printable_text(text), end="", flush=True)
 
         settings = self.seed, self.temperature, self.max_tokens
         try:
-            self.sessions[folder].respond(prompt, ids, *settings, show)
+            self.session.respond(prompt, ids, *settings, show)
         except KeyboardInterrupt:
             if not self.is_terminal:
                 raise

@@ -44,7 +44,6 @@ from snakechat.evaluation.comparisons import (
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from snakechat.evaluation.llm_win_rates import llm_win_rates
-from snakechat.evaluation.response_divergence import Candidates, divergences, find_candidates
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length
@@ -105,12 +104,12 @@ class ModelResponses:
 
     Attributes:
         metrics: Metrics [S, n] by name, or [1, n] for those of greedy responses.
-        candidates: The model's most probable tokens at each token of the responses.
+        logprobs: The model's log-probability of each token of the responses [B, R].
     """
 
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
         self.rollouts, lengths = rollouts, rollouts.examples.response_lengths
-        self.candidates: Candidates | None = None
+        self.logprobs: torch.Tensor | None = None
         self.prompt_texts, self.texts = rollouts.decode()
         self.metrics: ResponseMetrics = {
             "length": lengths,
@@ -181,13 +180,7 @@ class Evaluator:
         with self._loaded_policy(folder) as model:
             torch.manual_seed(settings.seed)
             responses = self._sample(model, settings.temperature, settings.num_generations)
-            responses.candidates = find_candidates(
-                model.module,
-                responses.rollouts.examples,
-                len(self.tokenizer),
-                self.micro_batch_tokens,
-                settings.temperature,
-            )
+            responses.logprobs = responses.rollouts.logprobs(model.module)
             if self.is_correct or self.functions:
                 greedy = self._sample(model, 0, 1)
                 if self.is_correct:
@@ -200,22 +193,15 @@ class Evaluator:
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
         """Add estimates of each model's KL divergence from the initial one, by response.
 
-        The metrics are kl_to_INITIAL, the log-ratio of the response, and full_kl_to_INITIAL, which
-        sums over the vocabulary. INITIAL is sft, dpo or base.
+        The metric is kl_to_INITIAL, the log-ratio of the response. INITIAL is sft, dpo or base.
         """
         initial = initial_model(models)
         with self._loaded_policy(self.inputs[initial]) as model:
             for responses in models.values():
-                assert responses.candidates is not None
-                log_ratios, estimates = divergences(
-                    model.module,
-                    responses.rollouts.examples,
-                    responses.candidates,
-                    self.micro_batch_tokens,
-                    self.settings.temperature,
-                )
-                responses.metrics[f"kl_to_{initial}"] = log_ratios
-                responses.metrics[f"full_kl_to_{initial}"] = estimates
+                assert responses.logprobs is not None
+                log_ratios = responses.logprobs - responses.rollouts.logprobs(model.module)
+                kl = log_ratios.double().sum(dim=1).cpu().numpy()
+                responses.metrics[f"kl_to_{initial}"] = responses.table(kl)
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
         """Add score (reward functions, reward models and LLM judges) and judge_score, if any."""

@@ -43,7 +43,7 @@ def main(job: Job[Any]) -> None:
     tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
-    clusters = clusters_of(tuple(ids) for ids in examples.prompts)
+    clusters = clusters_of(tuple(examples.prompts[row]) for row in range(len(examples)))
     metrics = metrics_by_dataset(logprobs, tokens, clusters, rows_of)
     write_json(job.result / "metrics.json", metrics)
     before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)

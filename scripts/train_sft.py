@@ -1,8 +1,8 @@
 """Fine-tune a language model on the chosen responses (supervised fine-tuning).
 
-The loss is the mean of -log p(token), or of the divergence from a teacher, over the target tokens
-of a step. train_on selects these tokens: the last response, all turns of the assistant, or prompts
-and responses. The loss does not depend on how micro-batches and processes divide the rows.
+The loss is the mean of -log p(token) over the target tokens of a step. train_on selects these
+tokens: the last response, all turns of the assistant, or prompts and responses. The loss does not
+depend on how micro-batches and processes divide the rows.
 """
 
 from pathlib import Path
@@ -18,7 +18,6 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import save_model
-from snakechat.modeling.teacher_split import TeacherSplit
 from snakechat.planning.stage_choice import choose_stage
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.checkpointing import Checkpointer
@@ -44,11 +43,6 @@ def main(job: Job[SftSettings]) -> None:
     train_split = Examples.read(job.inputs["tokens"], "train", "chosen")
     eval_split = Examples.read(job.inputs["tokens"], "eval", "chosen")
     num_targets = train_split.num_tokens(with_prompts)
-    teachers = {
-        split: TeacherSplit(job.inputs["teacher"], split, examples, with_prompts)
-        for split, examples in (("train", train_split), ("eval", eval_split))
-        if settings.teacher is not None
-    }
     batches = training_batches(len(train_split), settings.global_batch_size, settings)
 
     # Model.
@@ -64,8 +58,6 @@ def main(job: Job[SftSettings]) -> None:
     check_model(policy, train_split, engine.sampling)
 
     def evaluate() -> dict[str, float]:
-        if teachers:
-            return {"loss": teachers["eval"].mean_divergence(policy, max_tokens)}
         logprobs = response_logprobs(policy, eval_split, max_tokens, with_prompts=with_prompts)
         return {"loss": -logprobs.sum() / eval_split.num_tokens(with_prompts).sum()}
 
@@ -86,10 +78,7 @@ def main(job: Job[SftSettings]) -> None:
                 for micro_batch in train_split.micro_batches(
                     rows, max_tokens, policy.supports_packing, device, with_prompts
                 ):
-                    if teachers:
-                        losses = teachers["train"].sum_of_divergences(engine, micro_batch)
-                    else:
-                        losses = -engine(micro_batch.batch, return_sum=True)
+                    losses = -engine(micro_batch.batch, return_sum=True)
                     loss = micro_batch.counted / num_tokens * losses
                     engine.backward(loss, micro_batch.is_last)
                     loss_sum += loss.detach()

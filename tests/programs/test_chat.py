@@ -61,19 +61,6 @@ def test_commands(folders, run_chat):
     ]
 
 
-def test_two_models_respond_one_below_the_other(folders, run_chat):
-    rlhf, sft = folders["rlhf"], folders["sft"]
-    output, _, code = run_chat(rlhf, "--compare", sft, "--max-tokens", 20, lines=[b"Why?", b"How?"])
-    responses = [responses_to(folder, "Why?", "How?") for folder in (rlhf, sft)]
-    expected = [
-        f"{folder}:\n{printable_text(texts[number])}\n\n"
-        for number in (0, 1)
-        for folder, texts in zip((rlhf, sft), responses, strict=True)
-    ]
-    assert (output, code) == ("".join(expected), 0)
-    assert responses[0] != responses[1]
-
-
 def test_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
     script_response(dialogue, " \x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
     monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
@@ -115,7 +102,7 @@ def interrupt_first_response(session):
 def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
     monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
     settings = {"seed": 1, "temperature": 0, "max_tokens": 40}
-    program = chat.Chat(SimpleNamespace(model="x", compare=None, **settings))
+    program = chat.Chat(SimpleNamespace(model="x", **settings))
     program.is_terminal = True
     # An error does not end a terminal.
     lines = iter(["One?", "/reset", "/nonsense", "Two?", "/quit"])

@@ -9,8 +9,6 @@ import yaml
 from conftest import ROOT
 from snakechat.data import toy
 from snakechat.data.ragged_arrays import RaggedWriter, whole_lengths_path
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.saving import save_model
 from snakechat.workflow.digests import file_digest
 from support import launching
 from support.evaluation import evaluation_job  # noqa: F401
@@ -47,11 +45,6 @@ def jobs(job, tokenizer, tmp_path):
             path.write_text(yaml.safe_dump(entries))
             files[path.relative_to(tmp_path).as_posix()] = file_digest(path)
     inputs = {name: str(path) for name, path in job.inputs.items()}
-    teacher = load_causal(job.inputs["sft"], "fp32", tokenizer)
-    # Its output layer is padded beyond the tokens of the student.
-    teacher.resize_token_embeddings(4 * len(tokenizer), mean_resizing=False)
-    save_model(teacher, tokenizer, tmp_path / "teacher")
-    taught = {"teacher": str(tmp_path / "teacher"), "tokenizer": inputs["sft"]}
     models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
     scorer = {"model": inputs["reward"], "tokens": inputs["tokens"]}
     pair_models = {"base": inputs["base"], "model": inputs["reward"]}
@@ -72,11 +65,6 @@ def jobs(job, tokenizer, tmp_path):
         "compute_reference": (
             {"dtype": "fp32", "mismatched_max_length": 64, "batches": None},
             {"model": inputs["sft"], "tokens": inputs["tokens"]},
-            {},
-        ),
-        "compute_teacher": (
-            {"dtype": "fp32", "train_on": "response", "teacher_top_k": 8},
-            {**taught, "tokens": inputs["tokens"]},
             {},
         ),
         "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models, pages["prompts"]),
@@ -111,8 +99,6 @@ def test_processes_that_share_the_models_evaluate_as_one(jobs, tokenizer, tmp_pa
     assert code == 0, output[-5000:]
     # Printed by one process.
     assert output.count("perplexity") == 1
-    tokens = np.load(tmp_path / "several/compute_teacher/train.tokens.npy")
-    assert tokens.max() < len(tokenizer)
     for program in jobs:
         assert_equal_results(tmp_path / "alone" / program, tmp_path / "several" / program)
 

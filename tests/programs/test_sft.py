@@ -1,19 +1,12 @@
-"""SFT: the targets of each choice, a teacher and perplexities, as transformers computes them."""
+"""SFT: the targets of each choice and perplexities, as transformers computes them."""
 
 import json
 import math
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from conftest import INIT
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy
-from snakechat.modeling.models import make_causal
-from snakechat.modeling.teacher_split import TeacherSplit
-from snakechat.workflow.errors import InputError
 from support.stages import stages_of_small_model
 
 # DeepSpeed calls functions of torch that are deprecated.
@@ -24,21 +17,12 @@ ROWS = [
     ("\n\nHuman: Name a fruit.\n\nAssistant:", " A pear."),
 ]
 TARGETS = ("response", "all_turns", "all_tokens")
-TOP_K = 5
-# Its ids need more than 16 bits.
-LARGE_VOCABULARY = 70_000
 COMMON = {"model": "random", "datasets": ["toy"], "max_length": 90, "epochs": 1, "dtype": "fp32"}
 COMMON |= {"global_batch_size": 8, "max_steps": 1, "placement": {"deployment": "cpu"}}
-TAUGHT = {**COMMON, "teacher": "sft/response", "teacher_top_k": TOP_K}
 # They differ from their base model after one step.
 RECIPES = {
     value: {**COMMON, "train_on": value, "learning_rate": 0.1, "warmup_steps": 0}
     for value in TARGETS
-}
-RECIPES |= {
-    "taught-response": {**TAUGHT, "train_on": "response", "eval_steps": 1},
-    "taught-all_tokens": {**TAUGHT, "train_on": "all_tokens"},
-    "too-many": {**TAUGHT, "teacher_top_k": 10**6},
 }
 
 
@@ -100,45 +84,3 @@ def test_perplexities_are_those_of_transformers(stages):
             assert metrics[moment][f"{prefix}tokens"] == len(nats)
             expected = pytest.approx(math.exp(sum(nats) / len(nats)), rel=1e-4)
             assert metrics[moment][f"{prefix}perplexity"] == expected
-
-
-@pytest.mark.parametrize("train_on", ["response", "all_tokens"])
-def test_the_loss_with_a_teacher_is_the_divergence_in_transformers(stages, train_on):
-    (teacher, _), (student, _) = (
-        logprobs_of(folder, train_on)
-        for folder in (stages.result("train_sft", "response"), stages.models["random"])
-    )
-    stored = stages.result("compute_teacher", f"taught-{train_on}")
-    top = teacher.topk(TOP_K)
-    for split in ("train", "eval"):
-        logprobs = np.load(stored / f"{split}.logprobs.npy")
-        tokens = torch.from_numpy(np.load(stored / f"{split}.tokens.npy").astype(np.int64))
-        np.testing.assert_allclose(logprobs, top.values, atol=1e-4)
-        torch.testing.assert_close(teacher.gather(1, tokens), top.values, atol=1e-4, rtol=0)
-    p, q = top.values.exp(), student.gather(1, top.indices).exp()
-    p, q = (torch.cat([x, 1 - x.sum(dim=1, keepdim=True)], dim=1) for x in (p, q))
-    expected = (p * (p / q).log()).sum(dim=1).mean().item()
-    first, step = metrics_of(stages, f"taught-{train_on}")
-    if train_on == "response":
-        assert first["eval_loss"] == pytest.approx(expected, rel=1e-3)
-    assert step["tokens"] == len(teacher)
-    assert step["loss"] == pytest.approx(expected, rel=1e-3)
-
-
-def test_more_tokens_than_the_vocabulary_has_are_an_error(stages):
-    with pytest.raises(InputError, match="teacher_top_k: found 1000000, expected at most"):
-        stages.result("compute_teacher", "too-many")
-
-
-@pytest.mark.parametrize("vocab_size", [LARGE_VOCABULARY, 300])
-def test_tokens_of_a_large_output_layer_are_those_of_the_vocabulary(
-    vocab_size, tokenizer, tmp_path
-):
-    policy = Policy(make_causal(INIT, tokenizer, 1))
-    policy.model.resize_token_embeddings(LARGE_VOCABULARY, mean_resizing=False)
-    split = TeacherSplit(tmp_path, "train", Examples([[2, 5]], [[7, 8, 3]]), False)
-    split.compute(policy, TOP_K, vocab_size, 300)
-    tokens = torch.from_numpy(np.load(tmp_path / "train.tokens.npy").astype(np.int64))
-    logits = policy.model(torch.tensor([[2, 5, 7, 8]])).logits[0, 1:].detach()
-    expected = logits[:, :vocab_size].topk(TOP_K).values
-    torch.testing.assert_close(logits.gather(1, tokens), expected)

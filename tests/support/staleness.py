@@ -82,8 +82,7 @@ def stale(*rules):
 
 
 # The rules that read what the local dataset and the model from the hub become.
-TAUGHT = {"compute_teacher", "train_sft"}
-TOKENIZED = {"tokenize_sft", *TAUGHT}
+TOKENIZED = {"tokenize_sft", "train_sft"}
 SPLIT = {"split_dataset", *TOKENIZED}
 IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
@@ -176,7 +175,6 @@ OURS = {
                 **RECIPES["sft"],
                 "model": "far",
                 "datasets": ["mine"],
-                "teacher": "models/far",
             },
             "other": RECIPES["sft"],
         },

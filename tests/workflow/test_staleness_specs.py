@@ -17,7 +17,6 @@ from support.staleness import (
     NEAR,
     RECIPES,
     SPLIT,
-    TAUGHT,
     TOKENIZED,
     TOKENIZERS,
     Row,
@@ -114,7 +113,6 @@ SETTINGS = {
         setting("reward.recipes.tiny.datasets", ["toy", "other"]),
         DATASET | stale("tokenize_reward"),
     ),
-    "a teacher": Row(setting("sft.recipes.mine.teacher_top_k", 8), TAUGHT, (MINE,)),
     "dtype of DPO": Row(setting("dpo.recipes.tiny.dtype", "fp32"), stale("compute_reference")),
     # In 16 bits, the reference follows the batches of the training.
     "batches of DPO": Row(setting("dpo.recipes.tiny.epochs", 7), stale("compute_reference")),

@@ -87,7 +87,7 @@ def check_references(config: Config) -> None:
             if stage == "rlhf":
                 _check_rlhf_models(config, name)
             models = {"actor" if stage == "rlhf" else "model": config.origin(stage, name)}
-            if stage in ("sft", "rlhf") and (teacher := config.teacher(stage, name)):
+            if stage == "rlhf" and (teacher := config.teacher(name)):
                 models["teacher"] = teacher
             for key, model in models.items():
                 if model.section == "models":

@@ -26,8 +26,8 @@ from snakechat.config.rlhf import RLHF_CONDITIONS
 from snakechat.config.schema import Layer, checked, checked_recipe
 from snakechat.config.sections import PlacementChanges
 from snakechat.config.settings import NAME_END
-from snakechat.config.sft import SFT_CONDITIONS
 from snakechat.config.training_settings import (
+    POLICY_CONDITIONS,
     SEQUENCE_CONDITIONS,
     Conditional,
 )
@@ -47,7 +47,7 @@ ORIGINS = {
     "generations": ("sft", "dpo", "rlhf", "models"),
 }
 CONDITIONS: dict[str, tuple[Conditional, ...]] = {
-    "sft": SFT_CONDITIONS,
+    "sft": POLICY_CONDITIONS,
     "reward": SEQUENCE_CONDITIONS,
     "dpo": DPO_CONDITIONS,
     "rlhf": RLHF_CONDITIONS,
@@ -193,8 +193,7 @@ class Config:
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
-        # Of these, other jobs read some: compute_teacher reads teacher_top_k.
-        for key in ("placement", "judge", "compare_with", "gate", "teacher_top_k"):
+        for key in ("placement", "judge", "compare_with", "gate"):
             settings.pop(key, None)
         return settings
 
@@ -242,11 +241,11 @@ class Config:
         origin = self.entry("models", name, "the target")
         return ("init_model" if "init" in origin else "fetch_model"), name
 
-    def teacher(self, stage: str, name: str) -> Reference | None:
-        """Return the teacher of a recipe of sft or rlhf, if it has one."""
-        text = self.recipe(stage, name)["teacher"]
+    def teacher(self, name: str) -> Reference | None:
+        """Return the teacher of a recipe of rlhf, if it has one."""
+        text = self.recipe("rlhf", name)["teacher"]
         sections = ("sft", "dpo", "rlhf", "models")
-        used_by = f"{stage}.recipes.{name}.teacher"
+        used_by = f"rlhf.recipes.{name}.teacher"
         return None if text is None else self._reference(text, sections, used_by)
 
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:

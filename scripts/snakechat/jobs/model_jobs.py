@@ -65,30 +65,11 @@ def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
 # --- SFT and reward model ---------------------------------------------------------------------
 
 
-def compute_teacher(config: Config, name: str) -> Description:
-    teacher, recipe = config.teacher("sft", name), config.recipe("sft", name)
-    if teacher is None:
-        raise ConfigError(f"config: sft.recipes.{name} has no teacher: name one")
-    return Description(
-        settings={
-            "dtype": recipe["dtype"],
-            "teacher_top_k": recipe["teacher_top_k"],
-            # `response` and `all_turns` differ in the tokens already.
-            "train_on": "all_tokens" if recipe["train_on"] == "all_tokens" else "response",
-        },
-        inputs={
-            "teacher": config.model_job(teacher),
-            "tokenizer": config.tokenizer_model("sft", name),
-            "tokens": ("tokenize_sft", name),
-        },
-    )
-
-
 def train_sft(config: Config, name: str) -> Description:
-    inputs = _model_and_tokens(config, "sft", name)
-    if config.teacher("sft", name) is not None:
-        inputs["teacher"] = ("compute_teacher", name)
-    return Description(settings=config.program_settings("sft", name), inputs=inputs)
+    return Description(
+        settings=config.program_settings("sft", name),
+        inputs=_model_and_tokens(config, "sft", name),
+    )
 
 
 def evaluate_sft(config: Config, name: str) -> Description:
@@ -176,7 +157,7 @@ def evaluate_dpo(config: Config, name: str) -> Description:
 def train_rlhf(config: Config, name: str) -> Description:
     actor, ptx = config.origin("rlhf", name), config.recipe("rlhf", name)["ptx"]
     inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
-    teacher = config.teacher("rlhf", name)
+    teacher = config.teacher(name)
     if teacher is not None:
         inputs["teacher"] = config.model_job(teacher)
     inputs |= _reward_models(config, "rlhf", name, "reward")
@@ -230,9 +211,8 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
         trained += config.recipe_chain(*model)
     ptx = config.recipe("rlhf", name)["ptx"]
     trained += [] if ptx is None else [Reference("sft", ptx)]
-    taught = [Reference("rlhf", name), *(recipe for recipe in trained if recipe.section == "sft")]
     phases: dict[str, set[str]] = {}
-    for teacher in filter(None, (config.teacher(*recipe) for recipe in taught)):
+    if teacher := config.teacher(name):
         trained += config.recipe_chain(*teacher)
         if teacher.section == "rlhf":
             for dataset, names in phases_of_datasets(config, teacher.name).items():

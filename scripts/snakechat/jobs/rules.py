@@ -57,7 +57,6 @@ RULES: dict[str, Rule] = {
     "init_model": Rule(data_jobs.init_model, "models"),
     # SFT.
     "tokenize_sft": _tokenization("sft"),
-    "compute_teacher": Rule(model_jobs.compute_teacher, "teacher", stage="sft", work="evaluation"),
     "train_sft": Rule(model_jobs.train_sft, "sft", stage="sft", work="training"),
     "evaluate_sft": Rule(model_jobs.evaluate_sft, "eval/sft", stage="sft", work="evaluation"),
     # Reward model.

@@ -33,7 +33,7 @@ def default_targets(config: Config) -> list[str]:
     for stage, name in built:
         if stage == "rlhf":
             upstream |= {*config.recipe_chain(*config.origin("rlhf", name))}
-            teacher = config.teacher("rlhf", name)
+            teacher = config.teacher(name)
             upstream |= {teacher} if teacher else set()
             upstream |= {
                 (model.section, model.name)

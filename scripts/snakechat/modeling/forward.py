@@ -18,8 +18,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.attention import head_size, supports_varlen, varlen_arguments
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.compilation import compile_layers
-from snakechat.modeling.divergences import TopLogprobs, sum_of_divergences, top_logprobs
-from snakechat.modeling.logprobs import candidate_logprobs, sum_of_logprobs, token_logprobs
+from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.modeling.packing import (
     ModelInputs,
@@ -53,31 +52,16 @@ class Policy(nn.Module):
         temperature: float = 1.0,
         return_entropies: bool = False,
         return_sum: bool = False,
-        top_k: int = 0,
-        vocab_size: int | None = None,
-        candidates: torch.Tensor | None = None,
-        teacher: TopLogprobs | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the log-probability [N] of each target token given the tokens before it.
 
         Args:
             return_entropies: also return the entropy [N] of each token's distribution.
             return_sum: return only the sum of the log-probabilities, which is cheaper for a loss.
-            top_k: return TopLogprobs of this number of tokens below vocab_size instead, without
-                gradient.
-            candidates: return the log-probabilities of these tokens [N, m] instead, without
-                gradient.
-            teacher: return the sum of the divergences from a teacher instead.
         """
         hidden = hidden_states(self.model, batch)[batch.state_index]
         tokens = batch.inputs.input_ids.flatten()[batch.target_index]
         head = self.model.get_output_embeddings()
-        if top_k:
-            return top_logprobs(hidden, head.weight, head.bias, top_k, vocab_size)
-        if candidates is not None:
-            return candidate_logprobs(hidden, head.weight, head.bias, candidates, temperature)
-        if teacher is not None:
-            return sum_of_divergences(hidden, head.weight, head.bias, teacher)
         if return_sum:
             return sum_of_logprobs(hidden, head.weight, head.bias, tokens)
         return token_logprobs(hidden, head.weight, head.bias, tokens, temperature, return_entropies)

@@ -51,26 +51,6 @@ def token_logprobs(
     return (logprobs, entropies) if return_entropies else logprobs
 
 
-@torch.no_grad()
-def candidate_logprobs(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    candidates: torch.Tensor,
-    temperature: float = 1.0,
-) -> torch.Tensor:
-    """Return the log-probability [N, m] of each of m candidates for each token in fp32.
-
-    Args:
-        hidden: [N, D]. weight: [V, D]. bias: [V] or None. candidates: [N, m].
-    """
-    logprobs = torch.empty(candidates.shape, device=hidden.device)
-    for chunk, logits in logit_chunks(hidden, weight, bias):
-        for rows, _, table in fp32_logprobs(chunk, logits, temperature):
-            torch.gather(table, 1, candidates[rows], out=logprobs[rows])
-    return logprobs
-
-
 def sum_of_logprobs(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, tokens: torch.Tensor
 ) -> torch.Tensor:
@@ -122,18 +102,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return *gradients.scaled(1.0), None, None, None
 
 
-class SumWithGradients(torch.autograd.Function):
-    """A sum whose forward pass computes ctx.gradients of hidden states, weight and bias."""
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        gradients = ctx.gradients.scaled(grad_outputs[0])
-        # The caller may keep the loss, which would keep the gradients in memory.
-        del ctx.gradients
-        return *gradients, *[None for _ in ctx.needs_input_grad[3:]]
-
-
-class _SumOfLogprobs(SumWithGradients):
+class _SumOfLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -156,6 +125,13 @@ class _SumOfLogprobs(SumWithGradients):
                     chunk_logits.copy_(table)
             ctx.gradients.add(chunk, logits)
         return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        gradients = ctx.gradients.scaled(grad_outputs[0])
+        # The caller may keep the loss, which would keep the gradients in memory.
+        del ctx.gradients
+        return *gradients, None
 
 
 def logit_chunks(

@@ -7,7 +7,7 @@ from typing import Any
 
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
 from snakechat.jobs.plan import Plan
-from snakechat.planning.activation_memory import POLICY, SCORE, SFT, ModelSpec, measure_size
+from snakechat.planning.activation_memory import POLICY, SCORE, SFT, ModelSpec
 from snakechat.planning.compute_time import forward_flops, training_flops
 from snakechat.planning.job_sizes import JobSizes, with_responses
 from snakechat.planning.memory import USABLE_MEMORY, peak_memory
@@ -98,17 +98,6 @@ def forward_passes(job: JobSizes, models: list[ModelSpec], tokens: TokenCounts) 
     )
 
 
-def compute_teacher(job: JobSizes) -> Workload:
-    """Return the workload of the most probable tokens of a teacher."""
-    tokens, model = job.tokens(), job.model("teacher", POLICY)
-    targets = tokens.per_row if job.settings["train_on"] == "all_tokens" else tokens.responses
-    # A number in fp32, and the id of a token (snakechat/modeling/teacher_split.py).
-    size = 4 + (2 if measure_size(model).vocabulary <= 1 << 16 else 4)
-    return forward_passes(job, [model], tokens)._replace(
-        file_bytes=tokens.num_rows * targets * job.settings["teacher_top_k"] * size
-    )
-
-
 def compute_reference(job: JobSizes) -> Workload:
     """Return the workload of the log-probabilities of DPO's reference model."""
     return forward_passes(job, [job.model("model", POLICY)], job.tokens())
@@ -170,7 +159,6 @@ WORKLOADS: dict[str, Callable[[JobSizes], Workload | None]] = {
     **TRAININGS,
     "generate_responses": generate_responses,
     "score_responses": score_responses,
-    "compute_teacher": compute_teacher,
     "compute_reference": compute_reference,
     "evaluate_sft": partial(evaluate_rows, loss=POLICY),
     "evaluate_reward": partial(evaluate_rows, loss=SCORE, dtype="fp32"),

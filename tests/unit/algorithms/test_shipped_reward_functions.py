@@ -42,25 +42,6 @@ def test_math_answer():
     assert scores("math_answer", responses, {"solution": solution}) == expected
 
 
-def test_countdown():
-    rows = [
-        ("8 * 3", [3, 8], 24, 1),
-        (" (7 - 1) / 2 + 4 = 7\n", [1, 2, 4, 7], 7, 1),
-        ("1 / 3 * 3", [1, 3, 3], 1, 1),
-        ("20 + 4", [3, 8], 24, 0),
-        ("8 + 3", [3, 8], 24, 0),
-        ("2 ** 3", [2, 3], 8, 0),
-        ("8 / 0", [8, 0], 8, 0),
-        ("-3 + 8", [3, 8], 5, 0),
-        ("3 8", [3, 8], 24, 0),
-        ("", [], 0, 0),
-        ("8 * 3", [3, 8], None, 0),
-    ]
-    responses, numbers, target, expected = map(list, zip(*rows, strict=True))
-    columns = {"numbers": numbers, "target": target}
-    assert scores("countdown", responses, columns) == expected
-
-
 def test_format_match():
     responses = ["<think>a\nb</think>\n7 ", "<think>a", "x <think></think>"]
     assert scores("format_match", responses, pattern="<think>.*</think>.*") == [1, 0, 0]

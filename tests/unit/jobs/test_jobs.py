@@ -55,16 +55,6 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
-@pytest.mark.parametrize(
-    ("train_on", "read"),
-    [("all_tokens", "all_tokens"), ("response", "response"), ("all_turns", "response")],
-)
-def test_a_teacher_reads_all_tokens_or_the_targets(load, train_on, read):
-    recipe = {"teacher": "models/tiny", "train_on": train_on}
-    config = load({"sft": {"recipes": {"tiny": recipe}}})
-    assert settings_of(config, "compute_teacher", "tiny")["train_on"] == read
-
-
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     def skipped(change):
         return settings_of(load(change), "tokenize_sft", "tiny").get("skip_rejected")
@@ -102,12 +92,12 @@ def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
 
 def test_the_data_of_teachers_and_of_a_reward_models_own_sft_model_counts_too(load):
     other = {"model": "tiny", "datasets": ["toy-judge"]}
-    mine = {"actor": "sft/taught", "datasets": ["toy-judge"]}
+    mine = {"actor": "sft/other", "datasets": ["toy-judge"], "algorithm": "distill"}
     changes = {
-        "sft": {"recipes": {"other": other, "taught": {**other, "teacher": "rlhf/tiny"}}},
+        "sft": {"recipes": {"other": other}},
         "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 1}}},
         "reward": {"recipes": {"tiny": {"model": "sft/other"}}},
-        "rlhf": {"recipes": {"mine": {**mine, "reward": None, "reward_functions": {"shop": 1}}}},
+        "rlhf": {"recipes": {"mine": {**mine, "teacher": "rlhf/tiny", "reward": None}}},
     }
     of_tiny = {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"]}
     assert phases_of_datasets(load(changes), "tiny") == of_tiny

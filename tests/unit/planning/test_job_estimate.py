@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,11 +11,10 @@ from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.jobs.planner import with_upstream
 from snakechat.jobs.specs import Specs
-from snakechat.planning.activation_memory import POLICY, ModelSpec, measure_size
+from snakechat.planning.activation_memory import measure_size
 from snakechat.planning.compute_time import GPUS
 from snakechat.planning.job_estimate import JobEstimate
 from snakechat.planning.job_sizes import JobSizes
-from snakechat.planning.job_workloads import compute_teacher
 from snakechat.planning.memory import GIB
 from snakechat.planning.token_counts import TokenCounts
 from support.configs import load
@@ -156,24 +154,6 @@ def test_a_model_that_is_not_on_the_hub_has_an_estimate_once_it_is_fetched(tmp_p
     (tmp_path / "output/models/other/config.json").write_text(json.dumps(SMALL))
     [trained] = JobEstimate(TRAINED, plan, GPUS["h100"]).workload.trained
     assert measure_size(trained.model).weights == 2144
-
-
-@pytest.mark.parametrize(
-    ("vocabulary", "train_on", "expected"),
-    [
-        (1 << 16, "response", 100 * 10 * 8 * (4 + 2)),
-        (1 << 16, "all_tokens", 100 * 30 * 8 * (4 + 2)),
-        ((1 << 16) + 1, "all_tokens", 100 * 30 * 8 * (4 + 4)),
-    ],
-)
-def test_the_files_of_a_teacher(vocabulary, train_on, expected):
-    job = SimpleNamespace(
-        tokens=lambda: TokenCounts(100, 20, 10, 50, []),
-        model=lambda *_: ModelSpec(json.dumps(SMALL | {"vocab_size": vocabulary}), POLICY, "bf16"),
-        micro_batch=lambda *_: None,
-        settings={"train_on": train_on, "teacher_top_k": 8},
-    )
-    assert compute_teacher(job).file_bytes == expected
 
 
 # --- jobs that sample ---------------------------------------------------------------------------
