@@ -32,7 +32,10 @@ THOUGHT_KEYS = (THOUGHTS, "reasoning", "thinking")
 # Keys that say whether a response is learned: of OpenAI, LLaMA-Factory, axolotl and ms-swift.
 WEIGHTS = ("weight", "loss_weight", "train", "loss")
 # What other keys look like that do, or the opposite of it.
-MASKS = re.compile(r"weight|train|loss|mask|learn|supervis|ignore|skip", re.IGNORECASE)
+MASKS = re.compile(
+    r"(?<![a-z])(weights?|train(able|ed|ing)?|loss|mask(ed|s)?|learn(able|ed)?|supervised?|ignored?"
+    r"|skip(ped)?)(?![a-z])"
+)
 # Columns of a row, and keys of messages and parts, that have more than text.
 MEDIA = re.compile(r"(image|video|audio)s?", re.IGNORECASE)
 # Keys of the result of a call that some chat templates write.
@@ -194,7 +197,8 @@ def _is_learned(message: Mapping[str, Any], name: str) -> bool:
     """
     weights = {}
     for key, value in message.items():
-        if value is None or not MASKS.search(key):
+        words = re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower()
+        if value is None or not MASKS.search(words):
             continue
         if key not in WEIGHTS:
             raise BadRow(

@@ -8,14 +8,15 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.errors import InputError
 
-# Where the library sees the files: in a file system in memory, as empty files.
-ROOT = "memory://dataset"
+# Where the library sees the files: in a file system of names alone.
+ROOT = "names://dataset"
 # Characters of an error of the library, which explains with examples.
 MAX_REASON = 150
 SCRIPTS = Path(__file__).resolve().parents[2]
@@ -33,18 +34,13 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
     Raises:
         InputError: There is no such config, or the card names no files.
     """
-    import fsspec
-    from datasets.data_files import DataFilesList, get_data_patterns, sanitize_patterns
+    from datasets.data_files import get_data_patterns, resolve_pattern, sanitize_patterns
 
     base, patterns = _chosen_config(paths, configs, name)
     for path in (base, *_texts(patterns)):
         if "://" in path or path.startswith("/") or ".." in path.split("/"):
             raise InputError(f"the card names {path!r}: expected files of the repository")
-    files = fsspec.filesystem("memory")
-    if files.exists(ROOT):
-        files.rm(ROOT, recursive=True)
-    for path in paths:
-        files.pipe(f"{ROOT}/{path}", b"")
+    _serve_names(paths)
     folder = f"{ROOT}/{base}".rstrip("/")
     try:
         of_splits = sanitize_patterns(patterns) if patterns else get_data_patterns(folder)
@@ -54,13 +50,37 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
         raise InputError(f"the card has invalid data_files: {error}") from None
     splits = {}
     for split, globs in of_splits.items():
-        try:
-            found = DataFilesList.from_patterns(globs, base_path=folder)
-        except FileNotFoundError:
-            continue
-        start = ROOT.replace("://", ":///") + "/"
-        splits[str(split)] = sorted({path.removeprefix(start) for path in found} & {*paths})
-    return {split: found for split, found in splits.items() if found}
+        found: set[str] = set()
+        for glob in globs:
+            # A pattern may match nothing.
+            with suppress(FileNotFoundError):
+                found |= {path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, folder)}
+        if found:
+            splits[str(split)] = sorted(found)
+    return splits
+
+
+def _serve_names(paths: Sequence[str]) -> None:
+    """Make a file system of ROOT's protocol that has these files, of which it knows the names."""
+    import fsspec
+
+    protocol, _, root = ROOT.partition("://")
+    files = {f"{root}/{path}": {"name": f"{root}/{path}", "type": "file"} for path in paths}
+
+    class Names(fsspec.AbstractFileSystem):
+        cachable = False
+
+        def find(self, path: str, *_: Any, **__: Any) -> dict[str, Any]:
+            start = path.rstrip("/") + "/"
+            return {name: info for name, info in files.items() if name.startswith(start)}
+
+        def info(self, path: str, **_: Any) -> dict[str, Any]:
+            if path not in files:
+                raise FileNotFoundError(path)
+            return files[path]
+
+    Names.protocol = protocol
+    fsspec.register_implementation(protocol, Names, clobber=True)
 
 
 def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:

@@ -217,6 +217,8 @@ def calling(call):
             "a part has image, and models read text alone",
         ),
         ({**CALLING, "masked": True}, None, "a turn with masked, which looks like a mask of"),
+        ({**CALLING, "lossMask": 0}, None, "a turn with lossMask, which looks like a mask of"),
+        ({**CALLING, "train_detail": []}, None, "a turn with train_detail, which looks like a ma"),
         ({**CALLING, "loss": True, "weight": 0}, None, "a turn whose loss and weight differ"),
         (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), None, "key 'y' occurs twice"),
         ({"from": "function_call", "value": "look()"}, None, "a call is text, but not JSON: Exp"),
@@ -327,7 +329,8 @@ def test_text_that_looks_like_a_message_is_text():
 def test_masks_of_other_programs_are_weights(mask):
     turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
     turns[1] |= mask
-    turns = [{**dict.fromkeys(mask, True), "mask": None, **turn} for turn in turns]
+    more = {**dict.fromkeys(mask, True), "mask": None, "constraint": "short"}
+    turns = [{**more, **turn} for turn in turns]
     assert read({"messages": turns})[0] == [("user", "a"), ("untrained", "b"), ("user", "c")]
     assert read({"messages": turns[:2]}) == WEIGHT_0
     # The last response to learn is chosen.
