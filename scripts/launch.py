@@ -30,6 +30,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import claim_gpus
 from snakechat.workflow.job import read_spec, reuse_result
@@ -38,28 +39,12 @@ from snakechat.workflow.run_options import parse_options
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-# Starts of the names of variables by which libraries round in another way on the same CPU or GPU:
-# instructions, threads and precision of torch, MKL, oneDNN, OpenMP, OpenBLAS and NumPy; and the one
-# by which Python skips assert statements, which may decide the scores of reward functions.
-ARITHMETIC_VARIABLES = (
-    "PYTHONOPTIMIZE",
-    *("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_", "NPY_"),
-    *("NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINALG_"),
-    *("TORCH_LINEAR_", "TORCH_MKLDNN_", "TORCH_ROCM_"),
-)
 # Seconds that processes have to save a checkpoint after SIGTERM.
 SHUTDOWN_TIMEOUT = 3600
 
 
 def main() -> None:
-    for name in [name for name in os.environ if name.startswith(ARITHMETIC_VARIABLES)]:
-        del os.environ[name]
-    # Files are read and written as UTF-8 in any locale.
-    os.environ["PYTHONUTF8"] = "1"
-    # Threads that wait spin for some tenths of a millisecond, in which the next operation mostly
-    # begins, and then sleep. Spinning for longer would take cores from other jobs.
-    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    prepare_environment()
     command = sys.argv[1:]
     if command[0].startswith("-"):
         run_torchrun(command)
@@ -113,12 +98,6 @@ def samples_by_vllm(command: Sequence[str]) -> bool:
         return False
     spec = read_spec(command[command.index("--spec") + 1])
     return spec["settings"].get("generation_backend") == "vllm"
-
-
-def set_threads(number: int) -> None:
-    """Set the number of CPU threads of the libraries that a process of the job loads."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ[name] = str(number)
 
 
 def options_of_this_node(nodes: int) -> list[str] | None:

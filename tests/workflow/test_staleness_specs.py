@@ -68,7 +68,8 @@ def other_tokenizer(folder):
 
 SETTINGS = {
     "seed": Row(setting("seed", 1235), stale("import_dataset")),
-    "the seed of a recipe": Row(setting("dpo.recipes.tiny.seed", 5), stale("tokenize_dpo")),
+    # It draws rows only where a dataset has a weight with a fraction.
+    "the seed of a recipe": Row(setting("dpo.recipes.tiny.seed", 5), stale("compute_reference")),
     "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
     "deterministic": Row(setting("deterministic", True), stale(*RUNS_MODELS)),
     "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
@@ -168,6 +169,11 @@ SETTINGS = {
     ),
     "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), stale(*PROMPT_RULES)),
     "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), stale("prompt_eval")),
+    # Variables by which libraries compute in another way; those of networks do not.
+    "environment of a placement": Row(
+        setting("sft.recipes.tiny.placement.environment", {"MKL_CBWR": "COMPATIBLE"}),
+        stale("train_sft"),
+    ),
 }
 
 

@@ -14,21 +14,12 @@ from snakechat.jobs.files import (
     dataset_folder,
     tokenizer_folder,
 )
-from snakechat.jobs.rules import RULES
+from snakechat.jobs.rules import RULES, recipe_of
 from snakechat.workflow.placement import SERIAL, Placement
 from snakechat.workflow.run_options import RunOptions
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 RESOURCES = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
-
-
-def recipe_of(rule: str, name: str) -> tuple[str, str]:
-    """Return the stage and the name of the recipe that a job belongs to."""
-    stage = RULES[rule].stage
-    if stage is not None:
-        return stage, name
-    first, _, recipe = name.partition("/")
-    return first, recipe
 
 
 def job_placement(config: Config, rule: str, name: str) -> Placement:

@@ -97,3 +97,12 @@ RULES: dict[str, Rule] = {
 def num_wildcards(rule: str) -> int:
     """Return the number of wildcards of a rule: 1 for NAME, 2 for STAGE/NAME."""
     return len(signature(RULES[rule].describe).parameters) - 1
+
+
+def recipe_of(rule: str, name: str) -> tuple[str, str]:
+    """Return the stage and the name of the recipe that a job belongs to."""
+    stage = RULES[rule].stage
+    if stage is not None:
+        return stage, name
+    first, _, recipe = name.partition("/")
+    return first, recipe

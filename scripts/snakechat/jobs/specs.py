@@ -12,9 +12,10 @@ from typing import Any
 
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
-from snakechat.jobs.rules import RULES, Rule
-from snakechat.workflow.code_digests import Modules
+from snakechat.jobs.rules import RULES, Rule, recipe_of
+from snakechat.workflow.code_digests import Modules, uses_vllm
 from snakechat.workflow.digests import DigestCache, digest
+from snakechat.workflow.environment import computing_variables
 from snakechat.workflow.pins import pins_of
 from snakechat.workflow.spec_files import MEMORY
 
@@ -63,10 +64,8 @@ class Specs:
             path for path in files.values() if isinstance(path, Path)
         )
         program = self.rules[rule].program or rule
-        code = self._code(program, tuple(settings.get("reward_functions", ())))
-        libraries = code.imports
-        if settings.get("generation_backend") != "vllm":
-            libraries -= {"vllm"}
+        functions = tuple(settings.get("reward_functions", ()))
+        code = self._code(program, functions, uses_vllm(settings))
         spec: dict[str, Any] = {
             "rule": rule,
             "name": name,
@@ -78,7 +77,7 @@ class Specs:
                 for name, file in files.items()
             },
             "code": code.digests,
-            "requirements": self._pins(libraries, self.root / "requirements.txt"),
+            "requirements": self._pins(code.imports, self.root / "requirements.txt"),
         }
         if self.rules[rule].shows_provenance:
             spec["shows_provenance"] = True
@@ -86,7 +85,14 @@ class Specs:
         # Only where it is true, and only of jobs whose kernels it changes.
         if self.rules[rule].work and self.config.values["deterministic"]:
             spec["deterministic"] = True
+        if self.rules[rule].work and (variables := self._variables(rule, name)):
+            spec["environment"] = variables
         return spec, digest(spec)
+
+    def _variables(self, rule: str, name: str) -> dict[str, str]:
+        """Return the variables of a job's placement that may change how libraries compute."""
+        placement = self.config.recipe(*recipe_of(rule, name))["placement"]
+        return computing_variables(placement.get("environment") or {})
 
     def names(self, rule: str, name: str) -> dict[str, dict[str, str]]:
         """Return the paths of the inputs of a job and of all jobs upstream, by the path of each."""

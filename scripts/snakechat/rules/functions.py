@@ -24,11 +24,10 @@ from snakechat.jobs.placements import (
     RESOURCES,
     job_placement,
     job_resources,
-    recipe_of,
     run_options,
 )
 from snakechat.jobs.planner import jobs_of_target
-from snakechat.jobs.rules import RULES, num_wildcards
+from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs

@@ -11,9 +11,9 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from snakechat.workflow.digests import file_digest
 
@@ -29,19 +29,25 @@ WITHOUT_EFFECT = {
     (*WORKFLOW, name)
     for name in (
         *("store", "links", "store_space"),
-        *("code_digests", "pins", "errors", "gpus", "locks", "run_record"),
-        *("placement", "run_options", "progress_lines"),
+        *("code_digests", "pins", "errors", "locks", "run_record", "run_options"),
+        *("spec_files", "progress_lines"),
     )
 } | {("snakechat", "planning", "stage_choice")}
-# It imports torch to connect the processes of a job; programs that compute import it themselves.
-WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed")}
+# What the launcher sets before a program starts: of every program.
+LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "gpus", "placement")]
+# Only of programs whose settings choose vLLM.
+VLLM = ("snakechat", "modeling", "vllm_sampler")
+# They import torch to connect processes and to count GPUs; programs that compute import
+# it themselves.
+WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed"), (*WORKFLOW, "gpus")}
 
 # Names by which code imports modules that no import statement names.
 DYNAMIC_IMPORTS = {"__import__", "exec_module", "import_module", "load_module", "runpy"}
 # Names by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {
     *("__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "findsource"),
-    *("linecache", "co_firstlineno", "co_lines", "f_lineno", "tb_lineno"),
+    *("linecache", "f_lineno", "tb_lineno", "co_filename", "co_firstlineno", "co_lines"),
+    *("co_code", "co_consts", "co_linetable", "co_positions", "co_qualname", "co_names"),
 }
 # Reward functions are programs of users, which may open their own file.
 REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
@@ -136,10 +142,17 @@ def _has_docstring(node: ast.AST) -> bool:
     return isinstance(first, ast.Constant) and isinstance(first.value, str)
 
 
-def code_digests(program: str | Path, reward_functions: Iterable[str] = ()) -> dict[str, str]:
+def code_digests(
+    program: str | Path, reward_functions: Iterable[str] = (), uses_vllm: bool = False
+) -> dict[str, str]:
     """Return the digests of Modules.code of a program, given its path scripts/NAME.py."""
     program = Path(program)
-    return Modules(program.parent).code(program.stem, reward_functions).digests
+    return Modules(program.parent).code(program.stem, reward_functions, uses_vllm).digests
+
+
+def uses_vllm(settings: Mapping[str, Any]) -> bool:
+    """Return whether a program with these settings samples by vLLM."""
+    return settings.get("generation_backend") == "vllm"
 
 
 def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set[Path]:
@@ -182,7 +195,9 @@ class Modules:
         self._paths: dict[Key, Path | None] = {}
         self._modules: dict[Key, Module] = {}
 
-    def code(self, program: str, reward_functions: Iterable[str] = ()) -> Code:
+    def code(
+        self, program: str, reward_functions: Iterable[str] = (), uses_vllm: bool = False
+    ) -> Code:
         """Return the digests of a program and of what it imports, by file, and its libraries.
 
         A template, a translation or a table counts if a string in the code is its path, relative to
@@ -195,12 +210,15 @@ class Modules:
         Args:
             program: Name of the program in the folder of our modules.
             reward_functions: Names of the files in rewards/ that the program runs.
+            uses_vllm: Whether the program samples by vLLM.
 
         Raises:
             FileNotFoundError: A module of ours does not exist.
             SyntaxError, ValueError, OSError: A file cannot be read.
         """
-        keys = self.imported_by([(program,), *((REWARDS, name) for name in reward_functions)])
+        launched_by = [key for key in LAUNCHED_BY if self._find(key)]
+        rewards = [(REWARDS, name) for name in reward_functions]
+        keys = self.imported_by([(program,), *launched_by, *rewards], () if uses_vllm else (VLLM,))
         sources = {key: source for key in keys if (source := self._module(key).source)}
         digests = {self.name(key): source.digest for key, source in sources.items()}
         for path in self.data_files(keys):
@@ -218,13 +236,16 @@ class Modules:
         folder = self.scripts.parent if key[0] == REWARDS else self.scripts
         return self.path(key).relative_to(folder).as_posix()
 
-    def imported_by(self, keys: Iterable[Key]) -> set[Key]:
-        """Return modules with the packages around them and all that they import."""
+    def imported_by(self, keys: Iterable[Key], without: Collection[Key] = ()) -> set[Key]:
+        """Return modules with the packages around them and all that they import.
+
+        without: Modules that are left out, with what only they import.
+        """
         found: set[Key] = set()
         pending = list(keys)
         while pending:
             key = pending.pop()
-            if key not in found:
+            if key not in found and key not in without:
                 found.add(key)
                 pending += self._module(key).imports
         return found

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
-from snakechat.workflow.code_digests import code_digests
+from snakechat.workflow.code_digests import code_digests, uses_vllm
 from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.distributed import barrier, rank, world_size
@@ -406,7 +406,8 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
 def check_code(spec: Mapping[str, Any], program: str) -> None:
     """Raise InputError unless the code that runs is the code that was planned."""
     rewards = spec["settings"].get("reward_functions", ())
-    planned, current = spec["code"], code_digests(program, rewards)
+    planned = spec["code"]
+    current = code_digests(program, rewards, uses_vllm(spec["settings"]))
     names = planned.keys() | current.keys()
     changed = sorted(name for name in names if planned.get(name) != current.get(name))
     if changed:

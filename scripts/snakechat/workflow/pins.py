@@ -44,6 +44,10 @@ WITHOUT_EFFECT = frozenset(
     }
 )
 
+# Distributions that change no result of a program unless it imports them itself: what others use to
+# read their configuration, to compile graphs and to render templates.
+WITHOUT_EFFECT_BEHIND_OTHERS = frozenset({"jinja2", "hjson", "msgpack", "networkx"})
+
 BLOCK = re.compile(r"^([a-z0-9][\w.-]*)==([\w.!+]+)(.*)\n((?:[ \t]+.*\n?)*)", re.MULTILINE)
 VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
 
@@ -108,7 +112,8 @@ def pins_of(
         name = pending.pop()
         if name in versions and name not in pins and name not in WITHOUT_EFFECT:
             pins[name] = versions[name]
-            pending += requires.get(name, ())
+            required = requires.get(name, ())
+            pending += [each for each in required if each not in WITHOUT_EFFECT_BEHIND_OTHERS]
     return dict(sorted(pins.items()))
 
 

@@ -154,7 +154,10 @@ def program(write):
 
 @pytest.mark.parametrize(
     "line",
-    ["TEXT = one.__doc__", "from inspect import getdoc as read", "import linecache"],
+    [
+        *("TEXT = one.__doc__", "from inspect import getdoc as read", "import linecache"),
+        *("FILE = open(one.__code__.co_filename)", "VALUES = one.__code__.co_consts"),
+    ],
 )
 def test_a_module_that_reads_its_own_source_counts_with_comments_and_docstrings(program, line):
     source = f'def one():\n    """Text."""\n\n\n{line}\n'

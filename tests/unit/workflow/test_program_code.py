@@ -7,6 +7,7 @@ import pytest
 
 from conftest import ROOT
 from snakechat.workflow.code_digests import (
+    LAUNCHED_BY,
     WITHOUT_EFFECT,
     Modules,
     code_digests,
@@ -20,17 +21,20 @@ SCRIPTS = ROOT / "scripts"
 def modules_found_from(*names):
     """Return the files that these files import, at any depth, relative to scripts/."""
     # The standard library's finder of imports serves as an independent implementation.
-    finder = modulefinder.ModuleFinder(path=[str(SCRIPTS)])
+    modules = []
     for name in names:
+        finder = modulefinder.ModuleFinder(path=[str(SCRIPTS)])
         finder.run_script(str(SCRIPTS / name))
-    files = (Path(module.__file__) for module in finder.modules.values() if module.__file__)
+        modules += finder.modules.values()
+    files = (Path(module.__file__) for module in modules if module.__file__)
     return {path.relative_to(SCRIPTS).as_posix() for path in files if SCRIPTS in path.parents}
 
 
 @pytest.mark.parametrize("program", ["train_rlhf.py", "draw_page.py", "import_dataset.py"])
 def test_the_modules_of_our_programs_are_those_that_python_finds(program):
-    found = modules_found_from(program)
-    counted = {name for name in code_digests(SCRIPTS / program) if name.endswith(".py")}
+    found = modules_found_from(program, *("/".join(key) + ".py" for key in LAUNCHED_BY))
+    code = code_digests(SCRIPTS / program, uses_vllm=True)
+    counted = {name for name in code if name.endswith(".py")}
     without_effect = {"/".join(key) + ".py" for key in WITHOUT_EFFECT}
     assert counted <= found - without_effect
     # The others are imported by modules without effect alone.
@@ -42,3 +46,15 @@ def test_nothing_in_our_programs_makes_all_modules_count():
     for program in sorted(SCRIPTS.glob("*.py")):
         names = modules.code(program.stem).digests
         assert {name for name in names if "/" not in name} == {program.name}
+
+
+def test_vllm_counts_where_it_samples_alone():
+    program = SCRIPTS / "generate_responses.py"
+    more = code_digests(program, uses_vllm=True).keys() - code_digests(program).keys()
+    assert "snakechat/modeling/vllm_sampler.py" in more
+    assert not Modules(SCRIPTS).code("train_sft").imports & {"vllm"}
+
+
+def test_the_code_that_prepares_a_process_counts_for_every_program():
+    launched_by = {"/".join(key) + ".py" for key in LAUNCHED_BY}
+    assert code_digests(SCRIPTS / "import_dataset.py").keys() >= launched_by
