@@ -15,6 +15,9 @@ from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.dpo import has_reference, has_reference_point
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_metrics
+from snakechat.evaluation.sample_responses import held_out_responses, write_responses
+from snakechat.modeling.forward import Policy
+from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -28,12 +31,26 @@ def main(job: Job[Any]) -> None:
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     data = PreferenceData(job.settings, job.inputs, "eval")
+    responses = {}
+
+    def load(key: str) -> FrozenModel[Policy]:
+        folder = job.inputs[key]
+        return loaded_policy(folder, DTYPE, tokenizer, placement, data.rows, samples=True)
+
+    def sample(key: str, model: FrozenModel[Policy]) -> None:
+        name = "before" if key == "base" else "dpo"
+        folder = job.inputs[key]
+        responses[name] = held_out_responses(model, tokenizer, folder, data.rows, max_tokens)
+
     if has_reference(job.settings.loss):
-        with loaded_policy(job.inputs["base"], DTYPE, tokenizer, placement, data.rows) as base:
+        with load("base") as base:
             data.compute_reference(base.module, max_tokens)
-    with loaded_policy(job.inputs["model"], DTYPE, tokenizer, placement, data.rows) as model:
+            sample("base", base)
+    with load("model") as model:
         rewards, losses = data.evaluate(model.module, max_tokens)
+        sample("model", model)
     if rank() == 0:
+        write_responses(job.result / "responses.jsonl", tokenizer, data.rows, responses)
         rounding = reward_rounding(job.settings, data.lengths, DTYPE)
         write_metrics(job, losses, rewards, rounding, has_reference_point(job.settings.loss))
 

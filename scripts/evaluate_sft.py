@@ -13,6 +13,7 @@ import numpy as np
 
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.intervals import clusters_of, ratio_interval
+from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
@@ -21,6 +22,8 @@ from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 MOMENTS = {"before": "base", "after": "model"}
+# Names of the models in responses.jsonl.
+NAMES = {"base": "base", "model": "sft"}
 # Names of the metrics: whether prompts count.
 PREFIXES = {"": True, "response_": False}
 
@@ -35,11 +38,18 @@ def main(job: Job[Any]) -> None:
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
     tokenizer = load_tokenizer(job.inputs["model"])
     logprobs: Logprobs = {}
+    responses = {}
     for moment, key in MOMENTS.items():
-        with loaded_policy(job.inputs[key], dtype, tokenizer, placement, examples) as model:
-            logprobs[moment] = row_logprobs(model.module, examples, placement.micro_batch_tokens)
+        folder = job.inputs[key]
+        with loaded_policy(folder, dtype, tokenizer, placement, examples, samples=True) as model:
+            max_tokens = placement.micro_batch_tokens
+            logprobs[moment] = row_logprobs(model.module, examples, max_tokens)
+            responses[NAMES[key]] = held_out_responses(
+                model, tokenizer, folder, examples, max_tokens
+            )
     if rank() > 0:
         return
+    write_responses(job.result / "responses.jsonl", tokenizer, examples, responses)
     tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
     stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
     rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}

@@ -9,25 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from snakechat.algorithms.rollouts import sample_equally
 from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_prompts
-from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
+from snakechat.evaluation.sample_responses import Response, respond
 from snakechat.modeling.model_check import prompt_examples
-from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
 DECODERS = ("greedy", "sampled")
-
-# A response as text, and whether it ended: {"text", "ended"}.
-Response = dict[str, Any]
 
 
 def main(job: Job[Any]) -> None:
@@ -64,32 +58,18 @@ def generate(
         if encoder.has_special_token(prompt):
             raise InputError(f"prompt {prompt[:60]!r} contains a special token: remove it")
     ids = encoder.prompts([[("user", prompt)] for _, prompt in prompts])
-    ends = stop_ids(tokenizer, folder)
     examples = prompt_examples(ids, settings.max_response_length, 1)
     generated = {}
     with loaded_policy(
         folder, settings.dtype, tokenizer, job.placement, examples, samples=True
     ) as policy:
-        # The longest prompt limits all responses.
-        longest, max_length = max(map(len, ids)), settings.max_response_length
-        check_sequence_length(policy.module.model, longest + 1)
-        if positions := max_positions(policy.module.model):
-            max_length = min(max_length, positions - longest)
         for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
             torch.manual_seed(settings.seed)
-            (generated[decoder],) = sample_equally(
-                policy, ids, ends, max_length, temperature, job.placement.micro_batch_tokens
+            generated[decoder] = respond(
+                *(policy, tokenizer, folder, ids, settings.max_response_length, temperature),
+                job.placement.micro_batch_tokens,
             )
-    return {
-        decoder: [decode(response, tokenizer, ends) for response in responses]
-        for decoder, responses in generated.items()
-    }
-
-
-def decode(ids: list[int], tokenizer: PreTrainedTokenizerBase, ends: Sequence[int]) -> Response:
-    """Return a response as text, and whether it ended."""
-    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return {"text": text, "ended": ids[-1] in ends}
+    return generated
 
 
 if __name__ == "__main__":

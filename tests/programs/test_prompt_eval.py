@@ -110,7 +110,7 @@ def test_the_template_of_the_settings_is_used(job, tokenizer, monkeypatch):
         assert ids == tokenizer(texts, add_special_tokens=False).input_ids
         return [[[5]] * len(ids)]
 
-    monkeypatch.setattr(prompt_eval, "sample_equally", sample)
+    monkeypatch.setattr("snakechat.evaluation.sample_responses.sample_equally", sample)
     evaluated(job)
     path = Path(job.options.source, "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")

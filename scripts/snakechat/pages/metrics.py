@@ -10,6 +10,8 @@ from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.pages.texts import METRICS, N_, translate
 
 MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"}
+# Further names in responses.jsonl: of the row itself, and of a model before its training.
+OTHERS = {"data": N_("held-out response"), "before": N_("before training")}
 # In the order of training, and as titles of sections.
 STAGES = {
     "sft": N_("SFT"),
@@ -73,7 +75,7 @@ class Figure(NamedTuple):
 
 def model_label(model: str) -> str:
     """Return the name of a model on pages."""
-    return MODELS.get(model, model)
+    return MODELS.get(model) or translate(OTHERS.get(model, model))
 
 
 def label_of(path: str) -> str:

@@ -51,10 +51,9 @@ def curve_section(title: str, caption: str, stage: str, lines: Mapping[str, Line
     panels = []
     for key, names in METRICS[CURVES[stage]].items():
         points = {name: line(key) for name, line in lines.items()}
-        shown = {name: of_line for name, of_line in points.items() if of_line}
-        if shown:
+        if any(points.values()):
             label = translate(names["en"])
-            panels.append(draw_lines(label, shown, translate("step"), is_fraction(key)))
+            panels.append(draw_lines(label, points, translate("step"), is_fraction(key)))
     return Section(title, panels, caption)
 
 
@@ -68,12 +67,17 @@ def draw_lines(
 ) -> Panel:
     """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
 
+    A line without points has no entry in the legend, and the others keep their colours.
+
     percent: Whether the values are fractions, which are shown in percent.
     """
     with plt.style.context(STYLE):
         figure, axes = plt.subplots(figsize=(WIDTH, 2.7), layout="constrained")
         for name, points in lines.items():
-            _draw_line(axes, name, np.array(points, dtype=float))
+            if points:
+                _draw_line(axes, name, np.array(points, dtype=float))
+            else:
+                axes.plot([], [])
         axes.set(xlabel=xlabel)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         if percent:

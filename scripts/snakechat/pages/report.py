@@ -51,9 +51,9 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
     runs = read_runs(lineage)
     trainings = {each: job.spec["inputs"][f"train_{each}"]["path"] for each in stages}
     responses = []
-    if stage == "rlhf":
-        lines = read_json_lines(job.inputs["evaluate_rlhf"] / "responses.jsonl")
-        responses = response_sections(lines, metrics["rlhf"]["num_generations"])
+    if stage != "reward":
+        lines = read_json_lines(job.inputs[f"evaluate_{stage}"] / "responses.jsonl")
+        responses = response_sections(lines, metrics[stage].get("num_generations", 1))
     settings = lineage[trainings[stage]]["settings"]
     page = Page(
         eyebrow=translate("Report"),

@@ -174,13 +174,14 @@ def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> 
     for line in lines:
         found.setdefault(line["model"], []).append(line)
     responses = {model: of_model[::num_generations] for model, of_model in found.items()}
-    rows = {
-        translate("Responses to the first held-out prompts"): range(len(responses["rlhf"]))[:FIRST],
-        translate(
+    [*_, last] = responses.values()
+    rows = {translate("Responses to the first held-out prompts"): list(range(len(last))[:FIRST])}
+    if "rlhf" in responses:
+        title = translate(
             "Responses whose score decreased most from {initial} to RLHF",
             initial=model_label(initial_model(responses)),
-        ): _largest_decreases(responses),
-    }
+        )
+        rows[title] = _largest_decreases(responses)
     return [
         Section(title, tables=[_prompt_table(responses, row) for row in of_title])
         for title, of_title in rows.items()
@@ -190,6 +191,7 @@ def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> 
 
 def _prompt_table(responses: Responses, row: int) -> Table:
     """Return the table of the responses to a prompt, with their scores."""
+    [*_, last] = responses.values()
     # A response that nothing scores has no score.
     keys = [
         key
@@ -204,8 +206,8 @@ def _prompt_table(responses: Responses, row: int) -> Table:
         ]
         for model, of_model in responses.items()
     ]
-    head = [translate("model"), translate("first response"), *(label_of(key) for key in keys)]
-    return Table(responses["rlhf"][row]["prompt"].strip(), head, rows, has_texts=True)
+    head = [translate("model"), translate("response"), *(label_of(key) for key in keys)]
+    return Table(last[row]["prompt"].strip(), head, rows, has_texts=True)
 
 
 def _largest_decreases(responses: Responses) -> list[int]:

@@ -6,10 +6,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from snakechat.pages.metrics import ROUNDING, Figure, better_sign, is_fraction, label_of
 from snakechat.pages.page import Cell, Table, Tone
 from snakechat.pages.plots import Panel, draw_estimates
-from snakechat.pages.texts import DIGITS, MAX_DIGITS, format_number, format_share, translate
+from snakechat.pages.texts import DIGITS, MAX_DIGITS, N_, format_number, format_share, translate
 
 # By the names of columns, functions that return the figure at a path, or None if there is none.
 Columns = Mapping[str, Callable[[str], Figure | None]]
+
+DIFFERENCE_NOTE = N_(
+    "Brackets contain 95 % intervals; pp: percentage points. ▲ and ▼ mark intervals that exclude 0,"
+    " for the better and for the worse."
+)
 
 
 def metric_table(
@@ -35,14 +40,9 @@ def metric_table(
                     ),
                 ]
             )
-    note = (
-        translate(
-            "Brackets contain 95 % intervals; pp: percentage points. ▲ and ▼ mark intervals that"
-            " exclude 0, for the better and for the worse."
-        )
-        if differences
-        else translate("★ marks the best value of a row if its interval overlaps no other one.")
-    )
+    note = translate(DIFFERENCE_NOTE) if differences else ""
+    if any(cell and cell.tone == "best" for row in rows for cell in row[1:]):
+        note = translate("★ marks the best value of a row if its interval overlaps no other one.")
     return Table(caption, ["", *columns], rows, note)
 
 

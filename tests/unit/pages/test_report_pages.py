@@ -249,6 +249,11 @@ def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
         "SFT": ["sft prompt 3 a", "0"],
         "RLHF": ["rlhf prompt 3 a", "1"],
     }
+    # SFT and DPO have no decrease, and the rows themselves have no score.
+    [section] = response_sections(
+        [{"model": model, "prompt": "p", "response": "a"} for model in ("data", "base", "sft")], 1
+    )
+    assert [row[0] for row in section.tables[0].rows] == ["held-out response", "base", "SFT"]
     # Without a decrease, there is no section of them.
     assert len(sections_of({"sft": [("p", "a", 1.0)], "rlhf": [("p", "c", 1.0)]})) == 1
 
