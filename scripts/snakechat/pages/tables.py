@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from snakechat.pages.metrics import ROUNDING, Figure, better_sign, is_fraction, label_of
 from snakechat.pages.page import Cell, Table, Tone
@@ -25,7 +26,7 @@ def metric_table(
     differences: Whether the figures are differences, of which those whose interval excludes 0 are
         marked; otherwise the best value of a row is, if its interval is apart from all others.
     """
-    rows = []
+    rows: list[list[Any]] = []
     for path in paths:
         figures = [figure_at(path) for figure_at in columns.values()]
         if any(figures):
