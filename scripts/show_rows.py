@@ -38,10 +38,12 @@ def main() -> None:
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     manifest = read_manifest(folder / MANIFEST)
-    tokenizer = manifest and manifest["spec"]["inputs"].get("tokenizer")
+    tokenizer = manifest and manifest["inputs"].get("tokenizer")
     if not tokenizer:
         raise InputError(f"{folder} is not a tokenized phase, such as output/tokens/sft/NAME")
-    rows = TokenizedRows(folder, arguments.split, Path(tokenizer["path"]))
+    # Both are STORE/RULE/KEY.
+    store = folder.resolve().parents[1]
+    rows = TokenizedRows(folder, arguments.split, store / tokenizer["result"])
     numbers = range(arguments.row, min(arguments.row + arguments.n, len(rows)))
     if not numbers:
         parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")

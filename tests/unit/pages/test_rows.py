@@ -67,7 +67,8 @@ def test_text_of_rows_is_escaped_on_a_page(phase, tmp_path):
 
 def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys):
     folder, texts, _ = phase
-    manifest = {"spec": {"inputs": {"tokenizer": {"path": str(folder / "model")}}}}
+    result = (folder / "model").relative_to(folder.parents[1]).as_posix()
+    manifest = {"inputs": {"tokenizer": {"result": result}}}
     monkeypatch.setattr(show_rows, "read_manifest", lambda path: manifest)
     monkeypatch.setattr(sys, "argv", ["show_rows.py", str(folder)])
     show_rows.main()
