@@ -176,6 +176,7 @@ def convert(source, folder):
     """Write the model of a GGUF file as an ordinary model folder with weights in bf16."""
     sys.path.append(str(PACKAGES))
     import torch
+    from tokenizers import pre_tokenizers
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=GGUF, dtype=torch.float32)
@@ -185,7 +186,15 @@ def convert(source, folder):
     model.load_state_dict(loaded.state_dict())
     model.tie_weights()
     model.to(torch.bfloat16).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(source, gguf_file=GGUF).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=GGUF)
+    # The file names the pre-tokenizer (smollm), and transformers ignores it.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False),
+        ]
+    )
+    tokenizer.save_pretrained(folder)
 
 
 def configuration(folder):
