@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from snakechat.data.dialogues import is_response, is_trained
-from snakechat.data.encoder import Encoder, TurnsRejected
+from snakechat.data.encoder import Encoder
 from snakechat.data.phase_splits import PHASE_OF_RULE, SPLITS, weighted_rows
 from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
@@ -29,6 +29,7 @@ from snakechat.data.row_encoding import (
     encode_turns,
 )
 from snakechat.data.statistics import percentiles
+from snakechat.data.templates import TurnsRejected
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job, run

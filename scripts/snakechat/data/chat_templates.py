@@ -1,4 +1,4 @@
-"""Chat templates, rendered within limits of time and memory.
+"""Chat templates, rendered within limits of time and memory, and what they write of tools.
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
 denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
@@ -12,12 +12,14 @@ import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
 from jinja2.filters import do_round
 from jinja2.sandbox import SandboxedEnvironment
+from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from snakechat.workflow.errors import InputError
@@ -77,6 +79,25 @@ DEFAULT_FILTERS["random"] = DEFAULT_NAMESPACE["lipsum"] = _random
 # Of the class that transformers renders templates with.
 SandboxedEnvironment.intercepted_binops = frozenset(["*", "**"])
 setattr(SandboxedEnvironment, "call_binop", _bounded_product)  # noqa: B010 (for mypy)
+
+
+Message = dict[str, Any]
+
+# What some templates leave out without an error: a word that nothing else has shows it.
+TOOLS, CALLS, RESULTS = "the definitions of tools", "calls of tools", "results of tools"
+WORD = "probed_word"
+# Mistral's templates require identifiers of nine letters or digits.
+IDENTIFIER = "abcdefgh9"
+QUESTION: Message = {"role": "user", "content": "Question"}
+TOOL: Message = {
+    "type": "function",
+    "function": {
+        "name": WORD,
+        "description": "Look",
+        "parameters": {"type": "object", "properties": {}, "required": []},
+    },
+}
+RESULT: Message = {"role": "tool", "name": "look", "tool_call_id": IDENTIFIER, "content": WORD}
 
 
 class LimitExceeded(BaseException):
@@ -159,3 +180,42 @@ def address_space() -> int:
             return int(file.read().split()[0]) * PAGE_BYTES
     except OSError:
         return 0
+
+
+def unwritten(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: object
+) -> str | None:
+    """Return what the chat template of a tokenizer would leave out of a dialogue, or None."""
+    needed = {
+        TOOLS: bool(tools),
+        CALLS: any("tool_calls" in message for message in messages),
+        RESULTS: any(message["role"] == "tool" for message in messages),
+    }
+    written = _written(tokenizer)
+    return next((what for what in needed if needed[what] and what not in written), None)
+
+
+@cache
+def _written(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    """Return what the chat template of a tokenizer writes."""
+
+    def writes(messages: list[Message], **options: Any) -> bool:
+        try:
+            return WORD in render_messages(tokenizer, messages, **options)
+        except (TemplateError, InputError):
+            return False
+
+    written = {
+        TOOLS: writes([QUESTION], tools=[TOOL]),
+        CALLS: writes([QUESTION, _call(WORD, {})])
+        and writes([QUESTION, _call("look", {"a": WORD})]),
+        RESULTS: writes([QUESTION, _call("look", {}), RESULT]),
+    }
+    return {what for what, is_written in written.items() if is_written}
+
+
+def _call(name: str, arguments: Message) -> Message:
+    """Return a message that calls a tool."""
+    function = {"name": name, "arguments": arguments}
+    call = {"id": IDENTIFIER, "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.data.dialogues import messages_of, response_turn, tools_of
-from snakechat.data.encoder import Encoder, TurnsRejected
+from snakechat.data.encoder import Encoder
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import (
     TOO_LONG,
@@ -15,6 +15,7 @@ from snakechat.data.row_encoding import (
     encode_responses,
     encode_turns,
 )
+from snakechat.data.templates import TurnsRejected
 from snakechat.data.tokenizers import load_tokenizer
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
 from support.encoding import encode_pair

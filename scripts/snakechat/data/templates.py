@@ -1,0 +1,327 @@
+"""Prompts and responses as texts: what a template writes of the turns of a dialogue."""
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from snakechat.data.chat_templates import render_messages, unwritten
+from snakechat.data.dialogues import (
+    RESPONSE,
+    THOUGHTS,
+    Turn,
+    has_messages,
+    is_message,
+    message_of,
+    messages_of,
+    recorded_response,
+    render_prompt,
+    response_content,
+    response_turn,
+    tools_of,
+)
+from snakechat.data.special_tokens import (
+    ASSISTANT,
+    USER,
+    SpecialTokens,
+    end_of_turn_id,
+    response_context,
+)
+from snakechat.data.tokenizers import source_of
+from snakechat.workflow.errors import InputError
+
+# Dialogues on which a chat template is checked: two turns of the user, or one.
+PROBES: tuple[list[Turn], ...] = (
+    [("user", USER), ("assistant", ASSISTANT), ("user", USER)],
+    [("user", USER)],
+)
+# Characters of a difference between two texts that an error shows, before and after its start.
+SHOWN_BEFORE, SHOWN = 20, 40
+# How some templates start the thoughts of a response, in the prompt or in the response.
+THINK = "<think>"
+START_OF_THOUGHTS = re.compile(rf"{THINK}\s*\Z")
+
+
+class TurnsRejected(InputError):
+    """A template rejects the turns of a conversation."""
+
+
+class Written(NamedTuple):
+    """A response as it is written behind its prompt.
+
+    Attributes:
+        prompt: The whole text in front of the response.
+        response: The text of the response, without the token that ends it.
+        between: The part of `prompt` from the token that ends the response before it; None if the
+            prompt does not continue that response.
+    """
+
+    prompt: str
+    response: str
+    between: str | None = None
+
+
+class DialogueTemplate:
+    """The template `dialogue`: texts in which "Human:" and "Assistant:" mark the turns.
+
+    Attributes:
+        context: The text between the last turn of a prompt and a response.
+        end: The text that ends a response; "" if only a token does.
+    """
+
+    context, end = RESPONSE, ""
+
+    def prompt(self, turns: Sequence[Turn]) -> str:
+        """Return the text of a prompt.
+
+        Raises:
+            TurnsRejected: A turn is more than a text.
+        """
+        if has_messages(turns):
+            raise TurnsRejected(
+                "template: dialogue cannot write thoughts, tools and their calls: use a model with"
+                " a chat template that does, and template: chat"
+            )
+        return render_prompt(turns)
+
+    def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
+        """Return the text of a response behind its prompt."""
+        if is_message(response):
+            self.prompt([response_turn(response)])
+        return response
+
+    sampled = response
+
+    def check(self) -> None:
+        """Accept the template, which writes all dialogues."""
+
+    def responses(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written]:
+        """Return the responses of a dialogue as they are written behind their prompts."""
+        texts = [recorded_response(turns[place]) for place in places]
+        return [
+            Written(self.prompt(turns[:place]), self.response("", turns, text))
+            for place, text in zip(places, texts, strict=True)
+        ]
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    A response is what the template writes between the prompt, rendered alone, and the token that
+    ends the turn, when it renders the whole dialogue. Each row is compared with this rendering.
+
+    Attributes: As of DialogueTemplate.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer, self.special = tokenizer, SpecialTokens(tokenizer)
+        self.end = str(tokenizer.decode([end_of_turn_id(tokenizer)]))
+        # Some templates write white space in front of a response, and a text behind it.
+        self.context, self.space, self.after = response_context(tokenizer)
+        # Then no text of a turn has it.
+        self.has_header = self.special.pattern.search(self.context) is not None
+
+    def prompt(self, turns: Sequence[Turn]) -> str:
+        """Return the text of a prompt."""
+        return render_turns(self.tokenizer, turns, prompt=True)
+
+    def sampled(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
+        """Return the text of a sampled response behind its prompt, whatever it is."""
+        try:
+            return self.response(prompt, turns, response)
+        except TurnsRejected:
+            return self.space + response_content(response) + self.after
+
+    def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
+        """Return the text of a response behind its prompt, without the token that ends it.
+
+        The response is an earlier turn, in front of which no template writes empty thoughts, or
+        otherwise the last one, of which more templates keep the thoughts.
+
+        Args:
+            prompt: The text of the prompt.
+            turns: Its turns.
+            response: As in records.
+
+        Raises:
+            TurnsRejected: The template does not continue the prompt by the response, or leaves out
+                a part of the response.
+        """
+        # A sampled response has the text in front of the token that ends it.
+        turn = response_turn(
+            response if is_message(response) else response.removesuffix(self.after)
+        )
+        for further in ([("user", USER)], []):
+            try:
+                whole = render_turns(self.tokenizer, [*turns, turn, *further])
+                stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
+                if stop < 0:
+                    raise self._mismatch(prompt, whole, message_of(turn)["content"])
+                text = whole[len(prompt) : stop]
+                self._require_whole(prompt, text, turn)
+                return text
+            except TurnsRejected as error:
+                rejected = error
+        raise rejected
+
+    def responses(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written]:
+        """Return the responses of a dialogue as they are written behind their prompts."""
+        if self.has_header and not has_messages(turns):
+            found = self._found(turns, places)
+            if found is not None:
+                return found
+        whole = self._whole(turns, places)
+        written: list[Written] = []
+        # Where the response before ends in the rendering of the whole dialogue; None if it does
+        # not have it.
+        stop: int | None = None
+        for place in places:
+            prompt = self.prompt(turns[:place])
+            follows = whole.startswith(prompt)
+            between = None
+            if follows and stop is not None and stop <= len(prompt):
+                between = prompt[stop:]
+            text = self.response(prompt, turns[:place], recorded_response(turns[place]))
+            written.append(Written(prompt, text, between))
+            is_there = follows and whole.startswith(text + self.end, len(prompt))
+            stop = len(prompt) + len(text) if is_there else None
+        return written
+
+    def _found(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written] | None:
+        """Return the responses of a dialogue of texts as its rendering as a whole has them.
+
+        This saves the rendering of each prompt. The header of a response has a special token, so
+        that no text of a turn has it. The text between header and end of a turn must be its
+        content, and the first, second, fourth ... and the last prompt must be as rendered alone.
+
+        Returns:
+            None if the rendering differs: the template treats earlier turns in another way.
+        """
+        whole, written = self._whole(turns, places), list[Written]()
+        # The ends of the last response, and of the last one in `places`.
+        stop = before = 0
+        for number, turn in enumerate(turns[: places[-1] + 1] if places else ()):
+            message = message_of(turn)
+            if message["role"] != "assistant":
+                continue
+            header = whole.find(self.context, stop)
+            start = header + len(self.context)
+            stop = whole.find(self.end, start)
+            prompt, text = whole[:start], whole[start:stop]
+            if header < 0 or stop < 0 or text.strip() != message["content"].strip():
+                return None
+            if number in places:
+                count = len(written) + 1
+                is_compared = number == places[-1] or count & (count - 1) == 0
+                if is_compared and self.prompt(turns[:number]) != prompt:
+                    return None
+                written.append(Written(prompt, text, whole[before:start] if written else None))
+                before = stop
+        return written
+
+    def _whole(self, turns: Sequence[Turn], places: Sequence[int]) -> str:
+        """Return the rendering of a dialogue up to its last response, and a further question.
+
+        It is "" if there is no response, or if the template rejects it.
+        """
+        if places:
+            with suppress(TurnsRejected):
+                return render_turns(self.tokenizer, [*turns[: places[-1] + 1], ("user", USER)])
+        return ""
+
+    def _require_whole(self, prompt: str, text: str, response: Turn) -> None:
+        """Raise TurnsRejected if a template leaves out a part of a response, but for white space.
+
+        text: The response as the template writes it.
+        """
+        starts = START_OF_THOUGHTS.search(prompt) is not None
+        if starts and text.lstrip().startswith(THINK):
+            raise TurnsRejected(
+                f"{source_of(self.tokenizer)}: the chat template writes {THINK} in front of a"
+                f" response that starts with it: remove {THINK} from the response"
+            )
+        message = message_of(response)
+        parts = [(key, message.get(key) or "") for key in (THOUGHTS, "content")]
+        parts += [("calls", call["function"]["name"]) for call in message.get("tool_calls", ())]
+        written, place = _squeezed(f"{THINK if starts else ''}{text}"), 0
+        for key, part in parts:
+            squeezed = _squeezed(part)
+            place = written.find(squeezed, place)
+            if place < 0:
+                raise TurnsRejected(
+                    f"{source_of(self.tokenizer)}: the chat template does not write the {key} of a"
+                    f" response, {part[:SHOWN]!r}: use a model whose template does"
+                )
+            place += len(squeezed)
+
+    def _mismatch(self, prompt: str, whole: str, content: str) -> TurnsRejected:
+        """Return the error of a rendering that does not continue a prompt by a response."""
+        ours = f"{prompt}{content}{self.end}"
+        place = common_length(ours, whole)
+        shown = slice(max(0, place - SHOWN_BEFORE), place + SHOWN)
+        return TurnsRejected(
+            f"{source_of(self.tokenizer)}: the chat template renders a dialogue as"
+            f" {whole[shown]!r}, but the prompt, the response and the token that ends it are"
+            f" {ours[shown]!r}: correct the template (add_generation_prompt writes the header of a"
+            " response, an added token ends it) or set template: dialogue"
+        )
+
+    def check(self) -> None:
+        """Raise InputError if the chat template does not continue a prompt by a response.
+
+        A template that rejects the dialogues is not checked: rows report it. Of one that starts a
+        response with thoughts, rows without thoughts report it.
+        """
+        for turns in PROBES:
+            try:
+                prompt = self.prompt(turns)
+                render_turns(self.tokenizer, [*turns, ("assistant", ASSISTANT)])
+            except TurnsRejected:
+                continue
+            start = START_OF_THOUGHTS.sub("", prompt)
+            text = self.response(start, turns, ASSISTANT)
+            if self.special.pattern.search(text) and render_turns(self.tokenizer, turns) == prompt:
+                raise self._mismatch(prompt, prompt + text + self.end, ASSISTANT)
+            return
+
+
+def render_turns(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
+) -> str:
+    """Return turns rendered by the chat template.
+
+    Args:
+        prompt: Whether a response follows.
+
+    Raises:
+        TurnsRejected: The template rejects the turns, or would leave out tools, calls or results.
+    """
+    messages, tools = messages_of(turns), tools_of(turns)
+    if has_messages(turns) and (missing := unwritten(tokenizer, messages, tools)):
+        raise TurnsRejected(
+            f"{source_of(tokenizer)}: the chat template does not write {missing}: use a model whose"
+            " template does"
+        )
+    try:
+        return render_messages(tokenizer, messages, add_generation_prompt=prompt, tools=tools)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())
+        raise TurnsRejected(
+            f"{source_of(tokenizer)}: the chat template rejects turns of {roles}: {reason}"
+        ) from None
+
+
+def common_length(first: str, second: str) -> int:
+    """Return how many characters at the start of two texts are equal."""
+    pairs = zip(first, second, strict=False)
+    differences = (place for place, (a, b) in enumerate(pairs) if a != b)
+    return next(differences, min(len(first), len(second)))
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())
