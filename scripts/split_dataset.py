@@ -13,8 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.exclusions import removed_rows
-from snakechat.data.phase_splits import PHASES, limited_phases, split_groups, split_rows
+from snakechat.data.phase_splits import (
+    PHASES,
+    limited_phases,
+    removed_rows,
+    split_groups,
+    split_rows,
+)
 from snakechat.data.ragged_arrays import save_array
 from snakechat.data.records import read_texts
 from snakechat.data.statistics import fingerprint

@@ -3,7 +3,7 @@
 from functools import cache
 
 from snakechat.config.recipes import Config
-from snakechat.data.licenses import normalized_license
+from snakechat.data.cards import normalized_license
 
 
 @cache

@@ -2,8 +2,12 @@
 
 import json
 import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
 
 # Characters of the reason why a row is bad.
@@ -87,3 +91,10 @@ def parse_json(text: str) -> Any:
     if decoder.problem:
         raise ValueError(decoder.problem)
     return value
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise InputError if a file has two columns of a name: a row would keep one of them."""
+    twice = [name for name, number in Counter(names).items() if number > 1]
+    if twice:
+        raise InputError(f"{path}: column {twice[0]} occurs twice: rename one of them")

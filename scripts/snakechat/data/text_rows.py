@@ -16,9 +16,8 @@ from typing import Any, BinaryIO, TextIO
 
 import pyarrow as pa
 
-from snakechat.data.cells import BadRow, JsonDecoder, parse_json
+from snakechat.data.cells import BadRow, JsonDecoder, check_names, parse_json
 from snakechat.data.dataset_files import kind_of
-from snakechat.data.table_rows import check_names
 from snakechat.workflow.errors import InputError
 
 BOM = b"\xef\xbb\xbf"

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.licenses import source_licenses
+from snakechat.data.cards import source_licenses
 from snakechat.pages.jobs import (
     cost_section,
     lineage_section,

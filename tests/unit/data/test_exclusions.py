@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.data.exclusions import removed_rows
+from snakechat.data.phase_splits import removed_rows
 from snakechat.data.records import RecordWriter, read_digests, record_digest
 from snakechat.workflow.errors import InputError
 from support.dialogues import make_record

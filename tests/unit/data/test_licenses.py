@@ -1,6 +1,6 @@
 """The sources that have a licence."""
 
-from snakechat.data.licenses import source_licenses
+from snakechat.data.cards import source_licenses
 
 
 def test_sources_are_what_the_build_does_not_generate():
