@@ -8,6 +8,8 @@ Shapes: n rows of a batch, b rows of a decoder, R tokens of the longest response
 and response.
 """
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -110,7 +112,8 @@ class FixedDecoder:
             "tokens": torch.zeros(shape, dtype=torch.int64, device=device),
         }
         self.steps: dict[int, Callable[[], None]] = {}
-        self.pool: Any = None
+        # The captured ones, which share a pool of memory.
+        self.graphs: list[Any] = []
 
     def fits(self, num_rows: int, max_length: int) -> bool:
         """Return whether this decoder has the length of a batch, and space for its rows."""
@@ -208,34 +211,36 @@ class FixedDecoder:
         for layer in self.cache.layers:
             cast(PreallocatedLayer, layer).num_rows = size
         if size not in self.steps:
+            # A closure over the decoder would keep its cache and graphs until Python looks for
+            # cycles, which may be many decoders later.
+            decoder = weakref.proxy(self)
 
             def step() -> None:
-                self.step(size)
+                decoder.step(size)
 
             self.steps[size] = self._captured(step) if self.stops.is_cuda else step
         return self.steps[size]
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a function that runs a step from a CUDA graph; the first call captures it."""
-        graph = torch.cuda.CUDAGraph()
-        is_captured = False
+        graph, graphs = torch.cuda.CUDAGraph(), self.graphs
 
         def run() -> None:
-            nonlocal is_captured
-            if is_captured:
+            if graph in graphs:
                 graph.replay()
                 return
             # A first step outside of the graph: libraries allocate their workspaces. It counts.
-            stream = torch.cuda.Stream()
+            stream = warm_up_stream()
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 step()
             torch.cuda.current_stream().wait_stream(stream)
             # Graphs of one decoder never run at the same time: they share the memory of their
             # intermediate results. Other threads, such as NCCL's, may use CUDA meanwhile.
-            with torch.cuda.graph(graph, self.pool, capture_error_mode="thread_local"):
+            pool = graphs[0].pool() if graphs else None
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
                 step()
-            self.pool, is_captured = graph.pool(), True
+            graphs.append(graph)
 
         return run
 
@@ -260,6 +265,12 @@ class FixedDecoder:
         state["input_ids"].copy_(sampled)
         for counter in (state["positions"], self.column, self.number):
             counter += 1
+
+
+@functools.cache
+def warm_up_stream() -> torch.cuda.Stream:
+    """Return the stream of all first steps: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream()
 
 
 def filled(rows: torch.Tensor, size: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ of a batch, V entries of the vocabulary.
 """
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -34,6 +34,7 @@ from snakechat.modeling.key_value_cache import (
 )
 from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.modeling.token_sampling import sample_tokens
+from snakechat.workflow import deterministic
 
 # Ended rows leave a batch once at most this fraction of its rows is unfinished.
 COMPACTION_THRESHOLD = 7 / 8
@@ -190,12 +191,15 @@ def sample_responses(
     ]
     max_tokens = max_batch_tokens(model, micro_batch_tokens)
     decoder: FixedDecoder | None = None
-    for rows in bucket_by_size(sized_rows, max_tokens):
+    batches = bucket_by_size(sized_rows, max_tokens)
+    if is_captured:
+        batches = balanced(batches, dict(sized_rows), max_tokens)
+    for rows in batches:
         num_rows, length = len(rows) * num_generations, round_up(lengths[rows[0]], multiple)
         if is_captured and not (decoder and decoder.fits(num_rows, length)):
-            # Free the memory of the old one first.
+            # Free the memory of the old one first. Its graphs have ended: their tokens were read.
             decoder = None
-            most_rows = min(max_tokens // length, len(prompts) * num_generations)
+            most_rows = max(map(len, batches)) * num_generations
             decoder = FixedDecoder(
                 model,
                 max(num_rows, most_rows),
@@ -215,10 +219,32 @@ def sample_responses(
     return responses
 
 
+def balanced(
+    batches: list[list[int]], sizes: Mapping[int, int], max_tokens: int
+) -> list[list[int]]:
+    """Return as many batches of about equally many rows, if these fit; otherwise the same ones.
+
+    A token of a batch takes about the same time whichever number of rows it has: 64 and 64 rows end
+    earlier than 120 and 8, and need less memory.
+
+    Args:
+        batches: Rows, the largest first.
+        sizes: Tokens of each row.
+        max_tokens: Limit of tokens in a batch, padding included.
+    """
+    rows = [row for batch in batches for row in batch]
+    number = -(-len(rows) // len(batches))
+    equal = [rows[start : start + number] for start in range(0, len(rows), number)]
+    fit = all(len(batch) * sizes[batch[0]] <= max_tokens for batch in equal)
+    return equal if fit else batches
+
+
 def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
     """Return the maximum number of tokens in a batch.
 
     It is the placement's generate_tokens or, by default, as many as the memory of the GPU allows.
+    With deterministic: true, the memory that is free at the moment does not count: a resumed run
+    samples in the same batches.
     """
     limit, device = acceleration.current().generate_tokens, model.device
     if limit is not None or device.type != "cuda":
@@ -226,7 +252,9 @@ def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
     free, total = torch.cuda.mem_get_info(device)
     # Torch keeps memory that it does not use.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    memory = min(MEMORY_FRACTION * total, FREE_FRACTION * free)
+    memory = MEMORY_FRACTION * total
+    if not deterministic.are_requested():
+        memory = min(memory, FREE_FRACTION * free)
     return default_generate_tokens(model.config, model.dtype.itemsize, micro_batch_tokens, memory)
 
 

@@ -1,9 +1,12 @@
 """Generation: ends, order and distribution of responses, and the forward passes behind them."""
 
 import copy
+import gc
 import inspect
 import itertools
 import math
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -250,3 +253,56 @@ def test_batches_respect_the_token_limit(model, monkeypatch):
     sample(model, PROMPTS, 3, micro_batch_tokens=144)
     # Three prompts of 8 tokens, the longest, with three responses of 8 tokens.
     assert [inputs for inputs, _ in shapes if inputs[1] > 1] == [(3, 8), (2, 3)]
+
+
+def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
+    alive = weakref.WeakSet()
+    make = fixed_decoding.FixedDecoder.__init__
+
+    def counted(self, *arguments):
+        make(self, *arguments)
+        alive.add(self)
+
+    monkeypatch.setattr(fixed_decoding.FixedDecoder, "__init__", counted)
+    gc.collect()
+    # Python looks for cycles at any time, or late.
+    gc.disable()
+    try:
+        with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+            for _ in range(3):
+                sample_responses(model, [[5] * 9] * 4, [2], 20, 1.0, 8192, 2)
+                assert not alive
+    finally:
+        gc.enable()
+
+
+def test_batches_of_a_decoder_are_balanced():
+    sizes = dict.fromkeys(range(16), 8)
+    batches = generation.bucket_by_size([*sizes.items()], 15 * 8)
+    assert list(map(len, batches)) == [15, 1]
+    equal = generation.balanced(batches, sizes, 15 * 8)
+    assert equal == [[*range(8)], [*range(8, 16)]]
+    # The largest rows fill the first batch.
+    sizes = {0: 20, 1: 20, 2: 8, 3: 8, 4: 8, 5: 8, 6: 8}
+    batches = generation.bucket_by_size([*sizes.items()], 40)
+    assert generation.balanced(batches, sizes, 40) == batches
+
+
+def test_deterministic_batches_do_not_depend_on_the_free_memory(monkeypatch):
+    config = SimpleNamespace(num_hidden_layers=28, num_attention_heads=16, head_dim=128)
+    config.num_key_value_heads = 8
+    model = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16, config=config)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+
+    def limits():
+        found = set()
+        for free in (16.0, 16.5):
+            memory = int(free * 2**30), 80 << 30
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, memory=memory: memory)
+            found.add(generation.max_batch_tokens(model, 8192))
+        return found
+
+    assert len(limits()) == 2
+    monkeypatch.setenv("SNAKECHAT_DETERMINISTIC", "1")
+    assert len(limits()) == 1
