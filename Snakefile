@@ -37,7 +37,7 @@ if workflow.remote_exec:
     BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
 sys.path.insert(0, f"{BUILD['sources']}/scripts")
 
-from snakechat.config.config_files import check_config_files, project_files
+from snakechat.config.loading import check_config_files, project_files
 from snakechat.config.errors import ConfigError
 from snakechat.workflow.snakemake_command_line import command_line_configfiles
 

@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_on_all_ranks
-from snakechat.config.generations import GenerationSettings
+from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.phase_splits import SPLITS
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter
 from snakechat.data.special_tokens import stop_ids

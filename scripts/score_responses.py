@@ -16,8 +16,8 @@ from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.generations import GenerationSettings
 from snakechat.config.references import input_names, weighted_references
+from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.dialogues import Turn
 from snakechat.data.phase_splits import SPLITS
 from snakechat.data.prompt_texts import PromptTexts

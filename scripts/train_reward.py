@@ -12,7 +12,7 @@ import torch
 
 from snakechat.algorithms.pair_metrics import StepScores, pair_metrics
 from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
-from snakechat.config.reward import RewardSettings
+from snakechat.config.training_settings import RewardSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from snakechat.config.sft import SftSettings
+from snakechat.config.training_settings import SftSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, response_logprobs

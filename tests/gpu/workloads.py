@@ -23,9 +23,8 @@ from transformers import (
 )
 
 from snakechat.config.dpo import DpoSettings
-from snakechat.config.reward import RewardSettings
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.config.sft import SftSettings
+from snakechat.config.training_settings import RewardSettings, SftSettings
 from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.modeling import acceleration
 from snakechat.modeling.models import choose_device

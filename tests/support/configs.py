@@ -6,8 +6,7 @@ from functools import cache
 import yaml
 
 from conftest import ROOT
-from snakechat.config.config_files import project_files
-from snakechat.config.loading import load_config, update
+from snakechat.config.loading import load_config, project_files, update
 
 
 @cache

@@ -14,10 +14,8 @@ import numpy as np
 
 from conftest import INIT
 from snakechat.config.dpo import DpoSettings
-from snakechat.config.generations import GenerationSettings
-from snakechat.config.reward import RewardSettings
-from snakechat.config.rlhf import RlhfSettings
-from snakechat.config.sft import SftSettings
+from snakechat.config.rlhf import GenerationSettings, RlhfSettings
+from snakechat.config.training_settings import RewardSettings, SftSettings
 from snakechat.data import toy
 from snakechat.data.records import RecordWriter
 from snakechat.jobs.placements import job_placement, run_options

@@ -20,8 +20,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, copy_sources
-from snakechat.config.config_files import project_files
-from snakechat.config.loading import load_config, update
+from snakechat.config.loading import load_config, project_files, update
 from snakechat.jobs.planner import jobs_of_target, with_upstream
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs

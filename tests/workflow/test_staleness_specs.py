@@ -4,7 +4,7 @@ import shutil
 
 import yaml
 
-from snakechat.config.config_files import project_files
+from snakechat.config.loading import project_files
 from snakechat.config.recipes import STAGES
 from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (

@@ -1,15 +1,24 @@
-"""The error of the configuration."""
+"""The error of the config, and hints about names that it does not have."""
+
+import difflib
+from collections.abc import Collection
 
 from snakechat.workflow.errors import InputError
 
-# Characters of an error. The value that it shows may be a whole section.
-MAX_LENGTH = 2000
-
 
 class ConfigError(InputError):
-    """A mistake in the configuration; the message is one line for the user, cut in the middle."""
+    """A mistake in the config; the message is one line for the user."""
 
-    def __init__(self, message: str) -> None:
-        if len(message) > MAX_LENGTH:
-            message = f"{message[: MAX_LENGTH // 2]} ... {message[-MAX_LENGTH // 2 :]}"
-        super().__init__(message)
+
+def available(name: str, names: Collection[str]) -> str:
+    """Return the names that exist, in parentheses, for an error about one that does not."""
+    similar = difflib.get_close_matches(name, names, n=1)
+    guess = f"did you mean {similar[0]}? " if similar else ""
+    return f"({guess}available: {', '.join(sorted(names)) or 'none'})"
+
+
+def new_entry(section: str) -> str:
+    """Return how a section gets an entry for files; an empty text for other sections."""
+    if section not in ("datasets", "models"):
+        return ""
+    return f": {section} needs an entry with the path of your files, or their name on the Hub (hub)"

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.dpo import DPO_CONDITIONS
-from snakechat.config.errors import ConfigError
-from snakechat.config.hints import available, new_entry
+from snakechat.config.errors import ConfigError, available, new_entry
 from snakechat.config.llm_judges import judge_names, judge_settings
 from snakechat.config.references import (
     JUDGES,

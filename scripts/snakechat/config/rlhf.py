@@ -1,4 +1,4 @@
-"""Settings of reinforcement learning from human feedback (RLHF)."""
+"""Settings of reinforcement learning from human feedback (RLHF), and of generated responses."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NotRequired, Self
@@ -17,10 +17,14 @@ from snakechat.config.settings import (
     NonNegativeInt,
     Number,
     Positive,
+    Seed,
+    Settings,
 )
 from snakechat.config.training_settings import (
     LORA_CONDITION,
+    Blend,
     Conditional,
+    Dtype,
     LrSchedule,
     Template,
     TrainingSettings,
@@ -187,6 +191,29 @@ class RlhfSettings(TrainingSettings):
                     " changes with standardize_scores: running: set it to first or none"
                 )
         return self
+
+
+class GenerationSettings(Settings):
+    """Settings of `generate_responses` and `score_responses`."""
+
+    # References (snakechat/config/references.py).
+    model: str
+    reward: Reward
+    reward_functions: RewardFunctions
+    datasets: Blend
+    seed: Seed
+
+    max_prompt_length: Count
+    max_response_length: Count
+    num_generations: Count
+    generation_backend: Literal["hf", "vllm"]
+    temperature: Positive
+    dtype: Dtype
+
+    # Not keys of a recipe, as in RlhfSettings.
+    template: Template = ABSENT
+    reward_templates: dict[str, Template] = ABSENT
+    llm_judges: dict[str, dict[str, Any]] = ABSENT
 
 
 def _of_algorithms(*keys: str, algorithms: tuple[str, ...]) -> Conditional:

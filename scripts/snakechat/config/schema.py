@@ -10,12 +10,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.errors import ConfigError
-from snakechat.config.generations import GenerationSettings
-from snakechat.config.reward import RewardSettings
-from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.sections import GenerationKeys, RlhfKeys, Sections, TrainingKeys
 from snakechat.config.settings import Settings
-from snakechat.config.sft import SftSettings
+from snakechat.config.training_settings import RewardSettings, SftSettings
 
 SETTINGS: dict[str, type[Settings]] = {
     "sft": SftSettings,

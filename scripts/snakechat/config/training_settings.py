@@ -1,4 +1,4 @@
-"""Settings that all training stages share."""
+"""Settings that training stages share, and those of SFT and of reward models."""
 
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -124,6 +124,18 @@ class SequenceSettings(TrainingSettings):
     learning_rate: Positive
     # Not a key of a recipe: the model determines it.
     template: Template = ABSENT
+
+
+class SftSettings(SequenceSettings):
+    """Settings of `train_sft`."""
+
+    train_on: Literal["all_tokens", "response", "all_turns"]
+
+
+class RewardSettings(SequenceSettings):
+    """Settings of `train_reward`."""
+
+    loss: Literal["last_token", "per_token"]
 
 
 def learning_rate_has_effect(settings: Mapping[str, Any]) -> bool:

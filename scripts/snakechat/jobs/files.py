@@ -4,11 +4,12 @@ Paths are relative to the working directory, in the form in which specs record t
 """
 
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
-from snakechat.data.cards import card_configs, card_facts
+from snakechat.data.cards import card_configs, card_facts, normalized_license
 from snakechat.data.dataset_files import (
     Splits,
     check_kinds,
@@ -152,3 +153,17 @@ def prompt_set_files(config: Config, folder: str, stage: str, name: str) -> dict
             )
     paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
     return {path: config.root / path for path in paths}
+
+
+@cache
+def declared_licenses(config: Config) -> dict[str, str]:
+    """Return the licences that the config declares, by the path of the import or the fetch.
+
+    They are no settings of these jobs: a licence changes no bytes of data.
+    """
+    declared = {
+        f"output/{folder}/{name}": normalized_license(entry.get("license"))
+        for section, folder in (("datasets", "data"), ("models", "models"))
+        for name, entry in config.values[section].items()
+    }
+    return {path: license for path, license in declared.items() if license}

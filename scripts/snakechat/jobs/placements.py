@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from snakechat.config.licenses import declared_licenses
 from snakechat.config.llm_judges import judge_access
 from snakechat.config.recipes import Config
 from snakechat.jobs.files import (
     dataset_folder,
+    declared_licenses,
     tokenizer_folder,
 )
 from snakechat.jobs.rules import RULES, recipe_of

@@ -8,8 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from snakechat.config.config_files import check_config_files, project_files
-from snakechat.config.loading import load_config
+from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
 from snakechat.jobs.descriptions import Job
 from snakechat.jobs.page_jobs import PAGES

@@ -14,9 +14,9 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snakechat.config.licenses import declared_licenses
 from snakechat.data.cards import source_licenses
 from snakechat.data.model_files import CARD
+from snakechat.jobs.files import declared_licenses
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.pages.jobs import describe_origin, rebuild_command

@@ -3,8 +3,8 @@
 import pytest
 
 from snakechat.config.errors import ConfigError
-from snakechat.config.licenses import declared_licenses
 from snakechat.config.schema import SETTINGS
+from snakechat.jobs.files import declared_licenses
 from support.configs import load
 
 
