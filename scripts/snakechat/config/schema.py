@@ -114,7 +114,14 @@ def _describe(error: ValidationError, values: Any, schema: Schema) -> tuple[list
     path, first = chosen[0]
     shown = [text if text.isprintable() else repr(text) for text in map(str, path)]
     if first["type"] == "extra_forbidden":
-        return shown, f"unknown key {_hint(path, without_references(schema))}"
+        schema = without_references(schema)
+        # All of the same form of the same entry.
+        others = [
+            f"; {other[-1]!r}: unknown key {_hint(other, schema)}"
+            for other, each in chosen[1:]
+            if each["type"] == first["type"] and each["loc"][:-1] == first["loc"][:-1]
+        ]
+        return shown, f"unknown key {_hint(path, schema)}{''.join(others)}"
     if first["type"] == "missing":
         return shown, "this key is required"
     messages = dict.fromkeys(

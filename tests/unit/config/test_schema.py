@@ -21,6 +21,11 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
             tiny("rlhf", reward_functions={"shop": {"wieght": 1}}),
             "rlhf.recipes.tiny.reward_functions.shop.wieght: unknown key (did you mean weight?)",
         ),
+        (
+            tiny("dpo", lerning_rate=1, epchs=1),
+            "dpo.recipes.tiny.lerning_rate: unknown key (did you mean learning_rate or"
+            " lora_learning_rate?); 'epchs': unknown key (did you mean epochs?)",
+        ),
         (tiny("sft", placement={"offlod": "none"}), "sft.recipes.tiny.placement.offlod: unknown"),
         (tiny("sft", datasets=[{"toy": 0}]), "sft.recipes.tiny.datasets.0.toy: Input should be gr"),
         (dataset(path="x", format="plan"), "datasets.mine.format: Input should be 'plain', "),
