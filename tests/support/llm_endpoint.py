@@ -1,8 +1,5 @@
 """An OpenAI-compatible endpoint in a thread, and judges that ask it."""
 
-import time
-from types import SimpleNamespace
-
 import pytest
 
 from snakechat.algorithms import chat_client
@@ -59,9 +56,12 @@ def llm_server(monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", SECRET)
     with serving() as server:
         server.waits = []
-        sleep = lambda seconds: server.waits.append(seconds) if seconds else None  # noqa: E731
-        clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-        monkeypatch.setattr(chat_client, "time", clock)
+
+        async def sleep(seconds):
+            if seconds:
+                server.waits.append(seconds)
+
+        monkeypatch.setattr(chat_client, "sleep", sleep)
         yield server
 
 

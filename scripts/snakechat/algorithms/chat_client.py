@@ -3,14 +3,14 @@
 A reply that the cache has costs no request (snakechat/workflow/reply_cache.py).
 """
 
+import asyncio
 import json
 import sys
 import time
+from asyncio import sleep
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 import httpx2
@@ -24,8 +24,10 @@ from snakechat.workflow.printable import printable_line
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
 
-# Seconds without data, and in total, after which an attempt has failed.
-TIMEOUT, DEADLINE = 180, 900
+# Seconds without data after which an attempt has failed.
+TIMEOUT = 180
+# Seconds after which a request has failed, with all attempts, whatever the endpoint sends.
+DEADLINE = 900
 # Largest response, decompressed.
 MAX_BYTES = 16 << 20
 # Attempts of a request. Each wait is twice the one before, or what the endpoint asks for.
@@ -67,16 +69,12 @@ class ChatClient:
         self.settings, self.cache = settings, cache
         self.url: str = access["url"].rstrip("/")
         self.key = api_key(name, access["key_env"])
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        self.num_threads = max(access["concurrency"] // world_size(), 1)
-        limits = httpx2.Limits(max_connections=self.num_threads)
-        self.client = httpx2.Client(headers=headers, timeout=TIMEOUT, limits=limits)
+        self.concurrency = max(access["concurrency"] // world_size(), 1)
         limit = access["requests_per_minute"]
         # Seconds between the starts of two requests of this process.
         self.interval: float = 60 * world_size() / limit if limit else 0.0
         self.next_start = 0.0
         self.counts: Counter[str] = Counter()
-        self.lock = Lock()
 
     @property
     def cache_folder(self) -> Path:
@@ -98,67 +96,86 @@ class ChatClient:
             for messages in conversations
         ]
         keys = list(map(digest, bodies))
-        with ThreadPoolExecutor(self.num_threads) as pool:
-            futures = {
-                key: pool.submit(self._reply, body, is_readable)
-                for key, body in dict(zip(keys, bodies, strict=True)).items()
-            }
-            progress = ProgressLines(self.place, "replies", len(futures), next_line=FIRST_LINE)
-            texts = {}
-            try:
-                for key, future in futures.items():
-                    texts[key] = future.result().text
-                    if rank() == 0:
-                        progress.update(len(texts))
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
-        return [texts[key] for key in keys]
+        replies = asyncio.run(self._replies(dict(zip(keys, bodies, strict=True)), is_readable))
+        return [replies[key] for key in keys]
 
-    def _reply(self, body: Request, is_readable: Callable[[str], bool]) -> Reply:
+    async def _replies(
+        self, bodies: dict[str, Request], is_readable: Callable[[str], bool]
+    ) -> dict[str, str]:
+        """Return the replies to requests by their keys."""
+        progress = ProgressLines(self.place, "replies", len(bodies), next_line=FIRST_LINE)
+        replies: dict[str, str] = {}
+        free = asyncio.Semaphore(self.concurrency)
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        limits = httpx2.Limits(max_connections=self.concurrency)
+
+        async def ask(key: str, body: Request) -> None:
+            async with free:
+                reply = await self._reply(client, body, is_readable)
+            replies[key] = reply.text
+            if rank() == 0:
+                progress.update(len(replies))
+
+        async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT, limits=limits) as client:
+            tasks = [asyncio.create_task(ask(*item)) for item in bodies.items()]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        return replies
+
+    async def _reply(
+        self, client: httpx2.AsyncClient, body: Request, is_readable: Callable[[str], bool]
+    ) -> Reply:
         """Return the stored reply to a request, or send it."""
         stored = self.cache.find(body)
         if stored:
-            self._count(cache_hits=1)
+            self.counts["cache_hits"] += 1
             return stored
         for _ in range(READ_ATTEMPTS):
-            reply = self._read(self._send(body))
+            reply = self._read(await self._send(client, body))
             if is_readable(reply.text):
                 break
         return self.cache.add(body, reply)
 
-    def _post(self, body: Request) -> tuple[httpx2.Response, str]:
+    async def _post(self, client: httpx2.AsyncClient, body: Request) -> tuple[httpx2.Response, str]:
         """Return the endpoint's response to a request, and its text.
 
         Raises:
             TooLarge: It has more than MAX_BYTES.
-            httpx2.RequestError: It failed, or did not end within DEADLINE.
+            httpx2.RequestError: It failed.
         """
-        content, end = bytearray(), time.monotonic() + DEADLINE
-        url = f"{self.url}/chat/completions"
-        with self.client.stream("POST", url, json=body) as response:
-            for chunk in response.iter_bytes():
+        content = bytearray()
+        async with client.stream("POST", f"{self.url}/chat/completions", json=body) as response:
+            async for chunk in response.aiter_bytes():
                 content += chunk
                 if len(content) > MAX_BYTES:
                     raise TooLarge
-                if time.monotonic() > end:
-                    raise httpx2.ReadTimeout(f"the response did not end within {DEADLINE} s")
         return response, content.decode(errors="replace")
 
-    def _send(self, body: Request) -> str:
+    async def _send(self, client: httpx2.AsyncClient, body: Request) -> str:
         """Return the text of the endpoint's response to a request.
 
         Raises:
             InputError: All attempts failed.
         """
+        end: float | None = None
         for attempt in range(ATTEMPTS):
-            self._wait_for_start()
-            self._count(requests=1)
+            await self._wait_for_start()
+            self.counts["requests"] += 1
             wait: float = FIRST_WAIT * 2**attempt
+            end = end or time.monotonic() + DEADLINE
             try:
-                response, text = self._post(body)
+                # Ends the attempt whatever the endpoint does: httpx limits the time between bytes.
+                response, text = await asyncio.wait_for(
+                    self._post(client, body), end - time.monotonic()
+                )
             except TooLarge:
                 failure = f"its response has more than {MAX_BYTES >> 20} MiB"
+                break
+            except TimeoutError:
+                failure = f"it did not respond within {DEADLINE} s"
                 break
             except (httpx2.RequestError, httpx2.InvalidURL) as error:
                 failure = f"{type(error).__name__} {error}"
@@ -172,11 +189,10 @@ class ChatClient:
                 wait = max(wait, float(seconds) if seconds.isdecimal() else 0)
             if attempt < ATTEMPTS - 1:
                 wait = min(wait, MAX_WAIT)
-                self._count(retries=1)
-                # In one piece: other threads print at the same time.
+                self.counts["retries"] += 1
                 line = f"{self.place}: {self.url}: {self._quote(failure)}; next attempt in"
-                sys.stderr.write(f"{printable_line(line)} {wait:g} s\n")
-                time.sleep(wait)
+                print(f"{printable_line(line)} {wait:g} s", file=sys.stderr)
+                await sleep(wait)
         raise InputError(
             f"{self.place}: {self.url} failed: {self._quote(failure)}: check url, model, parameters"
             " and key"
@@ -184,6 +200,8 @@ class ChatClient:
 
     def _read(self, text: str) -> Reply:
         """Return the reply in a response; its text is empty if the model returned none.
+
+        The text is without the API key, which an endpoint may send back: replies are stored.
 
         Raises:
             InputError: The response is no chat completion.
@@ -200,23 +218,22 @@ class ChatClient:
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             )
-        reply = Reply(content or "", *(n if isinstance(n, int) else 0 for n in tokens))
-        self._count(prompt_tokens=reply.prompt_tokens, completion_tokens=reply.completion_tokens)
+        content = self._without_key(content or "")
+        reply = Reply(content, *(n if isinstance(n, int) else 0 for n in tokens))
+        self.counts["prompt_tokens"] += reply.prompt_tokens
+        self.counts["completion_tokens"] += reply.completion_tokens
         return reply
 
-    def _wait_for_start(self) -> None:
+    async def _wait_for_start(self) -> None:
         """Wait until requests_per_minute allows another request."""
-        with self.lock:
-            now = time.monotonic()
-            start = max(self.next_start, now)
-            self.next_start = start + self.interval
-        time.sleep(start - now)
+        now = time.monotonic()
+        start = max(self.next_start, now)
+        self.next_start = start + self.interval
+        await sleep(start - now)
 
-    def _count(self, **numbers: int) -> None:
-        with self.lock:
-            self.counts.update(numbers)
+    def _without_key(self, text: str) -> str:
+        return text if self.key is None else text.replace(self.key, "***")
 
     def _quote(self, text: str) -> str:
         """Return a text on one line, truncated, without the API key."""
-        text = text if self.key is None else text.replace(self.key, "***")
-        return " ".join(text.split())[:MAX_QUOTED]
+        return " ".join(self._without_key(text).split())[:MAX_QUOTED]

@@ -1,7 +1,10 @@
 """Requests to an endpoint: retries, limits, errors, the cache and the counts, on a local server."""
 
+import contextlib
 import gzip
-from threading import Barrier
+import socket
+import time
+from threading import Barrier, Thread
 
 import pytest
 
@@ -103,12 +106,50 @@ def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_a_response_that_does_not_end_is_a_failed_attempt(server, tmp_path, monkeypatch):
-    # A byte now and then keeps a connection alive; the deadline has passed at the first one.
-    monkeypatch.setattr(chat_client, "DEADLINE", -1)
-    with pytest.raises(InputError, match="ReadTimeout the response did not end within -1 s"):
-        ask(client_of(server, tmp_path), "a")
-    assert len(server.requests) == chat_client.ATTEMPTS
+GZIP = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n\x1f\x8b\x08\x08" + bytes(6)
+# What a server sends first, and then again and again.
+DRIPS = {
+    "status line": (b"HTTP/1.1 200 ", b"O"),
+    "header": (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+    "headers": (b"HTTP/1.1 200 OK\r\n", b"X: a\r\n"),
+    "102 Processing": (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+    "chunk extension": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1;", b"a"),
+    "chunks": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"1\r\n \r\n"),
+    "gzip file name": (GZIP, b"a"),
+    "body": (b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n", b" "),
+    "nothing": (b"", b""),
+}
+
+
+@pytest.mark.parametrize("drip", DRIPS)
+def test_a_request_ends_at_the_deadline_whatever_the_server_sends(
+    drip, server, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(chat_client, "DEADLINE", 0.5)
+    start, more = DRIPS[drip]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve():
+            connection, _ = listener.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(start)
+                for _ in range(600):
+                    time.sleep(0.02)
+                    connection.sendall(more)
+
+        Thread(target=serve, daemon=True).start()
+        client = client_of(server, tmp_path, url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+        started = time.monotonic()
+        with pytest.raises(InputError, match=r"llm_judges.wise: .* failed: "):
+            ask(client, "a")
+    assert time.monotonic() - started < 8
+
+
+def test_a_key_that_the_endpoint_sends_back_is_not_stored(server, tmp_path):
+    server.replies = [f"Your key is {SECRET}."]
+    assert ask(client_of(server, tmp_path), "a") == ["Your key is ***."]
+    [path] = tmp_path.rglob("*.json")
+    assert SECRET not in path.read_text()
 
 
 @pytest.mark.parametrize("value", [None, "sk-\nsecret"])
@@ -128,7 +169,7 @@ def test_requests_per_minute_are_paced_and_shared_by_processes(server, tmp_path,
     assert server.waits == [2, 4]
     monkeypatch.setenv("WORLD_SIZE", "4")
     client = client_of(server, tmp_path, requests_per_minute=60, concurrency=8)
-    assert (client.interval, client.num_threads) == (4, 2)
+    assert (client.interval, client.concurrency) == (4, 2)
 
 
 def test_requests_have_model_parameters_and_key(server, tmp_path):
