@@ -16,7 +16,9 @@ from pathlib import Path
 import pytest
 
 from snakechat.config.recipes import STAGES
+from snakechat.workflow.manifest import without_names
 from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.spec_files import read_specs
 from support.program_forks import start_server
 
 # Before torch is imported. Test processes and their builds share the cores: with several threads,
@@ -145,8 +147,10 @@ class Workflow:
         return Workflow(folder, *self.options)
 
     def spec_of(self, result):
-        """Return the spec that a result was made from."""
-        return json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
+        """Return the spec that a result was made from, as its job read it."""
+        recorded = json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
+        specs = read_specs(self.folder / "output/specs" / recorded["rule"])
+        return next(s for s in specs if s["path"] == result and without_names(s) == recorded)
 
     def planned(self, *targets):
         """Return the rules that a dry run plans for targets, or for the tiny recipe.

@@ -104,7 +104,7 @@ def slow_tree(prepared):
 
 def saved_step(workflow):
     """Return the last step that the training saved, or 0."""
-    states = workflow.folder.glob("output/state/train_sft/slow/*/[0-9]*")
+    states = workflow.folder.glob("output/store/train_sft/.*/state/[0-9]*")
     return max((int(path.name) for path in states), default=0)
 
 

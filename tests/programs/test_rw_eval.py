@@ -26,7 +26,6 @@ def job(folder, scorer_folder, tmp_path):
     """A job with four pairs; the responses of the second pair are the same after stripping."""
     sets = {"toy": TOY, "en": ENGLISH}
     job = prompt_job(tmp_path, {"base": folder, "model": scorer_folder}, sets, "prompts/pairs")
-    job.spec["name"] = "tiny"
     return job
 
 

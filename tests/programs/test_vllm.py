@@ -141,6 +141,9 @@ def test_the_spec_has_the_version_of_vllm(tree):
 
 def test_a_killed_training_resumes_to_the_same_bytes(tree):
     target = "output/rlhf/killed.manifest.json"
+    # Both recipes have the same result.
+    made = (tree.folder / "output/rlhf/ppo-vllm/manifest.json").resolve().parent
+    made = made.rename(tree.folder / "made")
     with (tree.folder / "killed.log").open("w") as log:
         process = subprocess.Popen(
             ["snakemake", target, "--cores", "1", *tree.options],
@@ -150,15 +153,15 @@ def test_a_killed_training_resumes_to_the_same_bytes(tree):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    states = tree.folder / "output/state/train_rlhf/killed"
+    states = tree.folder / "output/store/train_rlhf"
     deadline = time.monotonic() + 600
-    while process.poll() is None and not any(states.glob("*/0*")):
+    while process.poll() is None and not any(states.glob(".*/state/0*")):
         assert time.monotonic() < deadline, "no state after ten minutes"
         time.sleep(0.1)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     assert process.wait() == -signal.SIGKILL, (tree.folder / "killed.log").read_text()[-5000:]
     assert "resuming after step" in tree.build(target)
-    killed, whole = (tree.folder / f"output/rlhf/{name}" for name in ("killed", "ppo-vllm"))
+    killed, whole = tree.folder / "output/rlhf/killed", made
     for file in ("metrics.jsonl", "model.safetensors"):
         assert (killed / file).read_bytes() == (whole / file).read_bytes(), file

@@ -47,7 +47,7 @@ def test_damage_and_inputs_with_other_content_are_causes(quick, tmp_path, monkey
     monkeypatch.chdir(copy.folder)
     evaluation, trained = (copy.spec_of(f"output/{path}/tiny") for path in ("eval/reward", "rlhf"))
     result = Path("output/eval/reward/tiny")
-    (result / "metrics.json").write_text("{}")
+    (result / "metrics.json").resolve().write_text("{}")
     assert causes_of(evaluation) == [f"{result}: metrics.json has another size"]
     shutil.rmtree(result.resolve())
     assert causes_of(evaluation) == [f"{result} is missing"]
