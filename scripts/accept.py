@@ -22,7 +22,7 @@ from snakechat.jobs.plan import PlannedJob
 from snakechat.jobs.planner import plan_build
 from snakechat.jobs.stale_causes import job_name, spec_changes
 from snakechat.workflow.digests import digest, write_atomically
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import link_result, linked_folder
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
@@ -44,7 +44,6 @@ from snakechat.workflow.store import (
     publish,
     unfinished_folder,
 )
-from snakechat.workflow.tool_errors import one_line_errors
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")

@@ -24,7 +24,7 @@ from snakechat.planning.compute_time import (
 )
 from snakechat.planning.job_estimate import JobEstimate, format_bytes
 from snakechat.planning.memory import COMPONENTS, GIB, checkpoint_bytes
-from snakechat.workflow.tool_errors import one_line_errors
+from snakechat.workflow.errors import one_line_errors
 
 COLUMNS = ("job", "state", "GPUs", *COMPONENTS, "total", "at", "disk", "hours")
 # Checkpoints that exist at the same time: the last two, and the one that is being written.

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from snakechat.jobs.plan import Plan, upstream_paths
 from snakechat.jobs.planner import plan_build
 from snakechat.jobs.stale_causes import NEVER_BUILT, causes_of, job_name
-from snakechat.workflow.tool_errors import one_line_errors
+from snakechat.workflow.errors import one_line_errors
 
 
 @one_line_errors()

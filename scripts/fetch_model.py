@@ -13,8 +13,8 @@ from snakechat.data.hub import fetch
 from snakechat.data.model_files import check_files, model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
+from snakechat.workflow.digests import planned_files, unchanged_files
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
 
 

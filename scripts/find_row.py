@@ -23,18 +23,18 @@ import numpy as np
 
 from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES, SPLITS
 from snakechat.data.records import read_digests, read_texts
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.lineage import Lineage, merge_lineages
+from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_results, named_versions
 from snakechat.workflow.manifest import (
     MANIFEST,
+    Lineage,
     Manifest,
     content_digest,
+    merge_lineages,
     read_manifest,
     result_id,
 )
 from snakechat.workflow.store import find_results
-from snakechat.workflow.tool_errors import one_line_errors
 
 NAMES = [f"{phase}.{split}" for phase in PHASES for split in SPLITS]
 DIGEST = re.compile("[0-9a-f]{32}")

@@ -22,8 +22,8 @@ from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.sources import read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
+from snakechat.workflow.digests import planned_files, unchanged_files
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.external_files import planned_files, unchanged_files
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 

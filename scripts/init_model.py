@@ -11,7 +11,7 @@ from snakechat.data.phase_splits import removed_rows
 from snakechat.data.records import Texts, read_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
-from snakechat.workflow.external_files import planned_files
+from snakechat.workflow.digests import planned_files
 from snakechat.workflow.job import Job, run
 
 

@@ -24,11 +24,11 @@ from snakechat.jobs.plan import PlannedJob, upstream_paths
 from snakechat.jobs.planner import plan_build
 from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
+from snakechat.workflow.errors import one_line_errors
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.placement import changed_values, placement_values
 from snakechat.workflow.snakemake_adapter import CONTAINER_SECURITY, POD_SECURITY
-from snakechat.workflow.spec_files import write_spec
-from snakechat.workflow.tool_errors import one_line_errors
+from snakechat.workflow.snapshot import write_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"

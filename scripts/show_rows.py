@@ -15,10 +15,9 @@ from pathlib import Path
 
 from snakechat.pages.page import Page, Section, Tokens, write_page
 from snakechat.pages.rows import TokenizedRows, row_tables
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.manifest import MANIFEST, read_manifest
 from snakechat.workflow.printable import printable_text
-from snakechat.workflow.tool_errors import one_line_errors
 
 # Start and end of tokens that count in the loss, and of special tokens.
 COLOURS = ("\x1b[32m", "\x1b[0m"), ("\x1b[7m", "\x1b[27m")

@@ -18,7 +18,7 @@ import os
 from pathlib import Path
 
 from snakechat.jobs.stale_causes import spec_changes
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_folder, named_versions, root_links, versions_of
 from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest
 from snakechat.workflow.store import STORE
@@ -30,7 +30,6 @@ from snakechat.workflow.store_space import (
     parse_size,
     stored_results,
 )
-from snakechat.workflow.tool_errors import one_line_errors
 
 
 @one_line_errors()

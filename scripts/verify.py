@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import one_line_errors
 from snakechat.workflow.links import linked_folder, linked_results
 from snakechat.workflow.manifest import (
     KEY_DIGITS,
@@ -30,9 +31,8 @@ from snakechat.workflow.manifest import (
     without_names,
 )
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.spec_files import FOLDER, read_specs
+from snakechat.workflow.snapshot import FOLDER, read_specs
 from snakechat.workflow.store import KEY, Damaged, check_result, find_results
-from snakechat.workflow.tool_errors import one_line_errors
 
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {

@@ -18,7 +18,7 @@ import pytest
 from snakechat.config.recipes import STAGES
 from snakechat.workflow.manifest import without_names
 from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.spec_files import read_specs
+from snakechat.workflow.snapshot import read_specs
 from support.program_forks import start_server
 
 # Before torch is imported. Test processes and their builds share the cores: with several threads,

@@ -32,9 +32,9 @@ from snakechat.config.training_settings import (
 )
 from snakechat.data.formats import has_responses, named_columns
 from snakechat.workflow.errors import warn
+from snakechat.workflow.links import Version, find_version, is_version
 from snakechat.workflow.store import STORE, is_writable
 from snakechat.workflow.store_space import parse_size
-from snakechat.workflow.stored_versions import Version, find_version, is_version
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Sections that a recipe may start from, as SECTION/NAME.
@@ -462,7 +462,7 @@ class Config:
         """Return the recipes of the comparison A-vs-B.
 
         A sweep stands for all its recipes. NAME@KEY is a version in the store, of a recipe that the
-        config may have no longer (snakechat.workflow.stored_versions).
+        config may have no longer (snakechat.workflow.links).
         """
         recipes: list[str] = []
         for name in names.split("-vs-"):

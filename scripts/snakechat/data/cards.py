@@ -13,7 +13,7 @@ import yaml
 
 from snakechat.data.model_files import CARD
 from snakechat.workflow.limited_yaml import load_yaml
-from snakechat.workflow.lineage import Lineage
+from snakechat.workflow.manifest import Lineage
 
 METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
 # Metadata are at the start of a card; a file of a stranger may be of any size.

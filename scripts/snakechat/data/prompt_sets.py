@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.external_files import planned_files
 from snakechat.workflow.limited_yaml import load_yaml
 
 # Keys of an entry of prompts/pairs.

@@ -10,7 +10,7 @@ from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.files import prompt_set_files
 from snakechat.jobs.model_jobs import models_of, train_reward
-from snakechat.workflow.stored_versions import is_version
+from snakechat.workflow.links import is_version
 
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
 PAGES = ("compare", "prompt_eval", "rw_eval")

@@ -17,7 +17,7 @@ from snakechat.workflow.code_digests import Modules, uses_vllm
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.environment import computing_variables
 from snakechat.workflow.pins import pins_of
-from snakechat.workflow.spec_files import MEMORY
+from snakechat.workflow.snapshot import MEMORY
 
 
 class Specs:

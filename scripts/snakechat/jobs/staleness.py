@@ -18,9 +18,9 @@ from snakechat.jobs.descriptions import Job
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.lineage import Lineage
 from snakechat.workflow.links import is_linked, link_result
 from snakechat.workflow.manifest import (
+    Lineage,
     content_digest,
     input_digest,
     manifest_path,
@@ -28,7 +28,7 @@ from snakechat.workflow.manifest import (
     store_key,
     without_names,
 )
-from snakechat.workflow.spec_files import CHECKED_DIGESTS
+from snakechat.workflow.snapshot import CHECKED_DIGESTS
 from snakechat.workflow.store import (
     Damaged,
     Stored,

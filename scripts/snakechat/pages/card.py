@@ -24,8 +24,16 @@ from snakechat.pages.metrics import headline_paths, read_figure
 from snakechat.pages.page import MARKDOWN, Table
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.lineage import Lineage, merge_lineages, named_lineage, upstream_first
-from snakechat.workflow.manifest import Manifest, manifest_path, read_manifest, result_id
+from snakechat.workflow.manifest import (
+    Lineage,
+    Manifest,
+    manifest_path,
+    merge_lineages,
+    named_lineage,
+    read_manifest,
+    result_id,
+    upstream_first,
+)
 from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_record import read_run_record
 

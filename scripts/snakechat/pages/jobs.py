@@ -16,7 +16,7 @@ from snakechat.pages.texts import (
     translate,
 )
 from snakechat.planning.flops import peak_flops, rlhf_flops, training_flops
-from snakechat.workflow.lineage import Lineage, upstream_first
+from snakechat.workflow.manifest import Lineage, upstream_first
 from snakechat.workflow.run_record import read_run_record
 
 Statistics = Mapping[str, Any]

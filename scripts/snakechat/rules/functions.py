@@ -47,8 +47,13 @@ from snakechat.workflow.preflight import (
     check_gpus,
     import_reward_functions,
 )
-from snakechat.workflow.snapshot import Build, delete_old_snapshots, take_snapshot
-from snakechat.workflow.spec_files import spec_path, write_spec
+from snakechat.workflow.snapshot import (
+    Build,
+    delete_old_snapshots,
+    spec_path,
+    take_snapshot,
+    write_spec,
+)
 from snakechat.workflow.stamp import Stamp, forget, without_time
 from snakechat.workflow.store import is_writable
 from snakechat.workflow.store_space import warn_of_size

@@ -30,7 +30,7 @@ WITHOUT_EFFECT = {
     for name in (
         *("store", "links", "store_space"),
         *("code_digests", "pins", "errors", "locks", "run_record", "run_options"),
-        *("spec_files", "progress_lines"),
+        *("snapshot", "progress_lines"),
     )
 } | {("snakechat", "planning", "stage_choice")}
 # What the launcher sets before a program starts: of every program.

@@ -1,4 +1,4 @@
-"""Digests of JSON values and files, and atomic writes of small text files.
+"""Digests of JSON values and files, external files, and atomic writes of small text files.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -9,12 +9,13 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.progress_lines import ProgressLines
 
 AnyPath = TypeVar("AnyPath", bound=str | Path)
@@ -225,3 +226,48 @@ def fsync(path: str | Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+# --- external files -------------------------------------------------------------------------------
+
+
+@contextmanager
+def planned_files(planned: Mapping[Path, str]) -> Iterator[None]:
+    """Check that files have the planned content until the end of the context, which reads them.
+
+    planned: The sha256 of each file.
+
+    Raises:
+        InputError: A file has another content, or was edited or replaced before the end.
+    """
+    for path in planned:
+        if not path.is_file():
+            raise changed_since_planned(path)
+    with unchanged_files(planned):
+        found = file_digests(planned)
+        for path, digest in planned.items():
+            if found[path] != digest:
+                raise changed_since_planned(path)
+        yield
+
+
+@contextmanager
+def unchanged_files(paths: Iterable[Path]) -> Iterator[None]:
+    """Check that files stay as they are until the end of the context, which reads them.
+
+    A file that was replaced and put back has its digest again, although the other one may have been
+    read. Its times differ, so that they decide; a file that was only touched is an error too.
+
+    Raises:
+        InputError: A file was edited or replaced before the end.
+    """
+    before = {path: file_identity(path) for path in paths}
+    yield
+    for path, identity in before.items():
+        if not path.exists() or file_identity(path) != identity:
+            raise InputError(f"{path} changed while it was read: start the build again")
+
+
+def changed_since_planned(path: str | Path) -> InputError:
+    """Return the error of a file that has another content than planned."""
+    return InputError(f"{path} changed since this build was planned: start it again")

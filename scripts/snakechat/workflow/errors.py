@@ -3,8 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache, wraps
 from typing import Any
 
 from snakechat.workflow.deterministic import missing_kernel
@@ -82,3 +83,47 @@ def system_error_number(error: Exception) -> int | None:
     # Libraries written in Rust put the errno into the message.
     match = re.search(r"\(os error (\d+)\)", str(error))
     return int(match[1]) if match else None
+
+
+# --- the end of tools -----------------------------------------------------------------------------
+
+
+def one_line_errors(code: int = 1) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Decorate `main` of a tool: an error that the user can act on ends it with one line.
+
+    They are InputError, and errors of files and of the machine. The end of what reads the output,
+    such as `head`, ends the tool without a message.
+
+    Args:
+        code: Exit code of an error.
+    """
+
+    def decorate(main: Callable[[], None]) -> Callable[[], None]:
+        @wraps(main)
+        def decorated() -> None:
+            try:
+                try:
+                    main()
+                finally:
+                    sys.stdout.flush()
+            except BrokenPipeError:
+                discard_output()
+                sys.exit(code)
+            except InputError as error:
+                print(f"error: {error}", file=sys.stderr)
+                sys.exit(code)
+            except OSError as error:
+                discard_output()
+                place = f": {printable_line(error.filename)}" if error.filename else ""
+                print(f"error: {error.strerror or error}{place}", file=sys.stderr)
+                sys.exit(code)
+
+        return decorated
+
+    return decorate
+
+
+def discard_output() -> None:
+    """Discard what is left of the output, which Python would try to write again at its end."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,13 +27,15 @@ from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_environment_error, warn
-from snakechat.workflow.lineage import Lineage, merge_lineages, named_lineage
 from snakechat.workflow.links import link_result, linked_folder, root_links
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
+    Lineage,
     Manifest,
+    merge_lineages,
+    named_lineage,
     read_input,
     read_manifest,
     recorded_inputs,
@@ -50,8 +52,7 @@ from snakechat.workflow.placement import (
 )
 from snakechat.workflow.run_options import DEFAULTS, RunOptions, parse_options
 from snakechat.workflow.run_record import run_record
-from snakechat.workflow.snapshot import read_build
-from snakechat.workflow.spec_files import CHECKED_DIGESTS
+from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
 from snakechat.workflow.store import (
     Damaged,
     check_files,

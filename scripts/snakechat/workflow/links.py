@@ -8,6 +8,9 @@ What belongs to a name and not to a result, such as the card of a model, lies in
 version of a model or a report is a folder with a link to each file, in which people and builds may
 write.
 
+A version of a recipe, NAME@KEY, is a training and its evaluation. KEY is the start of the key of
+the training (`scripts/store.py list output/STAGE/NAME`).
+
 Each build registers its output/ in STORE/roots. `scripts/store.py gc` keeps what the links of any
 root lead to.
 
@@ -20,11 +23,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.digests import digest, file_digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import make_folders
-from snakechat.workflow.manifest import MANIFEST, manifest_path
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    Manifest,
+    content_digest,
+    manifest_path,
+    read_manifest,
+)
 from snakechat.workflow.store import KEY, ROOTS, STORE, walk_files
 
 VERSIONS = "versions"
@@ -286,3 +296,84 @@ def root_links(store: Path, output: Path) -> Iterator[tuple[Path, Path]]:
             )
         if not output.is_dir() or not root.samefile(output):
             yield from linked_results(root)
+
+
+# --- versions of recipes --------------------------------------------------------------------------
+
+# The files that a comparison reads, by what they are results of.
+FILES = {"training": (MANIFEST, "metrics.jsonl"), "evaluation": (MANIFEST, "metrics.json")}
+
+
+class Version(NamedTuple):
+    """Folders in the store with the training of a recipe and with its evaluation."""
+
+    training: Path
+    evaluation: Path
+
+    def files(self) -> dict[str, Path]:
+        """Return the files that a comparison reads, by name."""
+        folders = self._asdict()
+        return {f"{kind}/{name}": folders[kind] / name for kind in FILES for name in FILES[kind]}
+
+
+def is_version(recipe: str) -> bool:
+    """Return whether the name of a recipe is one of a version, NAME@KEY."""
+    return "@" in recipe
+
+
+def find_version(stage: str, recipe: str) -> Version:
+    """Return a version of a recipe. Of several evaluations, the newest one counts.
+
+    Args:
+        stage: sft, reward, dpo or rlhf.
+        recipe: NAME@KEY.
+
+    Raises:
+        InputError: The name has led to no training with this key, or to several, or to no
+            evaluation of it.
+    """
+    name, _, start = recipe.partition("@")
+    path = f"output/{stage}/{name}"
+    trainings = [folder for folder in _existing(path) if folder.name.startswith(start)]
+    if len(trainings) != 1 or not start:
+        found = "several versions" if trainings else "no version"
+        raise InputError(
+            f"{recipe}: {path} has {found} with this key: python scripts/store.py list {path}"
+        )
+    content = content_digest(_manifest(trainings[0]))
+    evaluations = [
+        folder
+        for folder in _existing(f"output/eval/{stage}/{name}")
+        if content in [entry["digest"] for entry in _manifest(folder)["inputs"].values()]
+    ]
+    if not evaluations:
+        raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
+    newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
+    return Version(trainings[0], newest)
+
+
+def _existing(path: str) -> list[Path]:
+    """Return the folders that the path of a result leads to, or led to once, as far as they are."""
+    return [folder for folder in versions_of(path) if folder.is_dir()]
+
+
+def read_version_file(folder: str | Path, name: str) -> str:
+    """Return the text of a file of a result in the store.
+
+    Raises:
+        InputError: The file is missing, or differs from its manifest.
+    """
+    path = Path(folder, name)
+    recorded = _manifest(Path(folder))["files"].get(name, {})
+    if not path.is_file() or file_digest(path) != recorded.get("sha256"):
+        raise InputError(
+            f"{path} is damaged or was removed from the store: compare another version"
+        )
+    return path.read_text()
+
+
+def _manifest(folder: Path) -> Manifest:
+    manifest = read_manifest(folder / MANIFEST)
+    if manifest is None:
+        raise InputError(f"{folder}/{MANIFEST} is damaged: python scripts/verify.py")
+    return manifest

@@ -1,13 +1,14 @@
-"""Snapshots of the sources: a build runs the code that it was planned with.
+"""Snapshots of the sources and specs: a build runs what it was planned with.
 
 output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
 sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
 
 On a cluster, Snakemake plans again in each job. output/code/DIGEST.json says with what: the
-snapshot, the config and the files of object stores. Jobs learn from it which results the user
-forces.
+snapshot and the config. Jobs learn from it which results the user forces.
 
-Planning knows the names of both; they are written when the jobs start, so that a dry run writes
+output/specs/RULE/NAME-DIGEST.json is the spec of a job, which its program reads.
+
+Planning knows the names of all; they are written when the jobs start, so that a dry run writes
 nothing.
 
 Standard library only: the workflow imports this module while it plans.
@@ -18,11 +19,12 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.workflow.digests import canonical_json, write_atomically
+from snakechat.workflow.digests import canonical_json, digest, write_atomically
 
 SNAPSHOTS = Path("output/code")
 # What jobs run, and plan with on a cluster, below the folder of the Snakefile.
@@ -152,3 +154,41 @@ def delete_old_snapshots(current: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
+
+
+# --- specs ----------------------------------------------------------------------------------------
+
+FOLDER = Path("output/specs")
+# What planning remembers; it can be deleted at any time. Planning writes nowhere else.
+MEMORY = Path(".snakemake/snakechat")
+# Digests of the files of results that were checked when they were read.
+CHECKED_DIGESTS = MEMORY / "results.json"
+
+
+def spec_path(rule: str, name: str, spec_digest: str) -> Path:
+    """Return the path of a job's spec file."""
+    return FOLDER / rule / f"{name}-{spec_digest[:16]}.json"
+
+
+def write_spec(spec: dict[str, Any]) -> str:
+    """Write the spec file of a job, unless it exists, and return its path.
+
+    Jobs compare a spec file with its name; a damaged one is replaced here.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = spec_path(spec["rule"], spec["name"], digest(spec))
+    text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
+    if not path.exists() or path.read_text(errors="replace") != text:
+        write_atomically(path, text, durable=False)
+    return str(path)
+
+
+def read_specs(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the specs in the files of a folder, without damaged ones."""
+    for path in sorted(folder.glob("**/*.json")):
+        with suppress(OSError, ValueError, RecursionError):
+            spec = json.loads(path.read_text())
+            if path.stem.endswith(f"-{digest(spec)[:16]}"):
+                yield spec

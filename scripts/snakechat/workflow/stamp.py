@@ -18,7 +18,7 @@ from typing import Any
 from snakemake.io import IOFile, ancient
 
 from snakechat.workflow.digests import write_atomically
-from snakechat.workflow.spec_files import MEMORY
+from snakechat.workflow.snapshot import MEMORY
 
 # The last time that all file systems store.
 LATEST = 2**31 - 1

@@ -9,7 +9,7 @@ from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
-from snakechat.workflow.spec_files import write_spec
+from snakechat.workflow.snapshot import write_spec
 from support.specs import specs_of_rules
 
 

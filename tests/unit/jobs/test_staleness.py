@@ -10,10 +10,10 @@ from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.lineage import merge_lineages
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import (
     manifest_path,
+    merge_lineages,
     read_manifest,
     recorded_inputs,
     result_files,

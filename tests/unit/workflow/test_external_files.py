@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.external_files import planned_files
 
 CONTENT = b"as planned"
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -3,8 +3,14 @@
 import pytest
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.lineage import merge_lineages, named_lineage, upstream_first
-from snakechat.workflow.manifest import content_digest, recorded_inputs, result_id
+from snakechat.workflow.manifest import (
+    content_digest,
+    merge_lineages,
+    named_lineage,
+    recorded_inputs,
+    result_id,
+    upstream_first,
+)
 
 
 def manifest(name, inputs=(), settings=None, **facts):

@@ -45,7 +45,7 @@ def copy_of(root):
 
 
 def build_of(snapshot, seed=1, forced=()):
-    return Build(str(snapshot), {"seed": seed}, {}, list(forced), {})
+    return Build(str(snapshot), {"seed": seed}, {}, list(forced))
 
 
 def test_a_snapshot_keeps_the_sources_as_they_were(root):

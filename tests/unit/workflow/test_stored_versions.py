@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.links import link_result
+from snakechat.workflow.links import find_version, link_result, read_version_file
 from snakechat.workflow.manifest import read_manifest
-from snakechat.workflow.stored_versions import find_version, read_version_file
 from support.stored_results import make_result
 
 STORE = Path("output/store")

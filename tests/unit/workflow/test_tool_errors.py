@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.tool_errors import one_line_errors
+from snakechat.workflow.errors import InputError, one_line_errors
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ def test_output_that_cannot_be_written(is_full):
     program = (
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT / 'scripts')!r})\n"
-        "from snakechat.workflow.tool_errors import one_line_errors\n"
+        "from snakechat.workflow.errors import one_line_errors\n"
         "@one_line_errors()\n"
         "def main():\n"
         "    print('line')\n"
