@@ -51,11 +51,14 @@ def rlhf_inputs(tokenizer, tmp_path_factory, group):
             save_model(model, tokenizer, folder / name)
             write_manifest(folder / name)
         yield {
-            "actor": {"path": str(actor)},
-            "teacher": {"path": str(folder / "teacher")},
-            "reward": {"path": str(folder / "reward")},
-            "tokens": {"path": str(stages.result("tokenize_rlhf", "tiny"))},
-            "ptx": {"path": str(stages.result("tokenize_sft", "tiny"))},
+            "actor": {"rule": "fetch_model", "path": str(actor)},
+            "teacher": {"rule": "fetch_model", "path": str(folder / "teacher")},
+            "reward": {"rule": "train_reward", "path": str(folder / "reward")},
+            "tokens": {
+                "rule": "tokenize_rlhf",
+                "path": str(stages.result("tokenize_rlhf", "tiny")),
+            },
+            "ptx": {"rule": "tokenize_sft", "path": str(stages.result("tokenize_sft", "tiny"))},
         }
 
 
