@@ -77,10 +77,11 @@ docs: $(VENV)/demo $(DOCS)/ready
 
 # Builds TARGET again in reproduced/, from the sources, and compares all files with output/. OPTIONS:
 # the --configfile and --config of the original build; `store=output/store` makes it compute everything.
+# Where a placement has `auto`, trainings take what the original ones took.
 reproduce: OPTIONS ?= --config store=output/store
 reproduce: $(VENV)/demo
 	rm -rf reproduced
-	$(ACTIVATE) snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)
+	$(ACTIVATE) SNAKECHAT_RUNGS_OF=$(CURDIR)/output snakemake $(TARGET) --directory reproduced --cores $(CORES) $(OPTIONS)
 	$(ACTIVATE) python scripts/verify.py reproduced/output --same-as output
 
 # SFT, reward model and DPO, compared with DeepSpeed-Chat's method.

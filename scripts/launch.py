@@ -18,6 +18,10 @@ Where the result exists already, for example because the inputs were rebuilt and
 no process is started: this program links it, within a second. Unless the result is kept, the
 log of the last run, whose path is in SNAKECHAT_LOG, is emptied.
 
+A training on GPUs whose placement has `auto` may run out of memory, or be killed for it. This
+program stays, and starts its processes again with a placement that needs less memory
+(snakechat/training/rungs.py). Several nodes learn of it from the folder of the checkpoints.
+
 Each process reports its own errors, so that torchrun's stack traces are hidden. A process that was
 killed cannot report anything: this program reports it.
 """
@@ -26,25 +30,35 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
+from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import claim_gpus
-from snakechat.workflow.job import read_spec, reuse_result
-from snakechat.workflow.placement import SERIAL, parse_placement
+from snakechat.workflow.job import STATES, read_spec, reuse_result
+from snakechat.workflow.placement import SERIAL, Placement, parse_placement
 from snakechat.workflow.run_options import parse_options
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Seconds that processes have to save a checkpoint after SIGTERM.
 SHUTDOWN_TIMEOUT = 3600
+# Seconds that a node waits, after its processes have failed, for another node to note why.
+NODES_TIMEOUT = 60
 
 
 def main() -> None:
-    prepare_environment()
+    # Another launcher, which started this one, has prepared it.
+    if STATES not in os.environ:
+        prepare_environment()
     command = sys.argv[1:]
     if command[0].startswith("-"):
         run_torchrun(command)
@@ -73,18 +87,84 @@ def main() -> None:
             # small for the next one. vLLM has memory pools that this does not work with.
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     processes = max(gpus, 1)
-    if nodes == 1 and processes == 1:
+    ladder = ladder_of(command, placement)
+    if nodes == 1 and processes == 1 and not ladder:
         for name in GROUP_VARIABLES:
             os.environ.pop(name, None)
         set_threads(threads)
         os.execv(sys.executable, [sys.executable, *command])
     set_threads(max(threads // processes, 1))
-    # With --standalone, torchrun chooses a free port.
-    group = ["--standalone"] if nodes == 1 else [f"--nnodes={nodes}", *(node_options or ())]
     # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
     # ends the processes 30 seconds after SIGTERM.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
-    run_torchrun([*group, f"--nproc-per-node={processes}", *command])
+    words = [f"--nproc-per-node={processes}", *command]
+    if ladder:
+        sys.exit(run_on_rungs(ladder, nodes, words))
+    run_torchrun([*group_options(nodes), *words])
+
+
+def group_options(nodes: int, number: int = 0) -> list[str]:
+    """Return torchrun's options for the group of all processes, which starts for the n-th time."""
+    if nodes == 1:
+        # torchrun chooses a free port.
+        return ["--standalone"]
+    return [f"--nnodes={nodes}", *(options_of_this_node(nodes, number) or ())]
+
+
+def ladder_of(command: Sequence[str], placement: Placement) -> Ladder | None:
+    """Return the ladder of a training that may go down, or None."""
+    if not goes_down(placement) or "--spec" not in command:
+        return None
+    spec = read_spec(word_after("--spec", command, ""))
+    if not spec["rule"].startswith("train_"):
+        return None
+    ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
+    if ladder.is_trying:
+        # The whole job was killed while it tried this rung, possibly for its memory.
+        ladder.step_down()
+    return ladder
+
+
+def run_on_rungs(ladder: Ladder, nodes: int, words: Sequence[str]) -> int:
+    """Run a training, again after each rung on which it ran out of memory; return its exit code."""
+    signals: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+        if process:
+            process.send_signal(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    while True:
+        started = ladder.number
+        launcher = [sys.executable, sys.argv[0], *group_options(nodes, started), *words]
+        process = subprocess.Popen(launcher, start_new_session=True)
+        is_ending = False
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+            ladder.read()
+            if ladder.number > started and not is_ending:
+                # A process has noted the next rung; the others may wait for it.
+                process.terminate()
+                is_ending = True
+        code = process.returncode
+        if signals and ladder.is_trying:
+            ladder.write(ladder.rung, ladder.number, is_tried=False, is_trying=False)
+        if signals or code == 0:
+            return code
+        if code == 128 + signal.SIGKILL and ladder.is_trying and ladder.number == started:
+            print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
+            ladder.step_down()
+        for _ in range(NODES_TIMEOUT if nodes > 1 else 0):
+            if ladder.number > started:
+                break
+            time.sleep(1)
+            ladder.read()
+        if ladder.number <= started:
+            return code
 
 
 def word_after(option: str, command: Sequence[str], default: str) -> str:
@@ -100,20 +180,24 @@ def samples_by_vllm(command: Sequence[str]) -> bool:
     return spec["settings"].get("generation_backend") == "vllm"
 
 
-def options_of_this_node(nodes: int) -> list[str] | None:
-    """Return torchrun's options for this node of several, or None if nothing started it as one."""
+def options_of_this_node(nodes: int, number: int = 0) -> list[str] | None:
+    """Return torchrun's options for this node of several, or None if nothing started it as one.
+
+    number: How many times the processes were started before. Each time has a port of its own.
+    """
     started = os.environ.get("PET_NNODES", str(nodes))
     if started != str(nodes):
         sys.exit(
             f"error: the placement has {nodes} nodes and PET_NNODES is {started}: set both to the"
             " same number"
         )
-    number = node_number()
+    node = node_number()
     address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR")
     port = first_variable("PET_MASTER_PORT", "MASTER_PORT")
-    if None in (number, address, port):
+    if node is None or address is None or port is None:
         return None
-    return [f"--node-rank={number}", f"--master-addr={address}", f"--master-port={port}"]
+    port = str(int(port) + number)
+    return [f"--node-rank={node}", f"--master-addr={address}", f"--master-port={port}"]
 
 
 def node_number() -> int | None:
@@ -187,7 +271,10 @@ def end_of_processes(arguments: list[str]) -> tuple[int, str | None]:
         for rank, failure in error.failures.items():
             if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
                 name = signal.Signals(-failure.exitcode).name
-                return 1, f"error: process {rank} of the job was ended by {name}"
+                return (
+                    128 - failure.exitcode,
+                    f"error: process {rank} of the job was ended by {name}",
+                )
         _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode, None
     return 0, None

@@ -6,40 +6,28 @@ With loss: per_token, it is the mean of this loss over the positions from the fi
 responses differ to the end of the longer one, as in DeepSpeed-Chat.
 """
 
-from pathlib import Path
-
+import numpy as np
 import torch
 
 from snakechat.algorithms.pair_metrics import StepScores, pair_metrics
 from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
 from snakechat.config.training_settings import RewardSettings
-from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.batching import Examples, training_batches
-from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
-from snakechat.modeling.loading import load_scorer
-from snakechat.modeling.lora import add_lora
-from snakechat.modeling.model_check import check_model
-from snakechat.modeling.models import check_sequence_length, model_size
+from snakechat.modeling.forward import pad_with_last, response_scores
 from snakechat.modeling.packing import TokenBatch
-from snakechat.modeling.saving import save_model
-from snakechat.planning.stage_choice import choose_stage
-from snakechat.training.changed_weights import record_changed_weights, saved_values
-from snakechat.training.checkpointing import Checkpointer
-from snakechat.training.engine import Engine, make_engine
+from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.metric_logs import MetricsLogger, StepTimer
-from snakechat.training.process_group import init_process_group
-from snakechat.training.zero_stages import is_partitioned
+from snakechat.training.loop import TrainingLoop
+from snakechat.training.start import load_reward_model, on_rungs, start_training
 from snakechat.workflow.job import Job, run
 
 
+@on_rungs
 def main(job: Job[RewardSettings]) -> None:
     """Load data and model, train, save."""
     settings = job.settings
-    device = init_process_group(job.placement)
-    choose_stage(job)
+    device, trial = start_training(job)
     max_tokens = job.placement.micro_batch_tokens
-    torch.manual_seed(settings.seed)
 
     # Data.
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
@@ -48,61 +36,45 @@ def main(job: Job[RewardSettings]) -> None:
     batches = training_batches(len(pairs), settings.global_batch_size, settings)
 
     # Model.
-    tokenizer = load_training_tokenizer(job.inputs["model"], settings.template)
-    deferred = is_partitioned(job.placement, settings.dtype)
-    model = load_scorer(job.inputs["model"], settings.dtype, tokenizer, True, deferred)
-    check_sequence_length(model, settings.max_length)
-    if settings.lora_rank:
-        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    job.record["models"] = {"model": model_size(model)}
-    scorer = Scorer(model)
-    engine = make_engine(scorer, settings, settings.learning_rate, len(batches), job.placement)
-    check_model(scorer, pairs, engine.sampling)
+    trained = load_reward_model(job, pairs, len(batches))
+    scorer, engine = trained.module, trained.engine
+
+    def train(rows: np.ndarray) -> StepScores:
+        """Update the model on pairs; return their losses and scores."""
+        step_scores = StepScores(rows, device)
+        for micro_batch in pairs.micro_batches(rows, max_tokens, scorer.supports_packing, device):
+            counted = micro_batch.counted
+            losses, scores = losses_and_scores(engine, micro_batch.batch, settings.loss)
+            engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
+            step_scores.add(micro_batch, losses, scores)
+        engine.step()
+        return step_scores
 
     def evaluate() -> dict[str, float]:
         scores = torch.from_numpy(response_scores(scorer, eval_pairs, max_tokens))
         return pair_metrics(pairwise_loss(*scores), scores)
 
-    def save(folder: Path) -> None:
-        save_model(model, tokenizer, folder, engine.gathered, saved_values(engine, settings))
-
     # Training.
-    evaluations = Evaluations(job, len(batches), evaluate, save)
-    timer = StepTimer(device)
-    checkpointer = Checkpointer(job, scorer=engine, evaluations=evaluations)
-    with MetricsLogger(job, len(batches)) as logger:
-        if checkpointer.last_step == 0:
-            logger.log(0, [], (), **evaluations.run(0))
-        for step, rows in checkpointer.steps(batches):
+    evaluations = Evaluations(job, len(batches), evaluate, trained.save)
+    with TrainingLoop(job, batches, evaluations, device, scorer=engine) as loop:
+        largest = pairs.largest_rows(max_tokens, scorer.supports_packing)
+        trial.run(loop, [engine], lambda: train(largest))
+        loop.evaluate_initial_model()
+        for step, rows in loop.steps():
             learning_rate = engine.learning_rate
-            step_scores = StepScores(rows, device)
-            with timer("train"):
-                for micro_batch in pairs.micro_batches(
-                    rows, max_tokens, scorer.supports_packing, device
-                ):
-                    counted = micro_batch.counted
-                    losses, scores = losses_and_scores(engine, micro_batch.batch, settings.loss)
-                    engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
-                    step_scores.add(micro_batch, losses, scores)
-                engine.step()
-            metrics = pair_metrics(*step_scores.gathered())
-            eval_metrics = evaluations.after_step(step)
-            logger.log(
-                step,
-                ["loss", "accuracy"],
-                rows,
-                **metrics,
-                **eval_metrics,
-                learning_rate=learning_rate,
+            with loop.timer("train"):
+                scores = train(rows)
+            metrics = {
+                **pair_metrics(*scores.gathered()),
+                "learning_rate": learning_rate,
                 **engine.metrics,
-            )
-            logger.log_times(step, timer.seconds, int(num_tokens[rows].sum()), pairs=len(rows))
-            if evaluations.should_stop:
-                break
+            }
+            tokens = int(num_tokens[rows].sum())
+            loop.end_step(step, rows, ["loss", "accuracy"], metrics, tokens, {"pairs": len(rows)})
 
-    # Result.
-    evaluations.save_result()
-    record_changed_weights(job, model, job.inputs["model"])
+        # Result.
+        evaluations.save_result()
+        trained.record_changed_weights()
 
 
 def losses_and_scores(

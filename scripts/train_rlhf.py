@@ -29,12 +29,12 @@ from snakechat.algorithms.experience import (
 )
 from snakechat.algorithms.kl_coefficient import KLController
 from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
-from snakechat.algorithms.policy_updates import Updater
+from snakechat.algorithms.policy_updates import Updater, minibatch_prompts
 from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
 from snakechat.algorithms.rlhf_models import RlhfJob, RlhfModels, load_models, make_engines
-from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
+from snakechat.algorithms.rollouts import Rollouts, TokenLists, sample_on_all_ranks
 from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck
 from snakechat.algorithms.step_metrics import (
     Metrics,
@@ -54,13 +54,11 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model, prompt_examples
 from snakechat.modeling.saving import save_model
-from snakechat.planning.stage_choice import choose_stage
 from snakechat.training.changed_weights import record_changed_weights, saved_values
-from snakechat.training.checkpointing import Checkpointer
-from snakechat.training.ema import Ema
+from snakechat.training.engine import Ema
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.metric_logs import MetricsLogger, StepTimer
-from snakechat.training.process_group import init_process_group
+from snakechat.training.loop import TrainingLoop
+from snakechat.training.start import on_rungs, start_training
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.job import run
 
@@ -70,14 +68,13 @@ LOGGED_PROMPTS = 8
 BEST_METRIC = "objective/rlhf_reward"
 
 
+@on_rungs
 def main(job: RlhfJob) -> None:
     """Load data and models, train, save."""
     settings = job.settings
     # Before the models are loaded: a missing API key is noticed at once.
     judges = load_judges(job)
-    device = init_process_group(job.placement)
-    choose_stage(job)
-    torch.manual_seed(settings.seed)
+    device, trial = start_training(job)
 
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
     ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
@@ -91,27 +88,23 @@ def main(job: RlhfJob) -> None:
     evaluations = Evaluations(
         job, len(batches), trainer.evaluate, trainer.save, BEST_METRIC, greater_is_better=True
     )
-    checkpointer = Checkpointer(job, evaluations=evaluations, **trainer.components)
-    with MetricsLogger(job, len(batches)) as logger:
-        if checkpointer.last_step == 0 and evaluations.is_due(0):
-            logger.log(0, [], (), **evaluations.run(0))
-        for step, rows in checkpointer.steps(batches):
-            result = trainer.run_step(step, rows)
-            eval_metrics = evaluations.after_step(step)
-            shown = ["objective/scores", kl_name(settings.algorithm)]
-            logger.log(step, shown, rows, **result.metrics, **eval_metrics)
-            num_tokens = int(result.rollouts.lengths.sum())
-            num_responses = result.rollouts.num_responses
-            logger.log_times(step, trainer.timer.seconds, num_tokens, responses=num_responses)
-            job.record["seconds_by_section"] = trainer.timer.medians()
+    with TrainingLoop(job, batches, evaluations, device, **trainer.components) as loop:
+        trial.run(loop, loop.engines, trainer.try_step)
+        if evaluations.is_due(0):
+            loop.evaluate_initial_model()
+        for step, rows in loop.steps():
+            result = trainer.run_step(loop, step, rows)
+            job.record["seconds_by_section"] = loop.timer.medians()
             if step % settings.log_responses_steps == 0 or step == 1:
-                logger.log_responses(step, response_lines(settings.algorithm, result))
-            if evaluations.should_stop:
-                break
-    trainer.sampler.close()
-    record_usage(job, judges.values())
-    evaluations.save_result()
-    record_changed_weights(job, models.actor.model, job.inputs["actor"])
+                loop.logger.log_responses(step, response_lines(settings.algorithm, result))
+            shown = ["objective/scores", kl_name(settings.algorithm)]
+            num_tokens = int(result.rollouts.lengths.sum())
+            counts = {"responses": result.rollouts.num_responses}
+            loop.end_step(step, rows, shown, result.metrics, num_tokens, counts)
+        trainer.sampler.close()
+        record_usage(job, judges.values())
+        evaluations.save_result()
+        record_changed_weights(job, models.actor.model, job.inputs["actor"])
 
 
 class StepResult(NamedTuple):
@@ -176,7 +169,6 @@ class RlhfTrainer:
         self.response_check = ResponseCheck()
         self.score_check = ScoreCheck(has_rewards=bool(rewards))
         self.updater = Updater(settings, self.actor, self.critic, self.ema, ptx)
-        self.timer = StepTimer(device)
         components = {
             "actor": self.actor,
             "critic": self.critic,
@@ -189,17 +181,17 @@ class RlhfTrainer:
         # All state that a step changes, for checkpoints.
         self.components = {name: each for name, each in components.items() if each is not None}
 
-    def run_step(self, step: int, rows: np.ndarray) -> StepResult:
+    def run_step(self, loop: TrainingLoop, step: int, rows: np.ndarray) -> StepResult:
         """Train on the prompts in the given rows."""
         settings, models = self.settings, self.models
 
         # 1. Sample responses.
-        with self.timer("generate"):
+        with loop.timer("generate"):
             rollouts = self.sample([self.prompts[row] for row in rows])
         self.response_check.check(rollouts, step)
 
         # 2. Score the responses.
-        with self.timer("score"):
+        with loop.timer("score"):
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
                 self.score_check.check(scores.sum, step)
@@ -209,7 +201,7 @@ class RlhfTrainer:
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
         in_update = evaluated_in_update(settings, rollouts, step)
-        with self.timer("logprobs"):
+        with loop.timer("logprobs"):
             actor = None if in_update else models.actor
             evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)
 
@@ -221,7 +213,7 @@ class RlhfTrainer:
         )
 
         # 5. Update actor and critic.
-        with self.timer("train"):
+        with loop.timer("train"):
             updates = self.updater.update(step, rollouts, experience, kl_coef)
         if in_update:
             # Each rank has filled in its own responses.
@@ -242,6 +234,28 @@ class RlhfTrainer:
             updates,
         )
         return StepResult(rollouts, scores, kl, metrics)
+
+    def try_step(self) -> None:
+        """Run all models on the longest prompts and the longest responses, and update.
+
+        No reward function and no LLM judge is called.
+        """
+        settings, models = self.settings, self.models
+        rows = np.argsort(-self.prompts.lengths, kind="stable")[: settings.rollout_batch_size]
+        prompts = [self.prompts[row] for row in rows]
+        # The cache has space for the longest responses, whenever they end.
+        self.sample(prompts)
+        longest = [np.resize(ids, settings.max_response_length).tolist() for ids in prompts]
+        rollouts = self.rollouts(prompts, [longest] * settings.num_generations)
+        RewardSum(self.scorer.rewards, {}, self.scorer.prompt_texts).score(rollouts, 0, rows)
+        evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
+        scores = torch.zeros(rollouts.num_responses, device=self.device)
+        rewards = make_rewards(settings, rollouts, evaluation, scores, 0.0)
+        experience = make_experience(settings, rollouts, evaluation, scores, rewards)
+        minibatch = np.arange(min(len(rows), minibatch_prompts(settings)))
+        # After the warmup of the critic, actor and critic are updated.
+        step = settings.critic_warmup_steps + 1
+        self.updater.update_minibatch(step, 0, minibatch, rollouts, experience, 0.0)
 
     def evaluate(self) -> dict[str, float]:
         """Sample responses to the held-out prompts, the same ones each time; return metrics."""
@@ -265,6 +279,15 @@ class RlhfTrainer:
             self.sampler, prompts, self.settings, self.actor.sampling
         )
         self.sampler.sleep()
+        return self.rollouts(prompts, responses, sampler_logprobs)
+
+    def rollouts(
+        self,
+        prompts: list[np.ndarray],
+        responses: TokenLists,
+        sampler_logprobs: Tensor | None = None,
+    ) -> Rollouts:
+        """Return responses[g][row] to prompts as the models read them."""
         return Rollouts(
             prompts,
             responses,
@@ -288,8 +311,8 @@ class RlhfTrainer:
 
 def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[int]:
     """Return the number of optimizer steps of each step, for the learning rate schedules."""
-    minibatch_size = settings.global_batch_size // settings.num_generations
-    return [num_steps(len(rows), minibatch_size, settings.ppo_epochs) for rows in batches]
+    size = minibatch_prompts(settings)
+    return [num_steps(len(rows), size, settings.ppo_epochs) for rows in batches]
 
 
 def response_lines(algorithm: str, result: StepResult) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ if not importlib.util.find_spec("tensorboard"):
     sys.modules["torch.utils.tensorboard"] = silent
 
 import torch  # noqa: E402
+from snakechat.planning.plan import Plan, PlannedJob  # noqa: E402
 
 from gpu.workloads import (  # noqa: E402
     SHAPES,
@@ -53,7 +54,7 @@ from snakechat.modeling.generation import sample_responses  # noqa: E402
 from snakechat.planning.flops import peak_flops, training_flops  # noqa: E402
 from snakechat.planning.job_workloads import job_workload  # noqa: E402
 from snakechat.planning.memory import peak_memory  # noqa: E402
-from snakechat.planning.stage_choice import plan_of_inputs  # noqa: E402
+from snakechat.planning.token_counts import FIELDS  # noqa: E402
 
 SECTIONS = {}
 
@@ -277,6 +278,15 @@ def step_seconds(bench, job):
     batches = training_batches(len(examples), job.settings.global_batch_size, job.settings)
     rows = [batch for batch, _ in zip(batches, ends, strict=False)][size.warm_up :]
     return statistics.fmean(seconds), statistics.fmean(int(lengths[batch].sum()) for batch in rows)
+
+
+def plan_of_inputs(job):
+    """Return a plan of the inputs of a job, which exist; any model's folder has a config."""
+    planned = {}
+    for entry in job.spec["inputs"].values():
+        rule = entry.get("rule") if entry.get("rule") in FIELDS else "fetch_model"
+        planned[entry["path"]] = PlannedJob({"rule": rule, "settings": {"hub": ""}})
+    return Plan(planned, set())
 
 
 def estimated_peak(job):

@@ -49,10 +49,10 @@ def test_a_step_is_that_of_loops_over_responses(
     steps = []
     run_step = train_rlhf.RlhfTrainer.run_step
 
-    def recorded(self, step, rows):
+    def recorded(self, loop, step, rows):
         critic = self.models.critic and copy.deepcopy(self.models.critic.model)
         actor = copy.deepcopy(self.models.actor.model)
-        result = run_step(self, step, rows)
+        result = run_step(self, loop, step, rows)
         reward = self.models.rewards["reward"].module
         with reward.on_device() as module:
             steps.append((actor, critic, copy.deepcopy(module.model), result))

@@ -35,8 +35,11 @@ from snakechat.modeling.lora import (  # noqa: E402
 from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.weight_writing import write_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
-from snakechat.training.ema import Ema  # noqa: E402
-from snakechat.training.engine import make_engine, make_frozen  # noqa: E402
+from snakechat.training.engine import (  # noqa: E402
+    Ema,
+    make_engine,
+    make_frozen,
+)
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
 from snakechat.workflow.placement import placement_of  # noqa: E402
@@ -149,11 +152,12 @@ def stop_and_resume(folder, placement, settings=None):
 
     def train_until(stop_at=None):
         engine, losses = engine_for(LanguageModel(), placement, settings or {}), []
-        for step, _ in Checkpointer(job, policy=engine).steps(range(STEPS)):
-            losses.append(train_step(engine, step - 1))
-            torch.rand(distributed.rank() + 1)
-            if step == stop_at and distributed.rank() == distributed.world_size() - 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+        with Checkpointer(job, policy=engine) as checkpointer:
+            for step, _ in checkpointer.steps(range(STEPS)):
+                losses.append(train_step(engine, step - 1))
+                torch.rand(distributed.rank() + 1)
+                if step == stop_at and distributed.rank() == distributed.world_size() - 1:
+                    os.kill(os.getpid(), signal.SIGTERM)
         return engine, losses
 
     try:

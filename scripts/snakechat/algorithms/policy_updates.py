@@ -16,8 +16,7 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.algorithms.sanity_checks import check_first_update
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.batching import Examples, global_batches
-from snakechat.training.ema import Ema
-from snakechat.training.engine import Engine
+from snakechat.training.engine import Ema, Engine
 from snakechat.workflow.distributed import all_reduce_sum
 
 # Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
@@ -56,19 +55,19 @@ class Updater:
         settings, updates = self.settings, []
         minibatches = global_batches(
             rollouts.num_prompts,
-            settings.global_batch_size // settings.num_generations,
+            minibatch_prompts(settings),
             settings.ppo_epochs,
             settings.seed + step,
         )
         for number, rows in enumerate(minibatches):
-            metrics = self._update_minibatch(step, number, rows, rollouts, experience, kl_coef)
+            metrics = self.update_minibatch(step, number, rows, rollouts, experience, kl_coef)
             updates.append(metrics)
             approx_kl = metrics.get("policy/approxkl") or 0.0
             if approx_kl > (settings.max_approx_kl or math.inf):
                 break
         return updates
 
-    def _update_minibatch(
+    def update_minibatch(
         self,
         step: int,
         number: int,
@@ -77,6 +76,10 @@ class Updater:
         experience: Experience,
         kl_coef: float,
     ) -> Metrics:
+        """Update actor and critic on the responses to the given prompts; return metrics.
+
+        number: Number of the update in its step.
+        """
         settings = self.settings
         engines: dict[str, Engine] = {}
         metrics: Metrics = {}
@@ -102,6 +105,11 @@ class Updater:
         for name, engine in engines.items():
             metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
         return metrics
+
+
+def minibatch_prompts(settings: RlhfSettings) -> int:
+    """Return the number of prompts of an update."""
+    return settings.global_batch_size // settings.num_generations
 
 
 def informative_rows(rows: np.ndarray, experience: Experience) -> np.ndarray:

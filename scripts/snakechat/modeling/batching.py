@@ -155,6 +155,21 @@ class Examples:
             return self.response_lengths.sum(axis=0)
         return np.array([np.sum(self.trained[row]) for row in range(len(self))], np.int64)
 
+    def largest_rows(self, micro_batch_tokens: int, packing: bool) -> np.ndarray:
+        """Return the longest rows, enough for a micro-batch of each process."""
+        sizes = self._sizes(np.arange(len(self)), packing)
+        rows = np.argsort(-sizes, kind="stable")
+        needed = ranks.world_size() * micro_batch_tokens
+        number = int(np.searchsorted(np.cumsum(sizes[rows]), needed, side="right"))
+        return rows[: max(number, ranks.world_size())]
+
+    def _sizes(self, rows: np.ndarray, packing: bool) -> np.ndarray:
+        """Return the tokens [n] of each row in a micro-batch."""
+        prompts, responses = self.prompt_lengths[rows], self.response_lengths[:, rows]
+        if packing:
+            return prompts + responses.sum(axis=0)
+        return len(responses) * (prompts + responses.max(axis=0))
+
     def micro_batches(
         self,
         rows: np.ndarray,
@@ -182,13 +197,14 @@ class Examples:
         with_prompts: bool,
         multiple: int,
     ) -> Iterator[MicroBatch]:
-        prompts, responses = self.prompt_lengths[rows], self.response_lengths[:, rows]
-        if packing:
-            sizes = prompts + responses.sum(axis=0)
-        else:
-            sizes = len(responses) * (prompts + responses.max(axis=0))
         distributed = distribute_rows(
-            rows, sizes, micro_batch_tokens, packing, ranks.rank(), ranks.world_size(), multiple
+            rows,
+            self._sizes(rows, packing),
+            micro_batch_tokens,
+            packing,
+            ranks.rank(),
+            ranks.world_size(),
+            multiple,
         )
         for number, (packed, counted) in enumerate(distributed, start=1):
             sequences = [

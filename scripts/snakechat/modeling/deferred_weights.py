@@ -6,6 +6,7 @@ partition of the process, which reads no other part of the files.
 """
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,3 +146,13 @@ def weight_files(folder: Path) -> Mapping[str, Path]:
     except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
         raise InputError(f"{folder}: damaged weights: {str(error).splitlines()[0]}") from None
     return {}
+
+
+def count_stored_weights(folder: Path) -> int:
+    """Return the number of weights in the safetensors files of a folder; 0 without such files."""
+    count = 0
+    for path in set(weight_files(folder).values()):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+            count += sum(map(math.prod, shapes))
+    return count

@@ -25,7 +25,7 @@ from snakechat.modeling.lora import merged_layers
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.partitions import Gather, no_gather
 from snakechat.workflow import deterministic
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, is_out_of_memory
 
 # Fraction of a GPU's memory for vLLM's weights, keys and values. Training uses the rest.
 GPU_MEMORY_FRACTION = 0.3
@@ -143,6 +143,8 @@ class VllmSampler:
                 **({} if on_gpu else CPU_OPTIONS),
             )
         except ValueError as error:
+            if is_out_of_memory(error):
+                raise
             raise InputError(
                 f"{self.folder}: vllm: {str(error).splitlines()[0]}: set generation_backend: hf"
             ) from None

@@ -19,7 +19,7 @@ from snakechat.planning.memory import (
     vllm_minimum,
 )
 from snakechat.planning.model_configs import base_model_bytes
-from snakechat.planning.stage_choice import determine_stage
+from snakechat.planning.stage_choice import assumed_placement
 from snakechat.planning.workload import Workload
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_manifest
@@ -65,8 +65,7 @@ class JobEstimate:
         self.notes: list[str] = []
         self.num_gpus = 0
         try:
-            chosen, reason = determine_stage(self.spec, self.placement, plan, gpu.memory)
-            self.placement = replace(self.placement, **chosen)
+            self.placement, reason = assumed_placement(self.spec, self.placement, plan, gpu.memory)
             self.workload = self._workload(self.spec, self.placement)
             if self.workload:
                 self._estimate(self.workload, reason)

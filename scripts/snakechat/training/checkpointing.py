@@ -1,29 +1,39 @@
 """Checkpoints, from which an interrupted training run resumes.
 
 A checkpoint is the folder STORE/RULE/.KEY/state/STEP; KEY identifies the spec and the inputs. It
-contains one folder per process, RANK-of-PROCESSES. A checkpoint appears atomically; the last two
-are kept, and all are deleted when the result is published.
+contains one folder per process, RANK-of-PROCESSES. A checkpoint of all processes appears
+atomically; the last two are kept, and all are deleted when the result is published.
 
 A checkpoint contains everything that the training loop changes. The order of rows is a function of
 the seed and the step, so a run can resume under another placement.
+
+After SIGTERM or SIGINT, a thread of each process saves the state after its last step, while the
+process samples, scores, evaluates or waits for others. Processes may stop in the middle of a step:
+what they lose is that step.
 """
 
 import contextlib
+import copy
 import json
 import os
+import select
 import shutil
 import signal
 import statistics
+import struct
 import sys
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
+from snakechat.training.engine import StateLock
+from snakechat.training.rungs import noted_number
 from snakechat.workflow.distributed import (
     all_reduce_max,
     barrier,
@@ -31,7 +41,7 @@ from snakechat.workflow.distributed import (
     rank,
     world_size,
 )
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import result_files
 from snakechat.workflow.placement import ZeroStage
@@ -39,6 +49,29 @@ from snakechat.workflow.placement import ZeroStage
 CHECKPOINTS_KEPT = 2
 # Largest fraction of the time spent on saving; checkpoints that would exceed it are skipped.
 MAX_SAVING_FRACTION = 0.05
+# End of the name of a checkpoint after whose step the model is still to be evaluated.
+UNEVALUATED = "-unevaluated"
+# Tensors of up to this many bytes are copied after each step. Larger ones change only while the
+# state is locked.
+MAX_COPIED_BYTES = 1 << 20
+# Elements of a tensor that are copied from a GPU and written at a time.
+WRITTEN_ELEMENTS = 1 << 24
+# Seconds between two looks for the checkpoints of other processes, and those that the main thread
+# has to end after the state is saved. It may wait for another process, or for a reply of a server.
+POLL_SECONDS, EXIT_SECONDS = 0.2, 10
+# What a process prints that another one has ended for.
+OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
+# As safetensors names them.
+DTYPE_NAMES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
 
 Batch = TypeVar("Batch")
 
@@ -50,91 +83,205 @@ class Stateful(Protocol):
     def load_state_dict(self, state: Any) -> None: ...
 
 
+class State(NamedTuple):
+    """The state of this process after a step.
+
+    tensors: By component and name. The small ones are copies.
+    values: JSON values by component and name.
+    unfinished: What remains to be done after the step, as JSON values; None if nothing remains.
+    """
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    values: dict[str, Any]
+    unfinished: dict[str, Any] | None
+
+    @property
+    def name(self) -> str:
+        """Name of the folder of its checkpoint."""
+        return f"{self.step:08}" + (UNEVALUATED if self.unfinished else "")
+
+
 class Checkpointer:
     """Iterates over the steps of a run and saves checkpoints.
 
-    The components are restored from the last checkpoint, if any, when the object is created.
+    The components are restored from the last checkpoint, if any, when the object is created. Within
+    its context, signals end the run after the state is saved.
 
     Attributes:
         last_step: The last step of the restored checkpoint; 0 without a checkpoint.
+        unfinished: What the interrupted run had not done after that step.
     """
 
     def __init__(self, job: Job[Any], **components: Stateful) -> None:
-        self.job = job
+        self.job, self.lock = job, StateLock()
         self.components: dict[str, Stateful] = {**components, "generators": Generators()}
+        for component in components.values():
+            if hasattr(component, "state_lock"):
+                component.state_lock = self.lock
         self.next_save = 0.0
         self.gpu_record = gpu_record() if torch.cuda.is_available() else {}
+        self.unfinished: dict[str, Any] | None = None
         self.last_step = self._restore()
+        self.saved_name = State(self.last_step, {}, {}, self.unfinished).name
+        self.seconds: list[float] = []
         job.record.update(
             resumed_after_step=self.last_step, steps=self.last_step, saving_seconds=0.0
         )
+        self.keep_state(self.last_step, self.unfinished)
+        self.rung_number = noted_number(job.states)
+        self.watch = SignalWatch(self._save_after_signal)
+
+    def __enter__(self) -> "Checkpointer":
+        self.watch.start()
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        if is_out_of_memory(error) and not self.lock.is_changing:
+            # The run goes on with another placement. The launcher ends the other processes, which
+            # save their parts.
+            self._save_part()
+        self.watch.is_closed = True
+        self.lock.end()
+        self.watch.close()
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of the remaining steps.
 
         Saves a checkpoint every options.save_steps steps. After SIGTERM (preemption on a cluster)
-        or SIGINT (Ctrl-C) in any process, all processes finish the same step, save a checkpoint and
-        exit.
+        or SIGINT (Ctrl-C) in any process, all processes save the same checkpoint and exit.
         """
-        seconds: list[float] = []
-        with received_signals() as signals:
-            for step, batch in enumerate(batches, start=1):
-                if step <= self.last_step:
-                    continue
-                self.job.record["steps"] = step
-                started = time.monotonic()
-                yield step, batch
-                seconds.append(time.monotonic() - started)
-                self._update_record(seconds)
-                stop = stop_signal(signals)
-                due = step % self.job.options.save_steps == 0
-                if stop or (due and broadcast_from_first(time.monotonic() >= self.next_save)):
-                    self._save(step)
-                    # A signal may have arrived during the save.
-                    stop = stop or stop_signal(signals)
-                if stop:
-                    message = (
-                        f"stopped by {signal.Signals(stop).name} after step {step}: run the same"
-                        " command again to resume"
-                    )
-                    sys.exit(message if rank() == 0 else 1)
+        for step, batch in enumerate(batches, start=1):
+            if step <= self.last_step:
+                continue
+            self.job.record["steps"] = step
+            started = time.monotonic()
+            yield step, batch
+            self.seconds.append(time.monotonic() - started)
+            self._update_record()
+            self.finish_step(step)
 
-    def _update_record(self, seconds: list[float]) -> None:
+    def finish_step(self, step: int) -> None:
+        """Save a checkpoint if one is due; exit after a signal."""
+        self.keep_state(step)
+        stop = stop_signal(self.watch.received)
+        due = step % self.job.options.save_steps == 0
+        if stop or (due and broadcast_from_first(time.monotonic() >= self.next_save)):
+            with self.lock:
+                self._save()
+            # A signal may have arrived during the save.
+            stop = stop or stop_signal(self.watch.received)
+        if stop:
+            sys.exit(stopped_line(stop, step) if rank() == 0 else 1)
+
+    def keep_state(self, step: int, unfinished: dict[str, Any] | None = None) -> None:
+        """Note the state after a step, which a signal saves until the next call.
+
+        Args:
+            step: Number of the step.
+            unfinished: What remains to be done after it.
+        """
+        self.lock.begin()
+        tensors: dict[str, torch.Tensor] = {}
+        values: dict[str, Any] = {}
+        for name, component in self.components.items():
+            for key, value in component.state_dict().items():
+                if torch.is_tensor(value):
+                    is_small = value.nbytes <= MAX_COPIED_BYTES
+                    tensors[f"{name}.{key}"] = value.detach().clone() if is_small else value
+                else:
+                    values[f"{name}.{key}"] = copy.deepcopy(value)
+        self.state = State(step, tensors, values, copy.deepcopy(unfinished))
+        self.lock.end()
+
+    def _update_record(self) -> None:
         """Update the measurements of the job; after every step, as the loop may end early."""
-        self.job.record["seconds_per_step"] = round(statistics.median(seconds), 6)
+        self.job.record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
         if peak := torch.cuda.max_memory_allocated():
             self.job.record |= self.gpu_record
             self.job.record["peak_gpu_memory_mb"] = round(peak / 2**20)
 
-    def _save(self, step: int) -> None:
+    def _save(self) -> None:
+        """Save the checkpoint of all processes, which call this function together."""
         started = time.monotonic()
-        tensors: dict[str, torch.Tensor] = {}
-        values: dict[str, Any] = {"step": step}
-        for name, component in self.components.items():
-            for key, value in component.state_dict().items():
-                (tensors if torch.is_tensor(value) else values)[f"{name}.{key}"] = value
         temporary = self.job.states / ".tmp"
         if rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
         barrier()
-        own = temporary / process_folder()
-        own.mkdir()
-        save_file(tensors, own / "tensors.safetensors")
-        (own / "values.json").write_text(json.dumps(values))
-        if rank() == 0:
-            for log in self.job.result.glob("*.jsonl"):
-                shutil.copyfile(log, own / log.name)
-        (own / "files.json").write_text(json.dumps(result_files(own)))
+        self._write(temporary / process_folder())
         barrier()
         if rank() == 0:
-            os.replace(temporary, self.job.states / f"{step:08}")
+            folder = self.job.states / self.state.name
+            # Processes that received a signal may have saved their parts.
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(temporary, folder)
             for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
+        self.saved_name = self.state.name
         now = time.monotonic()
         self.next_save = now + (now - started) / MAX_SAVING_FRACTION
         saving_seconds = self.job.record["saving_seconds"] + now - started
         self.job.record["saving_seconds"] = round(saving_seconds, 3)
+
+    def _save_after_signal(self, number: int) -> str | None:
+        """Save the part of this process of a checkpoint of the last step.
+
+        Returns:
+            What this process prints before it exits, once all processes have saved their parts;
+            None if the run ends in another way. For example, if others received no signal, all
+            processes learn of it at the end of the step.
+        """
+        while not self.lock.lock.acquire(timeout=POLL_SECONDS):
+            if self._is_abandoned():
+                return OUT_OF_MEMORY_LINE
+        try:
+            state = self.state
+            if not self.watch.is_closed:
+                self._save_part()
+        finally:
+            self.lock.lock.release()
+        folder = self.job.states / state.name
+        parts = [folder / f"{part}-of-{world_size()}" for part in range(world_size())]
+        while not (self._is_saved(state) or all(part.exists() for part in parts)):
+            if self.watch.is_closed:
+                return None
+            if self._is_abandoned():
+                return OUT_OF_MEMORY_LINE
+            time.sleep(POLL_SECONDS)
+        return stopped_line(number, state.step)
+
+    def _is_abandoned(self) -> bool:
+        """Return whether a process has run out of memory, so that all start again."""
+        return noted_number(self.job.states) > self.rung_number
+
+    def _is_saved(self, state: State) -> bool:
+        """Return whether there is nothing to save."""
+        return not state.step or state.name == self.saved_name
+
+    def _save_part(self) -> None:
+        """Save the part of this process of a checkpoint, without the others."""
+        state = self.state
+        folder = self.job.states / state.name
+        own, temporary = folder / process_folder(), folder / f".{process_folder()}"
+        if self._is_saved(state) or own.exists():
+            return
+        shutil.rmtree(temporary, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._write(temporary)
+        os.replace(temporary, own)
+
+    def _write(self, folder: Path) -> None:
+        """Write the part of this process of a checkpoint."""
+        state = self.state
+        folder.mkdir()
+        write_tensors(folder / "tensors.safetensors", state.tensors)
+        values = {**state.values, "step": state.step, "unfinished": state.unfinished}
+        (folder / "values.json").write_text(json.dumps(values))
+        if rank() == 0:
+            for log in self.job.result.glob("*.jsonl"):
+                shutil.copyfile(log, folder / log.name)
+        (folder / "files.json").write_text(json.dumps(result_files(folder)))
 
     def _restore(self) -> int:
         """Restore the last undamaged checkpoint; return its step, or 0 without a checkpoint."""
@@ -147,6 +294,7 @@ class Checkpointer:
                     shutil.rmtree(folder)
                 continue
             values = json.loads((own / "values.json").read_text())
+            self.unfinished = values.pop("unfinished")
             state = {**load_file(own / "tensors.safetensors"), **values}
             for name, component in self.components.items():
                 prefix = f"{name}."
@@ -191,17 +339,54 @@ def gpu_record() -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file in parts of a tensor, where save_file would copy all of them."""
+    header, end = {}, 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": DTYPE_NAMES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header).encode()
+    # Tensors begin at a multiple of 8 bytes, as those of save_file do.
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for tensor in tensors.values():
+            _write_tensor(file, tensor)
+
+
+def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
+    for part in tensor.detach().reshape(-1).split(WRITTEN_ELEMENTS):
+        file.write(memoryview(part.cpu().contiguous().view(torch.uint8).numpy()))
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("*") if path.name.isdigit() and path.is_dir())
+    return sorted(
+        (path for path in folder.glob("*") if path.is_dir() and step_of(path).isdigit()),
+        key=lambda path: (step_of(path), not path.name.endswith(UNEVALUATED)),
+    )
+
+
+def step_of(checkpoint: Path) -> str:
+    """Return the step of a checkpoint, as in its name."""
+    return checkpoint.name.removesuffix(UNEVALUATED)
+
+
+def saved_values(states: Path) -> Iterator[dict[str, Any]]:
+    """Yield the JSON values of this process in the checkpoints of a run, the last one first."""
+    for folder in reversed(checkpoints(states)):
+        with contextlib.suppress(OSError, ValueError):
+            yield json.loads((folder / process_folder() / "values.json").read_text())
 
 
 def saved_zero_stage(states: Path) -> ZeroStage | None:
     """Return the ZeRO stage of the first engine in the last checkpoint, None without one."""
-    for folder in reversed(checkpoints(states)):
-        with contextlib.suppress(OSError, ValueError):
-            values = json.loads((folder / process_folder() / "values.json").read_text())
-            return next(value for key, value in values.items() if key.endswith(".zero_stage"))
+    for values in saved_values(states):
+        return next(value for key, value in values.items() if key.endswith(".zero_stage"))
     return None
 
 
@@ -231,28 +416,90 @@ def is_undamaged(folder: Path) -> bool:
     return files == saved
 
 
-def stop_signal(signals: list[signal.Signals]) -> int:
+def stop_signal(received: list[int]) -> int:
     """Return the number of the first signal that a process received, 0 if none did."""
-    return all_reduce_max(signals[0].value if signals else 0)
+    return all_reduce_max(received[0] if received else 0)
 
 
-@contextlib.contextmanager
-def received_signals() -> Iterator[list[signal.Signals]]:
-    """Collect SIGTERM and SIGINT in a list, instead of their effect, within the context.
+def stopped_line(number: int, step: int) -> str:
+    """Return what a run prints that a signal ends after a step."""
+    after = f"after step {step}" if step else "before the first step ended"
+    name = signal.Signals(number).name
+    return f"stopped by {name} {after}: run the same command again to resume"
 
-    After one of them, both are ignored until the process ends: a cluster and Snakemake may signal a
-    job again while it stops.
+
+class SignalWatch:
+    """Has a thread act on SIGTERM and SIGINT, whatever the main thread waits for.
+
+    The first one counts. After it, both are ignored until the process ends: a cluster and Snakemake
+    may signal a job again while it stops.
+
+    Args:
+        act: Called with the number of the signal. The process exits with code 1 and the line that
+            it returns, unless it returns None.
+
+    Attributes:
+        received: The number of the first signal, once it has arrived.
     """
-    received: list[signal.Signals] = []
 
-    def collect(number: int, _: FrameType | None) -> None:
-        received.append(signal.Signals(number))
+    def __init__(self, act: Callable[[int], str | None]) -> None:
+        self.act, self.is_closed = act, False
+        self.received: list[int] = []
+        self.line: str | None = None
 
-    handlers = {
-        number: signal.signal(number, collect) for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    try:
-        yield received
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_IGN if received else handler)
+    def start(self) -> None:
+        """Start the thread."""
+        # Python's handlers run in the main thread, which may be in a call that does not return.
+        # This file descriptor is written to at once.
+        self.reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self.writer, self.previous = writer, signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        self.handlers = {
+            number: signal.signal(number, self._handle)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        self.main_thread = threading.get_ident()
+        self.thread = threading.Thread(target=self._watch, daemon=True)
+        self.thread.start()
+
+    def close(self) -> None:
+        """Stop the thread, and restore the handlers unless a signal has arrived."""
+        self.is_closed = True
+        signal.set_wakeup_fd(self.previous)
+        os.write(self.writer, bytes(1))
+        self.thread.join()
+        for descriptor in (self.reader, self.writer):
+            os.close(descriptor)
+        for number, handler in self.handlers.items():
+            signal.signal(number, signal.SIG_IGN if self.received else handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        """Note a signal, in the main thread; or exit, if the other thread asks for it."""
+        if not self.received:
+            self.received.append(number)
+        if self.line is not None and not self.is_closed:
+            self.is_closed = True
+            sys.exit(self.line if rank() == 0 else 1)
+
+    def _watch(self) -> None:
+        """Wait for a signal, and act on it."""
+        numbers = {signal.SIGTERM, signal.SIGINT}
+        while not self.is_closed:
+            select.select([self.reader], [], [])
+            number = next((n for n in os.read(self.reader, 64) if n in numbers), None)
+            if number is None or self.is_closed:
+                continue
+            try:
+                self.line = self.act(number)
+            except OSError as error:
+                warn(f"the state cannot be saved: {error}")
+                return
+            if self.line is None or self.is_closed:
+                return
+            signal.pthread_kill(self.main_thread, number)
+            for _ in range(round(EXIT_SECONDS / POLL_SECONDS)):
+                time.sleep(POLL_SECONDS)
+                if self.is_closed:
+                    return
+            if rank() == 0:
+                print(self.line, file=sys.stderr, flush=True)
+            os._exit(1)

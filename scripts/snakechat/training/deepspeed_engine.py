@@ -213,7 +213,9 @@ class DeepSpeedEngine(Engine):
     ) -> None:
         self.fp16 = settings.dtype == "fp16"
         if self.fp16 and not get_accelerator().is_fp16_supported():
-            raise InputError("dtype: fp16 requires a GPU: set dtype to bf16 or fp32")
+            raise InputError(
+                "dtype: fp16: this device has no arithmetic in fp16: set dtype to bf16 or fp32"
+            )
         adopt_process_group()
         groups = parameter_groups(module, settings, learning_rate)
         super().__init__(module, groups, settings, num_steps, stage)
@@ -240,14 +242,18 @@ class DeepSpeedEngine(Engine):
         # A direct call of the module would accumulate gradients incorrectly under ZeRO 3.
         return self.engine(*args, **kwargs)
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
+    def _backward(self, loss: torch.Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages over processes; losses here add up.
         self.engine.backward(loss * world_size(), scale_wrt_gas=False)
         if not last:
             self.engine.step()
 
-    def step(self) -> None:
+    def _allocate_moments(self) -> None:
+        # DeepSpeed allocates them when it initializes the module.
+        pass
+
+    def _step(self) -> None:
         skipped_steps = self.skipped_steps
         self.engine.step()
         was_skipped = self.skipped_steps > skipped_steps
@@ -283,8 +289,8 @@ class DeepSpeedEngine(Engine):
             state["loss_scaler"] = {name: getattr(scaler, name) for name in LOSS_SCALER_STATE}
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+    def _load_values(self, state: Mapping[str, Any]) -> None:
+        super()._load_values(state)
         self.engine.skipped_steps = state["skipped_steps"]
         if self.fp16:
             vars(self.engine.optimizer.loss_scaler).update(state["loss_scaler"])

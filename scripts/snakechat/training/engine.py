@@ -7,6 +7,7 @@ same number of micro-batches.
 """
 
 import contextlib
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -146,10 +147,39 @@ def parameter_groups(
     ]
 
 
+class StateLock:
+    """Held while the state of a training changes, so that another thread can save it whole.
+
+    A context holds it for a while. `begin` holds it until `end`, however often it is called.
+    """
+
+    def __init__(self) -> None:
+        self.lock, self.is_changing = threading.RLock(), False
+
+    def begin(self) -> None:
+        """Hold the lock until `end`."""
+        if not self.is_changing:
+            self.lock.acquire()
+            self.is_changing = True
+
+    def end(self) -> None:
+        """Release the lock that `begin` holds, if it was called."""
+        if self.is_changing:
+            self.is_changing = False
+            self.lock.release()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.lock.release()
+
+
 class Engine(ABC):
     """A module in training: forward passes, gradients and optimizer steps.
 
     Attributes:
+        state_lock: Held from an optimizer step until the state of the training is whole again.
         master_weights: The fp32 tensors that the optimizer updates in this process.
         grad_norm: Gradient norm of the last step over all weights, before clipping; None if the
             step was skipped.
@@ -165,8 +195,9 @@ class Engine(ABC):
         num_steps: int,
         stage: int,
     ) -> None:
-        self.module, self.stage = module, stage
+        self.module, self.stage, self.state_lock = module, stage, StateLock()
         self.grad_norm: float | None = None
+        self.is_trial = False
         self.max_grad_norm = settings.max_grad_norm
         if num_steps < settings.warmup_steps:
             warn(
@@ -189,13 +220,51 @@ class Engine(ABC):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of the module."""
 
-    @abstractmethod
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with last, reduce those of all processes."""
+        self._backward(0 * loss if self.is_trial else loss, last)
 
     @abstractmethod
+    def _backward(self, loss: torch.Tensor, last: bool) -> None:
+        """Do what `backward` says."""
+
     def step(self) -> None:
         """Update the weights, unless fp16 gradients overflowed."""
+        self.state_lock.begin()
+        self._step()
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Do what `step` says."""
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """Context in which steps take the memory of a training, and change nothing.
+
+        Its losses are multiplied by 0, and learning rates are 0.
+        """
+        values = {k: value for k, value in self.state_dict().items() if not torch.is_tensor(value)}
+        counts = [
+            self.optimizer.state[master].get("step", torch.zeros(())).clone()
+            for master in self.master_weights
+        ]
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.0
+        self.is_trial = True
+        self._allocate_moments()
+        yield
+        self.is_trial = False
+        for master, count in zip(self.master_weights, counts, strict=True):
+            for moment in self.optimizer.state[master].values():
+                moment.zero_()
+            self.optimizer.state[master]["step"].copy_(count)
+        self._load_values(values)
+        self.grad_norm = None
+        self.state_lock.end()
+
+    @abstractmethod
+    def _allocate_moments(self) -> None:
+        """Allocate what the first step of the optimizer would allocate."""
 
     @abstractmethod
     def update_weights(self) -> None:
@@ -272,10 +341,14 @@ class Engine(ABC):
             self.optimizer.state[master] = {
                 name: value.to(master.device) for name, value in saved.items()
             }
+        self._load_values(state)
+        self.update_weights()
+
+    def _load_values(self, state: Mapping[str, Any]) -> None:
+        """Restore what a state has besides tensors."""
         for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
             group["lr"] = rate
         self.scheduler.last_epoch = state["steps"]
-        self.update_weights()
 
 
 class ReplicatedEngine(Engine):
@@ -325,12 +398,15 @@ class ReplicatedEngine(Engine):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def backward(self, loss: torch.Tensor, last: bool) -> None:
+    def _backward(self, loss: torch.Tensor, last: bool) -> None:
         loss.backward()
         if last and world_size() > 1:
             torch.distributed.all_reduce(self.gradients)
 
-    def step(self) -> None:
+    def _allocate_moments(self) -> None:
+        self.optimizer.step()
+
+    def _step(self) -> None:
         self.grad_norm = nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
         if self.grad_norm > self.max_grad_norm:
             self.gradients *= self.max_grad_norm / self.grad_norm
@@ -370,3 +446,45 @@ def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:
 def _chunks(flat: torch.Tensor, size: int) -> Sequence[torch.Tensor]:
     """Split a tensor into chunks of a size; not on a GPU, which launches a kernel for each."""
     return [flat] if flat.is_cuda else flat.split(size)
+
+
+class Ema:
+    """Exponential moving average of the weights in training.
+
+    average = decay * average + (1 - decay) * weight, in fp32, of all weights that are trained.
+
+    The averages are partitioned over processes in the same way as the master weights.
+    """
+
+    def __init__(self, engine: Engine, decay: float) -> None:
+        self.engine, self.decay = engine, decay
+        self.averages = [master.detach().clone() for master in engine.master_weights]
+
+    def update(self) -> None:
+        """Update the averages with the weights after a step."""
+        for average, master in zip(self.averages, self.engine.master_weights, strict=True):
+            average.lerp_(master.detach(), 1 - self.decay)
+
+    @contextlib.contextmanager
+    def average_weights(self) -> Iterator[None]:
+        """Replace the weights of the module by their averages within the context."""
+        with self.engine.state_lock:
+            self._swap()
+            yield
+            self._swap()
+
+    def _swap(self) -> None:
+        for average, master in zip(self.averages, self.engine.master_weights, strict=True):
+            weights = master.detach().clone()
+            master.data.copy_(average)
+            average.copy_(weights)
+        self.engine.update_weights()
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the state of a checkpoint."""
+        return {str(index): average for index, average in enumerate(self.averages)}
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Restore the state of a checkpoint."""
+        for index, average in enumerate(self.averages):
+            average.copy_(state[str(index)])

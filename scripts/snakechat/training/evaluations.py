@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.training_settings import TrainingSettings
-from snakechat.training.checkpointing import CHECKPOINTS_KEPT
-from snakechat.workflow.distributed import barrier, rank
+from snakechat.training.checkpointing import saved_values
+from snakechat.workflow.distributed import barrier, broadcast_from_first, rank
 from snakechat.workflow.job import Job
 
 
@@ -49,8 +49,6 @@ class Evaluations:
         self.facts = job.facts
         self.evaluate, self.save = evaluate, save
         self.best_metric, self.greater_is_better = best_metric, greater_is_better
-        # Best steps to which the remaining checkpoints refer.
-        self.referenced_steps: list[int] = []
         self.best_step, self.since_best = 0, 0
         self.best_value: float | None = None
 
@@ -95,17 +93,22 @@ class Evaluations:
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
-        if not self._is_best(value):
+        # Rounding may differ between processes, which decide together.
+        if not broadcast_from_first(self._is_best(value)):
             return
+        if self.keeps_best:
+            self._copy_model(f"best-{step}")
+            if rank() == 0:
+                self._delete_copies(step)
         self.best_step, self.best_value, self.since_best = step, value, 0
-        if not self.keeps_best:
-            return
-        self._copy_model(f"best-{step}")
-        if rank() == 0:
-            referenced = {f"best-{best}" for best in (step, *self.referenced_steps)}
-            for copy in self.folder.glob("best-*"):
-                if copy.name not in referenced:
-                    shutil.rmtree(copy)
+
+    def _delete_copies(self, step: int) -> None:
+        """Delete copies to which neither this run nor a checkpoint refers."""
+        steps = {step, self.best_step}
+        steps |= {values["evaluations.best_step"] for values in saved_values(self.folder)}
+        for copy in self.folder.glob("best-*"):
+            if copy.name not in {f"best-{each}" for each in steps}:
+                shutil.rmtree(copy)
 
     def _is_best(self, value: float) -> bool:
         if self.best_value is None:
@@ -128,10 +131,8 @@ class Evaluations:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint."""
-        self.referenced_steps = [*self.referenced_steps, self.best_step][-CHECKPOINTS_KEPT:]
         return {name: getattr(self, name) for name in ("best_step", "best_value", "since_best")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state of a checkpoint."""
         vars(self).update(state)
-        self.referenced_steps = [self.best_step]

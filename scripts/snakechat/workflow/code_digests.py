@@ -32,7 +32,7 @@ WITHOUT_EFFECT = {
         *("code_digests", "pins", "errors", "locks", "run_record", "run_options"),
         *("snapshot", "progress_lines"),
     )
-} | {("snakechat", "planning", "stage_choice")}
+} | {("snakechat", "training", "rungs")}
 # What the launcher sets before a program starts: of every program.
 LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "gpus", "placement")]
 # Only of programs whose settings choose vLLM.

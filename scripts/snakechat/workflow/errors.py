@@ -16,6 +16,14 @@ from snakechat.workflow.printable import printable_line
 MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage", "offload")
 
 
+# In messages of torch, of cuBLAS, of NCCL, of Linux and of vLLM when it starts, in this order.
+OUT_OF_MEMORY = re.compile(
+    r"can't allocate memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|Failed to CUDA (?:calloc|host alloc)|Cannot allocate memory"
+    r"|Free memory on device"
+)
+
+
 class InputError(Exception):
     """A user's mistake or damaged input, reported in one line without a traceback.
 
@@ -66,13 +74,17 @@ def describe_environment_error(
     return f"{os.strerror(number)}: {printable_line(file)}"
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an allocation failed, on the CPU or on a GPU."""
-    # Compare names of classes: this module must not import torch.
-    classes = {cls.__name__ for cls in type(error).__mro__}
-    if not classes.isdisjoint({"MemoryError", "OutOfMemoryError"}):
-        return True
-    return "can't allocate memory" in str(error)
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an allocation failed, on the CPU or on a GPU, or was the cause of an error."""
+    while error is not None:
+        # Compare names of classes: this module must not import torch.
+        classes = {cls.__name__ for cls in type(error).__mro__}
+        if not classes.isdisjoint({"MemoryError", "OutOfMemoryError"}):
+            return True
+        if OUT_OF_MEMORY.search(str(error)):
+            return True
+        error = error.__cause__
+    return False
 
 
 def system_error_number(error: Exception) -> int | None:

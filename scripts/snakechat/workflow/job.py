@@ -72,6 +72,8 @@ from snakechat.workflow.store import (
 CHECKED = "SNAKECHAT_CHECKED"
 # The launcher sets it to the key of a job that it has locked until the program ends.
 LOCKED = "SNAKECHAT_LOCKED"
+# The launcher sets it to the folder of the job's checkpoints, for itself.
+STATES = "SNAKECHAT_STATES"
 # Seconds that the first process has to report an error before another process reports it.
 REPORT_DELAY = 10
 
@@ -257,6 +259,7 @@ def reuse_result(
         spec = read_spec(spec_file)
         manifests = read_manifests(spec)
         job = Job(spec, manifests, SERIAL, options, SimpleNamespace)
+        os.environ[STATES] = str(job.states)
         if os.environ.get(CHECKED) == job.key:
             # A node of a Slurm job, whose first process has decided.
             return

@@ -19,7 +19,7 @@ class Placement:
     """Hardware of a job, and how the job uses it.
 
     threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
-    `auto` (snakechat.planning.stage_choice). Those with defaults are optional:
+    `auto` (snakechat.training.rungs). Those with defaults are optional:
     snakechat.modeling.acceleration has the defaults for each device, scripts/launch.py sets
     environment, and critic_zero_stage defaults to zero_stage.
     """

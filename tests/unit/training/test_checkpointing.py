@@ -5,15 +5,18 @@ import os
 import shutil
 import signal
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from conftest import ROOT
 from snakechat.training import checkpointing
-from snakechat.training.checkpointing import Checkpointer
+from snakechat.training.checkpointing import Checkpointer, write_tensors
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.placement import SERIAL
@@ -27,6 +30,7 @@ class Clock:
     """Stands still unless its time is set."""
 
     now = 0.0
+    sleep = staticmethod(time.sleep)
 
     def monotonic(self):
         return self.now
@@ -37,18 +41,30 @@ class Walk:
 
     def __init__(self):
         self.position, self.moves = torch.zeros(3), []
-        self.when_saved = lambda: None
 
     def move(self, batch, by):
         self.position += by
         self.moves.append([batch, by.sum().item()])
 
     def state_dict(self):
-        self.when_saved()
         return {"position": self.position, "moves": self.moves}
 
     def load_state_dict(self, state):
         self.position, self.moves = state["position"], state["moves"]
+
+
+@pytest.fixture
+def when_saved(monkeypatch):
+    """A function that has another one called after tensors are saved."""
+
+    def call(function):
+        def write(*arguments):
+            write_tensors(*arguments)
+            function()
+
+        monkeypatch.setattr(checkpointing, "write_tensors", write)
+
+    return call
 
 
 class KilledError(Exception):
@@ -94,13 +110,16 @@ def walk(job, steps=STEPS, at=None, component=None):
     torch.rand(2)
     component = component or Walk()
     checkpointer = Checkpointer(job, walk=component)
-    with (job.result / "metrics.jsonl").open("a") as log:
+    with checkpointer, (job.result / "metrics.jsonl").open("a") as log:
         for step, batch in checkpointer.steps(f"rows {number}" for number in range(steps)):
-            component.move(batch, torch.rand(3))
-            log.write(json.dumps({"step": step, "at": component.position.tolist()}) + "\n")
-            log.flush()
+            by = torch.rand(3)
             if at and step in at:
                 at[step]()
+            # As the update of an engine.
+            checkpointer.lock.begin()
+            component.move(batch, by)
+            log.write(json.dumps({"step": step, "at": component.position.tolist()}) + "\n")
+            log.flush()
     return component
 
 
@@ -160,17 +179,17 @@ def test_checkpoints_are_saved_every_save_steps_and_the_last_two_are_kept(save_s
     assert saved_steps(job) == kept
 
 
-def test_saving_takes_at_most_a_twentieth_of_the_time(clock):
+def test_saving_takes_at_most_a_twentieth_of_the_time(clock, when_saved):
     component, saved = Walk(), []
 
     def wait():
         clock.now += 1
 
-    def when_saved():
+    def save():
         saved.append(len(component.moves))
         wait()
 
-    component.when_saved = when_saved
+    when_saved(save)
     walk(make_job(), steps=100, at=dict.fromkeys(range(1, 101), wait), component=component)
     # The first save lasts from 1 to 2; the next follows 20 seconds later, at 22.
     assert saved == [1, 21, 41, 61, 81]
@@ -209,16 +228,15 @@ def test_a_damaged_checkpoint_is_ignored(name, how, damaged, expected, capsys):
     assert job.record["resumed_after_step"] == 3 * len(resumed)
 
 
-def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(monkeypatch, expected):
-    works, effects = checkpointing.save_file, [None, None, OSError(28, "No space left on device")]
+def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(when_saved, expected):
+    effects = [None, None, OSError(28, "No space left on device")]
 
-    def fails(*arguments):
-        works(*arguments)
-        if error := effects.pop(0):
+    def fail():
+        if effects and (error := effects.pop(0)):
             raise error
 
-    with monkeypatch.context() as patched, pytest.raises(OSError, match="No space"):
-        patched.setattr(checkpointing, "save_file", fails)
+    when_saved(fail)
+    with pytest.raises(OSError, match="No space"):
         walk(job := make_job(save_steps=2))
     # Half of another one does not count.
     assert (job.states / ".tmp/0-of-1").exists()
@@ -245,15 +263,45 @@ def test_signal_handlers_are_restored_when_a_run_ends_or_fails(handlers):
 
 
 @pytest.mark.parametrize(("save_steps", "at", "step"), [(6, {}, 6), (100, {3: SIGNALS}, 3)])
-def test_a_signal_during_a_save_ends_the_run_after_it(save_steps, at, step, expected):
+def test_a_signal_during_a_save_ends_the_run_after_it(save_steps, at, step, expected, when_saved):
     # It is the first one, or one after the signal that caused the save.
-    component = Walk()
-    component.when_saved = send(*SIGNALS)
+    when_saved(send(*SIGNALS))
     at = {number: send(*signals) for number, signals in at.items()}
     with pytest.raises(SystemExit, match=f"stopped by SIGTERM after step {step}:"):
-        walk(job := make_job(save_steps), at=at, component=component)
+        walk(job := make_job(save_steps), at=at)
     assert saved_steps(job) == [step]
+    when_saved(lambda: None)
     assert outcome(make_job()) == expected
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_a_signal_in_the_middle_of_a_step_saves_the_one_before(step, expected):
+    started = time.monotonic()
+
+    def sample():
+        threading.Timer(0.1, send(signal.SIGTERM)).start()
+        time.sleep(60)
+
+    with pytest.raises(SystemExit) as stopped:
+        walk(job := make_job(save_steps=100), at={step: sample})
+    assert time.monotonic() - started < 30
+    after = f"after step {step - 1}" if step > 1 else "before the first step ended"
+    assert stopped.value.code == f"stopped by SIGTERM {after}: run the same command again to resume"
+    assert saved_steps(job) == ([step - 1] if step > 1 else [])
+    assert outcome(make_job()) == expected
+
+
+def test_tensors_of_all_dtypes_are_those_of_safetensors(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpointing, "WRITTEN_ELEMENTS", 4)
+    tensors = {
+        str(dtype): torch.arange(6).reshape(2, 3).to(dtype).T for dtype in checkpointing.DTYPE_NAMES
+    }
+    tensors |= {"scalar": torch.tensor(3.0), "empty": torch.zeros(0, 2)}
+    write_tensors(tmp_path / "tensors", tensors)
+    loaded = load_file(tmp_path / "tensors")
+    assert loaded.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype and torch.equal(loaded[name], tensor)
 
 
 def test_ctrl_c_outside_the_loop_is_reported_in_one_line(monkeypatch):

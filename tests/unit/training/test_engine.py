@@ -16,8 +16,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.training import deepspeed_engine
-from snakechat.training.ema import Ema
-from snakechat.training.engine import FrozenModel, make_engine
+from snakechat.training.engine import Ema, FrozenModel, make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import LOCK, read_lock
@@ -122,9 +121,9 @@ def test_adapters_follow_the_schedule_with_lora_learning_rate(zero_stage):
     assert [group["lr"] for group in engine.optimizer.param_groups] == [RATE / 2] * 2 + [0.025]
 
 
-def test_fp16_on_a_cpu_is_rejected(monkeypatch):
+def test_fp16_on_a_device_without_it_is_rejected(monkeypatch):
     monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
-    with pytest.raises(InputError, match="fp16 requires a GPU: set dtype to bf16 or fp32"):
+    with pytest.raises(InputError, match="fp16: this device has no arithmetic in fp16"):
         engine_for(network(), dtype="fp16")
 
 
@@ -338,3 +337,20 @@ def test_a_state_of_another_zero_stage_is_rejected():
     layer("bf16", 1)[1].load_state_dict(state)
     with pytest.raises(InputError, match="the saved state has ZeRO stage 2, this run has stage 3"):
         layer("bf16", 3)[1].load_state_dict(state)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_trial_changes_nothing(stage, group):
+    results = []
+    for has_trial in (False, True):
+        module = network()
+        engine = engine_for(module, zero_stage=stage, lr_schedule="linear", warmup_steps=2)
+        inputs, targets = rows(6)
+        if has_trial:
+            with engine.trial():
+                run_step(engine, 1e3 * inputs, targets, micro_batches=2)
+        for _ in range(3):
+            run_step(engine, inputs, targets, micro_batches=2)
+        results.append((weights_of(module), engine.learning_rate))
+    assert torch.equal(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]

@@ -1,6 +1,8 @@
 """Evaluations of a run, and copies of the best model and of models of earlier steps."""
 
+import json
 import math
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -52,7 +54,16 @@ def evaluate(best, step, loss):
 
 def copies(job):
     """Return the content of each copy by the name of its folder."""
-    return {path.name: (path / "model").read_text() for path in job.states.iterdir()}
+    folders = (path for path in job.states.iterdir() if not path.name.isdigit())
+    return {path.name: (path / "model").read_text() for path in folders}
+
+
+def save(best, job, step):
+    """Save the checkpoint of a step."""
+    folder = job.states / f"{step:08}/0-of-1"
+    folder.mkdir(parents=True)
+    values = {f"evaluations.{name}": value for name, value in best.state_dict().items()}
+    (folder / "values.json").write_text(json.dumps(values))
 
 
 @pytest.mark.parametrize(
@@ -102,20 +113,30 @@ def test_without_best_no_copies_are_kept(job):
     assert (job.result / "model").read_text() == "step 6"
 
 
-def test_copies_to_which_the_last_two_checkpoints_refer_are_kept(best, job):
+def test_copies_to_which_a_checkpoint_refers_are_kept(best, job):
     evaluate(best, 10, 3.0)
-    best.state_dict()
+    save(best, job, 10)
     evaluate(best, 20, 2.0)
     # Not better: nothing changes.
     evaluate(best, 30, 2.5)
     assert copies(job) == {"best-10": "step 10", "best-20": "step 20"}
-    # No checkpoint refers to 20.
+    # The state after step 39, which refers to 20, may be saved while the model is evaluated.
     evaluate(best, 40, 1.0)
-    assert copies(job) == {"best-10": "step 10", "best-40": "step 40"}
-    best.state_dict()
-    best.state_dict()
+    assert copies(job).keys() == {"best-10", "best-20", "best-40"}
+    evaluate(best, 45, 0.9)
+    assert copies(job).keys() == {"best-10", "best-40", "best-45"}
+    save(best, job, 45)
+    shutil.rmtree(job.states / f"{10:08}")
     evaluate(best, 50, 0.5)
-    assert copies(job) == {"best-40": "step 40", "best-50": "step 50"}
+    assert copies(job) == {"best-45": "step 45", "best-50": "step 50"}
+
+
+@pytest.mark.parametrize("is_best", [True, False])
+def test_the_first_process_decides_whether_a_model_is_the_best(is_best, best, job, monkeypatch):
+    module = "snakechat.training.evaluations.broadcast_from_first"
+    monkeypatch.setattr(module, lambda _: is_best)
+    evaluate(best, 10, math.nan)
+    assert best.best_step == (10 if is_best else 0)
 
 
 def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):

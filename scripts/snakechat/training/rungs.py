@@ -1,0 +1,198 @@
+"""The placement of a training where it has `auto`: a ladder of rungs, which are tried.
+
+A rung is a ZeRO stage, whether activations are checkpointed, and micro_batch_tokens. On GPUs, a
+training tries a step of its largest micro-batch before its first one. A process that runs out of
+memory, then or later, notes the next rung in the folder of its checkpoints and ends; the launcher
+(scripts/launch.py) starts all processes again. A process that the system kills while it tries a
+rung notes nothing: the launcher does it. A run that resumes keeps its rung.
+
+Standard library only: the launcher imports this module.
+"""
+
+import json
+import os
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from snakechat.training.zero_stages import stage_used, training_bytes
+from snakechat.workflow.digests import write_atomically
+from snakechat.workflow.placement import SERIAL, Placement, placement_of, placement_values
+from snakechat.workflow.run_record import read_run_record
+
+AUTO = "auto"
+FILE = "rung.json"
+# Values of micro_batch_tokens in the order in which they are tried: smaller ones before activations
+# are checkpointed or more is partitioned.
+MICRO_BATCH_TOKENS = (SERIAL.micro_batch_tokens, 4096, 2048)
+# ZeRO stages with and without activation_checkpointing, the fastest first. Checkpointing computes
+# each forward pass a second time; stage 3 gathers all weights in each pass, and to sample.
+CHOICES = sorted(
+    product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
+)
+# Folder of results from whose records a build takes its rungs (make reproduce).
+REPRODUCED = "SNAKECHAT_RUNGS_OF"
+
+
+class Rung(NamedTuple):
+    """What `auto` stands for; keys without `auto` have the value of the placement."""
+
+    zero_stage: int
+    activation_checkpointing: bool
+    micro_batch_tokens: int
+
+    def __str__(self) -> str:
+        return ", ".join(f"{key}: {str(value).lower()}" for key, value in self._asdict().items())
+
+    @classmethod
+    def used(cls, placement: Placement) -> "Rung":
+        """Return the rung of a placement without `auto`."""
+        return cls(*(getattr(placement, key) for key in cls._fields))
+
+    def of(self, placement: Placement) -> Placement:
+        """Return a placement with the values of this rung."""
+        return replace(placement, **self._asdict())
+
+
+class Ladder:
+    """The rungs of a training, and the file that says which one it is on.
+
+    Args:
+        states: The folder of its checkpoints.
+        placement: As in the config, with `auto`.
+        dtype: That of the recipe.
+
+    Attributes:
+        rungs: In the order in which they are tried; one if the placement has no `auto`.
+        number: How many times the training has gone down.
+        is_tried: Whether the training has taken a step on the current rung.
+        is_trying: Whether a run tried it and has not said how that ended.
+    """
+
+    def __init__(self, states: Path, placement: Placement, dtype: str) -> None:
+        self.file, self.placement = states / FILE, placement
+        self.rungs = possible_rungs(placement, dtype)
+        self.read()
+
+    def read(self) -> None:
+        """Read what the file says, if it is about this placement."""
+        self.rung, self.number, self.is_tried, self.is_trying = self.rungs[0], 0, False, False
+        try:
+            values = json.loads(self.file.read_text())
+            rung = Rung(*values["rung"])
+            if values["placement"] == self._identity() and rung in self.rungs:
+                self.rung, self.number = rung, values["number"]
+                self.is_tried, self.is_trying = values["is_tried"], values["is_trying"]
+        except (OSError, ValueError, KeyError, TypeError):
+            # There is no file, or a damaged one: the training starts on the first rung.
+            return
+
+    def write(self, rung: Rung, number: int, is_tried: bool, is_trying: bool) -> None:
+        """Write the file."""
+        values = {
+            "placement": self._identity(),
+            "rung": rung,
+            "number": number,
+            "is_tried": is_tried,
+            "is_trying": is_trying,
+        }
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, json.dumps(values))
+        self.read()
+
+    def step_down(self, zero_stage: int | None = None) -> bool:
+        """Note the next rung; return False, and forget all, if there is none.
+
+        zero_stage: That of the last checkpoint, which has to stay.
+        """
+        following = self.rungs[self.rungs.index(self.rung) + 1 :]
+        if zero_stage is not None:
+            following = [rung for rung in following if rung.zero_stage == zero_stage]
+        if not following:
+            self.file.unlink(missing_ok=True)
+            return False
+        self.write(following[0], self.number + 1, is_tried=False, is_trying=False)
+        return True
+
+    def _identity(self) -> dict[str, Any]:
+        """Return the placement as JSON values: with another one, all rungs are open again."""
+        values: dict[str, Any] = json.loads(json.dumps(placement_values(self.placement)))
+        return values
+
+
+def noted_number(states: Path) -> int:
+    """Return how many times the training with this folder of checkpoints has gone down."""
+    try:
+        return int(json.loads((states / FILE).read_text())["number"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+
+
+def is_open(placement: Placement) -> bool:
+    """Return whether a placement has `auto` for a key."""
+    return any(getattr(placement, key) == AUTO for key in Rung._fields)
+
+
+def goes_down(placement: Placement) -> bool:
+    """Return whether a training may go down the ladder; a CPU takes the first rung."""
+    return is_open(placement) and placement.gpus_per_node > 0
+
+
+def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
+    """Return the rungs that a placement allows, in the order in which they are tried."""
+    stages = [stage for stage in range(4) if stage_used(stage, dtype) == stage]
+    if placement.offload != "none":
+        # DeepSpeed offloads only what ZeRO partitions.
+        stages = [stage for stage in stages if stage > 0]
+    if placement.compile:
+        # Stage 3 runs no compiled layers.
+        stages.remove(3)
+    if placement.nodes * max(placement.gpus_per_node, 1) == 1:
+        # There is nothing to partition.
+        del stages[1:]
+    given: dict[str, object] = {key: getattr(placement, key) for key in Rung._fields}
+    if given["zero_stage"] != AUTO:
+        stages = [placement.zero_stage]
+    tokens = [placement.micro_batch_tokens]
+    if given["micro_batch_tokens"] == AUTO:
+        tokens = [*MICRO_BATCH_TOKENS]
+    rungs = [
+        Rung(stage, recomputes, number)
+        for stage, recomputes in CHOICES
+        if stage in stages and given["activation_checkpointing"] in (AUTO, recomputes)
+        for number in tokens
+    ]
+    return rungs if goes_down(placement) else rungs[:1]
+
+
+def without_hopeless(
+    rungs: list[Rung], placement: Placement, trained: int, gpu_memory: float
+) -> list[Rung]:
+    """Return the rungs on which weights, gradients and optimizer state alone fit into a GPU.
+
+    Args:
+        rungs: From the current one on. The last one always stays.
+        trained: Number of trained weights.
+        gpu_memory: Bytes of the smallest GPU.
+    """
+    if placement.offload != "none":
+        return rungs
+    processes = placement.nodes * placement.gpus_per_node
+    hopeful = [
+        rung for rung in rungs if trained * training_bytes(rung.zero_stage, processes) <= gpu_memory
+    ]
+    return hopeful or rungs[-1:]
+
+
+def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
+    """Return the rung on which a result was made that this build makes again.
+
+    target: Path of the result, which starts with output/.
+    """
+    folder = os.environ.get(REPRODUCED)
+    record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
+    if record is None:
+        return None
+    made = Rung.used(placement_of(record["placement"]))
+    return made if made in rungs else None

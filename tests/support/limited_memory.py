@@ -1,0 +1,66 @@
+"""SFT on CPUs that stand for GPUs of little memory, for tests/programs/test_rungs.py.
+
+It is both the launcher and the program that the launcher starts. LIMIT is the memory of a process
+in bytes, STOP the step after which it receives SIGTERM, and KILLED_STAGE the ZeRO stage up to which
+a process is killed in its trial, as the kernel does it where a node has no memory left.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
+LIMIT, STOP = int(os.environ["LIMIT"]), int(os.environ.get("STOP", 0))
+KILLED_STAGE = int(os.environ.get("KILLED_STAGE", -1))
+
+
+def train():
+    """Train in a process whose tensors take at most LIMIT bytes."""
+    from snakechat.modeling import models
+    from snakechat.planning.activation_memory import MemoryTracker
+    from snakechat.training import zero_stages
+
+    models.choose_device = lambda placement: torch.device("cpu")
+    # Otherwise most of the memory is that of DeepSpeed's buffers.
+    zero_stages.DEFAULT_BUFFERS = zero_stages.ZeroBuffers(1 << 16, 1 << 16, 1 << 16)
+    from snakechat.config.sft import SftSettings
+
+    import train_sft
+    from snakechat.training import engine, loop
+    from snakechat.workflow import job
+
+    class Limited(MemoryTracker):
+        def _track(self, storage):
+            super()._track(storage)
+            if self.bytes > LIMIT:
+                raise torch.OutOfMemoryError(f"{self.bytes} of {LIMIT} bytes")
+
+    end_step, trial = loop.TrainingLoop.end_step, engine.Engine.trial
+
+    def end_and_stop(self, step, *arguments):
+        end_step(self, step, *arguments)
+        if step == STOP:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def killed_trial(self):
+        if self.stage <= KILLED_STAGE and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trial(self)
+
+    loop.TrainingLoop.end_step, engine.Engine.trial = end_and_stop, killed_trial
+    job.check_code = lambda *_: None
+    with Limited(torch.nn.Module()):
+        job.run(train_sft.main, SftSettings)
+
+
+if __name__ == "__main__":
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        train()
+    else:
+        import launch
+
+        launch.main()

@@ -1,0 +1,83 @@
+"""A training of two processes of which one takes its time, for test_signals.py.
+
+    slow_training.py FOLDER PHASE
+
+PHASE is where the first process takes a minute, while the others wait for it: `sample`, before the
+update of step 4, `evaluate`, after it, or `none`. A file FOLDER/waiting says that it has begun.
+"""
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
+
+from snakechat.training.evaluations import Evaluations  # noqa: E402
+from snakechat.training.loop import TrainingLoop  # noqa: E402
+from snakechat.training.process_group import init_process_group  # noqa: E402
+from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size  # noqa: E402
+from snakechat.workflow.placement import placement_of  # noqa: E402
+from snakechat.workflow.run_options import RunOptions  # noqa: E402
+from support.engines import engine_for, network, rows, squared_error  # noqa: E402
+
+STEPS, SLOW_STEP = 6, 4
+SETTINGS = {"eval_steps": 2, "early_stopping_patience": 0, "save_strategy": "best", "keep_steps": 0}
+
+
+def main(folder, phase):
+    placement = placement_of({"nodes": world_size()})
+    device = init_process_group(placement)
+    job = SimpleNamespace(
+        spec={"rule": "train_sft", "name": "slow"},
+        settings=SimpleNamespace(**SETTINGS),
+        placement=placement,
+        options=RunOptions(save_steps=100),
+        states=folder / "states",
+        result=folder / "result",
+        log_folder=folder / "logs",
+        facts={},
+        record={},
+    )
+    job.result.mkdir(parents=True, exist_ok=True)
+    engine = engine_for(network())
+    torch.manual_seed(rank())
+    inputs, targets = rows(8)
+
+    def wait(now, step):
+        if now == phase and step == SLOW_STEP and rank() == 0:
+            (folder / "waiting").touch()
+            time.sleep(60)
+        barrier()
+
+    def evaluate():
+        wait("evaluate", int(engine.scheduler.last_epoch))
+        return {"loss": squared_error(engine.module(inputs), targets, 8).item()}
+
+    def save(target):
+        target.mkdir(parents=True, exist_ok=True)
+        if rank() == 0:
+            torch.save(engine.module.state_dict(), target / "model.pt")
+
+    evaluations = Evaluations(job, STEPS, evaluate, save)
+    batches = [np.arange(8)] * STEPS
+    with TrainingLoop(job, batches, evaluations, device, policy=engine) as loop:
+        for step, _ in loop.steps():
+            draws = torch.rand(1)
+            wait("sample", step)
+            with loop.timer("train"):
+                own = slice(rank(), None, world_size())
+                loss = squared_error(engine(inputs[own]), targets[own], 8) + 0 * draws.sum()
+                engine.backward(loss, last=True)
+                engine.step()
+            metrics = {"loss": all_reduce_sum(loss.detach()).item(), "draws": draws.item()}
+            loop.end_step(step, np.arange(8), ["loss"], metrics, 8, {"rows": 8})
+        evaluations.save_result()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,140 @@
+"""The ladder of placements that `auto` stands for."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from snakechat.training.rungs import (
+    CHOICES,
+    REPRODUCED,
+    Ladder,
+    Rung,
+    goes_down,
+    possible_rungs,
+    reproduced_rung,
+    without_hopeless,
+)
+from snakechat.workflow.errors import is_out_of_memory
+from snakechat.workflow.placement import placement_values
+from support.specs import ONE_GPU
+
+OPEN = {"zero_stage": "auto", "activation_checkpointing": "auto", "micro_batch_tokens": "auto"}
+NODE = replace(ONE_GPU, **OPEN, gpus_per_node=8)
+GIB = 1 << 30
+
+
+def stages_of(placement, dtype="bf16"):
+    """Return the stages of the rungs, each once, in their order."""
+    return list(dict.fromkeys(rung.zero_stage for rung in possible_rungs(placement, dtype)))
+
+
+def test_smaller_micro_batches_come_before_checkpointing_and_stage_3_comes_last():
+    assert [pair for pair in CHOICES if pair[0] != 1] == [
+        *((stage, recomputes) for recomputes in (False, True) for stage in (0, 2)),
+        *((3, recomputes) for recomputes in (False, True)),
+    ]
+    rungs = possible_rungs(NODE, "bf16")
+    assert rungs[:4] == [Rung(0, False, tokens) for tokens in (8192, 4096, 2048)] + [
+        Rung(2, False, 8192)
+    ]
+    assert rungs[-1] == Rung(3, True, 2048)
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype", "stages"),
+    [
+        ({}, "bf16", [0, 2, 3]),
+        ({}, "fp32", [0, 1, 2, 3]),
+        ({}, "fp16", [2, 3]),
+        ({"zero_stage": 1}, "fp32", [1]),
+        ({"offload": "optimizer"}, "fp32", [1, 2, 3]),
+        ({"compile": True}, "bf16", [0, 2]),
+        # There is nothing to partition.
+        ({"gpus_per_node": 1}, "bf16", [0]),
+        # A CPU takes the first rung.
+        ({"gpus_per_node": 0}, "bf16", [0]),
+    ],
+)
+def test_a_placement_allows_some_rungs(changes, dtype, stages):
+    assert stages_of(replace(NODE, **changes), dtype) == stages
+
+
+def test_keys_that_are_given_stay():
+    placement = replace(NODE, activation_checkpointing=True, micro_batch_tokens=1000)
+    rungs = possible_rungs(placement, "bf16")
+    assert {rung[1:] for rung in rungs} == {(True, 1000)}
+    assert rungs[0].of(placement).micro_batch_tokens == 1000
+    assert not goes_down(replace(ONE_GPU, micro_batch_tokens=1000))
+    assert len(possible_rungs(replace(NODE, gpus_per_node=0), "bf16")) == 1
+
+
+def test_rungs_without_memory_for_16_bytes_of_each_weight_are_skipped():
+    rungs = possible_rungs(NODE, "bf16")
+
+    def first(weights, **changes):
+        return without_hopeless(rungs, replace(NODE, **changes), weights, 80 * GIB)[0].zero_stage
+
+    # 16 bytes of each, 2 and an eighth of 14, an eighth of 16, and more than eight GPUs have.
+    assert [first(weights * 10**9) for weights in (5, 6, 22, 23, 42, 100)] == [0, 2, 2, 3, 3, 3]
+    assert first(100 * 10**9, offload="optimizer") == 0
+    assert without_hopeless(rungs, NODE, 100 * 10**9, 80 * GIB) == rungs[-1:]
+
+
+def test_a_ladder_goes_down_and_remembers(tmp_path):
+    ladder = Ladder(tmp_path, NODE, "bf16")
+    assert ladder.rung == Rung(0, False, 8192) and not ladder.is_tried
+    assert ladder.step_down() and ladder.step_down()
+    again = Ladder(tmp_path, NODE, "bf16")
+    assert (again.rung, again.number) == (Rung(0, False, 2048), 2)
+    # With checkpoints of stage 0, checkpointing comes next.
+    assert again.step_down(zero_stage=0)
+    assert again.rung == Rung(0, True, 8192)
+    # Another placement begins again, as does one with a damaged file.
+    assert Ladder(tmp_path, replace(NODE, gpus_per_node=4), "bf16").number == 0
+    ladder.file.write_text("{")
+    assert Ladder(tmp_path, NODE, "bf16").rung == Rung(0, False, 8192)
+
+
+def test_the_last_rung_has_none_below(tmp_path):
+    ladder = Ladder(tmp_path, replace(NODE, gpus_per_node=1, activation_checkpointing=True), "fp32")
+    assert [ladder.step_down() for _ in range(3)] == [True, True, False]
+    assert not ladder.file.exists()
+
+
+def test_a_build_takes_the_rungs_of_the_one_that_it_reproduces(tmp_path, monkeypatch):
+    folder = tmp_path / "sft/mine"
+    folder.mkdir(parents=True)
+    used = Rung(2, False, 4096).of(NODE)
+    record = dict.fromkeys(("spec", "started", "host", "platform", "python"), "")
+    record |= {"seconds": 1, "peak_memory_mb": 1, "options": {}, "versions": {}}
+    (folder / "run.json").write_text(json.dumps({**record, "placement": placement_values(used)}))
+    rungs = possible_rungs(NODE, "bf16")
+    target = Path("output/sft/mine")
+    assert reproduced_rung(target, rungs) is None
+    monkeypatch.setenv(REPRODUCED, str(tmp_path))
+    assert reproduced_rung(target, rungs) == Rung(2, False, 4096)
+    assert reproduced_rung(target, rungs[:1]) is None
+
+
+class WrappedError(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes",
+        "CUDA error: out of memory",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "NCCL error ... Failed to CUDA calloc 6291456 bytes",
+        "Free memory on device (3.2/79.1 GiB) on startup is less than desired",
+        "[Errno 12] Cannot allocate memory",
+    ],
+)
+def test_errors_of_libraries_without_memory_are_known(message):
+    error = WrappedError("the step failed")
+    error.__cause__ = RuntimeError(message)
+    assert is_out_of_memory(error) and is_out_of_memory(error.__cause__)
+    assert not is_out_of_memory(WrappedError("memory"))
