@@ -95,7 +95,7 @@ def handlers(monkeypatch, tmp_path):
 
 def make_job(save_steps=1, name="tiny"):
     spec = {"rule": "train_sft", "name": name, "path": f"output/sft/{name}", "inputs": {}}
-    spec |= {"settings": {}, "requirements": {}}
+    spec |= {"settings": {"name": name}, "requirements": {}}
     return Job(spec, {}, SERIAL, RunOptions(save_steps=save_steps), SimpleNamespace)
 
 
