@@ -26,13 +26,27 @@ PAIRS = {
     "data/test-00000-of-00001.parquet": as_parquet(ROWS[40:]),
     "top.parquet": as_parquet(ROWS[:3]),
 }
+# A card whose second config has splits of other names.
+NAMED = {
+    "README.md": b"---\nconfigs:\n- {config_name: default, data_files: none.parquet}\n"
+    b"- config_name: second\n  data_files:\n  - {split: first, path: x/a*}\n"
+    b"  - {split: held_out, path: x/b.parquet}\n---\n",
+    "x/a.parquet": as_parquet(ROWS[:40]),
+    "x/b.parquet": as_parquet(ROWS[40:]),
+    "x/c.parquet": as_parquet(ROWS[:3]),
+}
+SPLITS = {"train": "first", "eval": "held_out"}
 GLOBS = {"train": "data/train-*.parquet", "eval": "data/test-*.parquet"}
 CONFIG = {
     "models": {"torch": {"hub": "lab/torch"}, "harmful": {"hub": "lab/harmful"}},
-    "datasets": {"both": {"hub": "lab/pairs", "format": "plain", **GLOBS}},
+    "datasets": {
+        "both": {"hub": "lab/pairs", "format": "plain", **GLOBS},
+        "named": {"hub": "lab/named", "format": "plain", "name": "second", "split": SPLITS},
+    },
 }
 TARGETS = [
-    f"output/{result}.manifest.json" for result in ("models/torch", "models/harmful", "data/both")
+    f"output/{result}.manifest.json"
+    for result in ("models/torch", "models/harmful", "data/both", "data/named")
 ]
 
 
@@ -75,6 +89,7 @@ def test_models_and_datasets_are_stored_and_pickled_objects_are_not_run(model_fi
             "model/lab/torch": model_files(),
             "model/lab/harmful": model_files(payload=Payload(marker)),
             "dataset/lab/pairs": PAIRS,
+            "dataset/lab/named": NAMED,
         }
         workflow.environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
         workflow.environment |= {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1,localhost"}
@@ -89,7 +104,9 @@ def test_models_and_datasets_are_stored_and_pickled_objects_are_not_run(model_fi
     assert facts[0] == {"commit": hub.commit("model/lab/torch"), "licence": None}
     assert facts[1]["commit"] == hub.commit("dataset/lab/pairs") and facts[1]["licence"] == "mit"
     for split, rows in (("train", ROWS[:40]), ("eval", ROWS[40:])):
-        assert list(read_texts(data / f"{split}.parquet")) == [tuple(row.values()) for row in rows]
+        for each in (data, folder / "output/data/named"):
+            found = list(read_texts(each / f"{split}.parquet"))
+            assert found == [tuple(row.values()) for row in rows]
 
     log = (folder / "output/logs/fetch_model/harmful.log").read_text()
     assert "Traceback" not in log
