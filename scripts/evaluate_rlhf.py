@@ -44,8 +44,8 @@ from snakechat.evaluation.comparisons import (
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from snakechat.evaluation.llm_win_rates import llm_win_rates
+from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation

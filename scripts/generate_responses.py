@@ -18,9 +18,9 @@ from snakechat.data.phase_splits import SPLITS
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
-from snakechat.modeling.model_check import prompt_examples
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_policy

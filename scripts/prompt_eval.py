@@ -15,7 +15,7 @@ from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.evaluation.sample_responses import Response, respond
-from snakechat.modeling.model_check import prompt_examples
+from snakechat.modeling.batching import prompt_examples
 from snakechat.training.evaluated_models import loaded_policy, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError

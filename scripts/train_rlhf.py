@@ -49,10 +49,10 @@ from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
-from snakechat.modeling.batching import Examples, num_steps, training_batches
+from snakechat.modeling.batching import Examples, num_steps, prompt_examples, training_batches
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
-from snakechat.modeling.model_check import check_model, prompt_examples
+from snakechat.modeling.model_check import check_model
 from snakechat.modeling.saving import save_model
 from snakechat.training.changed_weights import record_changed_weights, saved_values
 from snakechat.training.engine import Ema

@@ -16,9 +16,8 @@ from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.reward_model_encoding import ChatEncoder, ConversationEncoder, TurnEncoder
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
 from snakechat.modeling.forward import Scorer
-from snakechat.modeling.model_check import NUM_PROMPTS, prompt_examples
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
 from snakechat.training.evaluated_models import loaded_scorer

@@ -18,10 +18,11 @@ from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
+from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
-from snakechat.modeling.model_check import check_model, prompt_examples
+from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine, FrozenModel, make_engine, make_frozen
 from snakechat.training.zero_stages import is_partitioned

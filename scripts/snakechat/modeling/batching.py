@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -11,9 +11,14 @@ import torch
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
 from snakechat.modeling import acceleration
-from snakechat.modeling.packing import Ids, TokenBatch, collate, pack_rows
+from snakechat.modeling.packing import Ids, Row, TokenBatch, collate, pack_rows
 from snakechat.workflow import distributed as ranks
 from snakechat.workflow.errors import InputError, warn
+
+# Prompts of which the rows are taken that have no responses yet.
+NUM_PROMPTS = 256
+# Tokens of the shorter one of two rows on which passes are compared.
+NUM_SHORT = 24
 
 
 def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
@@ -294,3 +299,41 @@ def bucket_by_size(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[l
             largest = size
         buckets[-1].append(row)
     return buckets
+
+
+def prompt_examples(
+    prompts: Sequence[Ids] | Ragged, max_response_length: int, num_responses: int
+) -> Examples:
+    """Return the first prompts with tokens of prompts as responses, for a job without responses."""
+    prompts = [prompts[row] for row in range(min(len(prompts), NUM_PROMPTS))]
+    text = np.concatenate([np.asarray(ids) for ids in prompts])
+    # However many responses share a prompt, two show whether they are packed correctly.
+    responses = [
+        np.resize(np.roll(text, number), max_response_length)
+        for number in range(min(num_responses, 2))
+    ]
+    return Examples(prompts, *([ids] * len(prompts) for ids in responses))
+
+
+def probe_rows(examples: Examples, limit: int) -> list[Row]:
+    """Return the longest row and, of the others, the one with about NUM_SHORT tokens.
+
+    Args:
+        limit: longer ones are truncated to this number of tokens.
+    """
+    lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
+    longest = int(lengths.argmax())
+    distances = np.abs(lengths - NUM_SHORT)
+    distances[longest] = distances.max() + 1
+    rows = examples.select([longest, int(distances.argmin())])
+    return [
+        _truncated(prompt, [ids[row] for ids in rows.responses], limit)
+        for row, prompt in enumerate(cast(list[Ids], rows.prompts))
+    ]
+
+
+def _truncated(prompt: Ids, responses: list[Ids], limit: int) -> Row:
+    """Truncate the start of a prompt and the ends of its responses, which keep half of the room."""
+    room = max(limit // 2, limit - max(map(len, responses)))
+    prompt = prompt[-room:]
+    return prompt, [ids[: limit - len(prompt)] for ids in responses]

@@ -7,6 +7,7 @@ Shapes: B, T, S and N as in snakechat/modeling/packing.py; n rows of A responses
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -230,3 +231,17 @@ def evaluation_batches(
         done = min(done + len(micro_batch.rows) * world_size(), len(rows))
         if rank() == 0:
             progress.update(done)
+
+
+@contextmanager
+def fp32_weights(module: Policy | Scorer) -> Iterator[None]:
+    """Context in which the weights of a module are in fp32."""
+    weights = list(module.parameters())
+    values = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.float()
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, values, strict=True):
+            weight.data = value

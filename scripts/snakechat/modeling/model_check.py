@@ -17,12 +17,10 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from snakechat.data.ragged_arrays import Ragged
 from snakechat.modeling import acceleration
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
+from snakechat.modeling.forward import Policy, Scorer, fp32_weights
 from snakechat.modeling.generation import next_logits, pad_left
 from snakechat.modeling.key_value_cache import make_cache
 from snakechat.modeling.models import describe, max_positions
@@ -37,16 +35,14 @@ NUM_COMPARED = 16
 # Tokens of the longer row. More would take seconds of a CPU, and only a sliding window tells them
 # apart: a model with one is compared on a row that exceeds the window, if the job has one.
 NUM_TOKENS = 128
-# Tokens of the longer row for cached passes, the last ones of which follow one by one.
-NUM_CACHED, NUM_STEPS = 24, 3
+# Tokens that follow one by one in cached passes, the last of NUM_SHORT.
+NUM_STEPS = 3
 # Outputs are multiplied so that the largest one is at least this large. The logits of a new model
 # are near 0, where a function that limits them, such as 30 * tanh(logit / 30), changes nothing.
 LARGEST_OUTPUT = 50.0
 # Allowed difference of outputs of that size. Rounding causes at most a twentieth of it in models of
 # 2 to 30 layers, and packing rows in a model that does not support it at least 0.03 in fp32.
 TOLERANCE = {torch.float32: 5e-3, torch.float16: 1.0, torch.bfloat16: 5.0}
-# Prompts of which the rows are taken that have no responses yet.
-NUM_PROMPTS = 256
 # Models of at most this many weights are compared in fp32. In 16 bits, rounding hides the effect of
 # attention in a model with random weights, which are small models in practice.
 MAX_FP32_WEIGHTS = 1 << 29
@@ -72,10 +68,12 @@ def check_model(
         InputError: a pass fails, or differs by more than rounding.
     """
     device = next(module.parameters()).device
-    devices = [device] if device.type == "cuda" else []
     precision = fp32_weights(module) if can_use_fp32(module) else contextlib.nullcontext()
+    devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), sampling():
-        rows = probe_rows(examples, longest_probe(module.model))
+        window = getattr(module.model.config, "sliding_window", None) or 0
+        length = max(NUM_TOKENS, window + NUM_COMPARED + 1)
+        rows = probe_rows(examples, min(length, max_positions(module.model) or length))
         with precision:
             check = _ModelCheck(module, rows, device)
             check.compare_unpacked()
@@ -99,65 +97,6 @@ def can_use_fp32(module: Policy | Scorer) -> bool:
     )
 
 
-@contextlib.contextmanager
-def fp32_weights(module: Policy | Scorer) -> Iterator[None]:
-    """Context in which the weights of a module are in fp32."""
-    weights = list(module.parameters())
-    values = [weight.data for weight in weights]
-    for weight in weights:
-        weight.data = weight.data.float()
-    try:
-        yield
-    finally:
-        for weight, value in zip(weights, values, strict=True):
-            weight.data = value
-
-
-def prompt_examples(
-    prompts: Sequence[Ids] | Ragged, max_response_length: int, num_responses: int
-) -> Examples:
-    """Return the first prompts with tokens of prompts as responses, for a job without responses."""
-    prompts = [prompts[row] for row in range(min(len(prompts), NUM_PROMPTS))]
-    text = np.concatenate([np.asarray(ids) for ids in prompts])
-    # However many responses share a prompt, two show whether they are packed correctly.
-    responses = [
-        np.resize(np.roll(text, number), max_response_length)
-        for number in range(min(num_responses, 2))
-    ]
-    return Examples(prompts, *([ids] * len(prompts) for ids in responses))
-
-
-def longest_probe(model: PreTrainedModel) -> int:
-    """Return the number of tokens to which the rows of a comparison are truncated."""
-    window = getattr(model.config, "sliding_window", None) or 0
-    length = max(NUM_TOKENS, window + NUM_COMPARED + 1)
-    return min(length, max_positions(model) or length)
-
-
-def probe_rows(examples: Examples, limit: int) -> list[Row]:
-    """Return the longest row and, of the others, the one with about NUM_CACHED tokens.
-
-    Args:
-        limit: longer ones are truncated to this number of tokens.
-    """
-    lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
-    longest = int(lengths.argmax())
-    distances = np.abs(lengths - NUM_CACHED)
-    distances[longest] = distances.max() + 1
-    rows = examples.select([longest, int(distances.argmin())])
-    return [
-        _truncated(prompt, [ids[row] for ids in rows.responses], limit)
-        for row, prompt in enumerate(cast(list[Ids], rows.prompts))
-    ]
-
-
-def _truncated(prompt: Ids, responses: list[Ids], limit: int) -> Row:
-    """Truncate the start of a prompt and the ends of its responses, which keep half of the room."""
-    room = max(limit // 2, limit - max(map(len, responses)))
-    prompt = prompt[-room:]
-    return prompt, [ids[: limit - len(prompt)] for ids in responses]
-
-
 class _ModelCheck:
     """The comparisons of a model.
 
@@ -172,31 +111,30 @@ class _ModelCheck:
         self.tolerance = TOLERANCE[self.model.dtype]
         self.scale = 1.0
         with self.describes_errors("transformers' forward pass"):
-            largest = self.largest_output()
+            # The largest absolute logit or score of the short row.
+            prompt, [response, *_] = rows[1]
+            largest = self.own_pass([*prompt, *response]).abs().max().item()
         if 0 < largest < LARGEST_OUTPUT:
             self.scale = LARGEST_OUTPUT / largest
 
     def compare_unpacked(self) -> None:
         """Compare sequences that are not packed. If the model is packed, a short one suffices."""
         rows = self.rows[1:] if self.module.supports_packing else self.rows
-        with self.describes_errors("the forward pass of training"):
-            difference = largest_difference(self.outputs(rows, packing=False), self.expected(rows))
-        self.require_equal(
-            difference,
+        self.compare(
+            "the forward pass of training",
+            lambda: largest_difference(self.outputs(rows, packing=False), self.expected(rows)),
             "outputs computed from its hidden states",
-            "models that transform hidden states before their output layer, or its outputs, are"
-            " not supported: use another model",
+            "models that transform hidden states, or outputs, are not supported: use another model",
         )
 
     def compare_packed(self) -> None:
         """Compare packed rows. If they differ, the model runs without packing."""
         if not self.module.supports_packing:
             return
-        difference = float("inf")
+        difference = math.inf
         # A model that takes no mask for each pair of tokens may raise any exception.
         with contextlib.suppress(InputError), self.describes_errors("packing"):
-            packed = self.outputs(self.rows, packing=True)
-            difference = largest_difference(packed, self.expected(self.rows))
+            difference = self.packed_difference()
         if all_reduce_max(difference) > self.tolerance:
             warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")
             self.module.supports_packing = False
@@ -204,44 +142,60 @@ class _ModelCheck:
 
     def compare_kernel(self) -> None:
         """Compare packed rows in the dtype of the model, whose attention kernel may be another."""
-        with self.describes_errors("the attention kernel of the GPU"):
-            packed = self.outputs(self.rows, packing=True)
-            difference = largest_difference(packed, self.expected(self.rows))
-        self.require_equal(
-            difference,
-            "outputs with the attention kernel of the GPU",
-            "set attn_implementation: sdpa in the placement",
-        )
+        kernel = "the attention kernel of the GPU"
+        remedy = "set attn_implementation: sdpa in the placement"
+        self.compare(kernel, self.packed_difference, f"outputs with {kernel}", remedy)
 
     def compare_cached(self) -> None:
         """Compare passes with a cache, as generate_batch runs them."""
         prompt, [response, *_] = self.rows[0]
-        length = min(NUM_CACHED, max_positions(self.module.model) or NUM_CACHED)
+        length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
         text = np.resize([*prompt, *response], length)
-        with self.describes_errors("sampling with a key-value cache"):
-            difference = max(
-                largest_difference([cached], [own])
-                for cached, own in self.cached_and_own_logprobs([text, text[length // 2 :]])
-            )
-        self.require_equal(
-            difference,
+        pairs = self.cached_and_own_logprobs([text, text[length // 2 :]])
+        self.compare(
+            "sampling with a key-value cache",
+            lambda: max(largest_difference([cached], [own]) for cached, own in pairs),
             "outputs with a key-value cache",
             "responses cannot be sampled from it: use another model",
         )
 
     def compare_in_training(self) -> None:
         """Compare passes in training mode with those in evaluation mode."""
-        rows = self.rows[1:]
-        with self.describes_errors("the forward pass in training mode"):
-            expected = self.outputs(rows, packing=False)
+
+        def difference() -> float:
+            expected = self.outputs(self.rows[1:], packing=False)
             self.module.train()
-            difference = largest_difference(self.outputs(rows, packing=False), expected)
+            outputs = self.outputs(self.rows[1:], packing=False)
             self.module.eval()
-        self.require_equal(
+            return largest_difference(outputs, expected)
+
+        self.compare(
+            "the forward pass in training mode",
             difference,
             "outputs in training mode",
             "set the noise that config.json adds in training to 0, or use another model",
         )
+
+    def compare(self, action: str, difference: Callable[[], float], what: str, remedy: str) -> None:
+        """Raise InputError if passes fail, or outputs differ by more than the tolerance.
+
+        Args:
+            action, what: What an error calls the passes and their outputs.
+            difference: Runs the passes; returns the largest difference in this process.
+        """
+        with self.describes_errors(action):
+            found = difference()
+        found = all_reduce_max(found)
+        if found > self.tolerance:
+            raise InputError(
+                f"{self.name}: {what} differ from those of transformers by"
+                f" {found / self.scale:.3g}, and rounding explains"
+                f" {self.tolerance / self.scale:.3g}: {remedy}"
+            )
+
+    def packed_difference(self) -> float:
+        """Return the largest difference of packed rows."""
+        return largest_difference(self.outputs(self.rows, packing=True), self.expected(self.rows))
 
     def outputs(self, rows: list[Row], packing: bool) -> list[torch.Tensor]:
         """Return the outputs [K] of each sequence as training computes them.
@@ -266,11 +220,6 @@ class _ModelCheck:
                 for prompt, responses in rows
             ]
 
-    def largest_output(self) -> float:
-        """Return the largest absolute logit or score of the short row."""
-        prompt, [response, *_] = self.rows[1]
-        return self.own_pass([*prompt, *response]).abs().max().item()
-
     def own_outputs(self, ids: Ids) -> torch.Tensor:
         """Return the outputs [K] of a sequence as transformers computes them.
 
@@ -294,15 +243,11 @@ class _ModelCheck:
 
     def own_pass(self, ids: Ids, **arguments: Any) -> torch.Tensor:
         """Return the outputs of transformers' forward pass of a sequence, without a cache."""
-        input_ids = self.tensor(ids)
-        return call(
-            self.model,
-            input_ids=input_ids,
-            # OPT would sum a mask of floats, for which GPUs have no deterministic kernel.
-            attention_mask=torch.ones_like(input_ids),
-            use_cache=False,
-            **arguments,
-        ).logits
+        arguments |= {"input_ids": self.tensor(ids), "use_cache": False}
+        # OPT would sum a mask of floats, for which GPUs have no deterministic kernel.
+        arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
+        taken = inspect.signature(self.model.forward).parameters
+        return self.model(**{name: arguments[name] for name in arguments if name in taken}).logits
 
     def cached_and_own_logprobs(
         self, texts: Sequence[Any]
@@ -328,8 +273,7 @@ class _ModelCheck:
                 copies = rows.repeat_interleave(2)
                 cache.reorder_cache(cast(torch.LongTensor, copies))
                 rows, mask = rows[copies], mask[copies]
-            column = step - NUM_STEPS
-            input_ids = self.tensor([texts[row][column] for row in rows.tolist()]).T
+            input_ids = self.tensor([texts[row][step - NUM_STEPS] for row in rows.tolist()]).T
             start = mask.shape[1]
             mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
@@ -359,16 +303,6 @@ class _ModelCheck:
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise InputError(f"{self.name}: {action} fails: {reason}: use another model") from error
 
-    def require_equal(self, difference: float, what: str, remedy: str) -> None:
-        """Raise InputError if outputs differ by more than the tolerance in any process."""
-        difference = all_reduce_max(difference)
-        if difference > self.tolerance:
-            raise InputError(
-                f"{self.name}: {what} differ from those of transformers by"
-                f" {difference / self.scale:.3g}, and rounding explains"
-                f" {self.tolerance / self.scale:.3g}: {remedy}"
-            )
-
     def tensor(self, ids: Ids) -> torch.Tensor:
         """Return token ids as a batch of one sequence."""
         return torch.as_tensor(np.asarray(ids, np.int64), device=self.device)[None]
@@ -379,13 +313,6 @@ def largest_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]
 
     A mean: rounding may route a single token to other experts, and other passes differ in all.
     """
-    pairs = zip(outputs, expected, strict=True)
     # A sequence of one token has no outputs.
-    means = [(a - b).abs().mean() for a, b in pairs if len(a)]
+    means = [(a - b).abs().mean() for a, b in zip(outputs, expected, strict=True) if len(a)]
     return torch.stack(means).nan_to_num(nan=math.inf).max().item()
-
-
-def call(model: Any, **arguments: Any) -> Any:
-    """Call a model with those of the arguments that it takes."""
-    names = inspect.signature(model.forward).parameters
-    return model(**{name: value for name, value in arguments.items() if name in names})

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from snakechat.modeling import acceleration, attention, forward
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import Examples, probe_rows
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.model_check import check_model, probe_rows
+from snakechat.modeling.model_check import check_model
 from snakechat.workflow.errors import InputError
 from support.families import spread
 from support.varlen import loop_over_segments
