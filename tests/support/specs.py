@@ -64,5 +64,5 @@ def specs_of_rules(folder, programs, rules):
         (folder / f"scripts/{name}.py").touch()
     for lock in ("requirements.txt", "requirements-torch.txt"):
         (folder / lock).touch()
-    values = {"deterministic": False, "store": "output/store"}
+    values = {"deterministic": False, "store": "output/store", "sweeps": {}}
     return Specs(Config(values, folder, folder), folder, rules)

@@ -436,6 +436,16 @@ class Config:
             recipes[name] = changes
         return recipes
 
+    @cached_property
+    def swept_placements(self) -> dict[tuple[str, str], str]:
+        """The placements that sweeps compare, by the stage and the name of a recipe."""
+        return {
+            (settings["stage"], name): changes["placement"]
+            for sweep, settings in self.values["sweeps"].items()
+            for name, changes in self.swept_settings(sweep).items()
+            if "placement" in changes
+        }
+
     def swept_names(self, stage: str) -> set[str]:
         """Return the recipes of a stage that sweeps make."""
         sweeps = self.values["sweeps"].items()

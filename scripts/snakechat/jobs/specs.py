@@ -87,6 +87,11 @@ class Specs:
             spec["deterministic"] = True
         if self.rules[rule].work and (variables := self._variables(rule, name)):
             spec["environment"] = variables
+        # A sweep over placements measures each: its trainings share no result.
+        if rule.startswith("train_") and (
+            placement := self.config.swept_placements.get(recipe_of(rule, name))
+        ):
+            spec["placement"] = placement
         return spec, digest(spec)
 
     def _variables(self, rule: str, name: str) -> dict[str, str]:

@@ -95,8 +95,8 @@ def _compared_values(spec: Spec) -> list[dict[str, Any]]:
     """Return the values of a spec by their names, of one kind after the other."""
     # Specs have `deterministic` only where it is true.
     settings = {**spec["settings"], "deterministic": spec.get("deterministic", False)}
-    # Of pages, which show the names of all jobs upstream.
-    settings |= {"names": spec["names"]} if "names" in spec else {}
+    # The names that pages show, variables of a placement, the placement in a sweep over placements.
+    settings |= {key: spec[key] for key in ("names", "environment", "placement") if key in spec}
     return [
         _flatten(settings),
         {f"input {key}": entry["rule"] for key, entry in spec["inputs"].items()},

@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import without_names
 from snakechat.workflow.snapshot import write_spec
+from support.configs import load
 from support.specs import specs_of_rules
 
 
@@ -27,7 +30,7 @@ def specs(tmp_path, monkeypatch):
 
     rules = {
         "read": Rule(read, "data", "read"),
-        "train": Rule(train, "models/train", "tool", work="training"),
+        "train": Rule(train, "models/train", "tool"),
     }
     return specs_of_rules(tmp_path, ("read", "tool"), rules)
 
@@ -64,3 +67,14 @@ def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
     path.write_text(text.replace("rate", "other", 1))
     assert write_spec(spec) == str(path)
     assert path.read_text() == text
+
+
+def test_a_sweep_over_placements_has_a_training_of_each():
+    over = {"placement": ["cpu", "multi_node"], "learning_rate": [0.1]}
+    sweep = {"stage": "sft", "recipe": "tiny", "over": over}
+    specs = Specs(load({"sweeps": {"mine": sweep}}), ROOT)
+    names = [f"mine-placement-{each}-learning_rate-0.1" for each in over["placement"]]
+    trained = [without_names(specs.spec("train_sft", name)[0]) for name in names]
+    assert [spec.pop("placement") for spec in trained] == over["placement"]
+    tokens = [without_names(specs.spec("tokenize_sft", name)[0]) for name in names]
+    assert tokens[0] == tokens[1] and trained[0] == trained[1]
