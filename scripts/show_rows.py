@@ -16,7 +16,7 @@ from pathlib import Path
 from snakechat.pages.page import Page, Section, Tokens, write_page
 from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.manifest import MANIFEST, read_manifest
+from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest
 from snakechat.workflow.printable import printable_text
 
 # Start and end of tokens that count in the loss, and of special tokens.
@@ -38,15 +38,20 @@ def main() -> None:
     folder: Path = arguments.folder
     manifest = read_manifest(folder / MANIFEST)
     tokenizer = manifest and manifest["inputs"].get("tokenizer")
-    if not tokenizer:
+    if not manifest or not tokenizer:
         raise InputError(f"{folder} is not a tokenized phase, such as output/tokens/sft/NAME")
     # Both are STORE/RULE/KEY.
     store = folder.resolve().parents[1]
-    rows = TokenizedRows(folder, arguments.split, store / tokenizer["result"])
+    train_on = trained_tokens(folder, manifest)
+    rows = TokenizedRows(
+        folder, arguments.split, store / tokenizer["result"], train_on == "all_tokens"
+    )
     numbers = range(arguments.row, min(arguments.row + arguments.n, len(rows)))
     if not numbers:
         parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")
     summary = f"{len(rows):,} rows"
+    if manifest["spec"]["rule"] == "tokenize_sft":
+        summary += f"; train_on: {train_on or 'unknown until the recipe is trained'}"
     for kind in ("truncated", "dropped"):
         counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
         summary += f"; {kind}: {', '.join(counts) or 'none'}"
@@ -60,6 +65,18 @@ def main() -> None:
         for name, tokens in rows.row(number).items():
             print(f"{name}{f' ({tokens.kept})' if tokens.kept else ''}:")
             print("".join(marked(tokens, COLOURS if sys.stdout.isatty() else BRACKETS)))
+
+
+def trained_tokens(folder: Path, manifest: Manifest) -> str | None:
+    """Return train_on of the recipe of tokens/sft/NAME, None if nothing says it.
+
+    The tokens are the same for some of its values: then the training says it.
+    """
+    stage, name = folder.absolute().parts[-2:]
+    training = read_manifest(folder.absolute().parents[2] / stage / name / MANIFEST)
+    settings = manifest["spec"]["settings"]
+    found: str | None = (training["spec"]["settings"] if training else settings).get("train_on")
+    return found
 
 
 def marked(tokens: Tokens, marks: tuple[tuple[str, str], ...]) -> Iterator[str]:

@@ -68,13 +68,16 @@ def test_text_of_rows_is_escaped_on_a_page(phase, tmp_path):
 def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys):
     folder, texts, _ = phase
     result = (folder / "model").relative_to(folder.parents[1]).as_posix()
-    manifest = {"inputs": {"tokenizer": {"result": result}}}
-    monkeypatch.setattr(show_rows, "read_manifest", lambda path: manifest)
+    spec = {"rule": "tokenize_sft", "settings": {"train_on": "all_tokens"}}
+    manifest = {"spec": spec, "inputs": {"tokenizer": {"result": result}}}
+    manifests = {folder / "manifest.json": manifest}
+    monkeypatch.setattr(show_rows, "read_manifest", manifests.get)
     monkeypatch.setattr(sys, "argv", ["show_rows.py", str(folder)])
     show_rows.main()
     printed = capsys.readouterr().out
-    assert "train: 1 rows; truncated: 1 end of response; dropped: none" in printed
-    assert f"prompt:\n{texts['prompt']}\n" in printed
+    summary = "1 rows; train_on: all_tokens; truncated: 1 end of response; dropped: none"
+    assert f"train: {summary}\n" in printed
+    assert f"prompt:\n⟦{texts['prompt']}⟧\n" in printed
     assert f"chosen:\n⟦{texts['chosen']}⟪</s>⟫⟧\n" in printed
     with pytest.raises(InputError, match="expected the eval split of a tokenized phase"):
         TokenizedRows(folder, "eval", folder / "model")
