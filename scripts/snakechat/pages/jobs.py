@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from snakechat.pages.metrics import STAGES
-from snakechat.pages.page import Section, Table, value_table
+from snakechat.pages.page import Section, Table, as_text, value_table
 from snakechat.pages.texts import (
     N_,
+    RUN_ROWS,
     format_cell,
     format_duration,
     format_memory,
@@ -33,34 +34,18 @@ COST_HEAD = (
     N_("peak memory of the first process"),
     N_("peak memory of its GPU"),
 )
-# What the run of a training shows: label and form of a value. Other keys of run.json follow as they
-# are.
-RUN_ROWS: dict[str, tuple[str, Callable[[Any], Any]]] = {
-    "command": (N_("command"), str),
-    "saved_step": (N_("step that was saved"), str),
-    "changed_weights": (N_("trained weights that differ from the start"), format_share),
-    "skipped_steps": (N_("steps skipped for overflow (fp16)"), str),
-    "loss_scale": (N_("last loss scale (fp16)"), "{:,.0f}".format),
-    "seconds": (N_("time"), format_duration),
-    "steps": (N_("steps"), format_cell),
-    "resumed_after_step": (N_("resumed after step"), format_cell),
-    "seconds_per_step": (N_("time of a step (median)"), "{:.3g}\N{NO-BREAK SPACE}s/step".format),
-    "saving_seconds": (N_("time of saving"), format_duration),
-    "rows_per_second": (N_("rows per second"), lambda value: f"{format_cell(value)} rows/s"),
-    "tokens_per_second": (N_("tokens per second"), lambda value: f"{value:,.0f} tokens/s"),
-    "flops_per_second": (N_("computing rate"), lambda value: format_flops(value)),
-    "utilization": (N_("share of the peak rate of the GPUs (MFU)"), format_share),
-    "peak_memory_mb": (N_("peak memory of the first process"), format_memory),
-    "peak_gpu_memory_mb": (N_("peak memory of its GPU"), format_memory),
-    "models": (N_("models"), lambda models: describe_models(models)),
-    "started": (N_("started (UTC)"), lambda text: text[:16].replace("T", " ")),
-    "host": (N_("host"), str),
-    "platform": (N_("operating system"), str),
-    "cpu": (N_("CPU"), str),
-    "cpus": (N_("CPU cores"), str),
-    "threads": (N_("threads"), str),
-    "gpu": (N_("GPU"), str),
-    "python": (N_("Python"), str),
+# The forms of values in RUN_ROWS; other values are shown as they are.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "share": format_share,
+    "duration": format_duration,
+    "memory": format_memory,
+    "integer": "{:,.0f}".format,
+    "step_time": "{:.3g}\N{NO-BREAK SPACE}s/step".format,
+    "rows": lambda rate: f"{format_cell(rate)} rows/s",
+    "tokens": "{:,.0f} tokens/s".format,
+    "flops": lambda rate: format_flops(rate),
+    "models": lambda models: describe_models(models),
+    "time": lambda text: text[:16].replace("T", " "),
 }
 # What has tables of its own, or is the title of the page.
 APART = ("spec", "placement", "versions", "options", "unchanged_because")
@@ -265,9 +250,10 @@ def run_section(
     order = [*RUN_ROWS, *sorted(measured.keys() - RUN_ROWS.keys() - {*APART})]
     shown = {}
     for key in order:
-        label, form = RUN_ROWS.get(key, (key, lambda value: value))
-        if measured.get(key) is not None:
-            shown[translate(label)] = form(measured[key])
+        row, value = RUN_ROWS.get(key, {"en": key}), measured.get(key)
+        if value is not None:
+            other = format_cell if isinstance(value, float) else as_text
+            shown[translate(row["en"])] = FORMS.get(row.get("form", ""), other)(value)
     note = translate(
         "Floating point operations are counted as in appendix B of the PaLM paper (Chowdhery et al."
         " 2022), without padding and recomputation. Rates are measured on the median step, without"

@@ -17,6 +17,10 @@ TABLES = {"zh": "zh.yaml"}
 METRICS: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     FOLDER.joinpath("tables", "metrics.yaml").read_text("utf-8")
 )
+# The same of what the run of a training shows, with the form of its value.
+RUN_ROWS: dict[str, dict[str, str]] = yaml.safe_load(
+    FOLDER.joinpath("tables", "run.yaml").read_text("utf-8")
+)
 # Significant digits of a number.
 DIGITS = 3
 # The most that an interval asks for.
@@ -31,7 +35,7 @@ def set_language(language: str) -> None:
     _texts.clear()
     if language in TABLES:
         _texts.update(translations(language))
-        for group in METRICS.values():
+        for group in (*METRICS.values(), RUN_ROWS):
             _texts.update({names["en"]: names[language] for names in group.values()})
 
 
