@@ -77,8 +77,8 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
         assert f"<td>{cell}</td>" in page
     run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
-    seconds = f"{run['seconds_per_step']:.3g}\xa0s/step"
-    assert rows["time of a step (median)"] == [seconds]
+    seconds = format_number(run["seconds_per_step"])
+    assert rows["time of a step (median)"] == [f"{seconds} s/step"]
     assert f"<td>{format_memory(run['peak_memory_mb'])}</td>" in page
     assert rows["sft.train"][0] == "120"
     # 141,184 parameters of the tiny model, and adapters of rank 4.

@@ -348,7 +348,7 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     [table] = run_section("sft", "output/sft/a", training, RUN, steps, TRAIN).tables
     rows = {label: text_of(value) for label, value in table.rows}
     assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-05 GFLOP/s"
-    assert rows["time of a step (median)"] == "0.5 s/step"
+    assert rows["time of a step (median)"] == "0.500 s/step"
     assert rows["step that was saved"] == "2" and rows["last loss scale (fp16)"] == "65,536"
     assert rows["trained weights that differ from the start"] == "0.0 %"
     assert rows["steps skipped for overflow (fp16)"] == "1" and "unchanged_because" not in rows
