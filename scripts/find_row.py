@@ -44,6 +44,7 @@ RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
 # What a result was made from: ("rows", the digest of a row that matches), ("phases", the DATASET
 # PHASE.SPLIT of such a row) and ("unknown", the path of a result of which there is no copy).
 Usage = set[tuple[str, str]]
+KINDS = ("rows", "phases", "unknown")
 
 
 @one_line_errors(code=2)
@@ -61,10 +62,9 @@ def main() -> None:
         parser.error("give a text, a digest or --file")
     search = Search([Path("output"), *arguments.folders], words)
     results = list(search.results())
-    if arguments.json:
-        print(json.dumps({"rows": search.rows, "results": results}, indent=1, ensure_ascii=False))
-    else:
-        print("\n".join(report(search.rows, results)) or "no row matches")
+    found = {"rows": search.rows, "results": results}
+    text = "\n".join(report(search.rows, results)) or "no row matches"
+    print(json.dumps(found, indent=1, ensure_ascii=False) if arguments.json else text)
     sys.exit(0 if any(not result["is_records"] for result in results) else 1)
 
 
@@ -81,13 +81,9 @@ def report(rows: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Ite
         yield f"dataset {dataset}: rows: {len(matches):,}"
         yield from (f"  {each['digest']}  {each['split']} row {each['row']}" for each in matches)
     for result in results:
-        line = f"  {result['folder']}"
-        if result["rows"]:
-            phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
-            line += f": rows: {len(result['rows']):,}{phases}"
-        if result["unknown"]:
-            line += f": unknown, because no copy of its {', '.join(result['unknown'])} was found"
-        yield line
+        phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
+        yield f"  {result['folder']}: rows: {len(result['rows']):,}{phases}"
+        yield from (f"    unknown: there is no copy of {path}" for path in result["unknown"])
 
 
 class Search:
@@ -103,7 +99,7 @@ class Search:
     """
 
     def __init__(self, trees: Sequence[Path], words: Collection[str]) -> None:
-        found: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {}
+        found: dict[str, dict[str, dict[str, Any]]] = {}
         # Of the content of records, the matching rows; of that of a split, digests by PHASE.SPLIT.
         self._records: dict[str, list[dict[str, Any]]] = {}
         self._phases: dict[str, dict[str, set[str]]] = {}
@@ -123,39 +119,35 @@ class Search:
                 self._records[content_digest(manifest)] = matches
                 # Versions of a dataset have most rows in common.
                 name = names.get(folder.resolve(), [str(folder)])[0].rpartition("/")[2]
-                known = found.setdefault(name, {})
-                known |= {tuple(match.values()): match for match in matches}
+                found.setdefault(name, {}).update((str(match), match) for match in matches)
         self.rows = {name: list(matches.values()) for name, matches in found.items() if matches}
         for folder, manifest in self._manifests.items():
             records = manifest["inputs"].get("records", {}).get("digest")
             if manifest["spec"]["rule"] == "split_dataset" and records in self._records:
-                matches = self._records[records]
-                phases = {name: digests_of(folder, name, matches) for name in NAMES}
-                self._phases[content_digest(manifest)] = phases
+                self._phases[content_digest(manifest)] = {
+                    name: digests_of(folder, name, self._records[records]) for name in NAMES
+                }
 
     def results(self) -> Iterator[dict[str, Any]]:
         """Yield the results that were made from the rows, or may have been."""
         for folder, manifest in self._manifests.items():
-            jobs, spec = merge_lineages([manifest]), manifest["spec"]
-            is_records = spec["rule"] in RECORD_RULES
+            jobs, is_records = merge_lineages([manifest]), manifest["spec"]["rule"] in RECORD_RULES
             usage = self._read(result_id(manifest), jobs) if is_records else set()
             usage = usage.union(*(self._usage(job, jobs) for job in jobs.values()))
             if usage:
-                kinds = ("rows", "phases", "unknown")
-                lists = {key: sorted(text for kind, text in usage if kind == key) for key in kinds}
+                lists = {key: sorted(text for kind, text in usage if kind == key) for key in KINDS}
                 shown = self._paths.get(folder.resolve(), str(folder))
                 yield {"folder": shown, **lists, "is_records": is_records}
 
     def _usage(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
         """Return what a job of a lineage read itself."""
         usage = self._read_by(job, jobs)
-        if any(kind == "unknown" for kind, _ in usage):
-            for manifest in self._manifests.values():
-                if content_digest(manifest) == job["content"]:
-                    others = merge_lineages([manifest])
-                    other = self._read_by(others[result_id(manifest)], others)
-                    if all(kind != "unknown" for kind, _ in other):
-                        return other
+        for manifest in self._manifests.values() if "unknown" in dict(usage) else ():
+            if content_digest(manifest) == job["content"]:
+                others = merge_lineages([manifest])
+                other = self._read_by(others[result_id(manifest)], others)
+                if "unknown" not in dict(other):
+                    return other
         return usage
 
     def _read_by(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
@@ -164,10 +156,8 @@ class Search:
             upstream = jobs[path]
             if upstream["rule"] == "split_dataset" and job["rule"] in PHASE_OF_RULE:
                 phases = self._phases.get(upstream["content"])
-                if phases is None:
-                    usage.add(("unknown", path))
-                    continue
-                for name, digests in phases.items():
+                usage |= {("unknown", path)} if phases is None else set()
+                for name, digests in (phases or {}).items():
                     if digests and name.startswith(f"{PHASE_OF_RULE[job['rule']]}."):
                         usage.add(("phases", f"{key.partition('.')[2]} {name}"))
                         usage |= {("rows", digest) for digest in digests}
@@ -202,8 +192,7 @@ def matching_rows(folder: Path, words: Collection[str]) -> Iterator[dict[str, An
 def digests_of(folder: Path, name: str, matches: Sequence[Mapping[str, Any]]) -> set[str]:
     """Return the digests of the matching rows of records in a PHASE.SPLIT of a split."""
     numbers = set(np.load(folder / f"{name}.npy", allow_pickle=False).tolist())
-    split = name.partition(".")[2]
-    rows = (match for match in matches if split in match["split"])
+    rows = (match for match in matches if name.partition(".")[2] in match["split"])
     return {match["digest"] for match in rows if match["row"] - 1 in numbers}
 
 
