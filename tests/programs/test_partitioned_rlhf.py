@@ -49,7 +49,10 @@ def command(tokenizer, tmp_path_factory):
 
         def run(name, died="-"):
             settings, inputs = stages.describe("train_rlhf", name)[:2]
-            inputs = {key: {"path": str(stages.result(*job))} for key, job in inputs.items()}
+            inputs = {
+                key: {"rule": job[0], "path": str(stages.result(*job))}
+                for key, job in inputs.items()
+            }
             spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
             spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
             (folder / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))

@@ -135,17 +135,18 @@ def train_dpo(config: Config, name: str) -> Description:
 
 def evaluate_dpo(config: Config, name: str) -> Description:
     settings = config.used_settings("dpo", name)
-    keys = [key for key in PreferenceSettings.model_fields if key in settings]
+    keys = settings.keys() & PreferenceSettings.model_fields.keys()
+    loss = PreferenceSettings(**{key: settings[key] for key in keys}).model_dump()
     if has_reference_point(settings["loss"]):
         # Of the responses to other prompts.
-        keys.append("max_length")
+        loss["max_length"] = settings["max_length"]
     inputs = {"model": ("train_dpo", name), "tokens": ("tokenize_dpo", name)}
     if has_reference(settings["loss"]):
         inputs["base"] = config.base_model("dpo", name)
     return Description(
         settings={
             "datasets": _held_out_datasets(config, "dpo", name),
-            **{key: settings[key] for key in keys},
+            **loss,
         },
         inputs=inputs,
     )
