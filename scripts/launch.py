@@ -44,8 +44,7 @@ from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import claim_gpus
 from snakechat.workflow.job import STATES, read_spec, reuse_result
-from snakechat.workflow.placement import SERIAL, Placement, parse_placement
-from snakechat.workflow.run_options import parse_options
+from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -31,8 +31,7 @@ from snakechat.modeling.models import choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group
-from snakechat.workflow.placement import Placement, placement_of
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import Placement, RunOptions, placement_of
 from support import family_tokenizers
 from support.configs import project_values
 from support.specs import OPT_CONFIGS, opt_config

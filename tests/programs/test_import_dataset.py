@@ -14,8 +14,7 @@ from snakechat.data.records import read_records, read_texts
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import SERIAL, RunOptions
 from support.files import as_jsonl, write
 
 ROWS = [(f"\n\nHuman: {number}?\n\nAssistant:", f" {number}", " No.") for number in range(50)]

@@ -8,7 +8,7 @@ from snakechat.config.llm_judges import judge_access, judge_settings
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import read_texts
 from snakechat.data.scored_responses import read_scored_responses
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import RunOptions
 from support.llm_endpoint import (  # noqa: F401
     compared_responses,
     judge_entry,

@@ -14,7 +14,7 @@ import fetch_model
 from snakechat.data.model_files import model_files
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import RunOptions
 from support.chat_templates import CHATML
 
 THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}<think>{% endif %}"

@@ -20,7 +20,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import RunOptions
 from support.evaluation import PLACEMENT
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]

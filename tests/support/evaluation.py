@@ -16,8 +16,7 @@ from snakechat.jobs.rules import RULES
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import DEFAULTS
+from snakechat.workflow.placement import DEFAULTS, placement_of
 from support.configs import load
 
 PLACEMENT = placement_of({"micro_batch_tokens": 300})

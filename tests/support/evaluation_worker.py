@@ -12,8 +12,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.workflow.placement import placement_of  # noqa: E402
-from snakechat.workflow.run_options import RunOptions  # noqa: E402
+from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
 
 
 def run(program, job):

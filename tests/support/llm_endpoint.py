@@ -6,8 +6,8 @@ from snakechat.algorithms import chat_client
 from snakechat.algorithms.chat_client import ChatClient
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.llm_judges import judge_access, judge_settings
+from snakechat.workflow.placement import RunOptions
 from snakechat.workflow.reply_cache import ReplyCache
-from snakechat.workflow.run_options import RunOptions
 from support.stub_server import StubServer, running
 
 SECRET = "sk-very-secret"

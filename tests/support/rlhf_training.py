@@ -14,8 +14,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import read_input
-from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import RunOptions, placement_of
 from support.configs import load
 from support.stages import stages_of_small_model, toy_rows, write_manifest
 

@@ -21,8 +21,7 @@ from snakechat.training.evaluations import Evaluations  # noqa: E402
 from snakechat.training.loop import TrainingLoop  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size  # noqa: E402
-from snakechat.workflow.placement import placement_of  # noqa: E402
-from snakechat.workflow.run_options import RunOptions  # noqa: E402
+from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
 from support.engines import engine_for, network, rows, squared_error  # noqa: E402
 
 STEPS, SLOW_STEP = 6, 4

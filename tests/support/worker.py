@@ -42,8 +42,7 @@ from snakechat.training.engine import (  # noqa: E402
 )
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
-from snakechat.workflow.placement import placement_of  # noqa: E402
-from snakechat.workflow.run_options import RunOptions  # noqa: E402
+from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
 from support import engines  # noqa: E402
 from support.engines import plain_optimizer  # noqa: E402
 from support.specs import opt_config  # noqa: E402

@@ -15,8 +15,7 @@ from snakechat.jobs.files import (
     tokenizer_folder,
 )
 from snakechat.jobs.rules import RULES, recipe_of
-from snakechat.workflow.placement import SERIAL, Placement
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import SERIAL, Placement, RunOptions
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 RESOURCES = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")

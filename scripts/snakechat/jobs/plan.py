@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.workflow.placement import SERIAL, Placement
-from snakechat.workflow.run_options import DEFAULTS, RunOptions
+from snakechat.workflow.placement import DEFAULTS, SERIAL, Placement, RunOptions
 
 
 class PlannedJob(NamedTuple):

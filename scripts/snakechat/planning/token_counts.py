@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.jobs.plan import Plan
 from snakechat.jobs.stale_causes import job_name
@@ -21,8 +22,6 @@ FIELDS = {
     "tokenize_rlhf": ("prompt",),
     "tokenize_generations": ("prompt",),
 }
-# DPO trains on the rows of the reward phase, and generations have the prompts of the RLHF phase.
-PHASES = {"tokenize_dpo": "reward", "tokenize_generations": "rlhf"}
 # Rows of each split of datasets of the Hub, as it listed them in 2023 (smol-smoltalk: in 2024).
 # 40 % of the training rows of the first six are the 264,292 prompts of DeepSpeed-Chat's benchmark.
 DATASET_ROWS = {
@@ -93,7 +92,7 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
 
 def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:
     """Return the number of rows of a job's datasets (nan: unknown), and the assumptions."""
-    phase = PHASES.get(spec["rule"], spec["rule"].removeprefix("tokenize_"))
+    phase = PHASE_OF_RULE[spec["rule"]]
     total = 0.0
     notes = []
     for dataset, weight in spec["settings"]["datasets"]:

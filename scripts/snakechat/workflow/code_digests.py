@@ -29,7 +29,7 @@ WITHOUT_EFFECT = {
     (*WORKFLOW, name)
     for name in (
         *("store", "links", "store_space"),
-        *("code_digests", "pins", "errors", "locks", "run_record", "run_options"),
+        *("code_digests", "pins", "errors", "locks", "run_record"),
         *("snapshot", "progress_lines"),
     )
 } | {("snakechat", "training", "rungs")}

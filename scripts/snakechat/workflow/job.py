@@ -45,12 +45,14 @@ from snakechat.workflow.manifest import (
 )
 from snakechat.workflow.pins import check_installed
 from snakechat.workflow.placement import (
+    DEFAULTS,
     SERIAL,
     Placement,
+    RunOptions,
+    parse_options,
     parse_placement,
     placement_values,
 )
-from snakechat.workflow.run_options import DEFAULTS, RunOptions, parse_options
 from snakechat.workflow.run_record import run_record
 from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
 from snakechat.workflow.store import (

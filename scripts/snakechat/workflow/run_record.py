@@ -15,8 +15,7 @@ from typing import Any
 from snakechat.workflow.digests import digest
 from snakechat.workflow.manifest import RUN_RECORD
 from snakechat.workflow.pins import PYTHON, installed_versions
-from snakechat.workflow.placement import Placement, changed_values, placement_values
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import Placement, RunOptions, changed_values, placement_values
 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
 # that is set during the run does not change its duration.

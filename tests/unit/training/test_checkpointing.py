@@ -19,8 +19,7 @@ from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer, write_tensors
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.run_options import RunOptions
+from snakechat.workflow.placement import SERIAL, RunOptions
 
 STEPS = 8
 SIGNALS = [signal.SIGTERM, signal.SIGINT]

@@ -29,8 +29,7 @@ from snakechat.workflow.job import (
 from snakechat.workflow.links import link_result
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import read_manifest, result_files, without_names
-from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.run_options import DEFAULTS, RunOptions
+from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.store import lock_path, publish
 from support.specs import EMPTY_SPEC
 

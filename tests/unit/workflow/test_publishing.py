@@ -42,7 +42,7 @@ if __name__ == "__main__":
 LAUNCHER = """
 import sys
 from snakechat.workflow.job import reuse_result
-from snakechat.workflow.run_options import parse_options
+from snakechat.workflow.placement import parse_options
 
 _, _, spec, _, options = sys.argv
 if not reuse_result(spec, parse_options(options)):

@@ -7,8 +7,7 @@ import time
 import pytest
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.run_options import DEFAULTS
+from snakechat.workflow.placement import DEFAULTS, SERIAL
 from snakechat.workflow.run_record import KEYS, read_run_record, run_record
 
 SPEC = {"requirements": {"numpy": "0.1", "not-installed-anywhere": "1.0"}}
