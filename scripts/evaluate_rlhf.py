@@ -29,8 +29,8 @@ from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_equally
 from snakechat.config.references import input_names, weighted_references
 from snakechat.data import toy
-from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.records import PromptTexts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import (

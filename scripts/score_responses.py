@@ -20,8 +20,8 @@ from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.dialogues import Turn
 from snakechat.data.phase_splits import SPLITS
-from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.records import PromptTexts
 from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer

@@ -1,6 +1,6 @@
 """Tokenize the rows of a phase, as the rule of the job requires: SFT, reward, DPO or RLHF.
 
-RLHF also keeps the turns of its prompts (snakechat/data/prompt_texts.py).
+RLHF also keeps the turns of its prompts (snakechat/data/records.py).
 """
 
 import json
@@ -15,9 +15,14 @@ import numpy as np
 from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
 from snakechat.data.phase_splits import PHASE_OF_RULE, SPLITS, weighted_rows
-from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
-from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_record_batches
+from snakechat.data.records import (
+    COLUMNS,
+    KEPT,
+    kept_columns,
+    open_prompt_texts,
+    read_record_batches,
+)
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
     SYSTEM,

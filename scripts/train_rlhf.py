@@ -44,8 +44,8 @@ from snakechat.algorithms.step_metrics import (
     step_metrics,
 )
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.data.prompt_texts import PromptTexts
 from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.records import PromptTexts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts

@@ -10,8 +10,8 @@ import evaluate_rlhf
 from conftest import INIT
 from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
-from snakechat.data.prompt_texts import open_prompt_texts
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.data.records import open_prompt_texts
 from snakechat.jobs.rules import RULES
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal

@@ -28,7 +28,7 @@ import numpy as np
 
 from snakechat.config.reward_function_settings import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
-from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.records import PromptTexts
 from snakechat.workflow.code_digests import reward_function_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.file_watch import FileWatch

@@ -1,20 +1,21 @@
 """Reward models: how they read responses, and their scores.
 
 A reward model that encodes conversations as the actor does reads the actor's token ids. Any other
-one reads their text, in the form that it was trained on (snakechat/data/reward_model_encoding.py).
+one reads their text, in the form that it was trained on. Special tokens that occur in the text are
+text.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
-from snakechat.data.dialogues import Turn
-from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.dialogues import Turn, render_response, response_content
+from snakechat.data.encoder import Encoder
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.reward_model_encoding import ChatEncoder, ConversationEncoder, TurnEncoder
+from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
 from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
 from snakechat.modeling.forward import Scorer
@@ -25,6 +26,49 @@ from snakechat.workflow.job import Job
 
 # A conversation whose encoding shows whether two models read responses alike.
 SAMPLE_PROMPT, SAMPLE_RESPONSE = [("user", "Name two fruits.")], " Apples, pears."
+
+# Returns the token ids of each conversation, given the turns of prompts and the texts of responses.
+# A space in front of a response separates it from a marker; it is not part of a message.
+ConversationEncoder = Callable[[Sequence[list[Turn]], Sequence[str]], list[list[int]]]
+
+
+class TurnEncoder:
+    """Encode conversations as the trainers of the pipeline do: prompt, response, end of turn."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+        self.encoder = Encoder(tokenizer, template)
+
+    def __call__(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        prompts = [_marked(self.encoder, turns) for turns in prompts]
+        texts = [self.encoder.marked(response_content(text)) for text in responses]
+        texts = list(map(render_response, texts))
+        rows = list(self.encoder.conversations(prompts, texts, sampled=True))
+        self.encoder.marks.clear()
+        return [[*prompt, *response] for prompt, [response] in rows]
+
+
+class ChatEncoder:
+    """Encode conversations by the chat template of a classifier, with the response as last turn.
+
+    Raises:
+        InputError: The tokenizer has no chat template.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.encoder = Encoder(tokenizer, "chat", generates=False)
+
+    def __call__(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        encoded = []
+        for turns, text in zip(prompts, responses, strict=True):
+            response = ("assistant", response_content(text))
+            encoded.append(self.encoder.rendered(_marked(self.encoder, [*turns, response])))
+            self.encoder.marks.clear()
+        return encoded
+
+
+def _marked(encoder: Encoder, turns: Sequence[Turn]) -> list[Turn]:
+    """Return turns in which characters stand for special tokens."""
+    return [(role, encoder.marked(text)) for role, text in turns]
 
 
 class Reader(NamedTuple):

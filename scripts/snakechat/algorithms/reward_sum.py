@@ -17,7 +17,7 @@ from snakechat.algorithms.reward_models import RewardModel, conversation_example
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.llm_judges import judge_names
 from snakechat.config.references import JUDGES, RewardReferences, weighted_references
-from snakechat.data.prompt_texts import PromptTexts
+from snakechat.data.records import PromptTexts
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.errors import InputError

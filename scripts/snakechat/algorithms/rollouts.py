@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.reward_model_encoding import response_texts
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer
@@ -275,3 +274,19 @@ class Rollouts:
                     table.view(-1).index_copy_(0, tokens, column.float())
         assert tables is not None
         return all_reduce_sum(tables)
+
+
+def response_texts(
+    tokenizer: PreTrainedTokenizerBase, responses: Sequence[Sequence[int]], ended: Sequence[bool]
+) -> list[str]:
+    """Return sampled responses as text, without the tokens that end them.
+
+    Other special tokens that the actor sampled stay visible: they are not part of a good response.
+    """
+    ids = [
+        list(ids[:-1] if is_ended else ids) for ids, is_ended in zip(responses, ended, strict=True)
+    ]
+    texts: list[str] = tokenizer.batch_decode(
+        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return texts

@@ -5,8 +5,7 @@ import copy
 import pytest
 
 from conftest import INIT
-from snakechat.algorithms.reward_models import choose_reader, conversation_examples
-from snakechat.data.reward_model_encoding import ChatEncoder
+from snakechat.algorithms.reward_models import ChatEncoder, choose_reader, conversation_examples
 from snakechat.data.tokenizers import is_same_tokenizer
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.models import make_causal

@@ -14,8 +14,8 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from snakechat.algorithms.reward_models import ChatEncoder
 from snakechat.data.encoder import Encoder
-from snakechat.data.reward_model_encoding import ChatEncoder
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
 from snakechat.workflow.errors import InputError
 from support import family_tokenizers

@@ -17,6 +17,7 @@ from snakechat.data.row_encoding import (
 )
 from snakechat.data.templates import TurnsRejected
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
 from support.encoding import encode_pair
 
@@ -183,6 +184,20 @@ def test_each_turn_follows_the_prompt_that_the_model_has_when_it_responds(chat_t
         ("<s>\n\nHuman: Hu\n\nAssistant:", " yes</s>", ""),
         ("<s>\n\nHuman: Hu\n\nAssistant: yes\n\nHuman: man\n\nAssistant:", " no</s>", ""),
     ]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # The last five messages; a mark of the last one.
+        CHATML.replace("in messages", "in messages[-5:]"),
+        CHATML.replace("{{ message.role }}", "{{ message.role }}{{ '!' if loop.last }}"),
+    ],
+)
+def test_a_template_that_writes_a_prompt_differently_later_is_rejected(chat_tokenizer, template):
+    dialogue = turns_of("Hu", "yes", "man", "no", "yes", "Hu")
+    with pytest.raises(InputError, match="the chat template renders a dialogue as"):
+        encoded(Encoder(chat_tokenizer(template), "chat"), dialogue)
 
 
 def test_turns_before_a_question_without_text_or_with_weight_0_are_not_trained(chat_tokenizer):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from snakechat.algorithms.reward_models import ChatEncoder, TurnEncoder
+from snakechat.algorithms.rollouts import response_texts
 from snakechat.data.encoder import Encoder
-from snakechat.data.reward_model_encoding import ChatEncoder, TurnEncoder, response_texts
 from snakechat.workflow.errors import InputError
 from support.encoding import encode_pair
 from support.talking import as_chatml
