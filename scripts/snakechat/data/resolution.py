@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,8 @@ def _serve_names(paths: Sequence[str]) -> None:
 
 def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
     """Return the folder and the patterns of the files of a config; no patterns for the default."""
+    if configs is None:
+        return _folder(paths, name), None
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCardData
 
@@ -102,13 +106,18 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise InputError(f"the card has invalid configs: {reason}") from None
     if not found:
-        if name is not None and not any(path.startswith(f"{name}/") for path in paths):
-            raise InputError(f"name: there is no config and no folder {name}")
-        return name or "", None
+        return _folder(paths, name), None
     if chosen is None or chosen not in found:
         problem = "several configs" if chosen is None else f"no config {chosen}"
         raise InputError(f"the card has {problem}: set name to one of {', '.join(found)}")
     return found[chosen].get("data_dir") or "", found[chosen].get("data_files")
+
+
+def _folder(paths: Sequence[str], name: str | None) -> str:
+    """Return the folder that is read where there are no configs."""
+    if name is not None and not any(path.startswith(f"{name}/") for path in paths):
+        raise InputError(f"name: there is no config and no folder {name}")
+    return name or ""
 
 
 def _texts(patterns: Any) -> list[str]:
@@ -150,6 +159,13 @@ def _ask(request: str) -> dict[str, list[str]]:
 
 def main() -> None:
     """Read a request of splits_in_child, and write the splits or an error."""
+    # The package without its __init__, which would import all of its modules: half of the time.
+    spec = find_spec("datasets")
+    if spec is None:
+        sys.exit("it is not installed: pip install -r requirements.txt")
+    package = module_from_spec(spec)
+    package.__dict__["__version__"] = version("datasets")
+    sys.modules["datasets"] = package
     try:
         answer: dict[str, Any] = {"splits": resolve_splits(*json.load(sys.stdin))}
     except InputError as error:

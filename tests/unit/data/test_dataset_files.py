@@ -157,6 +157,11 @@ def test_what_cannot_be_resolved_is_an_error(paths, configs, source, error):
 def test_planning_asks_another_process():
     files = splits_in_child(THREE, None, None)
     assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
+    assert list(splits_in_child(PREFERENCES, CARD, None)) == [
+        "train_sft",
+        "train_prefs",
+        "test_prefs",
+    ]
     with pytest.raises(InputError, match="there is no config and no folder x"):
         splits_in_child(THREE, None, "x")
 
