@@ -10,10 +10,12 @@ wildcard_constraints:
 
 
 FUNCTIONS = fails_in_one_line(RuleFunctions)(workflow, config, BUILD, Path(workflow.basedir))
-inputs, params_of = FUNCTIONS.inputs, FUNCTIONS.params
-threads_of, resources_of = FUNCTIONS.threads, FUNCTIONS.resources
+# The manifests that a job reads: those that a rule names, and others that the config decides.
+inputs = FUNCTIONS.inputs
 results_of, recipe_results = FUNCTIONS.results, FUNCTIONS.recipe_results
 entries_with = FUNCTIONS.names
+# The words of a command, and the resources of a job that runs a model.
+WORDS, OF_PLACEMENT = FUNCTIONS.words, FUNCTIONS.resources
 
 # Snakemake uses the image with --sdm apptainer alone.
 if FUNCTIONS.config.values["container"]:
@@ -42,6 +44,19 @@ PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.python:q} {params.progr
 ARGUMENTS = "--spec {params.spec:q} --placement {params.placement:q} --options {params.options:q}"
 TO_LOG = "2>&1 | (trap '' INT TERM; tee -a {log:q})"
 RUN = f"trap 'exit 143' TERM; {PROGRAM} {ARGUMENTS} {TO_LOG}"
+
+
+# The base of the rules below. No job is of this rule itself.
+rule job:
+    log:
+        "output/logs/job.log",
+    conda:
+        "../envs/snakechat.yaml"
+    threads: FUNCTIONS.threads
+    params:
+        **WORDS,
+    shell:
+        RUN
 
 
 # Folders and files of results, such as output/eval/sft/tiny/metrics.json. Other rules, or train_sft,

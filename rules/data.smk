@@ -1,7 +1,7 @@
 # Dataset source -> records -> row numbers of the phases.
 
 
-rule import_dataset:
+use rule job as import_dataset with:
     input:
         unpack(inputs("import_dataset")),
     output:
@@ -11,30 +11,24 @@ rule import_dataset:
     wildcard_constraints:
         # select_responses and label_pairs make the others.
         name=f"(?!({entries_with('datasets', 'generations', 'label')})[.]manifest){RECIPE_NAME.pattern}",
-    conda:
-        "../envs/snakechat.yaml"
-    params:
-        **params_of("import_dataset"),
     message:
         "Importing dataset {wildcards.name}"
-    shell:
-        RUN
 
 
-use rule import_dataset as label_pairs with:
+use rule job as label_pairs with:
     input:
         unpack(inputs("label_pairs")),
+    output:
+        "output/data/{name}.manifest.json",
     log:
         "output/logs/label_pairs/{name}.log",
     wildcard_constraints:
         name=entries_with("datasets", "label"),
-    params:
-        **params_of("label_pairs"),
     message:
         "Labelling the pairs of dataset {wildcards.name}"
 
 
-use rule import_dataset as split_dataset with:
+use rule job as split_dataset with:
     input:
         unpack(inputs("split_dataset")),
     output:
@@ -43,7 +37,5 @@ use rule import_dataset as split_dataset with:
         "output/logs/split_dataset/{name}.log",
     wildcard_constraints:
         name=RECIPE_NAME.pattern,
-    params:
-        **params_of("split_dataset"),
     message:
         "Splitting dataset {wildcards.name} into the phases"

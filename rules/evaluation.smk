@@ -2,25 +2,19 @@
 # Their pages: pages.smk.
 
 
-rule check_gate:
+use rule job as check_gate with:
     input:
-        unpack(inputs("check_gate")),
+        unpack(inputs("check_gate", evaluation="output/eval/{stage}/{name}")),
     output:
         "output/gate/{stage}/{name}.manifest.json",
     log:
         "output/logs/check_gate/{stage}/{name}.log",
     localrule: True
-    conda:
-        "../envs/snakechat.yaml"
-    params:
-        **params_of("check_gate"),
     message:
         "Checking the gate of {wildcards.stage}/{wildcards.name}"
-    shell:
-        RUN
 
 
-rule prompt_eval:
+use rule job as prompt_eval with:
     input:
         unpack(inputs("prompt_eval")),
     output:
@@ -29,34 +23,20 @@ rule prompt_eval:
         "output/logs/prompt_eval/{stage}/{name}.log",
     wildcard_constraints:
         stage="sft|dpo|rlhf",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("prompt_eval")
     resources:
-        **resources_of("prompt_eval"),
-    params:
-        **params_of("prompt_eval"),
+        **OF_PLACEMENT,
     message:
         "Generating responses of the models of {wildcards.stage}/{wildcards.name}"
-    shell:
-        RUN
 
 
-rule rw_eval:
+use rule job as rw_eval with:
     input:
-        unpack(inputs("rw_eval")),
+        unpack(inputs("rw_eval", model="output/reward/{name}")),
     output:
         "output/rw_eval/reward/{name}.manifest.json",
     log:
         "output/logs/rw_eval/reward/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("rw_eval")
     resources:
-        **resources_of("rw_eval"),
-    params:
-        **params_of("rw_eval"),
+        **OF_PLACEMENT,
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
-    shell:
-        RUN

@@ -10,7 +10,7 @@ report: "captions/workflow.rst"
 RECIPES, MORE = "Recipes", "Responses and comparisons"
 
 
-rule draw_report:
+use rule job as draw_report with:
     input:
         unpack(inputs("draw_report")),
     output:
@@ -18,14 +18,8 @@ rule draw_report:
     log:
         "output/logs/draw_report/{stage}/{name}.log",
     localrule: True
-    conda:
-        "../envs/snakechat.yaml"
-    params:
-        **params_of("draw_report"),
     message:
         "Drawing the report of {wildcards.stage}/{wildcards.name}"
-    shell:
-        RUN
 
 
 rule report:
@@ -63,7 +57,7 @@ rule draw_page:
     conda:
         "../envs/snakechat.yaml"
     params:
-        **params_of("draw_page"),
+        **WORDS,
         page="output/pages/{page}/{stage}/{name}/{page}.html",
     message:
         "Drawing {wildcards.page} of {wildcards.stage}/{wildcards.name}"

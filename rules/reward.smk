@@ -1,48 +1,45 @@
 # The reward model, trained on chosen and rejected responses to the same prompt.
 
 
-use rule tokenize_sft as tokenize_reward with:
+use rule job as tokenize_reward with:
     input:
         unpack(inputs("tokenize_reward")),
     output:
         "output/tokens/reward/{name}.manifest.json",
     log:
         "output/logs/tokenize_reward/{name}.log",
-    threads: threads_of("tokenize_reward")
-    params:
-        **params_of("tokenize_reward"),
     message:
         "Tokenizing the reward phase for {wildcards.name}"
 
 
-use rule train_sft as train_reward with:
+use rule job as train_reward with:
     input:
-        unpack(inputs("train_reward")),
+        unpack(inputs("train_reward", tokens="output/tokens/reward/{name}")),
     output:
         "output/reward/{name}.manifest.json",
     log:
         "output/logs/train_reward/{name}.log",
-    threads: threads_of("train_reward")
     resources:
-        **resources_of("train_reward"),
-    params:
-        **params_of("train_reward"),
+        **OF_PLACEMENT,
     message:
         "Training reward model {wildcards.name}"
 
 
-use rule train_sft as evaluate_reward with:
+use rule job as evaluate_reward with:
     input:
-        unpack(inputs("evaluate_reward")),
+        unpack(
+            inputs(
+                "evaluate_reward",
+                model="output/reward/{name}",
+                tokens="output/tokens/reward/{name}",
+            )
+        ),
     output:
         "output/eval/reward/{name}.manifest.json",
     log:
         "output/logs/evaluate_reward/{name}.log",
-    threads: threads_of("evaluate_reward")
     resources:
-        **resources_of("evaluate_reward"),
-    params:
-        **params_of("evaluate_reward"),
+        **OF_PLACEMENT,
     message:
         "Evaluating reward model {wildcards.name}"
 

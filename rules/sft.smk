@@ -1,56 +1,41 @@
-# Supervised fine-tuning on the chosen responses. The rules of the other stages derive from these.
+# Supervised fine-tuning on the chosen responses.
 
 
-rule tokenize_sft:
+use rule job as tokenize_sft with:
     input:
         unpack(inputs("tokenize_sft")),
     output:
         "output/tokens/sft/{name}.manifest.json",
     log:
         "output/logs/tokenize_sft/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("tokenize_sft")
-    params:
-        **params_of("tokenize_sft"),
     message:
         "Tokenizing the SFT phase for {wildcards.name}"
-    shell:
-        f"export RAYON_NUM_THREADS={{threads}}; {RUN}"
 
 
-rule train_sft:
+use rule job as train_sft with:
     input:
-        unpack(inputs("train_sft")),
+        unpack(
+            inputs("train_sft", tokens="output/tokens/sft/{name}")
+        ),
     output:
         "output/sft/{name}.manifest.json",
     log:
         "output/logs/train_sft/{name}.log",
-    conda:
-        "../envs/snakechat.yaml"
-    threads: threads_of("train_sft")
     resources:
-        **resources_of("train_sft"),
-    params:
-        **params_of("train_sft"),
+        **OF_PLACEMENT,
     message:
         "Fine-tuning {wildcards.name}"
-    shell:
-        RUN
 
 
-use rule train_sft as evaluate_sft with:
+use rule job as evaluate_sft with:
     input:
-        unpack(inputs("evaluate_sft")),
+        unpack(inputs("evaluate_sft", model="output/sft/{name}", tokens="output/tokens/sft/{name}")),
     output:
         "output/eval/sft/{name}.manifest.json",
     log:
         "output/logs/evaluate_sft/{name}.log",
-    threads: threads_of("evaluate_sft")
     resources:
-        **resources_of("evaluate_sft"),
-    params:
-        **params_of("evaluate_sft"),
+        **OF_PLACEMENT,
     message:
         "Evaluating SFT model {wildcards.name}"
 

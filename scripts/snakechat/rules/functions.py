@@ -9,7 +9,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -128,6 +128,8 @@ class RuleFunctions:
         # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
         self._is_checked = self._is_build = self._ran_jobs = False
+        # The jobs that were asked for, by the paths of their manifests.
+        self._jobs: dict[str, Job] = {}
         self._placement = functools.cache(self._find_placement)
         self._will_run = functools.cache(self._find_will_run)
         self._warn_of_unread_files = functools.cache(self._find_unread_files)
@@ -151,15 +153,24 @@ class RuleFunctions:
 
     # --- jobs ---------------------------------------------------------------------------------
 
-    def inputs(self, rule: str) -> RuleFunction:
-        """Return an input function: the manifests of the upstream jobs, by the program's names."""
+    def inputs(self, rule: str, **fixed: str) -> RuleFunction:
+        """Return an input function: the manifests of the upstream jobs, by the program's names.
+
+        Args:
+            rule: The rule of the jobs.
+            fixed: The results that do not depend on the config, for readers of the rules. A job
+                need not have all of them.
+        """
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
             name = name_of(wildcards)
             will_run = self._will_run(rule, name)
             spec, _ = self._specs.spec(rule, name)
+            for key in spec["inputs"].keys() & fixed.keys():
+                assert spec["inputs"][key]["path"] == fixed[key].format(**wildcards), (rule, key)
             self._warn_of_unread_files(rule, name)
+            self._jobs[self._specs.manifest(rule, name)] = (rule, name)
             is_stale = spec["path"] in self._staleness.stale or self._is_forced(rule, name)
             return {
                 **{
@@ -188,59 +199,55 @@ class RuleFunctions:
         """Return the input that has Snakemake run a job if it is stale."""
         return {"stamp": self._stamp.input(is_stale)} if self._stamp else {}
 
-    def params(self, rule: str) -> dict[str, RuleFunction]:
-        """Return the words of a job's command.
+    def _job_of(self, output: Sequence[str]) -> Job:
+        """Return the job that makes the outputs, of which the manifest is the first."""
+        return self._jobs[output[0]]
+
+    @property
+    def words(self) -> dict[str, RuleFunction]:
+        """The words of a job's command.
 
         They are functions of the output, which Snakemake does not compare with those of the last
         run: specs decide what is stale.
         """
 
-        @fails_in_one_line
         def placement(wildcards: Any, output: Any) -> str:
-            return canonical_json(placement_values(self._placement(rule, name_of(wildcards))))
+            return canonical_json(placement_values(self._placement(*self._job_of(output))))
 
-        @fails_in_one_line
         def options(wildcards: Any, output: Any) -> str:
-            found = run_options(self.config, rule, name_of(wildcards), self._options)
+            found = run_options(self.config, *self._job_of(output), self._options)
             return canonical_json(changed_values(found))
 
-        def spec_file(wildcards: Any, output: Any) -> str:
-            name = name_of(wildcards)
-            _, spec_digest = self._specs.spec(rule, name)
-            return str(spec_path(rule, name, spec_digest))
+        def spec(wildcards: Any, output: Any) -> str:
+            job = self._job_of(output)
+            return str(spec_path(*job, self._specs.spec(*job)[1]))
 
         def python(wildcards: Any, output: Any) -> str:
             shared = snakemake_adapter.jobs_share_environment(self.workflow)
             return sys.executable if shared else "python"
 
         def program(wildcards: Any, output: Any) -> list[str]:
+            rule, _ = self._job_of(output)
             names = ("launch", RULES[rule].program or rule)
             return [f"{self.snapshot.folder}/scripts/{name}.py" for name in names]
 
-        return {
-            "python": python,
-            "program": program,
-            "spec": spec_file,
-            "placement": placement,
-            "options": options,
-        }
+        functions = (python, program, spec, placement, options)
+        return {function.__name__: fails_in_one_line(function) for function in functions}
 
-    def threads(self, rule: str) -> RuleFunction:
-        """Return a function of wildcards: CPU threads of a job of a recipe on each node."""
+    @fails_in_one_line
+    def threads(self, wildcards: Any, rulename: str) -> int:
+        """Return the CPU threads of a job on each node."""
+        return self._placement(self._rules[rulename], name_of(wildcards)).threads
 
-        @fails_in_one_line
-        def lookup(wildcards: Any) -> int:
-            return self._placement(rule, name_of(wildcards)).threads
-
-        return lookup
-
-    def resources(self, rule: str) -> dict[str, RuleFunction]:
-        """Return the resources of a job of a recipe, each a function of wildcards and attempt."""
+    @property
+    def resources(self) -> dict[str, RuleFunction]:
+        """The resources of a job that runs a model."""
 
         def resource(key: str) -> RuleFunction:
             @fails_in_one_line
-            def lookup(wildcards: Any, attempt: int) -> int | str | None:
-                return job_resources(self._placement(rule, name_of(wildcards)), attempt)[key]
+            def lookup(wildcards: Any, attempt: int, rulename: str) -> int | str | None:
+                placement = self._placement(self._rules[rulename], name_of(wildcards))
+                return job_resources(placement, attempt)[key]
 
             return lookup
 

@@ -47,5 +47,5 @@ def prepare_environment() -> None:
 
 def set_threads(number: int) -> None:
     """Set the number of CPU threads of the libraries that a process of the job loads."""
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
         os.environ[name] = str(number)
