@@ -22,38 +22,18 @@ from snakemake.utils import min_version
 
 min_version("9.27")
 
-# Snakechat decides for a whole build what is stale, and locks it.
-if not workflow.modifier.is_main_snakefile():
-    sys.exit(
-        "error: Snakechat cannot be a module of another Snakefile: have a rule run it"
-        " (docs/en/reproducibility.md)"
-    )
-
-
-# On a cluster, Snakemake plans again in each job, with the sources and the config of the build that
-# submitted it (snakechat.workflow.snapshot).
-BUILD = {"sources": workflow.basedir}
+# The folder of this file, which may be a module of another Snakefile. On a cluster, Snakemake plans
+# again in each job, with the sources and the config of the build that submitted it
+# (snakechat.workflow.snapshot).
+BUILD = {"sources": str(Path(workflow.current_basedir))}
 if workflow.remote_exec:
     BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
 sys.path.insert(0, f"{BUILD['sources']}/scripts")
 
-from snakechat.config.loading import check_config_files, project_files
-from snakechat.config.errors import ConfigError
-from snakechat.workflow.snakemake_command_line import command_line_configfiles
+from snakechat.rules.functions import RuleFunctions, fails_in_one_line
 
-CONFIG_FILES = project_files(Path(workflow.basedir))
-
-# Before Snakemake reads these files. It has read the files of --configfile already.
-if not workflow.remote_exec:
-    try:
-        check_config_files([*CONFIG_FILES, *command_line_configfiles(workflow)])
-    except ConfigError as error:
-        sys.exit(f"error: {error}")
-
-
-for FILE in CONFIG_FILES:
-
-    configfile: FILE
+# Snakemake has read the files of --configfile already, or the module's `config`.
+FUNCTIONS = fails_in_one_line(RuleFunctions)(workflow, config, BUILD)
 
 
 include: f"{BUILD['sources']}/rules/common.smk"

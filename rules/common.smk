@@ -1,7 +1,6 @@
 # What all rule files use: the functions of wildcards, the command of jobs, start and end of a build.
 
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
-from snakechat.rules.functions import RuleFunctions, fails_in_one_line
 
 
 wildcard_constraints:
@@ -9,7 +8,6 @@ wildcard_constraints:
     stage="|".join(STAGES),
 
 
-FUNCTIONS = fails_in_one_line(RuleFunctions)(workflow, config, BUILD, Path(workflow.basedir))
 # The manifests that a job reads: those that a rule names, and others that the config decides.
 inputs = FUNCTIONS.inputs
 results_of, recipe_results = FUNCTIONS.results, FUNCTIONS.recipe_results

@@ -12,7 +12,7 @@ use rule job as fetch_model with:
         name=entries_with("models", "hub", "path"),
     resources:
         # The weights are copied without loading them.
-        mem_mb=lambda wildcards, attempt: 4000 * attempt,
+        mem_mb=8000,
     message:
         "Fetching model {wildcards.name}"
 

@@ -14,9 +14,7 @@ use rule job as tokenize_sft with:
 
 use rule job as train_sft with:
     input:
-        unpack(
-            inputs("train_sft", tokens="output/tokens/sft/{name}")
-        ),
+        unpack(inputs("train_sft", tokens="output/tokens/sft/{name}")),
     output:
         "output/sft/{name}.manifest.json",
     log:

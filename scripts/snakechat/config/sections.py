@@ -316,6 +316,10 @@ class Gate(Settings):
         return self
 
 
+# Where a cluster runs jobs; snakechat.jobs.placements has the names of Snakemake's plugin.
+SlurmKey = Literal["partition", "account", "qos", "constraint", "gpu_type"]
+
+
 class PlacementKeys(Settings):
     """Keys of a deployment, which a recipe may change (snakechat.workflow.placement)."""
 
@@ -336,6 +340,8 @@ class PlacementKeys(Settings):
     environment: dict[EnvironmentVariable, str] | None = ABSENT
     critic_zero_stage: Literal[0, 1, 2, 3] | None = ABSENT
     offload_frozen: bool = ABSENT
+    max_mem_mb: Count | None = ABSENT
+    slurm: dict[SlurmKey, str] | None = ABSENT
 
 
 # A deployment has values for these, which have no defaults.

@@ -18,7 +18,16 @@ from snakechat.jobs.rules import RULES, recipe_of
 from snakechat.workflow.placement import SERIAL, Placement, RunOptions
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
-RESOURCES = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
+HARDWARE = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
+# The keys of `slurm` in a deployment. Without one, the profile decides.
+OF_SLURM = {
+    "slurm_partition": "partition",
+    "slurm_account": "account",
+    "qos": "qos",
+    "constraint": "constraint",
+    "gpu_model": "gpu_type",
+}
+RESOURCES = (*HARDWARE, *OF_SLURM)
 
 
 def job_placement(config: Config, rule: str, name: str) -> Placement:
@@ -44,24 +53,31 @@ def job_placement(config: Config, rule: str, name: str) -> Placement:
     return replace(placement, nodes=1, gpus_per_node=min(gpus, 1), threads=threads)
 
 
-def job_resources(placement: Placement, attempt: int) -> dict[str, int | str | None]:
+def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:
     """Return the resources of a job by name; None where the job does not ask for one.
 
-    Memory and time grow by half with each attempt.
+    Args:
+        placement: The placement of the job.
+        out_of_memory: How often the job ran out of memory in this build. Its memory grows by half
+            each time, up to `max_mem_mb`. A training that is resumed asks for the same time again.
     """
-    nodes, gpus = placement.nodes, placement.gpus_per_node
-    many = nodes > 1
+    nodes, gpus, slurm = placement.nodes, placement.gpus_per_node, placement.slurm or {}
+    many, gpu_type = nodes > 1, slurm.get("gpu_type")
+    limit = max(placement.max_mem_mb or 0, placement.mem_mb)
+    of_slurm: dict[str, int | str | None] = {name: slurm.get(key) for name, key in OF_SLURM.items()}
     return {
+        **of_slurm,
         "nodes": nodes,
         "gpu": None if many else gpus or None,
         # On several nodes: neither fewer GPUs on one of them, nor the GPUs of one spread over two.
-        "gres": f"gpu:{gpus}" if many and gpus else None,
+        "gres": ":".join(filter(None, ("gpu", gpu_type, str(gpus)))) if many and gpus else None,
+        "gpu_model": gpu_type if gpus and not many else None,
         # The plugin then leaves it to scripts/launch.py to start a task on each node.
         "mpi": "srun" if many else None,
         "tasks": nodes if many else None,
         "tasks_per_gpu": 0 if many else None,
-        "mem_mb": placement.mem_mb * (1 + attempt) // 2,
-        "runtime": placement.runtime * (1 + attempt) // 2,
+        "mem_mb": min(placement.mem_mb * (2 + out_of_memory) // 2, limit),
+        "runtime": placement.runtime,
     }
 
 

@@ -7,8 +7,10 @@ one line. Only rules/common.smk uses this module.
 import copy
 import functools
 import inspect
+import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.llm_judges import check_keys
-from snakechat.config.loading import load_config
+from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import COMPARISON_NAME, STAGES
 from snakechat.jobs.descriptions import Job
 from snakechat.jobs.files import unread_files_remark
@@ -91,10 +93,9 @@ class RuleFunctions:
 
     Args:
         workflow: The workflow of Snakemake.
-        config: The config of Snakemake. On a cluster, the config of the build replaces it.
-        planned: On a cluster, the build that submitted this job, as its file has it; otherwise the
-            folder of the sources.
-        root: The folder of the Snakefile, which relative paths of the config start from.
+        config: The config of the user, for values on top of the project's files.
+        planned: The folder of the sources; on a cluster, the build that submitted this job, as its
+            file has it.
 
     Attributes:
         config: The checked config.
@@ -102,32 +103,36 @@ class RuleFunctions:
         build_file: The file that jobs plan with.
     """
 
-    def __init__(
-        self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], root: Path
-    ) -> None:
+    def __init__(self, workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> None:
         self.workflow, sources = workflow, Path(planned["sources"])
+        # Relative paths of the config start from the Snakefile that users run.
+        root = Path(workflow.basedir)
         for folder in (root, Path.cwd()):
             snakemake_adapter.check_path(folder)
-        if "config" in planned:
-            config.clear()
-            config.update(planned["config"])
-        command_line = planned.get(
-            "command_line", snakemake_command_line.command_line_config(workflow)
-        )
-        values = copy.deepcopy(config)
-        self.config = load_config(config, root, sources, command_line)
+        is_main = workflow.modifier.is_main_snakefile()
+        if workflow.remote_exec:
+            values, command_line = planned["config"], planned["command_line"]
+        else:
+            own = snakemake_command_line.command_line_configfiles(workflow) if is_main else []
+            check_config_files([*project_files(sources), *own])
+            values = snakemake_command_line.read_config(project_files(sources), config)
+            command_line = snakemake_command_line.command_line_config(workflow) if is_main else {}
+        unchecked = copy.deepcopy(values)
+        self.config = load_config(values, root, sources, command_line)
         try:
             self.snapshot = take_snapshot(sources)
         except OSError as error:
             raise InputError(f"{error.filename}: {error.strerror}") from None
         copied = str(self.snapshot.folder.absolute())
-        self._build = Build(copied, values, command_line, forced=[])
+        self._build = Build(copied, unchecked, command_line, forced=[])
         self.build_file = str(self._build.path)
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
         self._is_checked = self._is_build = self._ran_jobs = False
+        # How often jobs ran out of memory, by their logs.
+        self._out_of_memory: Counter[str] = Counter()
         # The jobs that were asked for, by the paths of their manifests.
         self._jobs: dict[str, Job] = {}
         self._placement = functools.cache(self._find_placement)
@@ -149,7 +154,7 @@ class RuleFunctions:
             *map(fails_in_one_line, (self.begin, self.start, self.finish)),
         )
         snakemake_messages.hide_messages(set(self._rules))
-        snakemake_messages.repeat_errors()
+        snakemake_messages.repeat_errors(self._out_of_memory)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -245,9 +250,12 @@ class RuleFunctions:
 
         def resource(key: str) -> RuleFunction:
             @fails_in_one_line
-            def lookup(wildcards: Any, attempt: int, rulename: str) -> int | str | None:
-                placement = self._placement(self._rules[rulename], name_of(wildcards))
-                return job_resources(placement, attempt)[key]
+            def lookup(wildcards: Any, rulename: str) -> int | str | None:
+                job = self._rules[rulename], name_of(wildcards)
+                log = "output/logs/{}/{}.log".format(*job)
+                found = job_resources(self._placement(*job), self._out_of_memory[log])[key]
+                default = snakemake_adapter.default_resource(self.workflow, key)
+                return default if found is None else found
 
             return lookup
 
@@ -395,6 +403,9 @@ class RuleFunctions:
             for rule, name, _ in snakemake_adapter.planned_jobs(self.workflow, self._rules)
             if rule.startswith("train_")
         )
+        # Another workflow may read these folders: what is written here makes none of them newer.
+        folders = [Path("output", *recipe) for recipe in recipes]
+        times = {folder: folder.stat() for folder in folders if folder.exists()}
         for stage, name in recipes:
             model = current.result(f"train_{stage}", name)
             jobs = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
@@ -407,6 +418,10 @@ class RuleFunctions:
             from snakechat.pages.card import write_cards
 
             write_cards(self._specs, recipes)
+        for folder, status in times.items():
+            # Of a team, another user may have made it.
+            with suppress(PermissionError):
+                os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
         if self._ran_jobs:
             warn_of_size(self.config.stores[0], self.config.store_max_bytes)
 

@@ -43,6 +43,8 @@ class Placement:
     environment: dict[str, str] | None = None
     critic_zero_stage: ZeroStage | None = None
     offload_frozen: bool = False
+    max_mem_mb: int | None = None
+    slurm: dict[str, str] | None = None
 
 
 # A job without models runs in one process on a CPU. Snakemake's defaults limit its memory and time.

@@ -91,6 +91,13 @@ def jobs_share_environment(workflow: Any) -> bool:
     return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
 
 
+def default_resource(workflow: Any, name: str) -> int | str | None:
+    """Return the value that the options or the profile give a resource, None without any."""
+    found = workflow.resource_settings._parsed_default_resources.get(name)
+    value: int | str | None = getattr(found, "raw", None)
+    return value
+
+
 # --- builds -----------------------------------------------------------------------------------
 
 

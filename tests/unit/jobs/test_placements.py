@@ -46,13 +46,23 @@ STEP = {"mpi": "srun", "tasks_per_gpu": 0}
 )
 def test_resources_of_a_job(placement, expected):
     expected = {**NONE, "mem_mb": 1000, "runtime": 60, **expected}
-    assert job_resources(replace(PLACEMENT, **placement), attempt=1) == expected
+    assert job_resources(replace(PLACEMENT, **placement), 0) == expected
 
 
-def test_memory_and_time_grow_by_half_with_each_attempt():
-    resources = [job_resources(PLACEMENT, attempt) for attempt in (1, 2, 3)]
-    assert [each["mem_mb"] for each in resources] == [1000, 1500, 2000]
-    assert [each["runtime"] for each in resources] == [60, 90, 120]
+def test_memory_grows_after_a_job_ran_out_of_it_up_to_a_limit():
+    placement = replace(PLACEMENT, max_mem_mb=1800)
+    resources = [job_resources(placement, times) for times in (0, 1, 2)]
+    assert [each["mem_mb"] for each in resources] == [1000, 1500, 1800]
+    assert [each["runtime"] for each in resources] == [60, 60, 60]
+    assert job_resources(PLACEMENT, 2)["mem_mb"] == 1000
+
+
+def test_a_deployment_has_a_partition_and_a_type_of_gpus():
+    slurm = {"partition": "a100", "qos": "long", "gpu_type": "a100"}
+    placement = replace(PLACEMENT, slurm=slurm)
+    expected = {"slurm_partition": "a100", "qos": "long", "gpu_model": "a100", "gpu": 8}
+    assert expected.items() <= job_resources(placement).items()
+    assert job_resources(replace(placement, nodes=2))["gres"] == "gpu:a100:8"
 
 
 def test_a_job_without_models_has_a_process_on_the_cpu():

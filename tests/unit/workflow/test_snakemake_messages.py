@@ -1,16 +1,36 @@
 """What Snakemake prints of a build."""
 
 import logging
+from collections import Counter
 
+import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.snakemake_messages import repeat_errors
 
 
-def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypatch):
-    messages = logging.getLogger("test of messages")
-    monkeypatch.setattr("snakechat.workflow.snakemake_messages.logger", messages)
-    repeat_errors()
+@pytest.fixture
+def messages(monkeypatch):
+    """A logger in place of Snakemake's, without handlers and filters."""
+    logger = logging.Logger("test of messages")
+    monkeypatch.setattr("snakechat.workflow.snakemake_messages.logger", logger)
+    return logger
+
+
+def fail(messages, log):
+    """Log that a job failed; return the record as it is shown."""
+    shown = []
+    handler = logging.Handler()
+    handler.emit = shown.append
+    messages.addHandler(handler)
+    messages.error("Error in rule", extra={"event": LogEvent.JOB_ERROR, "log": [str(log)]})
+    messages.removeHandler(handler)
+    return shown[0]
+
+
+def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages):
+    out_of_memory = Counter()
+    repeat_errors(out_of_memory)
     shown = []
     handler = logging.Handler()
     handler.emit = shown.append
@@ -25,6 +45,7 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
         *((f"{name}.log", None) for name in ("a", "raised", "killed", "missing")),
         ("a.log", "job 7 was cancelled"),
         ("missing.log", "Job submission failed: no sbatch\n"),
+        ("killed.log", "SLURM status is: 'OUT_OF_MEMORY'"),
     ):
         messages.error("RuleException:\nCalledProcessError in file x:\nCommand 'y' returned 1")
         extra = {"event": LogEvent.JOB_ERROR, "rule_msg": message, "log": [str(tmp_path / log)]}
@@ -35,7 +56,7 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
         f" kernel when memory ran out: {tmp_path}/{name}.log"
         for name in ("killed", "missing")
     )
-    jobs = [record.rule_msg for record in shown[1:7]]
+    jobs = [record.rule_msg for record in shown[1:8]]
     assert jobs == [
         "error: row 1",
         "ZeroDivisionError: division",
@@ -43,8 +64,30 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, monkeypat
         missing,
         "job 7 was cancelled",
         "Job submission failed: no sbatch\n",
+        "SLURM status is: 'OUT_OF_MEMORY'",
     ]
     assert shown[0].getMessage() == failed
-    errors = ["error: row 1", "ZeroDivisionError: division", killed, missing]
-    errors.append("error: Job submission failed: no sbatch")
-    assert shown[7].getMessage() == "\n".join(errors)
+    errors = {
+        "a": "error: row 1",
+        "raised": "ZeroDivisionError: division",
+        "killed": killed,
+        "missing": missing,
+    }
+    lines = [f"{error} ({tmp_path}/{name}.log)" for name, error in errors.items()]
+    lines.append(f"error: Job submission failed: no sbatch ({tmp_path}/missing.log)")
+    lines.append(f"error: SLURM status is: 'OUT_OF_MEMORY' ({tmp_path}/killed.log)")
+    assert shown[8].getMessage() == "\n".join(lines)
+    assert out_of_memory == {f"{tmp_path}/killed.log": 1}
+
+
+def test_a_log_of_an_earlier_run_is_not_the_error_of_a_job(tmp_path, messages):
+    log = tmp_path / "a.log"
+    log.write_text("error: row 1\n")
+    repeat_errors(Counter())
+    extra = {"event": LogEvent.JOB_INFO, "log": [str(log)]}
+    messages.info("Rule", extra=extra)
+    record = fail(messages, log)
+    assert "killed before it could say why" in record.rule_msg
+    log.write_text("/bin/bash: line 1: /x/python: No such file or directory\n")
+    record = fail(messages, log)
+    assert record.rule_msg == "error: /bin/bash: line 1: /x/python: No such file or directory"
