@@ -2,11 +2,14 @@
 
 import copy
 from functools import cache
+from pathlib import Path
 
 import yaml
 
-from conftest import ROOT
 from snakechat.config.loading import load_config, project_files, update
+
+# Not of conftest: tests/gpu has another one, and runs programs.
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @cache

@@ -27,6 +27,7 @@ from snakechat.modeling.packing import (
     packed_attention_mask,
     sliding_window_mask,
 )
+from snakechat.modeling.shared_prompts import shared_prompt_arguments, supports_shared_prompts
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
@@ -120,6 +121,8 @@ def attention_arguments(model: PreTrainedModel, inputs: ModelInputs) -> dict[str
     """Return the arguments of a forward pass that define its attention mask."""
     segments = inputs.segments
     if segments is not None:
+        if segments.groups and supports_shared_prompts(model):
+            return shared_prompt_arguments(segments.groups, segments.row_ids)
         if segments.boundaries is not None and supports_varlen(
             model.device, model.dtype, head_size(model.config)
         ):

@@ -18,6 +18,7 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
+from snakechat.modeling.shared_prompts import Group, are_long
 
 Ids = Sequence[int] | np.ndarray
 # A row's prompt, and its responses.
@@ -37,13 +38,14 @@ class Segments(NamedTuple):
 
     row_ids, segment_ids: [B, T], see packed_attention_mask. boundaries: int32 [N + 1], where rows
     and padding begin and end in the flattened [B * T] positions; None if responses share prompts.
-    longest: tokens of the longest row or padding.
+    longest: tokens of the longest row or padding. groups: where the parts of rows are, on a CPU.
     """
 
     row_ids: torch.Tensor
     segment_ids: torch.Tensor
     boundaries: torch.Tensor | None
     longest: int
+    groups: list[Group] | None = None
 
 
 class ModelInputs(NamedTuple):
@@ -51,8 +53,8 @@ class ModelInputs(NamedTuple):
 
     input_ids: [B, T]. attention_mask: ones [B, T]. With packing position_ids: [B, T], and
     attention_mask: bool [B, 1, T, T], True where a token (third dimension) attends to another
-    (fourth). If the placement allows other kernels than SDPA, segments take its place until the
-    model is known (snakechat.modeling.attention).
+    (fourth). If the placement allows other kernels than SDPA, or long responses share prompts,
+    segments take its place until the model is known (forward.attention_arguments).
     """
 
     input_ids: torch.Tensor
@@ -168,6 +170,7 @@ def collate(
     ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
     # Flat indices of each sequence of prompt and response, by the response's number.
     indices: list[list[np.ndarray]] = [[] for _ in range(num_responses if packing else 1)]
+    groups: list[Group] = []
     for number, sequence in enumerate(sequences):
         start = 0
         for row, (prompt, responses) in enumerate(sequence, start=1):
@@ -180,6 +183,8 @@ def collate(
                 index = number * shape[1] + np.concatenate([prompt_columns, columns])
                 indices[segment - 1].append(index)
                 start += len(response)
+            spans = [slice(int(c[0]), int(c[-1]) + 1) for c, *_ in segments if len(c)]
+            groups.append(Group(number, spans[0], spans[1:]))
             for columns, tokens, segment, first_position in segments:
                 ids[number, columns] = tokens
                 positions[number, columns] = first_position + np.arange(len(columns))
@@ -205,7 +210,13 @@ def collate(
     inputs = ModelInputs(to_device(ids))
     if packing:
         inputs = inputs._replace(position_ids=to_device(positions))
-        if acceleration.current().attn_implementation == "sdpa":
+        choices = acceleration.current()
+        share = num_responses > 1 and device.type == "cpu" and are_long(groups)
+        if share and not choices.compile:
+            inputs = inputs._replace(
+                segments=Segments(to_device(row_ids), to_device(segment_ids), None, 0, groups)
+            )
+        elif choices.attn_implementation == "sdpa":
             mask = packed_attention_mask(to_device(row_ids), to_device(segment_ids))
             inputs = inputs._replace(attention_mask=mask)
         else:
