@@ -16,16 +16,23 @@ pytestmark = pytest.mark.slow
 PLACE = "where the result is stored, which no file of it says"
 RUN = "whether the program runs at all"
 RECORD = "for run.json, which is not part of the result"
+PLACEMENT = "how the placement uses the hardware"
 REASONS = {
     "code_digests.code_digests": RUN,
-    "locks.acquire_lock": RUN,
+    "code_digests.uses_vllm": RUN,
+    "errors.is_out_of_memory": PLACEMENT,
+    "links.linked_folder": "where an input is stored, which is compared with its manifest",
+    "locks.wait_for_lock": RUN,
     "progress_lines.ProgressLines.is_due": "whether a line of the log is printed",
     "run_record.peak_memory_mb": RECORD,
     "run_record.run_record": RECORD,
-    "store.is_undamaged": RUN,
-    "store.store_key": PLACE,
-    "store.stored_folder": PLACE,
-    "store.temporary_folder": PLACE,
+    "rungs.goes_down": PLACEMENT,
+    "rungs.is_open": PLACEMENT,
+    "rungs.noted_number": PLACEMENT,
+    "store.is_complete": RUN,
+    "store.lock_path": PLACE,
+    "store.state_folder": PLACE,
+    "store.unfinished_folder": PLACE,
 }
 
 
