@@ -11,8 +11,10 @@ import pytest
 import yaml
 
 from conftest import ROOT, Workflow, copy_sources
-from snakechat.config.schema import config_schema
-from support.configs import load, project_values
+from snakechat.config.recipes import Config
+from snakechat.config.schema import SETTINGS, checked, config_schema
+from snakechat.config.sections import Sections
+from support.configs import config_values, project_values
 
 sys.path.insert(0, str(ROOT / "docs"))
 
@@ -307,7 +309,11 @@ def test_documented_options_of_programs_exist():
 def test_documented_configs_fit_the_schema():
     for path in DOCS:
         for block in blocks(path, "yaml"):
-            load(yaml.safe_load(block))
+            changes = yaml.safe_load(block)
+            config = Config(checked(config_values(changes), Sections), ROOT, ROOT)
+            for stage in SETTINGS:
+                for name in changes.get(stage, {}).get("recipes", ()):
+                    config.recipe(stage, name)
 
 
 def test_the_changelog_has_the_version_to_cite():

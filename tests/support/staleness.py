@@ -141,9 +141,13 @@ def nested(path, value):
     return value
 
 
-# The keys that the tiny recipes set themselves in the quick build.
+# The keys that the tiny recipes set in the quick build, themselves or by their preset.
 RECIPES = {
-    stage: merged(CONFIG[stage]["recipes"]["tiny"], QUICK[stage]["recipes"]["tiny"])
+    stage: merged(
+        CONFIG[stage].get("presets", {}).get("tiny", {}),
+        CONFIG[stage]["recipes"]["tiny"],
+        QUICK[stage]["recipes"]["tiny"],
+    )
     for stage in ("sft", "reward", "dpo", "rlhf", "generations")
 }
 MODEL = CONFIG["models"]["tiny"]

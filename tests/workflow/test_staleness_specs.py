@@ -214,7 +214,6 @@ PLACE = {
     "cuda_graphs": True,
     "attn_implementation": "sdpa",
     "compile": True,
-    "vllm_tensor_parallel_size": 2,
     "environment": {"NCCL_SOCKET_IFNAME": "eth1"},
 }
 ACCESS = {
