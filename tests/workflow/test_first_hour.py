@@ -41,7 +41,7 @@ def test_a_failed_build_ends_with_the_error_of_its_job(sources):
     assert process.returncode == 1
     assert last_line(process) == (
         "error: mine/train.jsonl: row 1: column chosen is missing; the row has prompt: check"
-        " format, columns and keep of the dataset"
+        " format, columns and keep of the dataset (output/logs/import_dataset/mine.log)"
     )
     assert "None" not in process.stdout
     assert process.stdout.count("--placement") == 1
