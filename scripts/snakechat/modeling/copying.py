@@ -34,6 +34,7 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.modeling.deferred_weights import names_in_model
+from snakechat.modeling.models import MAX_LAYERS
 from snakechat.modeling.weight_writing import MAX_FILE_SIZE
 from snakechat.workflow.errors import InputError
 
@@ -178,7 +179,8 @@ def _model_without_weights(auto_class: Any, source: Path, tensors: Tensors) -> P
     """
     config = load_pretrained(AutoConfig, source)
     layers = getattr(config, "num_hidden_layers", 0)
-    if layers > len(tensors):
+    # A model of that many would take hours to make.
+    if layers > max(len(tensors), MAX_LAYERS):
         raise InputError(
             f"config.json has num_hidden_layers: {layers}, but there are only {len(tensors)}"
             " weights: weights and config.json must belong to the same model"
