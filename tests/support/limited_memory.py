@@ -27,7 +27,7 @@ def train():
     models.choose_device = lambda placement: torch.device("cpu")
     # Otherwise most of the memory is that of DeepSpeed's buffers.
     zero_stages.DEFAULT_BUFFERS = zero_stages.ZeroBuffers(1 << 16, 1 << 16, 1 << 16)
-    from snakechat.config.sft import SftSettings
+    from snakechat.config.training_settings import SftSettings
 
     import train_sft
     from snakechat.training import engine, loop
