@@ -6,24 +6,23 @@
 
 Plans the jobs and placements of a build with the same targets and options of Snakemake; without
 targets, of all results that exist. Builds nothing, and downloads nothing but config.json of models
-of the Hub. The modules in snakechat/planning/ describe the method.
+of the Hub. The modules in snakechat/estimates/ describe the method.
 """
 
 import argparse
 import math
 from collections.abc import Sequence
 
-from snakechat.jobs.planner import plan_build
-from snakechat.planning.compute_time import (
+from snakechat.estimates.compute_time import (
     BANDWIDTH_UTILIZATION,
     FLOPS_UTILIZATION,
     GPU_SYNTAX,
     GPUS,
-    LORA_FLOPS_UTILIZATION,
     parse_gpu,
 )
-from snakechat.planning.job_estimate import JobEstimate, format_bytes
-from snakechat.planning.memory import COMPONENTS, GIB, checkpoint_bytes
+from snakechat.estimates.job_estimate import JobEstimate, format_bytes
+from snakechat.estimates.memory import COMPONENTS, GIB, checkpoint_bytes
+from snakechat.jobs.planner import plan_build
 from snakechat.workflow.errors import one_line_errors
 
 COLUMNS = ("job", "state", "GPUs", *COMPONENTS, "total", "at", "disk", "hours")
@@ -53,11 +52,11 @@ def main() -> None:
         parser.error(f"argument --gpu: {error}")
 
     plan = plan_build(words)
-    jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
+    jobs = [JobEstimate(path, plan, gpu, arguments.gpu) for path in plan.jobs]
     print(
         f"{arguments.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"
-        f" TFLOPS ({LORA_FLOPS_UTILIZATION:.0%} with adapters), {BANDWIDTH_UTILIZATION:.0%} of the"
+        f" TFLOPS, {BANDWIDTH_UTILIZATION:.0%} of the"
         " bandwidth"
     )
     print(format_table([COLUMNS, *map(table_row, jobs)]))

@@ -82,13 +82,13 @@ def program_forks():
 def opt_hub(monkeypatch):
     """A Hub that has the configs of OPT, without a connection."""
     # They import torch.
-    from snakechat.planning import model_configs
+    from snakechat.estimates import inputs
     from support.specs import OPT_CONFIGS
 
     def config_of(name, revision):
         return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
 
-    monkeypatch.setattr(model_configs, "hub_config", config_of)
+    monkeypatch.setattr(inputs, "hub_config", config_of)
 
 
 @pytest.fixture(autouse=True)

@@ -34,7 +34,6 @@ if not importlib.util.find_spec("tensorboard"):
     sys.modules["torch.utils.tensorboard"] = silent
 
 import torch  # noqa: E402
-from snakechat.planning.plan import Plan, PlannedJob  # noqa: E402
 
 from gpu.workloads import (  # noqa: E402
     SHAPES,
@@ -49,12 +48,13 @@ from gpu.workloads import (  # noqa: E402
     tokens_folder,
     train,
 )
+from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
+from snakechat.estimates.inputs import FIELDS  # noqa: E402
+from snakechat.estimates.memory import peak_memory  # noqa: E402
+from snakechat.estimates.workloads import job_workload  # noqa: E402
+from snakechat.jobs.plan import Plan, PlannedJob  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.generation import sample_responses  # noqa: E402
-from snakechat.planning.flops import peak_flops, training_flops  # noqa: E402
-from snakechat.planning.job_workloads import job_workload  # noqa: E402
-from snakechat.planning.memory import peak_memory  # noqa: E402
-from snakechat.planning.token_counts import FIELDS  # noqa: E402
 
 SECTIONS = {}
 

@@ -12,19 +12,19 @@ from unittest import mock
 
 import numpy as np
 import torch
+from snakechat.estimates.workload import LoadedModel, Workload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gpu.workloads import SHAPES
+from snakechat.estimates.activation_memory import BatchShape, ModelSpec
+from snakechat.estimates.memory import peak_memory
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import add_lora
-from snakechat.planning.activation_memory import BatchShape, ModelSpec
-from snakechat.planning.memory import peak_memory
-from snakechat.planning.workload import LoadedModel, Workload
 from snakechat.training import engine as engines
 from snakechat.workflow.placement import placement_of
 from support.engines import SETTINGS

@@ -20,16 +20,15 @@ KILLED_STAGE = int(os.environ.get("KILLED_STAGE", -1))
 
 def train():
     """Train in a process whose tensors take at most LIMIT bytes."""
+    from snakechat.estimates.activation_memory import MemoryTracker
     from snakechat.modeling import models
-    from snakechat.planning.activation_memory import MemoryTracker
     from snakechat.training import zero_stages
 
     models.choose_device = lambda placement: torch.device("cpu")
     # Otherwise most of the memory is that of DeepSpeed's buffers.
     zero_stages.DEFAULT_BUFFERS = zero_stages.ZeroBuffers(1 << 16, 1 << 16, 1 << 16)
-    from snakechat.config.training_settings import SftSettings
-
     import train_sft
+    from snakechat.config.training_settings import SftSettings
     from snakechat.training import engine, loop
     from snakechat.workflow import job
 

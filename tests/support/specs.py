@@ -3,8 +3,8 @@
 import json
 
 from snakechat.config.recipes import Config
+from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.jobs.specs import Specs
-from snakechat.planning.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.workflow.placement import placement_of
 from snakechat.workflow.run_record import KEYS
 

@@ -29,7 +29,7 @@ ROOMS = (
     "training",
     "algorithms",
     "evaluation",
-    "planning",
+    "estimates",
     "pages",
     "rules",
 )

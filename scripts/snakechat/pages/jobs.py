@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from snakechat.estimates.flops import peak_flops, rlhf_flops, training_flops
 from snakechat.pages.metrics import STAGES
 from snakechat.pages.page import Section, Table, as_text, value_table
 from snakechat.pages.texts import (
@@ -16,7 +17,6 @@ from snakechat.pages.texts import (
     format_share,
     translate,
 )
-from snakechat.planning.flops import peak_flops, rlhf_flops, training_flops
 from snakechat.workflow.manifest import Lineage, upstream_first
 from snakechat.workflow.run_record import read_run_record
 

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from snakechat.estimates import flops
 from snakechat.pages.jobs import (
     cost_section,
     prompt_section,
@@ -15,7 +16,6 @@ from snakechat.pages.jobs import (
 from snakechat.pages.metrics import with_metrics_before
 from snakechat.pages.report import training_remark
 from snakechat.pages.results import headline, remarks_on, response_sections, result_section
-from snakechat.planning import flops
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 

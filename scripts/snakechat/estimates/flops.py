@@ -8,11 +8,17 @@ from collections.abc import Mapping
 # Dense 16-bit operations per second from NVIDIA's data sheets, without sparsity. The first key that
 # is in the GPU's name applies.
 PEAK_FLOPS = {
+    "B200": 2250e12,
     "H200": 989e12,
     "H100 PCIe": 756e12,
     "H100": 989e12,
+    "H800 PCIe": 756e12,
+    "H800": 989e12,
     "A100": 312e12,
+    "A800": 312e12,
     "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
     "RTX 4090": 165e12,
     "RTX A6000": 155e12,
     "V100": 125e12,

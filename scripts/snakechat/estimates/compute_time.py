@@ -3,11 +3,10 @@
 import math
 from typing import NamedTuple
 
-from snakechat.planning import flops
-from snakechat.planning.activation_memory import ModelSpec, measure_size
-from snakechat.planning.flops import PEAK_FLOPS
-from snakechat.planning.memory import BYTES_PER_ELEMENT, GIB
-from snakechat.planning.workload import Generation, Workload
+from snakechat.estimates import flops
+from snakechat.estimates.activation_memory import ModelSpec, measure_size
+from snakechat.estimates.flops import PEAK_FLOPS
+from snakechat.estimates.memory import BYTES_PER_ELEMENT, GIB, Generation, Workload
 
 
 class Gpu(NamedTuple):
@@ -22,15 +21,22 @@ class Gpu(NamedTuple):
 
 # From NVIDIA's data sheets; the SXM form of GPUs that have two.
 GPUS = {
+    "l4": Gpu(24 * GIB, PEAK_FLOPS["L4"], 0.3e12),
     "rtx4090": Gpu(24 * GIB, PEAK_FLOPS["RTX 4090"], 1.008e12),
     "v100-32g": Gpu(32 * GIB, PEAK_FLOPS["V100"], 0.9e12),
     "a6000": Gpu(48 * GIB, PEAK_FLOPS["RTX A6000"], 0.768e12),
     "l40s": Gpu(48 * GIB, PEAK_FLOPS["L40S"], 0.864e12),
     "a100-40g": Gpu(40 * GIB, PEAK_FLOPS["A100"], 1.555e12),
     "a100-80g": Gpu(80 * GIB, PEAK_FLOPS["A100"], 2.039e12),
+    "a800": Gpu(80 * GIB, PEAK_FLOPS["A800"], 2.039e12),
     "h100": Gpu(80 * GIB, PEAK_FLOPS["H100"], 3.35e12),
+    "h800": Gpu(80 * GIB, PEAK_FLOPS["H800"], 3.35e12),
+    "b200": Gpu(180 * 10**9, PEAK_FLOPS["B200"], 8e12),
     "h200": Gpu(141 * 10**9, PEAK_FLOPS["H200"], 4.8e12),
 }
+
+# Without arithmetic in bf16.
+WITHOUT_BF16 = {"v100-32g"}
 
 GPU_SYNTAX = "GB,TFLOPS,GB/s such as 48,181,864"
 
@@ -53,19 +59,10 @@ def parse_gpu(text: str) -> Gpu:
 
 
 # Assumptions: the fractions of the peak FLOPs that training and scoring reach, and of the bandwidth
-# that generation reaches.
+# that generation reaches; the time of a step of generation besides reading memory.
 FLOPS_UTILIZATION = 0.4
 BANDWIDTH_UTILIZATION = 0.5
-# Assumed for training adapters. Their products are small and read large activations: fused kernels
-# make layers with adapters 1.27 times as fast (Zhu et al. 2025, "LoRAFusion", abstract), and ours
-# are not fused.
-LORA_FLOPS_UTILIZATION = 0.3
-# Python launches the kernels of a layer for a token in about a millisecond. Llama 2 7B in plain
-# PyTorch samples 25.5 tokens per second on an A100, bound by launches: 1.2 ms for each of 32 layers
-# (pytorch.org/blog/accelerating-generative-ai-2).
-SECONDS_PER_LAYER = 1e-3
-# Assumed time of a step besides reading memory, where a graph launches the kernels.
-SECONDS_PER_CAPTURED_STEP = 5e-4
+SECONDS_PER_STEP = 5e-4
 
 
 def forward_flops(model: ModelSpec, length: float) -> float:
@@ -84,9 +81,7 @@ def training_flops(model: ModelSpec, length: float) -> float:
 
 def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
     """Return the seconds of a job on a number of GPUs; nan if the number of rows is unknown."""
-    compute = (workload.flops - workload.lora_flops) / FLOPS_UTILIZATION
-    compute += workload.lora_flops / LORA_FLOPS_UTILIZATION
-    return compute / (num_gpus * gpu.flops) + sum(
+    return workload.flops / (FLOPS_UTILIZATION * num_gpus * gpu.flops) + sum(
         generation_seconds(generation, gpu, num_gpus) for generation in workload.generations
     )
 
@@ -95,18 +90,13 @@ def generation_seconds(generation: Generation, gpu: Gpu, num_gpus: int) -> float
     """Return the seconds of generating responses on a number of GPUs.
 
     Each step reads all weights, and the keys and values so far, half of the response on average
-    (Pope et al. 2022, section 2.1). Without a graph, launching the kernels is a lower bound. The
-    processes of a vLLM engine divide the model, its keys and values.
+    (Pope et al. 2022, section 2.1). The processes of a vLLM engine divide them.
     """
-    model, num_responses, shape, vllm_ranks, is_captured = generation
+    model, num_responses, shape, vllm_ranks = generation
     num_ranks = max(vllm_ranks, 1)
     size, width = measure_size(model), BYTES_PER_ELEMENT[model.dtype]
     mean_length = shape.length - shape.targets / 2
     bytes_read = width * (size.weights + size.kv * shape.sequences * mean_length) / num_ranks
-    seconds_per_step = bytes_read / (gpu.bandwidth * BANDWIDTH_UTILIZATION)
-    if is_captured:
-        seconds_per_step += SECONDS_PER_CAPTURED_STEP
-    else:
-        seconds_per_step = max(seconds_per_step, size.layers * SECONDS_PER_LAYER)
+    seconds_per_step = bytes_read / (gpu.bandwidth * BANDWIDTH_UTILIZATION) + SECONDS_PER_STEP
     num_batches = -(-num_responses * num_ranks // (shape.sequences * num_gpus))
     return num_batches * shape.targets * seconds_per_step

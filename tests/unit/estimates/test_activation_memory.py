@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snakechat.planning.activation_memory import (
+from snakechat.estimates.activation_memory import (
     POLICY,
     SCORE,
     SFT,
@@ -18,8 +18,8 @@ from snakechat.planning.activation_memory import (
     measure_size,
     training_peaks,
 )
-from snakechat.planning.job_sizes import JobSizes
-from snakechat.planning.token_counts import TokenCounts
+from snakechat.estimates.inputs import TokenCounts
+from snakechat.estimates.workloads import JobSizes
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES

@@ -1,7 +1,10 @@
-"""Numbers of rows and tokens of a planned job, from its tokens or from assumptions."""
+"""What a planned job reads: rows and tokens, and the configs of models, which may not exist yet."""
 
+import json
 import math
+import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +14,7 @@ from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.jobs.plan import Plan
 from snakechat.jobs.stale_causes import job_name
+from snakechat.workflow.errors import InputError
 
 # Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
 ASSUMED_LENGTH = 0.5
@@ -127,3 +131,59 @@ def count_split_rows(
     if division["max_rows"] and split == "train":
         num_rows = min(num_rows, division["max_rows"])
     return fraction * num_rows, note
+
+
+def model_config(path: str, plan: Plan) -> str:
+    """Return the config of the model in a result folder, as JSON.
+
+    A trained model has the config of its base model. That of a downloaded model is read from its
+    files or, before the download, from the Hub.
+
+    Raises:
+        InputError: The config of the base model is not known before the download, or the Hub is
+            unavailable.
+    """
+    spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
+    settings = spec["settings"]
+    if spec["rule"] == "init_model":
+        size = vocabulary_size(settings["tokenizer"], source)
+        return json.dumps({**settings["init"], "vocab_size": size})
+    if spec["rule"] == "fetch_model":
+        for folder in (path, source):
+            if folder and Path(folder, "config.json").exists():
+                return Path(folder, "config.json").read_text()
+        if "hub" in settings:
+            config = hub_config(settings["hub"], settings["revision"])
+            if isinstance(config, InputError):
+                raise config
+            return config
+        # Of an object store.
+        raise InputError(f"the size of {source} is not known before its download: build {path}")
+    key = "actor" if spec["rule"] == "train_rlhf" else "model"
+    return model_config(spec["inputs"][key]["path"], plan)
+
+
+@cache
+def hub_config(name: str, revision: str) -> str | InputError:
+    """Return the config of a model of the Hub, the only file of it that is downloaded.
+
+    A failure is returned, so that no other job waits for the same one.
+    """
+    print(f"reading config.json of {name} from the Hub", file=sys.stderr, flush=True)
+    # The client of the Hub takes a second to import.
+    from snakechat.data.hub import fetch
+
+    try:
+        folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
+    except InputError as error:
+        return error
+    return Path(folder, "config.json").read_text()
+
+
+def vocabulary_size(tokenizer: Mapping[str, Any], folder: str) -> int:
+    """Return the number of tokens of a tokenizer: of the one to be trained, or of its folder."""
+    if "vocab_size" in tokenizer:
+        return tokenizer["vocab_size"]
+    content = json.loads(Path(folder, "tokenizer.json").read_text())
+    ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
+    return max(ids) + 1

@@ -8,15 +8,15 @@ import pytest
 
 from conftest import ROOT
 from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.estimates.activation_memory import measure_size
+from snakechat.estimates.compute_time import GPUS
+from snakechat.estimates.inputs import TokenCounts
+from snakechat.estimates.job_estimate import JobEstimate
+from snakechat.estimates.memory import GIB
+from snakechat.estimates.workloads import JobSizes
 from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.jobs.planner import with_upstream
 from snakechat.jobs.specs import Specs
-from snakechat.planning.activation_memory import measure_size
-from snakechat.planning.compute_time import GPUS
-from snakechat.planning.job_estimate import JobEstimate
-from snakechat.planning.job_sizes import JobSizes
-from snakechat.planning.memory import GIB
-from snakechat.planning.token_counts import TokenCounts
 from support.configs import load
 from support.specs import ONE_GPU, SMALL, opt_spec
 
@@ -65,35 +65,37 @@ def estimate(rule, stage, recipe, **placement):
 # --- memory -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "suggestions"),
-    [
-        ({"gpu": "v100-32g"}, ["micro_batch_tokens: 4096", "activation_checkpointing: true"]),
-        ({"model": "opt-6.7b"}, ["zero_stage: 2, offload: optimizer", "lora_rank: 128"]),
-        ({"model": "opt-13b", "placement": {"gpus_per_node": 8}}, ["zero_stage: 3"]),
-    ],
-)
-def test_a_warning_suggests_settings_with_which_the_job_fits(options, suggestions):
-    job = estimate_sft(**options)
-    needed, _, suggested = job.warnings[0].partition("; fits with ")
+def test_a_warning_says_what_does_not_fit():
+    job = estimate_sft(model="opt-6.7b")
     size = f"does not fit: {sum(job.memory.values()) / GIB:,.1f} GiB at {job.moment}"
-    assert needed.startswith(size)
-    assert set(suggestions) <= set(suggested.split(" | "))
-
-
-def test_cpu_memory_of_a_node_is_estimated():
-    job = estimate_sft(model="opt-13b", placement={"gpus_per_node": 8, "zero_stage": 2})
-    # Eight processes load 12.85 B weights of two bytes.
-    [warning] = [text for text in job.warnings if "CPU memory" in text]
-    assert warning == "needs 191.5 GiB of CPU memory on each node, mem_mb is 64000"
-    assert estimate_sft(lora_rank=128).host_memory < 3 * GIB
-
-
-def test_a_job_on_a_cpu_is_limited_by_mem_mb_and_has_no_hours():
-    job = estimate_sft(model="opt-125m", placement={"gpus_per_node": 0, "mem_mb": 3000})
-    assert "mem_mb has 2.9 GiB" in job.warnings[0]
-    assert job.num_gpus == 0 and math.isnan(job.seconds)
+    assert job.warnings[0].startswith(size)
     assert estimate_sft(model="opt-125m", placement={"gpus_per_node": 0}).warnings == []
+    assert math.isnan(estimate_sft(placement={"gpus_per_node": 0}).seconds)
+
+
+def test_auto_is_the_first_rung_that_fits():
+    keys = ("zero_stage", "activation_checkpointing", "micro_batch_tokens")
+    placement = {"gpus_per_node": 8, **dict.fromkeys(keys, "auto")}
+    assert estimate_sft(placement=placement).placement.zero_stage == 0
+    large = estimate_sft(model="opt-13b", placement=placement)
+    assert large.placement.zero_stage == 2 and large.warnings == []
+    assert "zero_stage: 2" in large.notes[0]
+
+
+def test_a_v100_cannot_train_in_bf16():
+    def warnings(name, **recipe):
+        return JobEstimate(TRAINED, plan_sft(model="opt-125m", **recipe), GPUS[name], name).warnings
+
+    assert warnings("v100-32g") == ["v100-32g has no arithmetic in bf16: set dtype: fp16"]
+    assert warnings("v100-32g", dtype="fp32") == warnings("a100-40g") == []
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "fits"), [(8, 1, False), (8, 4, True)])
+def test_vllm_has_a_fraction_of_each_gpu(gpus, ranks, fits):
+    recipe = {"model": "models/opt-30b", "generation_backend": "vllm"}
+    placement = {"gpus_per_node": gpus, "zero_stage": 3, "vllm_tensor_parallel_size": ranks}
+    job = estimate("generate_responses", "generations", recipe, **placement)
+    assert ("vllm needs more" in str(job.warnings)) is not fits
 
 
 # --- time and disk ----------------------------------------------------------------------------
@@ -119,10 +121,7 @@ def test_with_an_unknown_number_of_rows_only_memory_is_estimated():
     plan = plan_sft(datasets=["other"])
     job = JobEstimate(TRAINED, plan, GPUS["h100"])
     assert math.isnan(job.seconds)
-    assert job.memory["weights"] > 0
-    # The size of the download is known.
-    download = JobEstimate("output/models/opt-1.3b", plan, GPUS["h100"])
-    assert download.disk == 2 * OPT_1_3B_WEIGHTS
+    assert job.memory["training"] > 0
     assert job.notes[0] == "unknown until other is split: number of rows"
 
 
@@ -170,21 +169,6 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
     assert four.seconds == pytest.approx(2 * two.seconds)
 
 
-@pytest.mark.parametrize(
-    ("placement", "is_captured"),
-    [
-        ({}, True),
-        ({"cuda_graphs": False}, False),
-        # The whole weights have 2.5 of 80 GiB.
-        ({"gpus_per_node": 8, "zero_stage": 3}, True),
-    ],
-)
-def test_cuda_graphs_sample_by_default(placement, is_captured):
-    job = estimate("evaluate_rlhf", "rlhf", EVALUATED, **placement)
-    generation = job.workload.generations[0]
-    assert (generation.is_captured, generation.vllm_ranks) == (is_captured, 0)
-
-
 @pytest.mark.parametrize("lora_rank", [0, 128])
 def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
     recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": lora_rank}
@@ -192,27 +176,6 @@ def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
     [actor], [teacher] = workload.trained, workload.frozen
     assert '"hidden_size": 2048' in actor.model.config
     assert '"hidden_size": 4096' in teacher.config
-
-
-@pytest.mark.parametrize(
-    ("model", "gpus", "ranks", "suggestion"),
-    [
-        ("1.3b", 8, 1, None),
-        ("30b", 8, 1, "vllm_tensor_parallel_size: 4"),
-        ("30b", 8, 4, None),
-        ("66b", 2, 2, "nothing that was tried helps"),
-    ],
-)
-def test_vllm_has_a_fraction_of_each_gpu(model, gpus, ranks, suggestion):
-    recipe = {"model": f"models/opt-{model}", "generation_backend": "vllm"}
-    placement = {"gpus_per_node": gpus, "zero_stage": 3, "vllm_tensor_parallel_size": ranks}
-    job = estimate("generate_responses", "generations", recipe, **placement)
-    if suggestion is None:
-        assert job.warnings == []
-    else:
-        [warning] = job.warnings
-        assert warning.startswith("does not fit: vllm needs ")
-        assert " and uses 30% of a GPU of 80.0 GiB; " in warning and suggestion in warning
 
 
 @pytest.mark.parametrize(
@@ -229,7 +192,7 @@ def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses
     generation = job.generation(opt_spec(f"opt-{model}"), prompts, num_responses)
     shape = generation.shape
     assert (shape.sequences, shape.length, shape.targets) == (sequences, 164, 64)
-    assert (generation.is_captured, generation.vllm_ranks) == (True, 4)
+    assert generation.vllm_ranks == 4
     # 30 % of the memory of 4 GPUs without the weights; 164 tokens, 48 layers of 7168 elements.
     space = 4 * 0.3 * 80 * 2**30 - 2 * 29_974_540_288
     assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191

@@ -2,8 +2,8 @@
 
 import pytest
 
-from snakechat.planning.activation_memory import SCORE, BatchShape, measure_size
-from snakechat.planning.compute_time import (
+from snakechat.estimates.activation_memory import SCORE, BatchShape, measure_size
+from snakechat.estimates.compute_time import (
     GPUS,
     Gpu,
     forward_flops,
@@ -12,8 +12,7 @@ from snakechat.planning.compute_time import (
     total_seconds,
     training_flops,
 )
-from snakechat.planning.memory import GIB
-from snakechat.planning.workload import Generation, Workload
+from snakechat.estimates.memory import GIB, Generation, Workload
 from support.specs import opt_spec, small_spec
 
 
@@ -28,12 +27,6 @@ def test_flops_of_a_sequence():
     assert training_flops(adapted, 10) == expected
 
 
-def test_adapters_train_at_a_lower_rate():
-    gpu = Gpu(memory=GIB, flops=1e12, bandwidth=1e9)
-    workload = Workload([], [], SHAPE, flops=8e12, lora_flops=2e12)
-    assert total_seconds(workload, gpu, 2) == pytest.approx(3 / 0.4 + 1 / 0.3)
-
-
 SHAPE = BatchShape(sequences=8, length=512, targets=256)
 # Weights, and the cache of 384 tokens of each of 8 rows on average.
 BYTES_READ = 2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384
@@ -44,9 +37,6 @@ BYTES_READ = 2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384
     [
         # Two batches of 8 rows on each of 2 GPUs, with 0.5 ms besides reading.
         ({"num_responses": 31}, 1e12, 2, 2 * 256 * (BYTES_READ / 0.5e12 + 5e-4)),
-        ({"num_responses": 32, "is_captured": False}, 1e12, 2, 2 * 256 * BYTES_READ / 0.5e12),
-        # Without a graph, each of 40 layers takes 1 ms.
-        ({"num_responses": 16, "is_captured": False}, 1e18, 2, 256 * 0.04),
         # Two engines of 4 GPUs, each with two batches of 8 rows.
         ({"num_responses": 32, "vllm_ranks": 4}, 1e12, 8, 512 * (BYTES_READ / 4 / 0.5e12 + 5e-4)),
     ],
@@ -60,21 +50,20 @@ def test_seconds_of_generating_responses(generation, bandwidth, gpus, seconds):
 @pytest.mark.parametrize(
     ("actor", "gpu", "gpus", "hours"),
     [
-        ("1.3b", "a100-80g", 1, 11.7),
         ("13b", "a100-40g", 8, 10.8),
         ("30b", "a100-80g", 8, 18.0),
     ],
 )
 def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, hours):
     # From DeepSpeed-Chat's README: step 3 on 264,292 prompts of 256 tokens with responses of 256
-    # tokens, a reward model of 350m, and batches that fill the GPUs. Python launches its kernels.
+    # tokens, a reward model of 350m, and batches that fill the GPUs.
     rows, shape = 264_292, BatchShape(sequences=64, length=512, targets=256)
     model = opt_spec(f"opt-{actor}", activation_checkpointing=True)
     reward = opt_spec("opt-350m", SCORE)
     flops = sum(
         2 * forward_flops(each, 512) + training_flops(each, 512) for each in (model, reward)
     )
-    generation = Generation(model, rows, shape, is_captured=False)
+    generation = Generation(model, rows, shape)
     workload = Workload([], [], shape, flops=rows * flops, generations=(generation,))
     assert total_seconds(workload, GPUS[gpu], gpus) / 3600 == pytest.approx(hours, rel=0.25)
 
@@ -83,5 +72,5 @@ def test_a_gpu_has_a_name_or_numbers():
     assert parse_gpu("h100") == GPUS["h100"]
     assert parse_gpu("48,181,864") == Gpu(48 * 10**9, 181e12, 864e9)
     for text in ("h1000", "48", "48GB,181,864", "0,181,864", "inf,1,1"):
-        with pytest.raises(ValueError, match=r"expected rtx4090, .* 48,181,864"):
+        with pytest.raises(ValueError, match=r"expected l4, .* 48,181,864"):
             parse_gpu(text)
