@@ -43,7 +43,8 @@ def test_a_training_runs_on_one_device_and_the_host_waits_for_no_micro_batch(nam
 @pytest.mark.parametrize("name", ["sft", "reward", "dpo"])
 def test_the_metrics_of_a_step_are_read_at_once(name, results):
     others = waits(results[name], "").items()
-    assert sum(count for (_, place), count in others if place.startswith("train_")) == STEPS
+    places = ("train_", "pair_metrics")
+    assert sum(count for (_, place), count in others if place.startswith(places)) == STEPS
 
 
 @pytest.mark.parametrize("name", ["ppo", "grpo", "not captured"])

@@ -162,6 +162,7 @@ def make_job(stage, inputs, result, placement, **settings):
         options=RunOptions(save_steps=1 << 30),
         inputs=inputs,
         result=result,
+        target=result,
         log_folder=result / "logs",
         states=result / "states",
         record={},

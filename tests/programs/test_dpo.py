@@ -181,9 +181,10 @@ def test_a_short_training_in_16_bits_states_what_its_weights_keep(
     recipes = {"short": recipe, "exact": {**recipe, "save_dtype": "fp32"}}
     with stages_of_small_model(tmp_path, tokenizer, toy_rows(32), {"dpo": recipes}) as stages:
         jobs = {name: stages.run("train_dpo", name) for name in recipes}
+        folders = {name: stages.result("train_dpo", name).resolve() for name in recipes}
     printed = capsys.readouterr()
     base = {name: weight.bfloat16() for name, weight in weights_in(tmp_path / "base").items()}
-    saved = {name: weights_in(job.target) for name, job in jobs.items()}
+    saved = {name: weights_in(folder) for name, folder in folders.items()}
     total = sum(weight.numel() for weight in base.values())
     shares = {
         name: sum(int((of[key] != base[key]).sum()) for key in base) / total
@@ -196,7 +197,7 @@ def test_a_short_training_in_16_bits_states_what_its_weights_keep(
     # Both trained alike.
     assert all(torch.equal(saved["exact"][key].bfloat16(), saved["short"][key]) for key in base)
     assert {weight.dtype for weight in saved["exact"].values()} == {torch.float32}
-    model = AutoModelForCausalLM.from_pretrained(jobs["exact"].target, dtype="auto")
+    model = AutoModelForCausalLM.from_pretrained(folders["exact"], dtype="auto")
     assert model.dtype == torch.float32
 
 
