@@ -70,7 +70,7 @@ def command(tokenizer, tmp_path_factory):
 def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes(command):
     code, output, folder = command("killed", "died")
     ended = time.time() - float((folder / "died").read_text())
-    assert code == 1 and ended < 60, (ended, output)
+    assert code == 128 + 9 and ended < 60, (ended, output)
     assert "Traceback" not in output
     [line] = [line for line in output.splitlines() if "SIGKILL" in line]
     assert line == f"error: process {VICTIM} of the job was ended by SIGKILL"

@@ -163,7 +163,7 @@ def test_of_ranks_that_end_at_once_the_killed_one_is_reported(tmp_path):
     process = launch(2, program, tmp_path / "pipe")
     output, _ = process.communicate(timeout=120)
     assert output == "error: process 1 of the job was ended by SIGKILL\n"
-    assert process.returncode == 1
+    assert process.returncode == 128 + signal.SIGKILL
 
 
 def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job):
