@@ -134,7 +134,7 @@ def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow):
     assert files and not {"storage", "pip-deployments"} & {part for f in files for part in f.parts}
 
 
-def test_a_job_with_gpus_limits_them_and_is_retried_with_more_memory(prepared, cluster):
+def test_a_job_with_gpus_limits_them_and_is_retried_with_the_same_memory(prepared, cluster):
     before = set(cluster.jobs)
     cluster.run = False
     try:

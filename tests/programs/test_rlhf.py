@@ -77,7 +77,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(train, inputs, tmp_path, m
     path = folder / "tokenizer.json"
     path.write_text(path.read_text().replace("<unk>", "<UNK>"))
     write_manifest(folder)
-    monkeypatch.setitem(inputs, "teacher", {"path": str(folder)})
+    monkeypatch.setitem(inputs, "teacher", {"rule": "fetch_model", "path": str(folder)})
     with pytest.raises(
         InputError, match=f"^teacher: {folder} has another tokenizer than the actor"
     ):
@@ -198,11 +198,11 @@ def test_a_resumed_run_ends_with_the_same_bytes(train, functions):
     program.write_text(STOPS.format(at=0, action="pass"))
     whole = result_files(train(**settings).result)
     program.write_text(STOPS.format(at=2, action="os.kill(os.getpid(), signal.SIGTERM)"))
-    with pytest.raises(SystemExit, match="stopped by SIGTERM after step 2"):
+    with pytest.raises(SystemExit, match="stopped by SIGTERM after step 1"):
         train(**settings)
     program.write_text(STOPS.format(at=0, action="pass"))
     job = train(**settings)
-    assert job.record["resumed_after_step"] == 2
+    assert job.record["resumed_after_step"] == 1
     assert result_files(job.result) == whole
     assert {"ema/model.safetensors", "responses.jsonl"} <= whole.keys()
 

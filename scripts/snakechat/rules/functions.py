@@ -333,8 +333,9 @@ class RuleFunctions:
         (profiles/default).
 
         Raises:
-            InputError: Another build runs in it.
+            InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
+        snakemake_command_line.check_options(self.workflow)
         try:
             acquire_lock(LOCK)
         except AlreadyLocked as other:

@@ -40,7 +40,7 @@ def test_only_rank_0_calls_functions(rank, num_calls, monkeypatch):
         calls.append(responses)
         return [1.0, 2.0, 3.0, 4.0]
 
-    monkeypatch.setattr(reward_sum, "columns_of", lambda *_: {})
+    monkeypatch.setattr(reward_sum, "function_columns", lambda *_: {})
     scorer = RewardSum([], {"mine": (1.0, function)}, None)
     assert scorer.score(ROLLOUTS, 1, ROWS).sum.tolist() == sums[0].tolist()
     assert len(calls) == num_calls
@@ -59,7 +59,7 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value, mo
 
 
 def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):
-    monkeypatch.setattr(reward_sum, "columns_of", lambda *_: {})
+    monkeypatch.setattr(reward_sum, "function_columns", lambda *_: {})
     functions = {
         "math": (2.0, lambda *_: np.array([1.0, np.nan, np.nan, 3.0])),
         "code": (1.0, lambda *_: np.array([np.nan, 5.0, np.nan, 7.0])),
