@@ -99,3 +99,21 @@ def test_a_result_that_is_linked_again_keeps_its_log(tree):
     tree.build("output/sft/tiny")
     assert before and (tree.folder / LOG).read_text() == before
     assert manifest.exists()
+
+
+def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
+    for name in ("output/sft/tiny", "output/store", ".snakemake/log", "mydata"):
+        (tmp_path / name).mkdir(parents=True)
+    command = ["make", "--file", ROOT / "Makefile", "clean-output"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["mydata"]
+
+
+@pytest.mark.parametrize("target", ["output/eval/sft/tiny", "output/eval/sft/tiny/metrics.json"])
+def test_folders_and_files_of_results_are_targets(target, quick):
+    """No rule has them as outputs: the results' manifests are."""
+    up_to_date = quick.snakemake(target, "-n")
+    assert up_to_date.returncode == 0 and "Nothing to be done" in up_to_date.stdout
+    assert "missing" not in up_to_date.stdout
+    forced = quick.snakemake(target, "-n", "-f")
+    assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout
