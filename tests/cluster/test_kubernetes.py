@@ -156,7 +156,7 @@ def test_a_job_with_gpus_limits_them_and_is_retried_with_the_same_memory(prepare
             "ephemeral-storage": "20000M",
             "nvidia.com/gpu": "1",
         }
-        for memory in (64000, 96000)
+        for memory in (64000, 64000)
     ]
     for job, request in zip(jobs, resources, strict=True):
         valid({"apiVersion": "batch/v1", "kind": "Job", **job})

@@ -58,21 +58,15 @@ RESULTS = {
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
     "a truncated model": damaged("sft/tiny", cut_a_file, stale("train_sft")),
     # Results whose input is missing stay valid, unless the input itself is a target.
-    "a model without its manifest": damaged("sft/tiny", delete_manifest_touch_inputs, set()),
+    "a model without its link": damaged("sft/tiny", delete_manifest_touch_inputs, set()),
     "a requested model deleted": damaged("sft/tiny", delete, SFT_RULES, SFT),
-    "a requested model without its manifest": damaged(
-        "sft/tiny", delete_the_manifest, SFT_RULES, SFT
+    # A build links them again, without a job. The report of the SFT model was never made.
+    "a requested model without its link": damaged(
+        "sft/tiny", delete_the_manifest, {"draw_report"}, SFT
     ),
-    "a model of a target without its manifest": damaged(
-        "rlhf/tiny", delete_the_manifest, stale("train_rlhf")
-    ),
-    "a report without its manifest": damaged(
-        # The rule report has no command: it is the folder that users name.
-        "report/rlhf/tiny",
-        delete_the_manifest,
-        {"draw_report"},
-    ),
-    "a gate without its manifest": damaged("gate/dpo/tiny", delete_the_manifest, {"check_gate"}),
+    "a model of a target without its link": damaged("rlhf/tiny", delete_the_manifest, set()),
+    "a report without its link": damaged("report/rlhf/tiny", delete_the_manifest, set()),
+    "a gate without its link": damaged("gate/dpo/tiny", delete_the_manifest, set()),
 }
 
 
