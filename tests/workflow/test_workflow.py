@@ -13,7 +13,8 @@ def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path
         (copy.folder / "spec.json").write_text(
             json.dumps(copy.spec_of(f"output/eval/{stage}/tiny"))
         )
-        process = copy.run("python", f"scripts/evaluate_{stage}.py", "--spec", "spec.json")
+        program = f"scripts/evaluate_{stage}.py"
+        process = copy.run("python", "scripts/launch.py", program, "--spec", "spec.json")
         assert process.returncode == 1
         return process.stdout
 
@@ -23,12 +24,13 @@ def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path
         "error: evaluate_reward.py changed since this build was planned: start it again\n"
     )
     weights = copy.folder / "output/sft/tiny/model.safetensors"
+    folder = weights.resolve().parent.relative_to(copy.folder.resolve())
     damaged = bytearray(weights.read_bytes())
     damaged[-1] ^= 1
     weights.write_bytes(damaged)
     assert error_of("sft") == (
-        "error: output/sft/tiny: model.safetensors has other content:"
-        " delete output/sft/tiny and start the build again\n"
+        f"error: {folder}: model.safetensors has other content: start the build again, which"
+        " makes it again\n"
     )
 
 

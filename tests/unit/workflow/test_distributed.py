@@ -56,8 +56,10 @@ def main(job):
         atexit.register(os.abort)
     counter = Counter()
     checkpointer = Checkpointer(job, counter=counter)
-    with MetricsLogger(job, 4) as logger:
+    with checkpointer, MetricsLogger(job, 4) as logger:
         for step, _ in checkpointer.steps(range(4)):
+            # As the update of an engine.
+            checkpointer.lock.begin()
             counter.value += step * (rank() + 1)
             if step == 2 and is_last_rank:
                 if event == "error of one rank":
