@@ -13,7 +13,6 @@ from snakechat.data.records import read_records
 from snakechat.data.scored_responses import read_scored_responses, select_record
 from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.placement import placement_values
 from support import launching
 from support.stages import stages_of_small_model, toy_rows
@@ -99,9 +98,8 @@ def test_scores_are_the_weighted_sum_of_models_and_functions(stages, tokenizer):
 
 def test_two_processes_share_the_prompts(stages):
     """Each process samples every other prompt with a seed of its own."""
-    made = stages.result("generate_responses", "mine")
-    spec = json.loads(manifest_path(made).read_text())["spec"]
-    spec |= {"path": str(stages.folder / "output/generate_responses/two"), "name": "two"}
+    spec = stages.spec("generate_responses", "mine")
+    spec |= {"path": "output/generate_responses/two", "name": "two"}
     spec |= {"code": code_digests(ROOT / "scripts/generate_responses.py")}
     (stages.folder / "spec.json").write_text(json.dumps(spec))
     placement = stages.placement("generate_responses", "mine")

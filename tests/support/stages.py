@@ -74,9 +74,8 @@ class Stages:
             self.made[rule, name] = self.folder / self.run(rule, name).target
         return self.made[rule, name]
 
-    def run(self, rule, name):
-        """Run a job; return it."""
-        program = importlib.import_module(RULES[rule].program or rule)
+    def spec(self, rule, name):
+        """Return the spec of a job, whose inputs are made."""
         settings, inputs = self.describe(rule, name)[:2]
         inputs = {
             key: {"rule": job[0], "name": job[1], "path": str(self.result(*job))}
@@ -86,7 +85,13 @@ class Stages:
         spec |= {"path": f"output/{rule}/{name}"}
         if RULES[rule].shows_provenance:
             spec["names"] = {}
-        manifests = {key: read_input(entry) for key, entry in inputs.items()}
+        return spec
+
+    def run(self, rule, name):
+        """Run a job; return it."""
+        program = importlib.import_module(RULES[rule].program or rule)
+        spec = self.spec(rule, name)
+        manifests = {key: read_input(entry) for key, entry in spec["inputs"].items()}
         options = run_options(self.config, rule, name, [])
         settings_type = SETTINGS.get(rule, SimpleNamespace)
         job = Job(spec, manifests, self.placement(rule, name), options, settings_type)

@@ -20,7 +20,7 @@ PAGES = {"draw_report", "draw_page"}
 
 def records(workflow):
     """Return the record of each run that made a result, by path."""
-    paths = (workflow.folder / "output").rglob("run.json")
+    paths = (workflow.folder / "output/store").rglob("run.json")
     return {path: (path.stat().st_mtime_ns, path.read_text()) for path in paths}
 
 

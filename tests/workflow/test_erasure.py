@@ -74,7 +74,6 @@ def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, 
         "output/data/far": [],
         "output/data/mine": [],
         "output/tokens/sft/mine": phase,
-        "output/teacher/mine": phase,
         "output/sft/mine": phase,
     }
     assert results_with(built, prompt) == results_with(built, digest) == expected
