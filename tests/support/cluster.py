@@ -53,6 +53,7 @@ GresTypes=gpu
 SlurmdParameters=config_overrides
 {nodes}
 PartitionName=gpu Nodes=ALL Default=YES MaxTime=UNLIMITED DefMemPerCPU=500 GraceTime=60
+PartitionName=cpu Nodes=ALL MaxTime=UNLIMITED DefMemPerCPU=500 GraceTime=60
 PartitionName=urgent Nodes=ALL MaxTime=UNLIMITED DefMemPerCPU=500 PriorityTier=2
 """
 NODE = (
