@@ -1,6 +1,7 @@
 """Two steps of trainings at real size on tensors without data, and their peak memory.
 
-Prints JSON: for each training, the peak bytes of its tensors on the GPU and the estimated peak.
+Prints JSON: for each training, the peak bytes of its tensors on the GPU, the estimated peak, and
+the number of trained weights.
 """
 
 import contextlib
@@ -12,15 +13,14 @@ from unittest import mock
 
 import numpy as np
 import torch
-from snakechat.estimates.workload import LoadedModel, Workload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gpu.workloads import SHAPES
-from snakechat.estimates.activation_memory import BatchShape, ModelSpec
-from snakechat.estimates.memory import peak_memory
+from snakechat.estimates.activation_memory import BatchShape, ModelSpec, measure_size
+from snakechat.estimates.memory import LoadedModel, Workload, peak_memory
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
@@ -44,7 +44,9 @@ ROWS, LENGTH, RESPONSE = 8, 1024, 512
 
 
 def peaks(losses, config, lora_rank, checkpointing):
-    """Return the peak of two steps that train models one after the other, and its estimate."""
+    """Return the peak of two steps that train models one after the other, its estimate, and the
+    number of trained weights.
+    """
     settings = SimpleNamespace(**{**SETTINGS, "dtype": "bf16"})
     device = torch.device("cuda", 0)
     examples = Examples([[5] * (LENGTH - RESPONSE)] * ROWS, [[7] * RESPONSE] * ROWS)
@@ -88,7 +90,8 @@ def peaks(losses, config, lora_rank, checkpointing):
     trained = [LoadedModel(spec, 0) for spec in specs]
     workload = Workload(trained, [], BatchShape(ROWS, LENGTH, targets), flops=0)
     _, estimated = peak_memory(workload, placement)
-    return {"peak": storages.peak, "estimate": sum(estimated.values())}
+    weights = sum(measure_size(spec).trained for spec in specs)
+    return {"peak": storages.peak, "estimate": sum(estimated.values()), "trained": weights}
 
 
 def make_module(config, loss, lora_rank, device):

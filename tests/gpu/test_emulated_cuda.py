@@ -96,7 +96,11 @@ def test_all_measurements_of_a_gpu_run(emulated, tmp_path):
     assert all(lines["ppo"][0][name] > 0 for name in ("generate", "score", "train"))
 
 
-def test_the_peak_of_two_steps_at_real_size_is_that_of_the_estimate(emulated):
+def test_a_peak_at_real_size_is_the_estimate_and_the_rest_of_fp32_gradients(emulated):
+    # Stage 0 accumulates gradients in fp32: 2 bytes of a weight more than the estimate counts.
     output = emulated("simulated_memory.py", accelerator="cpu")
     for name, case in json.loads(output.splitlines()[-1]).items():
-        assert case["peak"] == pytest.approx(case["estimate"], rel=0.03), name
+        expected = case["estimate"] + 2 * case["trained"]
+        assert case["peak"] == pytest.approx(expected, rel=0.005), name
+        # A tenth of the peak at most, where all weights are trained.
+        assert 0.89 * case["peak"] < case["estimate"] <= case["peak"], name

@@ -32,7 +32,10 @@ def train(tokenizer, tmp_path_factory):
 
         def run(name, zero_stage="auto", **environment):
             settings, inputs = stages.describe("train_sft", name)[:2]
-            inputs = {key: {"path": str(stages.result(*job))} for key, job in inputs.items()}
+            inputs = {
+                key: {"rule": job[0], "path": str(stages.result(*job))}
+                for key, job in inputs.items()
+            }
             spec = {"rule": "train_sft", "name": name, "path": f"output/sft/{name}"}
             spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
             (folder / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))

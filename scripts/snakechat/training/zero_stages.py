@@ -20,7 +20,8 @@ def training_bytes(stage: int, processes: int) -> float:
 
     Rajbhandari et al. 2020 (ZeRO), section 3.1: 2 bytes of a weight and 2 of its gradient in 16
     bits, 12 of its fp32 value and the two moments of Adam. From stage 1 on, the processes divide
-    the last 12; from stage 2 on the gradients too; at stage 3 all. In fp32 it is as much.
+    the last 12; from stage 2 on the gradients too; at stage 3 all. In fp32 it is as much. Stage 0
+    takes 2 more in 16 bits, which do not count: ReplicatedEngine accumulates gradients in fp32.
     """
     whole = {0: 16, 1: 4, 2: 2, 3: 0}[stage]
     return whole + (16 - whole) / processes
