@@ -12,7 +12,10 @@ from snakechat.workflow.manifest import manifest_path, read_manifest
 
 TARGET = "output/rlhf/tiny"
 BECAUSE = "the refactoring | keeps\nall losses"
-CHANGE = ("timer = StepTimer(device)", "timer = StepTimer(device=device)")
+CHANGE = ("tokens = engine.learning_rate", "tokens = 0 + engine.learning_rate")
+    "learning_rate, num_tokens = engine.learning_rate,",
+    "learning_rate, num_tokens = engine.learning_rate + 0,",
+)
 
 
 def accept(workflow, *options, target=TARGET):

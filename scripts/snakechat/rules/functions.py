@@ -446,6 +446,7 @@ class RuleFunctions:
             return
         self._is_checked = True
         self._staleness.reporting = snakemake_command_line.check_options(self.workflow)
+        snakemake_adapter.cache_elsewhere(self.workflow)
         if self._is_build:
             targets = self.workflow.dag_settings.targets or default_targets(self.config)
             for job in self._jobs_of(targets):

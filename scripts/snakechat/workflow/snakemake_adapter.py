@@ -4,8 +4,10 @@ Snakemake itself carries out what is stale (snakechat.workflow.stamp). REPLACED 
 the workflow replaces, with the reason why the public interface is not enough.
 """
 
+import atexit
 import gc
 import os
+import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
@@ -141,6 +143,15 @@ def call_at_builds(
             finish()
 
     workflow.execute = execute_build
+
+
+def cache_elsewhere(workflow: Any) -> None:
+    """Have a dry run on a read-only disk keep what it remembers in a folder that is deleted."""
+    persistence = workflow.persistence
+    if workflow.dryrun and not os.access(persistence.iocache_path, os.W_OK):
+        folder = tempfile.TemporaryDirectory()
+        atexit.register(folder.cleanup)
+        persistence.iocache_path = folder.name
 
 
 def keep_published_files(rules: Collection[str]) -> None:
