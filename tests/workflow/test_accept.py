@@ -13,9 +13,6 @@ from snakechat.workflow.manifest import manifest_path, read_manifest
 TARGET = "output/rlhf/tiny"
 BECAUSE = "the refactoring | keeps\nall losses"
 CHANGE = ("tokens = engine.learning_rate", "tokens = 0 + engine.learning_rate")
-    "learning_rate, num_tokens = engine.learning_rate,",
-    "learning_rate, num_tokens = engine.learning_rate + 0,",
-)
 
 
 def accept(workflow, *options, target=TARGET):
