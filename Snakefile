@@ -34,6 +34,8 @@ from snakechat.rules.functions import RuleFunctions, fails_in_one_line
 
 # Snakemake has read the files of --configfile already, or the module's `config`.
 FUNCTIONS = fails_in_one_line(RuleFunctions)(workflow, config, BUILD)
+# The captions of the report read it.
+config = FUNCTIONS.config.values
 
 
 include: f"{BUILD['sources']}/rules/common.smk"

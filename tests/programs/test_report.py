@@ -138,7 +138,7 @@ WAY = (
 
 def test_a_report_of_stale_or_missing_results_is_rejected(quick, tmp_path):
     more = tmp_path / "more.yaml"
-    more.write_text("evaluation: {llm_judge_prompts: 101}")
+    more.write_text("evaluation: {temperature: 0.9}")
     changed = Workflow(quick.folder, *quick.options, str(more))
     assert rejection(changed) == f"error: output/eval/rlhf/tiny is stale{WAY}"
     # The first one that Snakemake plans.
