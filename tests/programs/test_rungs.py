@@ -31,6 +31,9 @@ def train(tokenizer, tmp_path_factory):
     with stages_of_small_model(folder, tokenizer, rows, recipes, **SIZES) as stages:
 
         def run(name, zero_stage="auto", **environment):
+            # Each has a store of its own: the recipes are equal, and so are their keys.
+            work = folder / f"work-{name}"
+            work.mkdir(exist_ok=True)
             settings, inputs = stages.describe("train_sft", name)[:2]
             inputs = {
                 key: {"rule": job[0], "path": str(stages.result(*job))}
@@ -38,7 +41,7 @@ def train(tokenizer, tmp_path_factory):
             }
             spec = {"rule": "train_sft", "name": name, "path": f"output/sft/{name}"}
             spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
-            (folder / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))
+            (work / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))
             placement = replace(
                 stages.placement("train_sft", name),
                 gpus_per_node=2,
@@ -52,7 +55,7 @@ def train(tokenizer, tmp_path_factory):
             environment = {name: str(value) for name, value in environment.items()}
             process = subprocess.run(
                 words,
-                cwd=folder,
+                cwd=work,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(folder)}
                 | {"LIMIT": str(1 << 40), "DS_ACCELERATOR": "cpu"}
                 | environment,
@@ -61,7 +64,7 @@ def train(tokenizer, tmp_path_factory):
                 text=True,
                 timeout=500,
             )
-            return process.returncode, process.stdout, folder / f"output/sft/{name}"
+            return process.returncode, process.stdout, work / f"output/sft/{name}"
 
         yield run
 
