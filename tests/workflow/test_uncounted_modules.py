@@ -31,6 +31,7 @@ REASONS = {
     "rungs.noted_number": PLACEMENT,
     "store.is_complete": RUN,
     "store.lock_path": PLACE,
+    "store.replies_folder": "where replies to equal requests are kept",
     "store.state_folder": PLACE,
     "store.unfinished_folder": PLACE,
 }
