@@ -132,7 +132,7 @@ SETTINGS = {
         tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
     ),
     "distillation": Row(tiny_rlhf(algorithm="distill", teacher="dpo/tiny"), stale("train_rlhf")),
-    "ptx": Row(tiny_rlhf(ptx="other"), stale("train_rlhf")),
+    "ptx": Row(tiny_rlhf(ptx="tiny"), stale("train_rlhf")),
     "arguments of a reward function": Row(
         tiny_rlhf(
             reward_functions={"length_bounds": {"weight": 1, "arguments": {"max_characters": 40}}}
