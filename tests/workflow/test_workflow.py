@@ -13,8 +13,7 @@ def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path
         (copy.folder / "spec.json").write_text(
             json.dumps(copy.spec_of(f"output/eval/{stage}/tiny"))
         )
-        program = f"scripts/evaluate_{stage}.py"
-        process = copy.run("python", "scripts/launch.py", program, "--spec", "spec.json")
+        process = copy.run("python", f"scripts/evaluate_{stage}.py", "--spec", "spec.json")
         assert process.returncode == 1
         return process.stdout
 
