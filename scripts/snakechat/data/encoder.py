@@ -180,7 +180,7 @@ class Encoder:
         return self._ids([render_turns(self.tokenizer, turns)])[0]
 
     def texts(self, texts: Sequence[str]) -> list[Ids]:
-        """Return the ids of texts that are no dialogues, from the tokenizer's prefix to eos."""
+        """Return the ids of plain texts, from the tokenizer's prefix to eos."""
         in_dialogues = self.backend.encode_special_tokens
         self.backend.encode_special_tokens = True
         encoded = self._ids(texts, add_special_tokens=True)
