@@ -1,11 +1,13 @@
-"""Write the reference of all config keys, docs/en/config.md and docs/zh/config.md.
+"""Write the reference of all config keys, docs/en/config.md and docs/zh/config.md, and the flags of
+DeepSpeed-Chat in migration.md.
 
     python docs/config_reference.py
 
 Types and constraints come from the declarations in scripts/snakechat/config, defaults and
 descriptions from config.yaml: the comment above a key. docs/config.texts.yaml has the rest:
 descriptions of keys that config.yaml does not spell out, and the translations. The program lists
-keys without a translation, for which the Chinese page has the English text.
+keys without a translation, for which the Chinese page has the English text. The flags come from
+config/deepspeed_chat_flags.yaml, and stand between two marks.
 """
 
 import json
@@ -31,6 +33,20 @@ LIMITS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 # Objects and lists that are one value for a reader.
 VALUES = {"weights", "split", "datasets", "placement", "reward_functions", "gate", "over"}
 
+MIGRATION = {language: DOCS / language / "migration.md" for language in PAGES}
+TIMES = "\N{MULTIPLICATION SIGN}"
+MARKS = ("<!-- flags -->\n", "<!-- end of flags -->")
+# Titles of the tables of flags, and the programs in each. A flag is in the first table that has one
+# of its programs.
+FLAG_TABLES = {
+    ("flag of SFT, reward model or DPO", "SFT、奖励模型或 DPO 的参数"): {"sft", "reward", "dpo"},
+    ("further flag of RLHF", "RLHF 的其他参数"): {"rlhf"},
+    ("flag of `prompt_eval.py` or `rw_eval.py`", "`prompt_eval.py` 或 `rw_eval.py` 的参数"): {
+        "prompt_eval",
+        "rw_eval",
+    },
+}
+
 Schema = dict[str, Any]
 
 
@@ -41,6 +57,38 @@ def main() -> None:
         path.write_text(page.text())
         for key in page.missing:
             print(f"{path.relative_to(ROOT)}: no {language} text for {key}")
+    for language, path in MIGRATION.items():
+        path.write_text(with_flags(path.read_text(), language))
+
+
+def with_flags(text: str, language: str) -> str:
+    """Return the text of migration.md with the tables of flags."""
+    flags = yaml.safe_load((ROOT / "config/deepspeed_chat_flags.yaml").read_text())
+    tables = []
+    for (en, zh), programs in FLAG_TABLES.items():
+        key_title = "key" if language == "en" else "键"
+        rows = [f"| {en if language == 'en' else zh} | {key_title} | |", "|---|---|---|"]
+        rows += [flag_row(flag, language) for flag in flags if programs & set(flag["programs"])]
+        flags = [flag for flag in flags if not programs & set(flag["programs"])]
+        tables.append("\n".join(rows) + "\n")
+    before, rest = text.split(MARKS[0])
+    _, after = rest.split(MARKS[1])
+    return before + MARKS[0] + "\n".join(tables) + MARKS[1] + after
+
+
+def flag_row(flag: dict[str, Any], language: str) -> str:
+    """Return the row of the flags of one key."""
+    product = flag.get("type") == "factor"
+    separator = f" {TIMES} " if product else ", " if language == "en" else "、"
+    names = separator.join(f"`{name}`" for name in flag["flags"])
+    if product:
+        names += f" {TIMES} GPUs" if language == "en" else f" {TIMES} GPU 数"
+    key = flag.get("key") or ""
+    if "is" in flag:
+        key += f": {flag['is']}"
+    key = f"`{key.removeprefix('config.')}`" if key else NO_DEFAULT
+    note = flag.get("note", {}).get(language)
+    return f"| {names} | {key} | {note} |" if note else f"| {names} | {key} | |"
 
 
 class Page:

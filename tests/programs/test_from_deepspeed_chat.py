@@ -1,0 +1,126 @@
+"""Commands of DeepSpeed-Chat as recipes: the printed YAML against the recipes of the project.
+
+The commands have the flags of DeepSpeed-Chat's scripts (applications/DeepSpeed-Chat at 45b4b71).
+"""
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from support.configs import ROOT, load
+
+FOUR = (
+    "Dahoas/rm-static Dahoas/full-hh-rlhf Dahoas/synthetic-instruct-gptj-pairwise"
+    " yitingxie/rlhf-reward-datasets"
+)
+SFT_SINGLE_NODE = (
+    f"deepspeed step1_supervised_finetuning/main.py --data_path {FOUR} --data_split 2,4,4"
+    " --model_name_or_path facebook/opt-1.3b --per_device_train_batch_size 8"
+    " --per_device_eval_batch_size 8 --max_seq_len 512 --learning_rate 9.65e-6 --weight_decay 0."
+    " --num_train_epochs 16 --gradient_accumulation_steps 1 --lr_scheduler_type cosine"
+    " --num_warmup_steps 0 --seed 1234 --zero_stage 2 --deepspeed --print_loss --output_dir out"
+)
+REWARD_SINGLE_NODE = (
+    f"deepspeed step2_reward_model_finetuning/main.py --data_path {FOUR} --data_split 2,4,4"
+    " --model_name_or_path facebook/opt-350m --num_padding_at_beginning 1"
+    " --per_device_train_batch_size 4 --per_device_eval_batch_size 4 --max_seq_len 512"
+    " --learning_rate 5e-5 --weight_decay 0.1 --dropout 0.0 --num_train_epochs 1"
+    " --gradient_accumulation_steps 1 --lr_scheduler_type cosine --num_warmup_steps 0 --seed 1234"
+    " --zero_stage 0 --deepspeed --output_dir out"
+)
+RLHF_13B = (
+    "deepspeed main.py --data_path Dahoas/rm-static --data_split 2,4,4"
+    " --actor_model_name_or_path out/sft --critic_model_name_or_path out/reward"
+    " --num_padding_at_beginning 1 --per_device_generation_batch_size 16"
+    " --per_device_training_batch_size 16 --generation_batches 1 --ppo_epochs 1"
+    " --max_answer_seq_len 256 --max_prompt_seq_len 256 --actor_learning_rate 5e-4"
+    " --critic_learning_rate 5e-6 --num_train_epochs 1 --lr_scheduler_type cosine"
+    " --gradient_accumulation_steps 1 --num_warmup_steps 100 --deepspeed --seed 1234"
+    " --enable_hybrid_engine --inference_tp_size 2 --actor_zero_stage 3 --critic_zero_stage 3"
+    " --actor_gradient_checkpointing --actor_lora_dim 128 --only_optimize_lora"
+    " --actor_lora_module_name decoder.layers. --output_dir out"
+)
+
+
+def convert(command: str, *options: str) -> subprocess.CompletedProcess[str]:
+    program = [sys.executable, "scripts/from_deepspeed_chat.py", *options]
+    return subprocess.run(
+        [*program, *shlex.split(command)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "stage", "recipe", "differences"),
+    [
+        (SFT_SINGLE_NODE, "sft", "1.3b-single-node", {"dtype": "fp16"}),
+        (REWARD_SINGLE_NODE, "reward", "350m-single-node", {"preset": "deepspeed_chat"}),
+        (
+            # The flag trains the adapters alone, at their default rate of 5e-4.
+            RLHF_13B,
+            "rlhf",
+            "13b",
+            {
+                "actor": "sft/mine",
+                "reward": "reward/mine",
+                "dtype": "fp16",
+                "preset": "deepspeed_chat",
+                "actor_learning_rate": 5e-4,
+            },
+        ),
+    ],
+    ids=["sft", "reward", "rlhf"],
+)
+def test_a_script_gives_the_settings_of_its_recipe(command, stage, recipe, differences):
+    done = convert(command)
+    assert done.returncode == 0, done.stderr
+    printed = yaml.safe_load(done.stdout)[stage]["recipes"]["mine"]
+    config = yaml.safe_load((ROOT / "config.yaml").read_text())
+    recipes = yaml.safe_load((ROOT / "config/deepspeed_chat.yaml").read_text())
+    defaults = config[stage]["defaults"]
+    preset = config[stage]["presets"].get(printed.get("preset"), {})
+    ours = {**defaults, **recipes[stage]["recipes"][recipe]}
+    expected = {**ours, **preset, **differences}
+    got = {**defaults, **preset, **printed}
+    for settings in (got, expected):
+        settings.pop("placement")
+    assert got == expected
+
+
+def test_the_printed_config_is_accepted():
+    done = convert(
+        "deepspeed --num_gpus 2 step1/main.py --data_path Dahoas/rm-static my/set"
+        " --sft_only_data_path Dahoas/SHP --data_split 6,2,2 --model_name_or_path my/model"
+        " --lora_dim 8 --zero_stage 2 --offload --gradient_checkpointing --seed 7",
+        "--name",
+        "theirs",
+    )
+    printed = yaml.safe_load(done.stdout)
+    assert printed["seed"] == 7
+    assert printed["split"] == {"weights": {"sft": 6, "reward": 2, "rlhf": 2}}
+    recipe = printed["sft"]["recipes"]["theirs"]
+    assert recipe["datasets"] == ["rm-static", "my-set", "Dahoas-SHP"]
+    assert printed["datasets"]["Dahoas-SHP"]["split"] == ["sft"]
+    # 16 rows on each of two GPUs.
+    assert recipe["global_batch_size"] == 32
+    assert recipe["train_base"] == "embeddings_and_norms"
+    assert recipe["placement"]["offload"] == "optimizer"
+    load(printed)
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("main.py --data_path a", "write its path with its folder"),
+        ("step1/main.py --data_path a", "the command has no --model_name_or_path"),
+        ("step1/main.py --model_name_or_path a --beta 1", "unrecognized arguments: --beta 1"),
+        ("deepspeed", "name a program of DeepSpeed-Chat"),
+    ],
+)
+def test_a_mistake_is_one_line(command, line):
+    done = convert(command)
+    assert done.returncode != 0
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
