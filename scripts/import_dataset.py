@@ -16,7 +16,14 @@ from snakechat.data.cards import card_configs, card_facts
 from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import SAVED, split_files
 from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
-from snakechat.data.formats import Columns, Record, column_paths, kept_cells, record_of
+from snakechat.data.formats import (
+    Columns,
+    Record,
+    column_paths,
+    kept_cells,
+    record_of,
+    with_instructions,
+)
 from snakechat.data.reading_process import Position, read_in_child
 from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.sources import read_rows
@@ -139,6 +146,8 @@ def convert_files(
     dropped: Counter[str] = Counter()
     num_marked = 0
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
+    template = getattr(settings, "prompt_template", None)
+    system = getattr(settings, "system", None)
     used = [*column_paths(columns), *settings.keep.values()]
     rows = rows_with_progress(split, files, used, position)
     with RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer:
@@ -159,6 +168,7 @@ def convert_files(
             else:
                 if remove:
                     chosen, rejected = (without(remove, text) for text in (chosen, rejected))
+                prompt = with_instructions(prompt, template, system)
                 writer.write((prompt, chosen, rejected), *kept)
                 num_marked += any(role != UNMARKED for role, _ in prompt)
     if settings.format == "plain" and len(writer) and not num_marked:

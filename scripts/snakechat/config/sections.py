@@ -28,7 +28,7 @@ from snakechat.config.settings import (
     Settings,
 )
 from snakechat.config.training_settings import Template
-from snakechat.data.formats import FORMATS
+from snakechat.data.formats import FORMATS, has_dialogues
 
 
 def _form_by_key(**forms: Any) -> Any:
@@ -101,6 +101,8 @@ HubName = Annotated[
 ]
 # An identifier of the Hub or of SPDX.
 License = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.+-]+\Z")]
+# A text around the last turn of the user.
+PromptTemplate = Annotated[str, StringConstraints(pattern=r"\{prompt\}")]
 # Files inside the source.
 Glob = Annotated[str, StringConstraints(pattern=r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
 # Specs are public: a user name, a password or a query in the address is an error.
@@ -159,6 +161,8 @@ class SourceDataset(Settings):
     columns: dict[str, NonEmptyText | ColumnList] = ABSENT
     keep: ColumnList | Annotated[dict[str, NonEmptyText], Field(min_length=1)] = ABSENT
     remove: Regex = ABSENT
+    prompt_template: PromptTemplate = ABSENT
+    system: NonEmptyText = ABSENT
     name: NonEmptyText = ABSENT
     train: Glob = ABSENT
     eval: Glob = ABSENT
@@ -175,6 +179,9 @@ class SourceDataset(Settings):
             raise ValueError("revision: has no effect without hub: remove it")
         if self.eval is not None and self.train is None:
             raise ValueError("eval needs train, the glob of the other files")
+        for key in ("prompt_template", "system"):
+            if getattr(self, key) is not None and not has_dialogues(self.format):
+                raise ValueError(f"{key}: has no effect with format: text: remove it")
         names = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
         if self.train is not None and (self.name is not None or names & {"train", "eval"}):
             raise ValueError(

@@ -21,6 +21,7 @@ from snakechat.data.cells import (
 from snakechat.data.dialogues import (
     RESPONSE,
     TOOLS,
+    UNMARKED,
     Turn,
     as_text,
     is_response,
@@ -158,6 +159,25 @@ def kept_cells(row: Mapping[str, Any], keep: Iterable[str]) -> list[str]:
         except (TypeError, ValueError) as error:
             raise BadRow(f"column {path}: {error}") from None
     return cells
+
+
+def with_instructions(prompt: list[Turn], template: str | None, system: str | None) -> list[Turn]:
+    """Return a prompt with a system turn, where it has none, and the last question in a template.
+
+    Args:
+        template: A text with "{prompt}" in place of the user's last turn.
+    """
+    turns = list(prompt)
+    for index in reversed(range(len(turns)) if template is not None else ()):
+        role, text = turns[index]
+        if role in ("user", UNMARKED):
+            content = text.removesuffix(RESPONSE)
+            turns[index] = role, template.replace("{prompt}", content) + text[len(content) :]
+            break
+    roles = [role for role, _ in turns]
+    if system is not None and "system" not in roles:
+        turns.insert(roles.count(TOOLS), ("system", system))
+    return turns
 
 
 def has_responses(format: str) -> bool:

@@ -26,7 +26,7 @@ def import_dataset(config: Config, name: str) -> Description:
         keys = ["generate", "rows", "eval_rows"]
         settings = {"seed": seed, **{key: dataset[key] for key in keys}}
     else:
-        keys = ["format", "remove", "on_bad_row"]
+        keys = ["format", "remove", "prompt_template", "system", "on_bad_row"]
         selection = {} if "path" in dataset else config.selection(name)
         settings = {
             "on_bad_row": config.values["on_bad_row"],

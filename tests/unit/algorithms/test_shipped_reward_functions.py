@@ -42,6 +42,13 @@ def test_math_answer():
     assert scores("math_answer", responses, {"solution": solution}) == expected
 
 
+def test_math_answer_after_a_marker():
+    responses = ["3 + 4 = 7\n#### 7", "#### 5, no:\n#### $7.", "so 7", "\\boxed{7}", "7 ####"]
+    solution = ["3 + 4 = 7\n#### 7"] * len(responses)
+    kept = {"solution": solution}
+    assert scores("math_answer", responses, kept, marker="####") == [1, 1, 0, 0, 0]
+
+
 def test_format_match():
     responses = ["<think>a\nb</think>\n7 ", "<think>a", "x <think></think>"]
     assert scores("format_match", responses, pattern="<think>.*</think>.*") == [1, 0, 0]

@@ -33,6 +33,7 @@ MKQA = {
     "queries": {"en": "what is the capital of france", "zh_cn": "法国首都"},
     "answers": {"en": [{"text": "Paris"}], "zh_cn": [{"text": "巴黎"}, {"text": "巴黎市"}]},
 }
+FINAL = 'Let\'s think step by step and output the final answer after "####".'
 # A row, and the texts of its record. Citation marks are removed from the responses of webgpt.
 ROWS = {
     "webgpt_comparisons": (
@@ -44,7 +45,7 @@ ROWS = {
     "SHP": (SHP, SHP["history"], " Pectinex, perhaps?", " Raspberry juice will likely work."),
     "miracl-zh": (MIRACL_ZH, MIRACL_ZH["query"], " 溥仪是清朝末代皇帝。", " 皇帝是君主的称号。"),
     "mkqa-zh": (MKQA, "法国首都", " 巴黎", None),
-    "gsm8k": ({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}, "2 + 3?", None, None),
+    "gsm8k": ({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}, f"2 + 3? {FINAL}", None, None),
 }
 
 

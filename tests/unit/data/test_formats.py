@@ -6,7 +6,14 @@ import re
 import pytest
 
 from snakechat.data.cells import BadRow, DroppedRow
-from snakechat.data.formats import FORMATS, columns_of, kept_cells, named_columns, record_of
+from snakechat.data.formats import (
+    FORMATS,
+    columns_of,
+    kept_cells,
+    named_columns,
+    record_of,
+    with_instructions,
+)
 from snakechat.data.records import texts_of
 
 
@@ -473,3 +480,29 @@ def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
 def test_a_cell_that_cannot_be_kept_is_bad(row, reason):
     with pytest.raises(BadRow, match=reason):
         kept_cells(row, ["solution"])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ([("user", "{x}?")], [("system", "Be brief."), ("user", "Q: {x}? A:")]),
+        (
+            [("system", "S"), ("user", "1"), ("assistant", "2"), ("user", "3")],
+            [("system", "S"), ("user", "1"), ("assistant", "2"), ("user", "Q: 3 A:")],
+        ),
+        # The definitions of tools come first, and the last turn may be a result.
+        (
+            [("tools", "[]"), ("user", "1"), ("message", "{}")],
+            [("tools", "[]"), ("system", "Be brief."), ("user", "Q: 1 A:"), ("message", "{}")],
+        ),
+        # A plain prompt without a marker, and one that ends with the marker of the response.
+        ([("unmarked", "1")], [("system", "Be brief."), ("unmarked", "Q: 1 A:")]),
+        (
+            [("unmarked", "1\n\nAssistant:")],
+            [("system", "Be brief."), ("unmarked", "Q: 1 A:\n\nAssistant:")],
+        ),
+    ],
+)
+def test_instructions_around_a_prompt(prompt, expected):
+    assert with_instructions(prompt, "Q: {prompt} A:", "Be brief.") == expected
+    assert with_instructions(prompt, None, None) == prompt
