@@ -1,6 +1,8 @@
 """Requests to an OpenAI-compatible endpoint: concurrent, limited, repeated on failure, and cached.
 
-A reply that the cache has costs no request (snakechat/workflow/reply_cache.py).
+A reply that the cache has costs no request (snakechat/workflow/reply_cache.py). The client is that
+of the library openai. It repeats no request itself: its waits are too short for a server that
+starts again, and it prints no reason.
 """
 
 import asyncio
@@ -10,10 +12,12 @@ import time
 from asyncio import sleep
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import openai
 
 from snakechat.config.llm_judges import api_key
 from snakechat.config.references import JUDGES
@@ -41,8 +45,39 @@ MAX_QUOTED = 200
 Messages = list[dict[str, str]]
 
 
+# Headers of a request. The library adds others that name the machine, or come from the environment:
+# an organization, or those of OPENAI_CUSTOM_HEADERS.
+HEADERS = ("host", "authorization", "content-type", "content-length", "accept", "accept-encoding")
+
+
 class TooLarge(Exception):
     """A response has more than MAX_BYTES."""
+
+
+class HttpClient(httpx2.AsyncClient):
+    """Sends HEADERS alone, follows no redirect, and reads at most MAX_BYTES of a response."""
+
+    async def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
+        """Return the response, decompressed.
+
+        Raises:
+            TooLarge: It has more than MAX_BYTES.
+            httpx2.RequestError: The request failed.
+        """
+        headers = [item for item in request.headers.multi_items() if item[0] in HEADERS]
+        request.headers = httpx2.Headers(headers)
+        options |= {"stream": True, "follow_redirects": False}
+        content = bytearray()
+        response = await super().send(request, **options)
+        async with aclosing(response):
+            async for chunk in response.aiter_bytes():
+                content += chunk
+                if len(content) > MAX_BYTES:
+                    raise TooLarge
+        retry_after = {"Retry-After": response.headers.get("Retry-After", "")}
+        return httpx2.Response(
+            response.status_code, headers=retry_after, content=bytes(content), request=request
+        )
 
 
 class ChatClient:
@@ -106,7 +141,6 @@ class ChatClient:
         progress = ProgressLines(self.place, "replies", len(bodies), next_line=FIRST_LINE)
         replies: dict[str, str] = {}
         free = asyncio.Semaphore(self.concurrency)
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         limits = httpx2.Limits(max_connections=self.concurrency)
 
         async def ask(key: str, body: Request) -> None:
@@ -116,7 +150,13 @@ class ChatClient:
             if rank() == 0:
                 progress.update(len(replies))
 
-        async with httpx2.AsyncClient(headers=headers, timeout=TIMEOUT, limits=limits) as client:
+        async with openai.AsyncOpenAI(
+            base_url=self.url,
+            # Without one, the library takes a key from the environment.
+            api_key=self.key or "none",
+            http_client=HttpClient(timeout=TIMEOUT, limits=limits),
+            max_retries=0,
+        ) as client:
             tasks = [asyncio.create_task(ask(*item)) for item in bodies.items()]
             try:
                 await asyncio.gather(*tasks)
@@ -126,7 +166,7 @@ class ChatClient:
         return replies
 
     async def _reply(
-        self, client: httpx2.AsyncClient, body: Request, is_readable: Callable[[str], bool]
+        self, client: openai.AsyncOpenAI, body: Request, is_readable: Callable[[str], bool]
     ) -> Reply:
         """Return the stored reply to a request, or send it."""
         stored = self.cache.find(body)
@@ -139,54 +179,42 @@ class ChatClient:
                 break
         return self.cache.add(body, reply)
 
-    async def _post(self, client: httpx2.AsyncClient, body: Request) -> tuple[httpx2.Response, str]:
-        """Return the endpoint's response to a request, and its text.
-
-        Raises:
-            TooLarge: It has more than MAX_BYTES.
-            httpx2.RequestError: It failed.
-        """
-        content = bytearray()
-        async with client.stream("POST", f"{self.url}/chat/completions", json=body) as response:
-            async for chunk in response.aiter_bytes():
-                content += chunk
-                if len(content) > MAX_BYTES:
-                    raise TooLarge
-        return response, content.decode(errors="replace")
-
-    async def _send(self, client: httpx2.AsyncClient, body: Request) -> str:
+    async def _send(self, client: openai.AsyncOpenAI, body: Request) -> str:
         """Return the text of the endpoint's response to a request.
 
         Raises:
             InputError: All attempts failed.
         """
+        headers = {"Authorization": f"Bearer {self.key}" if self.key else openai.omit}
         end: float | None = None
         for attempt in range(ATTEMPTS):
             await self._wait_for_start()
             self.counts["requests"] += 1
             wait: float = FIRST_WAIT * 2**attempt
             end = end or time.monotonic() + DEADLINE
+            request = client.post(
+                "/chat/completions",
+                body=body,
+                cast_to=httpx2.Response,
+                options={"headers": headers},
+            )
             try:
-                # Ends the attempt whatever the endpoint does: httpx limits the time between bytes.
-                response, text = await asyncio.wait_for(
-                    self._post(client, body), end - time.monotonic()
-                )
+                # Ends the attempt whatever the endpoint does: TIMEOUT is the time between bytes.
+                return (await asyncio.wait_for(request, end - time.monotonic())).text
             except TooLarge:
                 failure = f"its response has more than {MAX_BYTES >> 20} MiB"
                 break
             except TimeoutError:
                 failure = f"it did not respond within {DEADLINE} s"
                 break
-            except (httpx2.RequestError, httpx2.InvalidURL) as error:
-                failure = f"{type(error).__name__} {error}"
-            else:
-                if response.is_success:
-                    return text
-                failure = f"status {response.status_code}: {text}"
-                if response.status_code not in (408, 429) and response.status_code < 500:
+            except openai.APIStatusError as error:
+                failure = f"status {error.status_code}: {error.response.text}"
+                if error.status_code not in (408, 429) and error.status_code < 500:
                     break
-                seconds = response.headers.get("Retry-After", "")
+                seconds = error.response.headers["Retry-After"]
                 wait = max(wait, float(seconds) if seconds.isdecimal() else 0)
+            except openai.APIConnectionError as error:
+                failure = f"{type(error.__cause__).__name__} {error.__cause__}"
             if attempt < ATTEMPTS - 1:
                 wait = min(wait, MAX_WAIT)
                 self.counts["retries"] += 1

@@ -78,7 +78,7 @@ def api_key(name: str, key_env: str | None) -> str | None:
     if key_env is None:
         return None
     key = os.environ.get(key_env, "").strip()
-    # Error messages of httpx2 quote a header with other characters.
+    # Error messages of the client quote a header with other characters.
     if not re.fullmatch("[!-~]+", key):
         raise InputError(
             f"{JUDGES}.{name}.key_env: environment variable {key_env} has no key: export it before"

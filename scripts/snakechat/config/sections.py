@@ -9,6 +9,7 @@ from pydantic import (
     Discriminator,
     Field,
     GetPydanticSchema,
+    HttpUrl,
     StringConstraints,
     Tag,
     model_validator,
@@ -56,6 +57,14 @@ def _check_regex(text: str) -> str:
     except re.error as error:
         raise ValueError(f"not a regular expression ({error})") from None
     return text
+
+
+def _check_address(url: str) -> str:
+    try:
+        HttpUrl(url)
+    except ValueError:
+        raise ValueError("expected an address such as http://host:8000/v1") from None
+    return url
 
 
 def _check_scale(scale: list[float]) -> list[float]:
@@ -106,7 +115,11 @@ PromptTemplate = Annotated[str, StringConstraints(pattern=r"\{prompt\}")]
 # Files inside the source.
 Glob = Annotated[str, StringConstraints(pattern=r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z")]
 # Specs are public: a user name, a password or a query in the address is an error.
-Url = Annotated[str, StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z")]
+Url = Annotated[
+    str,
+    StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z"),
+    AfterValidator(_check_address),
+]
 
 ColumnList = Annotated[list[NonEmptyText], Field(min_length=1)]
 

@@ -34,7 +34,7 @@ WITHOUT_EFFECT = frozenset(
         # Progress, curves and command lines.
         *("tqdm", "tensorboard", "rich", "typer", "click"),
         # Transfers and locks: what arrives counts by its digest.
-        *("httpx2", "requests", "fsspec", "filelock"),
+        *("httpx2", "openai", "requests", "fsspec", "filelock"),
         # Information about the machine, and build tools.
         *("psutil", "py-cpuinfo", "ninja", "setuptools"),
         # Checks of settings.

@@ -89,10 +89,11 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
     [
         ((500, {}, "out\nof order"), chat_client.ATTEMPTS, "status 500: out of order"),
         ((401, {}, f"no such key: {SECRET}"), 1, r"status 401: no such key: \*\*\*: check url,"),
-        ((307, {"Location": "/elsewhere"}, ""), 1, "status 307"),
+        ((307, {"Location": "http://localhost/elsewhere"}, ""), 1, "status 307"),
         ((200, {}, '{"choices": []}'), 1, "expected a chat completion"),
         ((200, {}, "[" * 100_000), 1, "expected a chat completion"),
         ((200, {"Content-Encoding": "gzip"}, BOMB), 1, "its response has more than 16 MiB"),
+        ((500, {"Content-Encoding": "gzip"}, BOMB), 1, "its response has more than 16 MiB"),
     ],
 )
 def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_requests, message):
@@ -172,12 +173,24 @@ def test_requests_per_minute_are_paced_and_shared_by_processes(server, tmp_path,
     assert (client.interval, client.concurrency) == (4, 2)
 
 
-def test_requests_have_model_parameters_and_key(server, tmp_path):
+def test_requests_have_model_parameters_and_key_and_nothing_of_the_environment(
+    server, tmp_path, monkeypatch
+):
+    ask(client_of(server, tmp_path / "first", key_env=None), "Hi?")
+    for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID"):
+        monkeypatch.setenv(f"OPENAI_{name}", "private")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: private\nAuthorization: private")
+    server.requests.clear()
+    ask(client_of(server, tmp_path / "second", key_env=None), "Hi?")
+    [(_, headers, _)] = server.requests
+    assert "private" not in str(headers) and "Authorization" not in headers
+    server.requests.clear()
     ask(client_of(server, tmp_path), "Hi?")
     parameters = {"temperature": 0, "max_tokens": 4}
     # With other parameters, the stored reply does not count.
     assert ask(client_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
     [_, (path, headers, body)] = server.requests
+    assert "private" not in str(headers) and "stainless" not in str(headers).lower()
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {SECRET}"
     expected = {"model": "lab/wise", "messages": [{"role": "user", "content": "Hi?"}]}

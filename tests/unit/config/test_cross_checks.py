@@ -111,7 +111,10 @@ MISTAKES = [
         tiny("rlhf", placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 2}),
     ),
     ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": [10, 1]}}}),
-    ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": "https://me:secret@host/v1"}}}),
+    *(
+        ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": url}}})
+        for url in ("https://me:secret@host/v1", "http://[1:2]/v1", "http://host:99999/v1")
+    ),
     # Reward functions: unknown, with a syntax error, with an unknown argument, without a column.
     *(
         ("rlhf.recipes.tiny.reward_functions", tiny("rlhf", reward_functions=functions))
