@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.phase_splits import PHASE_OF_RULE, PHASES, SPLITS
+from snakechat.data.phase_splits import PHASES, SPLITS
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_results, named_versions
@@ -154,11 +154,11 @@ class Search:
         usage: Usage = set()
         for key, path in job["inputs"].items():
             upstream = jobs[path]
-            if upstream["rule"] == "split_dataset" and job["rule"] in PHASE_OF_RULE:
+            if upstream["rule"] == "split_dataset" and "phase" in job["settings"]:
                 phases = self._phases.get(upstream["content"])
                 usage |= {("unknown", path)} if phases is None else set()
                 for name, digests in (phases or {}).items():
-                    if digests and name.startswith(f"{PHASE_OF_RULE[job['rule']]}."):
+                    if digests and name.startswith(f"{job['settings']['phase']}."):
                         usage.add(("phases", f"{key.partition('.')[2]} {name}"))
                         usage |= {("rows", digest) for digest in digests}
             # Other jobs read no rows, or statistics of them, or write row numbers.

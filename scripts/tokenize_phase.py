@@ -14,7 +14,7 @@ import numpy as np
 
 from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
-from snakechat.data.phase_splits import PHASE_OF_RULE, SPLITS, weighted_rows
+from snakechat.data.phase_splits import SPLITS, weighted_rows
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
 from snakechat.data.records import (
     COLUMNS,
@@ -67,16 +67,16 @@ class Tokenization(NamedTuple):
     marks: tuple[str, ...] = ()
 
 
-PAIRS = Tokenization(("prompt", "chosen", "rejected"), encode_responses)
 PROMPTS = Tokenization(("prompt",), encode_prompts, keeps_texts=True)
 ALL_TURNS = Tokenization(("prompt", "chosen"), encode_turns, marks=("trained",))
-TOKENIZATIONS = {
-    "tokenize_sft": Tokenization(("prompt", "chosen"), encode_responses),
-    "tokenize_reward": PAIRS,
-    "tokenize_dpo": PAIRS,
-    "tokenize_rlhf": PROMPTS,
-    "tokenize_generations": PROMPTS,
-}
+
+
+def tokenization_of(settings: Any) -> Tokenization:
+    """Return what is written for the fields of a job."""
+    if getattr(settings, "train_on", None) == "all_turns":
+        return ALL_TURNS
+    fields = tuple(settings.fields)
+    return PROMPTS if fields == PROMPTS.fields else Tokenization(fields, encode_responses)
 
 
 def main(job: Job[Any]) -> None:
@@ -85,8 +85,7 @@ def main(job: Job[Any]) -> None:
     Raises:
         InputError: A split has no rows.
     """
-    is_all_turns = getattr(job.settings, "train_on", None) == "all_turns"
-    tokenization = ALL_TURNS if is_all_turns else TOKENIZATIONS[job.spec["rule"]]
+    tokenization = tokenization_of(job.settings)
     encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
     stats = {}
     for split in SPLITS:
@@ -165,7 +164,7 @@ def _tokenize_split(
             done += len(encoded)
             progress.update(done)
     if not kept.total():
-        phase = PHASE_OF_RULE[job.spec["rule"]]
+        phase = job.settings.phase
         raise InputError(
             f"{', '.join(rows)}: the {split} split of phase {phase} has no rows left of {total}"
             f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
@@ -247,7 +246,7 @@ def _encode_batch(
 
 def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
     """Return {dataset: row numbers} of the phase; training rows are repeated by their weight."""
-    phase, rows = PHASE_OF_RULE[job.spec["rule"]], {}
+    phase, rows = job.settings.phase, {}
     for dataset, weight in job.settings.datasets:
         numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
         if split == "train":

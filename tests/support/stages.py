@@ -92,7 +92,7 @@ class Stages:
         program = importlib.import_module(RULES[rule].program or rule)
         spec = self.spec(rule, name)
         manifests = {key: read_input(entry) for key, entry in spec["inputs"].items()}
-        options = run_options(self.config, rule, name, [])
+        options = run_options(self.config, rule, self.describe(rule, name), [])
         settings_type = SETTINGS.get(rule, SimpleNamespace)
         job = Job(spec, manifests, self.placement(rule, name), options, settings_type)
         # Left by a job that failed.

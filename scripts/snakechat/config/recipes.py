@@ -64,7 +64,7 @@ RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
 COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 
 # The rule and the name of a job: ("train_sft", "tiny"), ("draw_report", "sft/tiny").
-Job = tuple[str, str]
+JobId = tuple[str, str]
 
 
 def without_effect(stage: str, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -213,11 +213,11 @@ class Config:
             text = "/".join(parse_reference(text))
         return self._reference(text, ORIGINS[stage], f"{stage}.recipes.{name}.{key}")
 
-    def base_model(self, stage: str, name: str) -> Job:
+    def base_model(self, stage: str, name: str) -> JobId:
         """Return the job that makes the initial model of a recipe."""
         return self.model_job(self.origin(stage, name))
 
-    def records_job(self, dataset: str) -> Job:
+    def records_job(self, dataset: str) -> JobId:
         """Return the job that makes the records of a dataset."""
         settings = self.values["datasets"][dataset]
         if "generations" in settings:
@@ -235,7 +235,7 @@ class Config:
         recipe: str | None = settings.get("generations")
         return recipe
 
-    def pretrained_model(self, name: str) -> Job:
+    def pretrained_model(self, name: str) -> JobId:
         """Return the job that fetches or initializes a model of `models`."""
         origin = self.entry("models", name, "the target")
         return ("init_model" if "init" in origin else "fetch_model"), name
@@ -280,7 +280,7 @@ class Config:
         self.entry(path, name, used_by)
         return Reference(section, name)
 
-    def model_job(self, model: Reference) -> Job:
+    def model_job(self, model: Reference) -> JobId:
         """Return the job that makes the model of a recipe, or a model of `models`."""
         if model.section == "models":
             return self.pretrained_model(model.name)
@@ -295,7 +295,7 @@ class Config:
             return []
         return [*self.recipe_chain(*self.origin(stage, name)), Reference(stage, name)]
 
-    def tokenizer_model(self, stage: str, name: str) -> Job:
+    def tokenizer_model(self, stage: str, name: str) -> JobId:
         """Return the job that makes the base model whose tokenizer a recipe uses.
 
         stage: "models" for a model of `models` itself.

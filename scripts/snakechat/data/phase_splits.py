@@ -17,14 +17,6 @@ from snakechat.workflow.job import Job
 
 SPLITS = ("train", "eval")
 PHASES = ("sft", "reward", "rlhf")
-# The phase whose rows a rule tokenizes. As in DeepSpeed-Chat, DPO has the rows of the reward phase.
-PHASE_OF_RULE = {
-    "tokenize_sft": "sft",
-    "tokenize_reward": "reward",
-    "tokenize_dpo": "reward",
-    "tokenize_rlhf": "rlhf",
-    "tokenize_generations": "rlhf",
-}
 
 
 def phase_sizes(rows: int, weights: Sequence[float]) -> list[int]:

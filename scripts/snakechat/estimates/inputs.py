@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.jobs.plan import Plan
 from snakechat.jobs.stale_causes import job_name
@@ -18,14 +17,6 @@ from snakechat.workflow.errors import InputError
 
 # Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
 ASSUMED_LENGTH = 0.5
-# Arrays of tokens, by the rule that makes them.
-FIELDS = {
-    "tokenize_sft": ("prompt", "chosen"),
-    "tokenize_reward": ("prompt", "chosen", "rejected"),
-    "tokenize_dpo": ("prompt", "chosen", "rejected"),
-    "tokenize_rlhf": ("prompt",),
-    "tokenize_generations": ("prompt",),
-}
 # Rows of each split of datasets of the Hub, as it listed them in 2023 (smol-smoltalk: in 2024).
 # 40 % of the training rows of the first six are the 264,292 prompts of DeepSpeed-Chat's benchmark.
 DATASET_ROWS = {
@@ -69,7 +60,8 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
     assumed to be half of its limit.
     """
     spec = plan.jobs[path].spec
-    fields, settings = FIELDS[spec["rule"]], spec["settings"]
+    settings = spec["settings"]
+    fields = settings["fields"]
     try:
         lengths = [Ragged(Path(path), f"{split}.{field}").lengths for field in fields]
     except FileNotFoundError:
@@ -96,7 +88,7 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
 
 def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:
     """Return the number of rows of a job's datasets (nan: unknown), and the assumptions."""
-    phase = PHASE_OF_RULE[spec["rule"]]
+    phase = spec["settings"]["phase"]
     total = 0.0
     notes = []
     for dataset, weight in spec["settings"]["datasets"]:

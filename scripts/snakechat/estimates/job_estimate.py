@@ -13,8 +13,9 @@ from snakechat.estimates.memory import (
     result_bytes,
     vllm_fits,
 )
-from snakechat.estimates.workloads import TRAININGS, job_workload
+from snakechat.estimates.workloads import job_workload
 from snakechat.jobs.plan import Plan
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import is_open, possible_rungs
@@ -40,6 +41,7 @@ class JobEstimate:
 
     def __init__(self, path: str, plan: Plan, gpu: Gpu, gpu_name: str = "") -> None:
         self.spec, self.placement, _ = plan.jobs[path]
+        self._is_training = RULES[self.spec["rule"]].work == "training"
         self.plan, self.gpu, self.stale = plan, gpu, path in plan.stale
         self.workload: Workload | None = None
         self.moment, self.memory = "", dict[str, float]()
@@ -71,7 +73,7 @@ class JobEstimate:
     def _place(self) -> None:
         """Set the placement, its workload and its memory."""
         placements = [self.placement]
-        has_choice = self.spec["rule"] in TRAININGS and is_open(self.placement)
+        has_choice = self._is_training and is_open(self.placement)
         if has_choice:
             rungs = possible_rungs(self.placement, self.spec["settings"]["dtype"])
             placements = [rung.of(self.placement) for rung in rungs]
@@ -100,7 +102,7 @@ class JobEstimate:
         return sum(self.memory.values()) <= USABLE_MEMORY * self.gpu.memory
 
     def _trains_in_bf16(self) -> bool:
-        return self.spec["rule"] in TRAININGS and self.spec["settings"]["dtype"] == "bf16"
+        return self._is_training and self.spec["settings"]["dtype"] == "bf16"
 
     def _lacks(self, workload: Workload) -> Iterator[str]:
         """Yield what a GPU lacks."""

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from snakechat.config.references import input_names
@@ -30,6 +29,7 @@ from snakechat.estimates.memory import (
 )
 from snakechat.evaluation.comparisons import compared_inputs, initial_model
 from snakechat.jobs.plan import Plan
+from snakechat.jobs.rules import RULES
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.placement import Placement
@@ -52,6 +52,7 @@ class JobSizes:
         gpu_memory: float = 0,
     ) -> None:
         self.rule, self.settings, self.inputs = spec["rule"], spec["settings"], spec["inputs"]
+        self.loss = RULES[self.rule].loss
         self.spec, self.placement, self.plan = spec, placement, plan
         self.gpu_memory = gpu_memory
 
@@ -158,11 +159,11 @@ def with_responses(prompts: TokenCounts, settings: Mapping[str, Any]) -> TokenCo
 # --- training -----------------------------------------------------------------------------------
 
 
-def train_on_rows(job: JobSizes, loss: str) -> Workload:
+def train_on_rows(job: JobSizes) -> Workload:
     """Return the workload of SFT (loss SFT), a reward model (SCORE) or DPO (POLICY)."""
-    tokens, model = job.tokens(), job.model("model", loss, lora="lora")
+    tokens, model = job.tokens(), job.model("model", job.loss, lora="lora")
     flops = job.rows_trained(tokens) * training_flops(model, tokens.per_row)
-    num_targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
+    num_targets = tokens.longest - 1 if job.loss == SFT else tokens.longest // 2
     return Workload(
         trained=[LoadedModel(model, stage_used(job.placement.zero_stage, model.dtype))],
         frozen=[],
@@ -233,14 +234,15 @@ def forward_passes(job: JobSizes, models: list[ModelSpec], tokens: TokenCounts) 
     )
 
 
-def compute_reference(job: JobSizes) -> Workload:
+def evaluate_training_rows(job: JobSizes) -> Workload:
     """Return the workload of the log-probabilities of DPO's reference model."""
-    return forward_passes(job, [job.model("model", POLICY)], job.tokens())
+    return forward_passes(job, [job.model("model", job.loss)], job.tokens())
 
 
-def evaluate_rows(job: JobSizes, loss: str, dtype: str | None = None) -> Workload:
+def evaluate_rows(job: JobSizes) -> Workload:
     """Return the workload of evaluating a model, and its base model if any, on held-out rows."""
-    models = [job.model(key, loss, dtype) for key in ("base", "model") if key in job.inputs]
+    dtype = job.settings.get("dtype", "fp32")
+    models = [job.model(key, job.loss, dtype) for key in ("base", "model") if key in job.inputs]
     return forward_passes(job, models, job.tokens("eval"))
 
 
@@ -283,22 +285,13 @@ def evaluate_rlhf(job: JobSizes) -> Workload:
     )
 
 
-TRAININGS: dict[str, Callable[[JobSizes], Workload]] = {
-    "train_sft": partial(train_on_rows, loss=SFT),
-    "train_reward": partial(train_on_rows, loss=SCORE),
-    "train_dpo": partial(train_on_rows, loss=POLICY),
-    "train_rlhf": train_rlhf,
-}
-# Jobs with prompt sets, which are short, have no estimate.
+# The functions that the table of rules names (snakechat.jobs.rules).
 WORKLOADS: dict[str, Callable[[JobSizes], Workload | None]] = {
-    **TRAININGS,
-    "generate_responses": generate_responses,
-    "score_responses": score_responses,
-    "compute_reference": compute_reference,
-    "evaluate_sft": partial(evaluate_rows, loss=POLICY),
-    "evaluate_reward": partial(evaluate_rows, loss=SCORE, dtype="fp32"),
-    "evaluate_dpo": partial(evaluate_rows, loss=POLICY, dtype="fp32"),
-    "evaluate_rlhf": evaluate_rlhf,
+    describe.__name__: describe
+    for describe in (
+        *(train_on_rows, train_rlhf, evaluate_training_rows, evaluate_rows, evaluate_rlhf),
+        *(generate_responses, score_responses),
+    )
 }
 
 
@@ -312,9 +305,10 @@ def job_workload(
     Raises:
         InputError: The size of its model is unknown.
     """
-    describe = WORKLOADS.get(spec["rule"])
-    if describe is None:
+    name = RULES[spec["rule"]].workload
+    if name is None:
         return None
+    describe = WORKLOADS[name]
     workload = describe(JobSizes(spec, placement, plan, gpu_memory))
     if workload and workload.generations and gpu_memory and placement.generate_tokens is None:
         _, memory = peak_memory(workload, placement, gpu_memory)

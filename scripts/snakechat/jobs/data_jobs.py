@@ -3,6 +3,7 @@
 A function has the name of the rule whose jobs it describes.
 """
 
+from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
@@ -12,7 +13,9 @@ from snakechat.jobs.files import (
     base_model_files,
     card_settings,
     dataset_files,
+    dataset_folder,
     tokenizer_files,
+    tokenizer_folder,
 )
 
 # The default of huggingface_hub.
@@ -37,7 +40,9 @@ def import_dataset(config: Config, name: str) -> Description:
             "columns": columns_of(dataset["format"], dataset.get("columns")),
             "keep": named_columns(dataset.get("keep", {})),
         }
-    return Description(settings, files=dataset_files(config, name))
+    return Description(
+        settings, files=dataset_files(config, name), options=_source(dataset_folder(config, name))
+    )
 
 
 def select_responses(config: Config, name: str) -> Description:
@@ -83,7 +88,9 @@ def fetch_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
     source = _hub_source(model) | card_settings(config, "models", name)
     return Description(
-        settings=source | _template_arguments(model), files=base_model_files(config, name)
+        settings=source | _template_arguments(model),
+        files=base_model_files(config, name),
+        options=_source(config.source_of("models", name)),
     )
 
 
@@ -100,7 +107,13 @@ def init_model(config: Config, name: str) -> Description:
         settings=settings | _template_arguments(model),
         inputs=inputs,
         files=tokenizer_files(config, name),
+        options=_source(tokenizer_folder(config, name)),
     )
+
+
+def _source(folder: Path | None) -> dict[str, str]:
+    """Return the option that has the folder of a job's external files; {} without one."""
+    return {} if folder is None else {"source": str(folder)}
 
 
 def _hub_source(entry: dict[str, Any]) -> dict[str, str]:

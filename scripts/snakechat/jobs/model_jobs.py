@@ -9,15 +9,26 @@ from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.errors import ConfigError
-from snakechat.config.recipes import Config
+from snakechat.config.recipes import Config, JobId
 from snakechat.config.references import Reference, input_names
 from snakechat.data.formats import FORMATS
-from snakechat.jobs.descriptions import Description, Job, Jobs
+from snakechat.jobs.descriptions import Description, Jobs
+
+# What a stage reads of datasets: the phase whose rows it has, and its arrays of tokens. As in
+# DeepSpeed-Chat, DPO has the rows of the reward phase.
+TOKENS = {
+    "sft": ("sft", ["prompt", "chosen"]),
+    "reward": ("reward", ["prompt", "chosen", "rejected"]),
+    "dpo": ("reward", ["prompt", "chosen", "rejected"]),
+    "rlhf": ("rlhf", ["prompt"]),
+    "generations": ("rlhf", ["prompt"]),
+}
 
 
-def tokenize(config: Config, stage: str, name: str) -> Description:
+def tokenize(config: Config, name: str, stage: str) -> Description:
     recipe, datasets = config.recipe(stage, name), config.blend(stage, name)
     length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
+    phase, fields = TOKENS[stage]
     skipping = sorted(dataset for dataset, _ in datasets if _skips_bad_rows(config, dataset))
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
     for dataset, _ in datasets:
@@ -25,6 +36,8 @@ def tokenize(config: Config, stage: str, name: str) -> Description:
         inputs[f"rows.{dataset}"] = ("split_dataset", dataset)
     return Description(
         settings={
+            "phase": phase,
+            "fields": fields,
             # It draws the rows that a weight with a fraction repeats.
             "seed": recipe["seed"] if any(weight % 1 for _, weight in datasets) else None,
             "datasets": datasets,
@@ -236,7 +249,7 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
     return {**jobs, stage: _training(stage, name)}
 
 
-def _training(stage: str, name: str) -> Job:
+def _training(stage: str, name: str) -> JobId:
     """Return the job that trains a recipe."""
     return f"train_{stage}", name
 

@@ -8,7 +8,7 @@ from typing import Any
 from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
 from snakechat.jobs.descriptions import Description
-from snakechat.jobs.files import prompt_set_files
+from snakechat.jobs.files import declared_licenses, prompt_set_files
 from snakechat.jobs.model_jobs import models_of, train_reward
 from snakechat.workflow.links import is_version
 
@@ -33,6 +33,7 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
                 for verb in ("train", "evaluate")
             },
         },
+        options={"licenses": declared_licenses(config)},
     )
 
 
@@ -59,6 +60,7 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
         },
         inputs=models_of(config, stage, name),
         files=prompt_set_files(config, "prompts", stage, name),
+        options={"source": str(config.local_path(""))},
     )
 
 
@@ -70,6 +72,7 @@ def rw_eval(config: Config, name: str) -> Description:
             "model": ("train_reward", name),
         },
         files=prompt_set_files(config, "prompts/pairs", "reward", name),
+        options={"source": str(config.local_path(""))},
     )
 
 
@@ -94,6 +97,7 @@ def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
 
 def _comparison(config: Config, stage: str, names: str) -> Description:
     recipes = config.compared_recipes(stage, names)
+    versions = config.compared_versions(stage, names)
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs={
@@ -104,8 +108,14 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
         },
         files={
             f"{recipe}/{file}": path
-            for recipe, version in config.compared_versions(stage, names).items()
+            for recipe, version in versions.items()
             for file, path in version.files().items()
+        },
+        options={
+            "versions": {
+                recipe: {kind: str(folder) for kind, folder in version._asdict().items()}
+                for recipe, version in versions.items()
+            }
         },
     )
 

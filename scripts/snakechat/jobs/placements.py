@@ -3,17 +3,12 @@
 No result depends on them: they are never part of a spec.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from snakechat.config.llm_judges import judge_access
 from snakechat.config.recipes import Config
-from snakechat.jobs.files import (
-    dataset_folder,
-    declared_licenses,
-    tokenizer_folder,
-)
+from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import RULES, recipe_of
 from snakechat.workflow.placement import SERIAL, Placement, RunOptions
 
@@ -44,7 +39,7 @@ def job_placement(config: Config, rule: str, name: str) -> Placement:
     if is_tokenization:
         return replace(SERIAL, threads=placement.threads)
     # A training chooses its own, for the memory of its GPUs.
-    if placement.micro_batch_tokens == "auto" and not rule.startswith("train_"):
+    if placement.micro_batch_tokens == "auto" and RULES[rule].work != "training":
         placement = replace(placement, micro_batch_tokens=SERIAL.micro_batch_tokens)
     if RULES[rule].work != "evaluation" or placement.zero_stage == 3:
         return placement
@@ -81,69 +76,20 @@ def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int
     }
 
 
-def run_options(config: Config, rule: str, name: str, snakemake: Sequence[str]) -> RunOptions:
+def run_options(
+    config: Config, rule: str, description: Description, snakemake: Sequence[str]
+) -> RunOptions:
     """Return the options that the program of a job gets.
 
     Args:
         config: The checked config.
         rule: The rule of the job.
-        name: Its name.
+        description: What the job is made from.
         snakemake: The options of Snakemake with which the result is rebuilt.
     """
-    own: dict[str, Any] = {}
+    own = dict(description.options)
     if RULES[rule].work is not None:
         own["save_steps"] = config.values["save_steps"]
-        if judges := config.llm_judges(*recipe_of(rule, name)):
-            own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
-    if of_rule := _OPTIONS.get(rule):
-        own |= of_rule(config, name)
-    return RunOptions(
-        stores=list(map(str, config.stores)),
-        snakemake=list(snakemake),
-        **own,
-    )
-
-
-def _import_dataset(config: Config, name: str) -> dict[str, Any]:
-    return {"source": str(dataset_folder(config, name) or "")}
-
-
-def _fetch_model(config: Config, name: str) -> dict[str, Any]:
-    return {"source": str(config.source_of("models", name) or "")}
-
-
-def _init_model(config: Config, name: str) -> dict[str, Any]:
-    return {"source": str(tokenizer_folder(config, name) or "")}
-
-
-def _label_pairs(config: Config, name: str) -> dict[str, Any]:
-    judge = config.values["datasets"][name]["llm_judge"]
-    return {"llm_judges": judge_access(config.values["llm_judges"], [judge])}
-
-
-def _prompt_sets(config: Config, name: str) -> dict[str, Any]:
-    return {"source": str(config.local_path(""))}
-
-
-def _draw_page(config: Config, name: str) -> dict[str, Any]:
-    page, stage, names = name.split("/")
-    versions = config.compared_versions(stage, names) if page == "compare" else {}
-    return {
-        "versions": {
-            recipe: {key: str(folder) for key, folder in version._asdict().items()}
-            for recipe, version in versions.items()
-        }
-    }
-
-
-# The options of single rules, given the config and the name of the job.
-_OPTIONS: dict[str, Callable[[Config, str], dict[str, Any]]] = {
-    "import_dataset": _import_dataset,
-    "fetch_model": _fetch_model,
-    "init_model": _init_model,
-    "label_pairs": _label_pairs,
-    "prompt_eval": _prompt_sets,
-    "rw_eval": _prompt_sets,
-    "draw_report": lambda config, name: {"licenses": declared_licenses(config)},
-    "draw_page": _draw_page,
-}
+    if judges := description.settings.get("llm_judges"):
+        own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
+    return RunOptions(stores=list(map(str, config.stores)), snakemake=list(snakemake), **own)

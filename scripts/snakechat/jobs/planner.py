@@ -9,8 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
-from snakechat.jobs.descriptions import Job
+from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config, JobId
 from snakechat.jobs.page_jobs import PAGES
 from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.plan import Plan, PlannedJob
@@ -49,14 +48,14 @@ def plan_build(words: list[str]) -> Plan:
         specs.result(rule, name): PlannedJob(
             specs.spec(rule, name)[0],
             job_placement(config, rule, name),
-            run_options(config, rule, name, config_words),
+            run_options(config, rule, specs.describe(rule, name), config_words),
         )
         for rule, name in jobs
     }
     return Plan(planned, stale_results(specs, jobs, wanted), settings.targets)
 
 
-def jobs_of_target(config: Config, target: str) -> list[Job]:
+def jobs_of_target(config: Config, target: str) -> list[JobId]:
     """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
 
     Raises:
@@ -103,14 +102,14 @@ def is_job(config: Config, rule: str, name: str) -> bool:
     return all(stage in STAGES for stage in stages) and RECIPE_NAME.fullmatch(last) is not None
 
 
-def with_upstream(specs: Specs, wanted: Iterable[Job]) -> list[Job]:
+def with_upstream(specs: Specs, wanted: Iterable[JobId]) -> list[JobId]:
     """Return jobs and all jobs upstream of them, in the order of their stages.
 
     Each job follows those that it reads.
     """
-    depths: dict[Job, int] = {}
+    depths: dict[JobId, int] = {}
 
-    def depth(job: Job) -> int:
+    def depth(job: JobId) -> int:
         if job not in depths:
             depths[job] = 1 + max(map(depth, specs.describe(*job).inputs.values()), default=0)
         return depths[job]
@@ -120,7 +119,7 @@ def with_upstream(specs: Specs, wanted: Iterable[Job]) -> list[Job]:
     return sorted(depths, key=lambda job: (depths[job], specs.result(*job)))
 
 
-def stale_results(specs: Specs, jobs: Iterable[Job], wanted: Iterable[Job]) -> set[str]:
+def stale_results(specs: Specs, jobs: Iterable[JobId], wanted: Iterable[JobId]) -> set[str]:
     """Return the paths of the results that a build would make.
 
     A result is made if it is stale, if it is missing and something that is made or wanted reads it,

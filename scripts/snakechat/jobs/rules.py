@@ -1,17 +1,25 @@
-"""The rules whose jobs have specs.
+"""The table of rules: all that is known of a rule, apart from what Snakemake schedules.
 
-The rules themselves (rules/*.smk) have what Snakemake schedules.
+To add a rule, write
+
+1. a function that describes its jobs: their settings, inputs, external files and options. It is in
+   data_jobs.py, model_jobs.py or page_jobs.py and has the name of the rule;
+2. its row in RULES;
+3. its program, scripts/RULE.py, or the name of another one in the row;
+4. the rule itself in rules/*.smk: `use rule job as RULE with` its inputs, its output
+   `output/FOLDER/{name}.manifest.json` and its log; `resources: **OF_PLACEMENT` if it runs a model.
+
+Specs, staleness, placements, targets, estimates and cards read the table, and no other module knows
+the rule.
 """
 
 from collections.abc import Callable
-from inspect import signature
+from functools import partial
+from inspect import Parameter, signature
 from typing import Literal, NamedTuple
 
-from snakechat.config.recipes import Config
 from snakechat.jobs import data_jobs, model_jobs, page_jobs
 from snakechat.jobs.descriptions import Description
-
-Work = Literal["training", "evaluation"]
 
 
 class Rule(NamedTuple):
@@ -26,8 +34,14 @@ class Rule(NamedTuple):
             whole manifests count, and not only their content.
         stage: Stage of the recipe whose placement the jobs have; None where it is the first
             wildcard. Jobs that belong to no recipe have no placement.
-        work: What the program does with models: it trains or samples at scale with all processes
-            of its placement, or it evaluates. None if it runs no model.
+        work: What the program does with models. It trains, or samples at scale, with all processes
+            of its placement; an evaluation has one, unless ZeRO 3 partitions the models. None if it
+            runs no model.
+        loss: What the forward pass of a model that it trains or evaluates computes
+            (snakechat.estimates.activation_memory).
+        workload: Name of the function in snakechat/estimates/workloads.py that says what a job
+            computes; None if jobs have no estimate.
+        model: What the model card says that the model is; None if the rule trains none.
     """
 
     describe: Callable[..., Description]
@@ -35,15 +49,15 @@ class Rule(NamedTuple):
     program: str | None = None
     shows_provenance: bool = False
     stage: str | None = None
-    work: Work | None = None
+    work: Literal["training", "sampling", "evaluation"] | None = None
+    loss: Literal["sft", "policy", "score"] = "policy"
+    workload: str | None = None
+    model: str | None = None
 
 
 def _tokenization(stage: str) -> Rule:
     """Return the rule that tokenizes the phase of a stage."""
-
-    def describe(config: Config, name: str) -> Description:
-        return model_jobs.tokenize(config, stage, name)
-
+    describe = partial(model_jobs.tokenize, stage=stage)
     return Rule(describe, f"tokens/{stage}", program="tokenize_phase", stage=stage)
 
 
@@ -57,35 +71,101 @@ RULES: dict[str, Rule] = {
     "init_model": Rule(data_jobs.init_model, "models"),
     # SFT.
     "tokenize_sft": _tokenization("sft"),
-    "train_sft": Rule(model_jobs.train_sft, "sft", stage="sft", work="training"),
-    "evaluate_sft": Rule(model_jobs.evaluate_sft, "eval/sft", stage="sft", work="evaluation"),
+    "train_sft": Rule(
+        model_jobs.train_sft,
+        "sft",
+        stage="sft",
+        work="training",
+        loss="sft",
+        workload="train_on_rows",
+        model="a chat model, fine-tuned on chosen responses",
+    ),
+    "evaluate_sft": Rule(
+        model_jobs.evaluate_sft,
+        "eval/sft",
+        stage="sft",
+        work="evaluation",
+        workload="evaluate_rows",
+    ),
     # Reward model.
     "tokenize_reward": _tokenization("reward"),
-    "train_reward": Rule(model_jobs.train_reward, "reward", stage="reward", work="training"),
+    "train_reward": Rule(
+        model_jobs.train_reward,
+        "reward",
+        stage="reward",
+        work="training",
+        loss="score",
+        workload="train_on_rows",
+        model="a reward model, trained on pairs of responses",
+    ),
     "evaluate_reward": Rule(
-        model_jobs.evaluate_reward, "eval/reward", stage="reward", work="evaluation"
+        model_jobs.evaluate_reward,
+        "eval/reward",
+        stage="reward",
+        work="evaluation",
+        loss="score",
+        workload="evaluate_rows",
     ),
     # DPO.
     "tokenize_dpo": _tokenization("dpo"),
     "compute_reference": Rule(
-        model_jobs.compute_reference, "reference", stage="dpo", work="evaluation"
+        model_jobs.compute_reference,
+        "reference",
+        stage="dpo",
+        work="evaluation",
+        workload="evaluate_training_rows",
     ),
-    "train_dpo": Rule(model_jobs.train_dpo, "dpo", stage="dpo", work="training"),
-    "evaluate_dpo": Rule(model_jobs.evaluate_dpo, "eval/dpo", stage="dpo", work="evaluation"),
+    "train_dpo": Rule(
+        model_jobs.train_dpo,
+        "dpo",
+        stage="dpo",
+        work="training",
+        workload="train_on_rows",
+        model="a chat model, trained on pairs of responses with DPO",
+    ),
+    "evaluate_dpo": Rule(
+        model_jobs.evaluate_dpo,
+        "eval/dpo",
+        stage="dpo",
+        work="evaluation",
+        workload="evaluate_rows",
+    ),
     # RL.
     "tokenize_rlhf": _tokenization("rlhf"),
-    "train_rlhf": Rule(model_jobs.train_rlhf, "rlhf", stage="rlhf", work="training"),
-    "evaluate_rlhf": Rule(model_jobs.evaluate_rlhf, "eval/rlhf", stage="rlhf", work="evaluation"),
+    "train_rlhf": Rule(
+        model_jobs.train_rlhf,
+        "rlhf",
+        stage="rlhf",
+        work="training",
+        workload="train_rlhf",
+        model="a chat model, trained with RLHF on scores of its own responses",
+    ),
+    "evaluate_rlhf": Rule(
+        model_jobs.evaluate_rlhf,
+        "eval/rlhf",
+        stage="rlhf",
+        work="evaluation",
+        workload="evaluate_rlhf",
+    ),
     # Responses to train on.
     "tokenize_generations": _tokenization("generations"),
     "generate_responses": Rule(
-        model_jobs.generate_responses, "generations", stage="generations", work="training"
+        model_jobs.generate_responses,
+        "generations",
+        stage="generations",
+        work="sampling",
+        workload="generate_responses",
     ),
     "score_responses": Rule(
-        model_jobs.score_responses, "scores", stage="generations", work="evaluation"
+        model_jobs.score_responses,
+        "scores",
+        stage="generations",
+        work="evaluation",
+        loss="score",
+        workload="score_responses",
     ),
     "select_responses": Rule(data_jobs.select_responses, "data"),
-    # Gates and pages.
+    # Gates and pages. Jobs with prompt sets, which are short, have no estimate.
     "check_gate": Rule(model_jobs.check_gate, "gate"),
     "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", work="evaluation"),
     "rw_eval": Rule(page_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
@@ -96,7 +176,8 @@ RULES: dict[str, Rule] = {
 
 def num_wildcards(rule: str) -> int:
     """Return the number of wildcards of a rule: 1 for NAME, 2 for STAGE/NAME."""
-    return len(signature(RULES[rule].describe).parameters) - 1
+    parameters = signature(RULES[rule].describe).parameters.values()
+    return sum(each.kind == Parameter.POSITIONAL_OR_KEYWORD for each in parameters) - 1
 
 
 def recipe_of(rule: str, name: str) -> tuple[str, str]:

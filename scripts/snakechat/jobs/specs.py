@@ -88,7 +88,7 @@ class Specs:
         if self.rules[rule].work and (variables := self._variables(rule, name)):
             spec["environment"] = variables
         # A sweep over placements measures each: its trainings share no result.
-        if rule.startswith("train_") and (
+        if self.rules[rule].work == "training" and (
             placement := self.config.swept_placements.get(recipe_of(rule, name))
         ):
             spec["placement"] = placement

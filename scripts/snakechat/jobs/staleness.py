@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snakechat.jobs.descriptions import Job
+from snakechat.config.recipes import JobId
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.errors import InputError, warn
@@ -61,7 +61,7 @@ class Staleness:
         self.incomplete: dict[str, list[str]] = {}
         self.links: dict[str, Path] = {}
         self.decide = cache(self._decide)
-        self._results: dict[Job, Stored | None] = {}
+        self._results: dict[JobId, Stored | None] = {}
         self._results_of = cache(self._find_results_of)
 
     def _decide(self, rule: str, name: str) -> None:
@@ -143,7 +143,7 @@ class Staleness:
                 found = stored
         return found
 
-    def _check(self, job: Job) -> None:
+    def _check(self, job: JobId) -> None:
         """Compare the files of an input of a job that will run with its manifest.
 
         Files that were compared before and did not change are not read again. A damaged result is

@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from snakechat.config.recipes import STAGES, Config
-from snakechat.jobs.descriptions import Job
+from snakechat.config.recipes import STAGES, Config, JobId
 from snakechat.workflow.errors import warn
 
 # Folder and suffix of the pages that users ask for, by recipe.
@@ -12,7 +11,7 @@ PAGES = {"prompt_eval": "html", "rw_eval": "html"}
 FIRST_TARGET = "output/rlhf/tiny"
 
 
-def folder_jobs(config: Config, stage: str, name: str) -> list[Job]:
+def folder_jobs(config: Config, stage: str, name: str) -> list[JobId]:
     """Return the jobs of the folder output/STAGE/NAME that users ask for, without its report."""
     gate = [] if config.recipe(stage, name)["gate"] is None else [("check_gate", f"{stage}/{name}")]
     return [(f"train_{stage}", name), (f"evaluate_{stage}", name), *gate]

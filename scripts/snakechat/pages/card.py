@@ -17,6 +17,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from snakechat.data.cards import source_licenses
 from snakechat.data.model_files import CARD
 from snakechat.jobs.files import declared_licenses
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.pages.jobs import describe_origin, rebuild_command
@@ -37,19 +38,6 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.placement import Placement, placement_of
 from snakechat.workflow.run_record import read_run_record
 
-# The class that loads the model of each rule, and what the model is.
-KINDS = {
-    "train_sft": ("AutoModelForCausalLM", "a chat model, fine-tuned on chosen responses"),
-    "train_reward": (
-        "AutoModelForSequenceClassification",
-        "a reward model, trained on pairs of responses",
-    ),
-    "train_dpo": ("AutoModelForCausalLM", "a chat model, trained on pairs of responses with DPO"),
-    "train_rlhf": (
-        "AutoModelForCausalLM",
-        "a chat model, trained with RLHF on scores of its own responses",
-    ),
-}
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
 LIBRARIES = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
 # The last line of a card that nobody has edited.
@@ -116,7 +104,9 @@ def model_card(
     """
     spec, facts, found = manifest["spec"], manifest["facts"], record["versions"]
     name = path.rpartition("/")[2]
-    auto_class, description = KINDS[spec["rule"]]
+    auto_class = "AutoModelForCausalLM"
+    if RULES[spec["rule"]].loss == "score":
+        auto_class = "AutoModelForSequenceClassification"
     licenses = source_licenses(lineage, declared_licenses)
     rows = [
         source_row(upstream, lineage[upstream], licenses.get(upstream))
@@ -125,7 +115,7 @@ def model_card(
     body = MARKDOWN.get_template("model_card.md").render(
         name=name,
         path=path,
-        description=description,
+        description=RULES[spec["rule"]].model,
         auto_class=auto_class,
         is_chat_model="Causal" in auto_class,
         spec_digest=digest(spec),

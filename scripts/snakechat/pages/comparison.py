@@ -48,7 +48,7 @@ COSTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
     ("peak_gpu_memory_mb", N_("peak memory of its GPU"), format_memory),
 )
 # Rules whose settings follow from the settings of a training.
-DERIVED = {f"tokenize_{stage}" for stage in (*STAGES, "generations")} | {"compute_reference"}
+DERIVED = ("tokenize_", "compute_reference")
 # The entry of `datasets` or `models` that a recipe names. Another entry is another name only.
 NAMED = {"import_dataset", "split_dataset", "init_model", "fetch_model"}
 
@@ -327,7 +327,7 @@ def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
         job = lineage[place]
         before += [each for each in job["inputs"] if each not in before]
         name = f" {job['name']}" if job["rule"] in NAMED else ""
-        if job["rule"] not in DERIVED:
+        if not job["rule"].startswith(DERIVED):
             for key, value in _job_settings(job):
                 values = upstream.setdefault(f"{job['rule']}{name}: {key}", [])
                 if value not in values:

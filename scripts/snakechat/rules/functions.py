@@ -19,8 +19,7 @@ from typing import Any
 
 from snakechat.config.llm_judges import check_keys
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import COMPARISON_NAME, STAGES
-from snakechat.jobs.descriptions import Job
+from snakechat.config.recipes import COMPARISON_NAME, STAGES, JobId
 from snakechat.jobs.files import unread_files_remark
 from snakechat.jobs.placements import (
     RESOURCES,
@@ -134,7 +133,7 @@ class RuleFunctions:
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
         # The jobs that were asked for, by the paths of their manifests.
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, JobId] = {}
         self._placement = functools.cache(self._find_placement)
         self._will_run = functools.cache(self._find_will_run)
         self._warn_of_unread_files = functools.cache(self._find_unread_files)
@@ -187,7 +186,7 @@ class RuleFunctions:
 
         return lookup
 
-    def _input(self, job: Job, will_run: bool) -> Any:
+    def _input(self, job: JobId, will_run: bool) -> Any:
         """Return an input of a job: the manifest of an upstream job.
 
         Its time makes what reads it stale if the reader runs anyway: then the upstream job may
@@ -204,7 +203,7 @@ class RuleFunctions:
         """Return the input that has Snakemake run a job if it is stale."""
         return {"stamp": self._stamp.input(is_stale)} if self._stamp else {}
 
-    def _job_of(self, output: Sequence[str]) -> Job:
+    def _job_of(self, output: Sequence[str]) -> JobId:
         """Return the job that makes the outputs, of which the manifest is the first."""
         return self._jobs[output[0]]
 
@@ -220,7 +219,8 @@ class RuleFunctions:
             return canonical_json(placement_values(self._placement(*self._job_of(output))))
 
         def options(wildcards: Any, output: Any) -> str:
-            found = run_options(self.config, *self._job_of(output), self._options)
+            job = self._job_of(output)
+            found = run_options(self.config, job[0], self._specs.describe(*job), self._options)
             return canonical_json(changed_values(found))
 
         def spec(wildcards: Any, output: Any) -> str:
@@ -263,7 +263,7 @@ class RuleFunctions:
 
     # --- targets ------------------------------------------------------------------------------
 
-    def results(self, stage: str, jobs: Callable[..., list[Job]]) -> RuleFunction:
+    def results(self, stage: str, jobs: Callable[..., list[JobId]]) -> RuleFunction:
         """Return an input function of a path that users ask for: the manifests of its jobs.
 
         jobs: Returns the jobs, given the wildcards.
@@ -402,7 +402,7 @@ class RuleFunctions:
         recipes = sorted(
             recipe_of(rule, name)
             for rule, name, _ in snakemake_adapter.planned_jobs(self.workflow, self._rules)
-            if rule.startswith("train_")
+            if rule in RULES and RULES[rule].work == "training"
         )
         # Another workflow may read these folders: what is written here makes none of them newer.
         folders = [Path("output", *recipe) for recipe in recipes]
@@ -452,9 +452,9 @@ class RuleFunctions:
             for job in self._jobs_of(targets):
                 self._staleness.result(*job)
 
-    def _jobs_of(self, words: Iterable[str]) -> set[Job]:
+    def _jobs_of(self, words: Iterable[str]) -> set[JobId]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""
-        found: set[Job] = set()
+        found: set[JobId] = set()
         for word in words:
             # Others are rules, or paths of another workflow.
             with suppress(InputError):
@@ -484,7 +484,7 @@ class RuleFunctions:
         return {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
 
     @functools.cached_property
-    def _named_jobs(self) -> set[Job]:
+    def _named_jobs(self) -> set[JobId]:
         """The jobs of these paths."""
         return self._jobs_of(self._named)
 

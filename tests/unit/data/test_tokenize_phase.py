@@ -8,10 +8,10 @@ import pytest
 
 import tokenize_phase
 from snakechat.data.dialogues import render_prompt
-from snakechat.data.phase_splits import PHASE_OF_RULE
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import RecordWriter
 from snakechat.data.tokenizers import load_tokenizer
+from snakechat.jobs.model_jobs import TOKENS
 from snakechat.workflow.errors import InputError, warn
 from support.chat_templates import CHATML, WITHOUT_SYSTEM
 from support.dialogues import make_record
@@ -33,10 +33,11 @@ class Phase:
     def __init__(self, folder, name, tokenizer, datasets, numbers=(), weights=(), **settings):
         self.tokenizer, self.result, self.facts = tokenizer, folder / "result", {}
         self.result.mkdir()
-        self.spec = {"rule": f"tokenize_{name}"}
+        phase, fields = TOKENS[name]
         self.inputs = {"tokenizer": tokenizer}
         weighted = [[dataset, dict(weights).get(dataset, 1)] for dataset in datasets]
-        self.settings = SimpleNamespace(**{**DEFAULTS, "datasets": weighted, **settings})
+        settings = {**DEFAULTS, "datasets": weighted, "phase": phase, "fields": fields, **settings}
+        self.settings = SimpleNamespace(**settings)
         for dataset, splits in datasets.items():
             records, rows = folder / f"records.{dataset}", folder / f"rows.{dataset}"
             self.inputs |= {f"records.{dataset}": records, f"rows.{dataset}": rows}
@@ -49,7 +50,7 @@ class Phase:
                             writer.write(make_record(*texts))
                 chosen = dict(numbers).get((dataset, split))
                 found = range(len(splits.get(split, ()))) if chosen is None else chosen
-                path = rows / f"{PHASE_OF_RULE[self.spec['rule']]}.{split}.npy"
+                path = rows / f"{phase}.{split}.npy"
                 np.save(path, np.array(found, dtype=np.int64))
 
     def run(self):

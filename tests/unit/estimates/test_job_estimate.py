@@ -13,9 +13,10 @@ from snakechat.estimates.compute_time import GPUS
 from snakechat.estimates.inputs import TokenCounts
 from snakechat.estimates.job_estimate import JobEstimate
 from snakechat.estimates.memory import GIB
-from snakechat.estimates.workloads import JobSizes
+from snakechat.estimates.workloads import WORKLOADS, JobSizes
 from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.jobs.planner import with_upstream
+from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from support.configs import load
 from support.specs import ONE_GPU, SMALL, opt_spec
@@ -196,3 +197,7 @@ def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses
     # 30 % of the memory of 4 GPUs without the weights; 164 tokens, 48 layers of 7168 elements.
     space = 4 * 0.3 * 80 * 2**30 - 2 * 29_974_540_288
     assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191
+
+
+def test_the_table_of_rules_names_all_workloads():
+    assert {rule.workload for rule in RULES.values()} == {None, *WORKLOADS}
