@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.config.schema import SETTINGS, config_schema  # noqa: E402
+from snakechat.config.schema import RECIPES, config_schema  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 SCALARS = ("integer", "number", "string", "boolean")
@@ -141,7 +141,7 @@ class Page:
         """
         places: dict[str, list[str]] = {}
         for key in self.in_order(list(self.keys)):
-            if key.partition(".")[0] in SETTINGS:
+            if key.partition(".")[0] in RECIPES:
                 places.setdefault(self.place(key), []).append(key.partition(".")[0])
         return {
             place.partition(".")[2]: stages for place, stages in places.items() if len(stages) > 1
@@ -169,7 +169,7 @@ class Page:
 
     def table(self, section: str, keys: list[str]) -> Iterator[str]:
         """Yield the lines of a table of keys, those of a stage in the order of config.yaml."""
-        if section in SETTINGS:
+        if section in RECIPES:
             keys = self.in_order(keys)
         yield self.labels["head"]
         yield "|---|---|---|"
@@ -205,7 +205,7 @@ class Page:
         Settings that a stage does not describe mean the same in sft, or in rlhf.
         """
         section, _, name = key.partition(".")
-        others = (f"sft.{name}", f"rlhf.{name}") if section in SETTINGS else ()
+        others = (f"sft.{name}", f"rlhf.{name}") if section in RECIPES else ()
         described = (
             place
             for place in (key, *others)
@@ -216,7 +216,7 @@ class Page:
     def default(self, key: str) -> str:
         """Return the value of a key in config.yaml, if it has one."""
         section, _, name = key.partition(".")
-        if section in SETTINGS:
+        if section in RECIPES:
             return as_code(self.config[section]["defaults"].get(name, self.config.get(name)))
         value = self.config
         for part in key.split("."):
@@ -319,7 +319,7 @@ def reference_key(place: tuple[str, ...]) -> str:
     """Return a path in config.yaml as the reference calls it."""
     if place[0] == "deployments" and len(place) == 3:
         place = (place[0], "NAME", place[2])
-    elif place[0] in SETTINGS and len(place) == 3 and place[1] == "defaults":
+    elif place[0] in RECIPES and len(place) == 3 and place[1] == "defaults":
         place = (place[0], place[2])
     return ".".join(place)
 

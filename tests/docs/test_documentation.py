@@ -12,7 +12,7 @@ import yaml
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.config.recipes import Config
-from snakechat.config.schema import SETTINGS, checked, config_schema
+from snakechat.config.schema import RECIPES, checked, config_schema
 from snakechat.config.sections import Sections
 from support.configs import config_values, project_values
 
@@ -311,7 +311,7 @@ def test_documented_configs_fit_the_schema():
         for block in blocks(path, "yaml"):
             changes = yaml.safe_load(block)
             config = Config(checked(config_values(changes), Sections), ROOT, ROOT)
-            for stage in SETTINGS:
+            for stage in RECIPES:
                 for name in changes.get(stage, {}).get("recipes", ()):
                     config.recipe(stage, name)
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from snakechat.config.llm_judges import judge_access, judge_settings
+from snakechat.config.sections import judge_access, judge_settings
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import read_texts
 from snakechat.data.scored_responses import read_scored_responses

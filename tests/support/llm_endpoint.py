@@ -5,7 +5,7 @@ import pytest
 from snakechat.algorithms import chat_client
 from snakechat.algorithms.chat_client import ChatClient
 from snakechat.algorithms.llm_judge import LlmJudge
-from snakechat.config.llm_judges import judge_access, judge_settings
+from snakechat.config.sections import judge_access, judge_settings
 from snakechat.workflow.placement import RunOptions
 from snakechat.workflow.reply_cache import ReplyCache
 from support.stub_server import StubServer, running

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from conftest import ROOT
-from snakechat.config.schema import SETTINGS
+from snakechat.config.schema import RECIPES
 from snakechat.workflow.code_digests import code_digests
 
 SCRIPTS = ROOT / "scripts"
@@ -139,7 +139,7 @@ def test_program_for_data_or_pages_does_not_load_torch(program):
     assert loaded_by(f"import {program}", {"torch", "transformers", "deepspeed"}) == []
 
 
-@pytest.mark.parametrize("stage", SETTINGS)
+@pytest.mark.parametrize("stage", RECIPES)
 def test_each_setting_is_used(stage):
     """A declared hyper-parameter that nothing reads would be silently without effect."""
     names = set(re.findall(r"\w+", RULES))
@@ -152,6 +152,6 @@ def test_each_setting_is_used(stage):
             # getattr(settings, "lora_rank"): the whole of a string.
             names |= {node.value for node in nodes if isinstance(node, ast.Constant)}
     for path in (SCRIPTS / "snakechat/config").glob("*.py"):
-        if path.stem not in {*SETTINGS, "common", "renamed"}:
+        if path.stem not in {*RECIPES, "common", "renamed"}:
             names |= set(re.findall(r"\"(\w+)\"", path.read_text()))
-    assert SETTINGS[stage].model_fields.keys() <= names
+    assert RECIPES[stage].__base__.model_fields.keys() <= names

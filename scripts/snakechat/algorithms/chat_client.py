@@ -19,8 +19,7 @@ from typing import Any
 import httpx2
 import openai
 
-from snakechat.config.llm_judges import api_key
-from snakechat.config.references import JUDGES
+from snakechat.config.references import JUDGES, api_key
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank, world_size
 from snakechat.workflow.errors import InputError

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.config.reward_function_settings import MESSAGES, weighted_functions
+from snakechat.config.references import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
 from snakechat.data.records import PromptTexts
 from snakechat.workflow.code_digests import reward_function_files

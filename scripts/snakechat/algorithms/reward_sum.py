@@ -15,8 +15,12 @@ from snakechat.algorithms.llm_judge import LlmJudge, fill_missing
 from snakechat.algorithms.reward_functions import WeightedFunctions, function_columns
 from snakechat.algorithms.reward_models import RewardModel, conversation_examples
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.llm_judges import judge_names
-from snakechat.config.references import JUDGES, RewardReferences, weighted_references
+from snakechat.config.references import (
+    JUDGES,
+    RewardReferences,
+    judge_names,
+    weighted_references,
+)
 from snakechat.data.records import PromptTexts
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.workflow.distributed import all_reduce_sum, rank

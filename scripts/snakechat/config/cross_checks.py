@@ -1,21 +1,16 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
-from collections.abc import Iterator
+import ast
+from collections.abc import Collection, Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from snakechat.config.dpo import has_reference_point
-from snakechat.config.errors import ConfigError
-from snakechat.config.recipes import STAGES, Config
-from snakechat.config.references import Reference, parse_reference, weighted_references
-from snakechat.config.reward_function_settings import (
-    MESSAGES,
-    POSITIONAL,
-    reward_function_problem,
-    weighted_functions,
-)
-from snakechat.config.schema import checked
+from snakechat.config.recipes import Config
+from snakechat.config.references import MESSAGES, Reference, weighted_functions
+from snakechat.config.schema import RECIPES, ConfigError, checked
 from snakechat.config.sections import RecipePlacement
 from snakechat.data.formats import (
     columns_of,
@@ -29,13 +24,15 @@ from snakechat.data.model_files import (
     read_model_config,
     reward_model_problem,
 )
+from snakechat.workflow.code_digests import reward_function_files
 
-RECIPE_SECTIONS = (*STAGES, "generations")
+# Names of the first two parameters of score, which no column can have.
+POSITIONAL = ("prompts", "responses")
 
 
 def check_placements(config: Config) -> None:
     """Check the placement of each recipe with the deployment that it names."""
-    for stage in RECIPE_SECTIONS:
+    for stage in RECIPES:
         for name in config.values[stage]["recipes"]:
             placement = config.recipe(stage, name)["placement"]
             checked(placement, RecipePlacement, f"{stage}.recipes.{name}.placement")
@@ -44,7 +41,6 @@ def check_placements(config: Config) -> None:
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
     _check_cycles(config)
-    _check_urls(config)
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
@@ -74,11 +70,11 @@ def check_references(config: Config) -> None:
                     f"config: models.{name}.tokenizer.train_on names {train_on}, whose responses a"
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
-    for stage in RECIPE_SECTIONS:
+    for stage in RECIPES:
         swept = config.swept_names(stage)
         for name in config.values[stage]["recipes"]:
             if name not in swept:
-                _check_effects(config, stage, name)
+                config.check_effects(stage, name, config.values[stage]["recipes"][name])
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
             if stage in ("rlhf", "generations"):
@@ -117,7 +113,7 @@ def _check_cycles(config: Config) -> None:
     """Check that no recipe depends on itself, by its models or by generated datasets."""
     recipes = [
         Reference(section, name)
-        for section in RECIPE_SECTIONS
+        for section in RECIPES
         for name in config.values[section]["recipes"]
     ]
     try:
@@ -132,34 +128,13 @@ def _check_cycles(config: Config) -> None:
 
 
 def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
-    """Yield the recipes that a recipe names, as far as they exist."""
-    settings = config.recipe(*recipe)
-    texts = [settings[key] for key in ("model", "actor", "teacher") if settings.get(key)]
-    for key in ("reward", "judge"):
-        texts += weighted_references(settings.get(key))
-    references = [parse_reference(text) for text in (*texts, *settings.get("compare_with", ()))]
-    if settings.get("ptx") is not None:
-        references.append(Reference("sft", settings["ptx"]))
+    """Yield the recipes that a recipe names."""
+    for named in config.references(*recipe).values():
+        yield from (found for found in named.values() if found.section in RECIPES)
     for dataset, _ in config.blend(*recipe):
-        if dataset in config.values["datasets"]:
-            generations = config.generated_by(dataset)
-            if generations is not None:
-                references.append(Reference("generations", generations))
-    for found in references:
-        section = config.values[found.section] if found.section in RECIPE_SECTIONS else {}
-        if found.name in section.get("recipes", ()):
-            yield found
-
-
-def _check_urls(config: Config) -> None:
-    """Check that no path of a dataset or a model is a URL."""
-    for section in ("datasets", "models"):
-        for name in config.entries_with(section, "path"):
-            if "://" in config.values[section][name]["path"]:
-                raise ConfigError(
-                    f"config: {section}.{name}.path: expected a local path, found a URL: copy the"
-                    " files first (docs/en/datasets.md#object-stores)"
-                )
+        config.entry("datasets", dataset, f"{recipe.section}.recipes.{recipe.name}.datasets")
+        if generations := config.generated_by(dataset):
+            yield Reference("generations", generations)
 
 
 def _check_kept_columns(config: Config, dataset: str) -> None:
@@ -219,13 +194,10 @@ def _check_rlhf_models(config: Config, name: str) -> None:
     """Check the models of a recipe: their kind, and the tokenizer where it must be the actor's."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
     _check_reward_models(config, "rlhf", name, "judge")
-    for model in settings["compare_with"]:
-        stage, _, other = model.partition("/")
-        config.entry(f"{stage}.recipes", other, f"rlhf.recipes.{name}.compare_with")
-        if config.tokenizer_model(stage, other) != config.tokenizer_model("rlhf", name):
-            raise ConfigError(f"{place}.compare_with: {model} and {name} have different tokenizers")
+    for text, model in config.references("rlhf", name)["compare_with"].items():
+        if config.tokenizer_model(*model) != config.tokenizer_model("rlhf", name):
+            raise ConfigError(f"{place}.compare_with: {text} and {name} have different tokenizers")
     if settings["ptx"] is not None:
-        config.entry("sft.recipes", settings["ptx"], f"rlhf.recipes.{name}.ptx")
         _, actor_model = config.tokenizer_model("rlhf", name)
         _, ptx_model = config.tokenizer_model("sft", settings["ptx"])
         if actor_model != ptx_model:
@@ -273,28 +245,6 @@ def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
     return read_model_config(source) if isinstance(source, Path) else None
 
 
-def _check_effects(config: Config, stage: str, name: str) -> None:
-    """Check that the settings and the placement which a recipe itself has have an effect.
-
-    Its preset and the defaults of the stage may have settings that only other recipes use.
-    """
-    settings, own = config.recipe(stage, name), config.values[stage]["recipes"][name]
-    config.check_effects(stage, name, own)
-    placement = own.get("placement")
-    changes = placement if isinstance(placement, dict) else {}
-    if changes.get("critic_zero_stage") is not None and settings.get("algorithm") != "ppo":
-        raise ConfigError(
-            f"config: {stage}.recipes.{name}.placement.critic_zero_stage has no effect without a"
-            " critic, which only algorithm: ppo has: remove it"
-        )
-    size = changes.get("vllm_tensor_parallel_size", 1)
-    if size > 1 and settings.get("generation_backend") != "vllm":
-        raise ConfigError(
-            f"config: {stage}.recipes.{name}.placement.vllm_tensor_parallel_size has no effect"
-            " without generation_backend: vllm: remove it"
-        )
-
-
 def _check_scores(config: Config, stage: str, name: str) -> None:
     """Check that something scores the responses of a recipe, and that its functions can run."""
     place, settings = f"config: {stage}.recipes.{name}", config.recipe(stage, name)
@@ -306,6 +256,84 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
     datasets = [dataset for dataset, _ in config.blend(stage, name)]
     columns = {column for dataset in datasets for column in config.kept_columns(dataset)}
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
-        problem = reward_function_problem(config.sources, function, arguments, columns)
+        problem = _reward_function_problem(config.sources, function, arguments, columns)
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
+
+
+class Parameters(NamedTuple):
+    """What score takes by keyword.
+
+    Attributes:
+        required: Parameters without a default, after prompts and responses.
+        optional: Parameters with a default.
+        takes_any: Whether it has a parameter such as **columns.
+    """
+
+    required: frozenset[str]
+    optional: frozenset[str]
+    takes_any: bool
+
+    def takes(self, name: str) -> bool:
+        """Return whether score takes a column or an argument."""
+        return self.takes_any or name in self.required | self.optional
+
+
+def _reward_function_problem(
+    sources: Path, name: str, arguments: Collection[str], columns: Collection[str]
+) -> str | None:
+    """Return what is wrong with rewards/NAME.py as far as parsing shows; None if it is valid.
+
+    Args:
+        arguments: Names of the arguments that the recipe has.
+        columns: Columns that the recipe's datasets keep.
+    """
+    problem = _program_problem(sources, name)
+    parameters = None if problem else _parameters(sources / f"rewards/{name}.py")
+    if parameters is None:
+        return problem
+    unknown = [argument for argument in arguments if not parameters.takes(argument)]
+    if unknown:
+        known = ", ".join(sorted(parameters.required | parameters.optional)) or "none"
+        return f"rewards/{name}.py takes no argument {unknown[0]} (available: {known})"
+    missing = sorted(parameters.required - {MESSAGES, *arguments, *columns})
+    if missing:
+        return (
+            f"rewards/{name}.py requires {missing[0]}: name this column in `keep` of the recipe's"
+            " datasets, or set it in `arguments`"
+        )
+    return None
+
+
+@cache
+def _program_problem(sources: Path, name: str) -> str | None:
+    """Return why rewards/NAME.py cannot be run; None if it is valid as far as parsing shows."""
+    available = sorted(path.stem for path in (sources / "rewards").glob("*.py"))
+    if name not in available:
+        return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
+    try:
+        reward_function_files(sources / "scripts", [name])
+    except (SyntaxError, ValueError) as error:
+        return f"rewards/{name}.py is not valid Python ({error})"
+    except FileNotFoundError as error:
+        return f"rewards/{name}.py imports a module that does not exist ({error.filename})"
+    return None
+
+
+def _parameters(path: Path) -> Parameters | None:
+    """Return the parameters of the function score of a program; None if it defines none."""
+    functions = [
+        node
+        for node in ast.parse(path.read_bytes()).body
+        if isinstance(node, ast.FunctionDef) and node.name == "score"
+    ]
+    if not functions:
+        return None
+    given = functions[-1].args
+    positional = [*given.posonlyargs, *given.args]
+    without_default = len(positional) - len(given.defaults)
+    required = [parameter.arg for parameter in positional[2:without_default]]
+    optional = [parameter.arg for parameter in positional[max(2, without_default) :]]
+    for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+        (optional if default else required).append(parameter.arg)
+    return Parameters(frozenset(required), frozenset(optional), given.kwarg is not None)

@@ -4,8 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from snakechat.config.settings import IS_NUMBER, NonNegative, Positive, Settings
-from snakechat.config.training_settings import POLICY_CONDITIONS, Conditional, SequenceSettings
+from snakechat.config.settings import (
+    IS_NUMBER,
+    NonNegative,
+    Positive,
+    RefersTo,
+    Settings,
+    only_with,
+)
+from snakechat.config.training_settings import SequenceSettings
 
 PreferenceLoss = Literal["dpo", "robust", "ipo", "simpo", "orpo", "kto"]
 
@@ -28,31 +35,17 @@ class PreferenceSettings(Settings):
 
     loss: PreferenceLoss
     beta: Positive
-    label_smoothing: Annotated[float, Field(ge=0, lt=0.5), IS_NUMBER] = 0.0
-    length_normalized: bool = False
-    margin: NonNegative = 0.0
-    desirable_weight: Positive = 1.0
-    undesirable_weight: Positive = 1.0
+    label_smoothing: Annotated[
+        float, Field(ge=0, lt=0.5), IS_NUMBER, only_with("loss", "dpo", "robust")
+    ] = 0.0
+    length_normalized: Annotated[bool, only_with("loss", "dpo", "robust", "ipo", "kto")] = False
+    margin: Annotated[NonNegative, only_with("loss", "simpo")] = 0.0
+    desirable_weight: Annotated[Positive, only_with("loss", "kto")] = 1.0
+    undesirable_weight: Annotated[Positive, only_with("loss", "kto")] = 1.0
     sft_coef: NonNegative
 
 
 class DpoSettings(SequenceSettings, PreferenceSettings):
     """Settings of `train_dpo`."""
 
-
-def _of_losses(keys: tuple[str, ...], *losses: PreferenceLoss) -> Conditional:
-    """Return the condition of settings that only some losses use."""
-    return Conditional(
-        keys,
-        lambda settings: settings["loss"] in losses,
-        f"with loss: {{loss}}, only with {' and '.join(losses)}",
-    )
-
-
-DPO_CONDITIONS = (
-    *POLICY_CONDITIONS,
-    _of_losses(("label_smoothing",), "dpo", "robust"),
-    _of_losses(("margin",), "simpo"),
-    _of_losses(("desirable_weight", "undesirable_weight"), "kto"),
-    _of_losses(("length_normalized",), "dpo", "robust", "ipo", "kto"),
-)
+    model: Annotated[str, RefersTo(("sft", "dpo", "models"), plain="models")]

@@ -13,9 +13,8 @@ from typing import Any
 import yaml
 
 from snakechat.config.cross_checks import check_placements, check_references
-from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
-from snakechat.config.schema import SETTINGS, checked, checked_recipe
+from snakechat.config.schema import RECIPES, ConfigError, checked, checked_recipe
 from snakechat.config.sections import Sections
 from snakechat.workflow.limited_yaml import root_node
 
@@ -211,7 +210,7 @@ def add_sweeps(config: Config) -> None:
 
 def check_presets(config: Config) -> None:
     """Check the defaults of each stage, and its presets, whether or not a recipe uses them."""
-    for stage in SETTINGS:
+    for stage in RECIPES:
         section = config.values[stage]
         checked_recipe(stage, config.layers(stage, f"{stage}.defaults", {}), is_whole=False)
         for name, preset in section.get("presets", {}).items():

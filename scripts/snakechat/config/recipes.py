@@ -6,58 +6,38 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.dpo import DPO_CONDITIONS
-from snakechat.config.errors import ConfigError, available, new_entry
-from snakechat.config.llm_judges import judge_names, judge_settings
 from snakechat.config.references import (
     JUDGES,
     Reference,
     RewardReferences,
+    judge_names,
     parse_reference,
     weighted_references,
 )
-from snakechat.config.rlhf import RLHF_CONDITIONS
-from snakechat.config.schema import Layer, checked, checked_recipe
-from snakechat.config.sections import PlacementChanges
-from snakechat.config.settings import NAME_END
-from snakechat.config.training_settings import (
-    POLICY_CONDITIONS,
-    SEQUENCE_CONDITIONS,
-    Conditional,
-)
+from snakechat.config.schema import RECIPES, ConfigError, Layer, available, checked, checked_recipe
+from snakechat.config.sections import PlacementChanges, judge_settings
+from snakechat.config.settings import NAME_END, RefersTo
 from snakechat.data.formats import has_responses, named_columns
 from snakechat.workflow.errors import warn
 from snakechat.workflow.links import Version, find_version, is_version
+from snakechat.workflow.placement import Placement
 from snakechat.workflow.store import STORE, is_writable
 from snakechat.workflow.store_space import parse_size
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
-# Sections that a recipe may start from, as SECTION/NAME.
-ORIGINS = {
-    "sft": ("models",),
-    "reward": ("sft", "models"),
-    "dpo": ("sft", "dpo", "models"),
-    "rlhf": ("sft", "dpo", "models"),
-    "generations": ("sft", "dpo", "rlhf", "models"),
-}
-CONDITIONS: dict[str, tuple[Conditional, ...]] = {
-    "sft": POLICY_CONDITIONS,
-    "reward": SEQUENCE_CONDITIONS,
-    "dpo": DPO_CONDITIONS,
-    "rlhf": RLHF_CONDITIONS,
-    "generations": (),
-}
 # Rates that may be written for the adapters alone: the settings of all weights, and of adapters.
 RATES = (
     ("learning_rate", "lora_learning_rate"),
     ("actor_learning_rate", "lora_learning_rate"),
     ("critic_learning_rate", "critic_lora_learning_rate"),
 )
+DEFAULT_PLACEMENT = {field.name: field.default for field in fields(Placement)}
 # As settings.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
 # Comparisons also take versions in the store, NAME@KEY.
@@ -67,19 +47,9 @@ COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 JobId = tuple[str, str]
 
 
-def without_effect(stage: str, settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return the settings of a recipe that nothing reads, each with the reason."""
-    return {
-        key: condition.otherwise.format(**settings)
-        for condition in CONDITIONS[stage]
-        if not condition.has_effect(settings)
-        for key in condition.keys
-    }
-
-
 def used_settings(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a recipe that its training reads, each value in one spelling."""
-    unread = without_effect(stage, settings)
+    unread = RECIPES[stage].without_effect(settings)
     used = {key: value for key, value in settings.items() if key not in unread}
     for general, of_adapters in RATES:
         if general in unread and used.get(of_adapters):
@@ -91,6 +61,13 @@ def used_settings(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     if used.get("save_dtype") == used["dtype"]:
         used["save_dtype"] = None
     return used
+
+
+def _new_entry(section: str) -> str:
+    """Return how a section gets an entry for files; an empty text for other sections."""
+    if section not in ("datasets", "models"):
+        return ""
+    return f": {section} needs an entry with the path of your files, or their name on the Hub (hub)"
 
 
 class Config:
@@ -109,6 +86,7 @@ class Config:
         self.root, self.sources = root, sources
         # Planning asks for the settings of a recipe dozens of times.
         self._recipe = cache(self._settings_of)
+        self._references = cache(self._references_of)
 
     def entry(self, section: str, name: str, used_by: str) -> Any:
         """Return an entry of a section such as `datasets` or `rlhf.presets`.
@@ -124,7 +102,7 @@ class Config:
         if name not in entries:
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
-                f" {available(name, entries)}{new_entry(section)}"
+                f" {available(name, entries)}{_new_entry(section)}"
             )
         return entries[name]
 
@@ -205,13 +183,38 @@ class Config:
         blend: list[list[Any]] = self.recipe(stage, name)["datasets"]
         return blend
 
+    def references(self, stage: str, name: str) -> dict[str, dict[str, Reference]]:
+        """Return what each key of a recipe names, by the text in the config."""
+        return self._references(stage, name)
+
+    def _references_of(self, stage: str, name: str) -> dict[str, dict[str, Reference]]:
+        recipe = self.recipe(stage, name)
+        found: dict[str, dict[str, Reference]] = {}
+        for key, allowed in RECIPES[stage].references().items():
+            used_by, value = f"{stage}.recipes.{name}.{key}", recipe[key]
+            texts = value if key == "compare_with" else weighted_references(value)
+            found[key] = {text: self._reference(text, allowed, used_by) for text in texts}
+        return found
+
+    def _reference(self, text: str, allowed: RefersTo, used_by: str) -> Reference:
+        """Return the recipe or model that a key of a recipe names."""
+        section, slash, name = text.partition("/")
+        if allowed.plain and not (slash and allowed.sections):
+            section, name = allowed.plain, text
+        elif section not in allowed.sections:
+            forms = " or ".join(f"{key}/NAME" for key in allowed.sections)
+            # Names on the Hub have a slash, too.
+            hint = _new_entry("models") if slash and section not in self.values else ""
+            raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
+        path = section if section in ("models", JUDGES) else f"{section}.recipes"
+        self.entry(path, name, used_by)
+        return Reference(section, name)
+
     def origin(self, stage: str, name: str) -> Reference:
         """Return the initial model of a recipe; of a recipe of generations, its generator."""
         key = "actor" if stage == "rlhf" else "model"
-        text = self.recipe(stage, name)[key]
-        if key == "model":
-            text = "/".join(parse_reference(text))
-        return self._reference(text, ORIGINS[stage], f"{stage}.recipes.{name}.{key}")
+        (model,) = self.references(stage, name)[key].values()
+        return model
 
     def base_model(self, stage: str, name: str) -> JobId:
         """Return the job that makes the initial model of a recipe."""
@@ -242,20 +245,15 @@ class Config:
 
     def teacher(self, name: str) -> Reference | None:
         """Return the teacher of a recipe of rlhf, if it has one."""
-        text = self.recipe("rlhf", name)["teacher"]
-        sections = ("sft", "dpo", "rlhf", "models")
-        used_by = f"rlhf.recipes.{name}.teacher"
-        return None if text is None else self._reference(text, sections, used_by)
+        return next(iter(self.references("rlhf", name)["teacher"].values()), None)
 
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
         """Return what the reward models of a recipe are, by their names in the config.
 
         LLM judges are omitted. key: `reward` or `judge`. stage: rlhf or generations.
         """
-        sections, used_by = ("reward", "models", JUDGES), f"{stage}.recipes.{name}.{key}"
-        texts = weighted_references(self.recipe(stage, name)[key])
-        found = {text: self._reference(text, sections, used_by) for text in texts}
-        return {text: model for text, model in found.items() if model.section != JUDGES}
+        found = self.references(stage, name)[key].items()
+        return {text: model for text, model in found if model.section != JUDGES}
 
     def llm_judges(self, stage: str, name: str) -> list[str]:
         """Return the LLM judges that the jobs of a recipe ask."""
@@ -267,18 +265,6 @@ class Config:
     def judge_settings(self, names: list[str]) -> dict[str, dict[str, Any]]:
         """Return the settings of LLM judges as specs have them."""
         return judge_settings(self.values[JUDGES], names)
-
-    def _reference(self, text: str, sections: tuple[str, ...], used_by: str) -> Reference:
-        """Return the recipe or model that a key of a recipe names as SECTION/NAME."""
-        section, slash, name = text.partition("/")
-        if section not in sections:
-            forms = " or ".join(f"{key}/NAME" for key in sections)
-            # Names on the Hub have a slash, too.
-            hint = new_entry("models") if slash and section not in self.values else ""
-            raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
-        path = section if section in ("models", JUDGES) else f"{section}.recipes"
-        self.entry(path, name, used_by)
-        return Reference(section, name)
 
     def model_job(self, model: Reference) -> JobId:
         """Return the job that makes the model of a recipe, or a model of `models`."""
@@ -457,16 +443,25 @@ class Config:
         }
 
     def check_effects(self, stage: str, name: str, own: Mapping[str, Any]) -> None:
-        """Raise ConfigError if one of some keys of a recipe has no effect."""
-        settings = self.recipe(stage, name)
-        unread = without_effect(stage, settings)
-        for key in own:
-            default = self.values[stage]["defaults"].get(key)
-            if key in unread and settings[key] not in (default, None):
-                raise ConfigError(
-                    f"config: {stage}.recipes.{name}.{key}: {own[key]} has no effect {unread[key]}:"
-                    f" remove it, or set {key}: {json.dumps(default)}"
-                )
+        """Raise ConfigError if one of some keys of a recipe, or of its placement, has no effect.
+
+        Its preset and the defaults of the stage may have settings that only other recipes use.
+        """
+        settings, place = self.recipe(stage, name), f"{stage}.recipes.{name}"
+        placement = own.get("placement")
+        changes = placement if isinstance(placement, dict) else {}
+        for declared, path, keys, defaults in (
+            (RECIPES[stage], place, own, self.values[stage]["defaults"]),
+            (PlacementChanges, f"{place}.placement", changes, DEFAULT_PLACEMENT),
+        ):
+            unread = declared.without_effect(settings)
+            for key in keys:
+                default = defaults.get(key)
+                if key in unread and keys[key] not in (default, None):
+                    raise ConfigError(
+                        f"config: {path}.{key}: {keys[key]} has no effect {unread[key]}: remove it,"
+                        f" or set {key}: {json.dumps(default)}"
+                    )
 
     def compared_recipes(self, stage: str, names: str) -> list[str]:
         """Return the recipes of the comparison A-vs-B.

@@ -1,20 +1,24 @@
-"""References to models and judges: SECTION/NAME, such as sft/NAME or llm_judges/NAME."""
+"""What recipes name: recipes and models as SECTION/NAME, LLM judges, and reward functions."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, NamedTuple
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, GetPydanticSchema
 from pydantic.json_schema import SkipJsonSchema
 
-from snakechat.config.settings import Number
+from snakechat.config.settings import Name, Number, RefersTo, Settings
+from snakechat.workflow.errors import InputError
 
 # A reference; the weights of several, as a mapping in the config and as ordered pairs in a spec,
 # whose keys are sorted; or None.
 RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | None
 
-
-# The section of LLM judges.
+# The section of LLM judges: models behind an endpoint, which rate or compare responses.
 JUDGES = "llm_judges"
+# What every reward function receives by keyword besides the columns that datasets keep.
+MESSAGES = "messages"
 
 
 class Reference(NamedTuple):
@@ -52,6 +56,12 @@ def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     return {f"{key}.{name}": name for name in names}
 
 
+def judge_names(*values: RewardReferences) -> list[str]:
+    """Return the names of the LLM judges among values of `reward` or `judge`."""
+    found = (parse_reference(text) for value in values for text in weighted_references(value))
+    return list(dict.fromkeys(name for section, name in found if section == JUDGES))
+
+
 def _in_order(value: RewardReferences) -> RewardReferences:
     """Return weighted references as ordered pairs; one of weight 1 as its name."""
     pairs = list(weighted_references(value).items())
@@ -74,4 +84,67 @@ Reward = Annotated[
             ]
         )
     ),
+    RefersTo(("reward", "models", JUDGES)),
 ]
+
+
+class WeightedFunction(Settings):
+    """A reward function with arguments, which it receives by keyword."""
+
+    weight: Number
+    arguments: dict[str, Any] = Field({})
+
+
+def _without_empty_arguments(
+    functions: dict[str, float | WeightedFunction],
+) -> dict[str, float | WeightedFunction]:
+    """Return a function without arguments as its weight alone."""
+    return {
+        name: entry if isinstance(entry, float) or entry.arguments else entry.weight
+        for name, entry in functions.items()
+    }
+
+
+# The weight of each function, rewards/NAME.py.
+RewardFunctions = Annotated[
+    dict[Name, Number | WeightedFunction], AfterValidator(_without_empty_arguments)
+]
+
+
+def weighted_functions(setting: Mapping[str, Any]) -> dict[str, tuple[float, dict[str, Any]]]:
+    """Return {NAME: (weight, arguments)} of the key `reward_functions`."""
+    functions = {
+        name: WeightedFunction.model_validate(
+            {"weight": entry} if isinstance(entry, int | float) else entry
+        )
+        for name, entry in setting.items()
+    }
+    return {name: (entry.weight, entry.arguments) for name, entry in functions.items()}
+
+
+def check_keys(judges: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> None:
+    """Check that the environment has the API keys of judges.
+
+    Raises:
+        InputError: As api_key does.
+    """
+    for name in sorted(names):
+        api_key(name, judges[name].get("key_env"))
+
+
+def api_key(name: str, key_env: str | None) -> str | None:
+    """Return the API key of a judge; None if it needs none.
+
+    Raises:
+        InputError: The environment variable is not set, or is not an API key.
+    """
+    if key_env is None:
+        return None
+    key = os.environ.get(key_env, "").strip()
+    # Error messages of the client quote a header with other characters.
+    if not re.fullmatch("[!-~]+", key):
+        raise InputError(
+            f"{JUDGES}.{name}.key_env: environment variable {key_env} has no key: export it before"
+            " the build"
+        )
+    return key

@@ -1,61 +1,39 @@
 """Settings of reinforcement learning from human feedback (RLHF), and of generated responses."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NotRequired, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, model_validator
-from typing_extensions import TypedDict
+from pydantic import model_validator
 
-from snakechat.config.references import Reward
+from snakechat.config.references import Reward, RewardFunctions
 from snakechat.config.settings import (
     ABSENT,
     Count,
     DecayRate,
     Fraction,
-    Name,
     NonNegative,
     NonNegativeInt,
-    Number,
     Positive,
+    ReadIf,
+    RefersTo,
     Seed,
     Settings,
+    only_with,
 )
 from snakechat.config.training_settings import (
-    LORA_CONDITION,
     Blend,
-    Conditional,
     Dtype,
+    LearningRate,
     LrSchedule,
     Template,
     TrainingSettings,
-    learning_rate_has_effect,
 )
 
 # Algorithms whose advantages compare the responses to a prompt.
 COMPARING = ("rloo", "grpo")
-
-
-class WeightedFunction(TypedDict):
-    """A reward function with arguments, which it receives by keyword."""
-
-    weight: Number
-    arguments: NotRequired[dict[str, Any]]
-
-
-def _without_empty_arguments(
-    functions: dict[str, float | WeightedFunction],
-) -> dict[str, float | WeightedFunction]:
-    """Return a function without arguments as its weight alone."""
-    return {
-        name: entry if isinstance(entry, float) or entry.get("arguments") else entry["weight"]
-        for name, entry in functions.items()
-    }
-
-
-# The weight of each function, rewards/NAME.py.
-RewardFunctions = Annotated[
-    dict[Name, Number | WeightedFunction], AfterValidator(_without_empty_arguments)
-]
+OF_PPO = only_with("algorithm", "ppo")
+# The rewards of distillation have no part of the scores, and are the KL themselves.
+OF_SCORES = only_with("algorithm", "ppo", *COMPARING)
 
 
 def kl_settings(settings: Mapping[str, Any]) -> dict[str, str]:
@@ -70,19 +48,23 @@ def kl_settings(settings: Mapping[str, Any]) -> dict[str, str]:
     return {"kl_in": kl_in, "kl_estimator": estimator}
 
 
+def _schedules(settings: Mapping[str, Any]) -> set[str]:
+    """Return the learning-rate schedules of actor and critic."""
+    critics = {settings["critic_lr_schedule"]} if settings["algorithm"] == "ppo" else set()
+    return {settings["lr_schedule"], *critics}
+
+
 class RlhfSettings(TrainingSettings):
     """Settings of `train_rlhf`."""
 
     algorithm: Literal["ppo", "rloo", "grpo", "distill"]
-    # References (snakechat/config/references.py).
-    actor: str
+    actor: Annotated[str, RefersTo(("sft", "dpo", "models"))]
     # With `distill` alone.
-    teacher: str | None
+    teacher: Annotated[str | None, RefersTo(("sft", "dpo", "rlhf", "models"))]
     # The first one may initialize the critic.
     reward: Reward
-    # A recipe of stage sft.
-    ptx: str | None
-    ptx_coef: Positive = ABSENT
+    ptx: Annotated[str | None, RefersTo((), plain="sft")]
+    ptx_coef: Annotated[Positive, only_with("ptx")] = ABSENT
     reward_functions: RewardFunctions
 
     max_prompt_length: Count
@@ -91,18 +73,23 @@ class RlhfSettings(TrainingSettings):
     num_generations: Count
     generation_backend: Literal["hf", "vllm"]
     temperature: Positive
-    eval_prompts: Count = ABSENT
-    importance_sampling_cap: Positive = ABSENT
-    overlong_buffer: NonNegativeInt = 0
+    eval_prompts: Annotated[Count, only_with("eval_steps")] = ABSENT
+    importance_sampling_cap: Annotated[Positive, only_with("generation_backend", "vllm")] = ABSENT
+    overlong_buffer: Annotated[NonNegativeInt, only_with("missing_eos_penalty"), OF_SCORES] = 0
 
-    actor_learning_rate: Positive
-    critic_learning_rate: Positive = ABSENT
+    actor_learning_rate: LearningRate
+    critic_learning_rate: Annotated[Positive, OF_PPO] = ABSENT
+    min_lr_ratio: Annotated[
+        Fraction, ReadIf(lambda s: "cosine" in _schedules(s), "without lr_schedule: cosine")
+    ] = 0.0
     # With null, it is lr_schedule.
-    critic_lr_schedule: LrSchedule = ABSENT
-    critic_warmup_steps: NonNegativeInt = 0
-    critic_lora_rank: NonNegativeInt = 0
-    critic_lora_alpha: Positive = ABSENT
-    critic_lora_learning_rate: Positive | None = None
+    critic_lr_schedule: Annotated[LrSchedule, OF_PPO] = ABSENT
+    critic_warmup_steps: Annotated[NonNegativeInt, OF_PPO] = 0
+    critic_lora_rank: Annotated[NonNegativeInt, OF_PPO] = 0
+    critic_lora_alpha: Annotated[Positive, only_with("critic_lora_rank"), OF_PPO] = ABSENT
+    critic_lora_learning_rate: Annotated[Positive | None, only_with("critic_lora_rank"), OF_PPO] = (
+        None
+    )
     ema_decay: DecayRate
 
     ppo_epochs: Count
@@ -110,32 +97,34 @@ class RlhfSettings(TrainingSettings):
     clip_range_high: Positive | None = None
     importance_sampling_level: Literal["token", "sequence"]
     loss_aggregation: Literal["token_mean", "sequence_mean", "max_length"]
-    scale_by_std: bool = ABSENT
-    drop_uniform_groups: bool = False
-    value_clip_range: NonNegative = ABSENT
-    gamma: Fraction = ABSENT
-    gae_lambda: Fraction = ABSENT
-    whiten_rewards: bool = ABSENT
-    whiten_advantages: bool = ABSENT
+    scale_by_std: Annotated[bool, only_with("algorithm", "grpo")] = ABSENT
+    drop_uniform_groups: Annotated[bool, only_with("algorithm", *COMPARING)] = False
+    value_clip_range: Annotated[NonNegative, OF_PPO] = ABSENT
+    gamma: Annotated[Fraction, OF_PPO] = ABSENT
+    gae_lambda: Annotated[Fraction, OF_PPO] = ABSENT
+    whiten_rewards: Annotated[bool, OF_PPO] = ABSENT
+    whiten_advantages: Annotated[bool, OF_PPO] = ABSENT
     max_approx_kl: Positive | None
 
     # With null, the algorithm determines them.
-    kl_in: Literal["rewards", "loss"] = "rewards"
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
-    kl_coef: NonNegative = 0.0
-    kl_target: Positive | None = None
-    kl_horizon: Positive = ABSENT
+    kl_in: Annotated[Literal["rewards", "loss"], only_with("kl_coef"), OF_SCORES] = "rewards"
+    kl_estimator: Annotated[Literal["k1", "k2", "k3"], only_with("kl_coef"), OF_SCORES] = "k1"
+    kl_coef: Annotated[NonNegative, OF_SCORES] = 0.0
+    kl_target: Annotated[Positive | None, only_with("kl_coef"), OF_SCORES] = None
+    kl_horizon: Annotated[Positive, only_with("kl_target"), only_with("kl_coef"), OF_SCORES] = (
+        ABSENT
+    )
 
-    standardize_scores: Literal["none", "first", "running"] = "none"
-    score_clip: Positive | None = None
-    missing_eos_penalty: NonNegative = 0.0
+    standardize_scores: Annotated[Literal["none", "first", "running"], OF_SCORES] = "none"
+    score_clip: Annotated[Positive | None, OF_SCORES] = None
+    missing_eos_penalty: Annotated[NonNegative, OF_SCORES] = 0.0
     log_responses_steps: Count
 
     # Not keys of a recipe: models and judges determine them. Templates of the actor, and of the
     # models of `reward` by reference.
     template: Template = ABSENT
     reward_templates: dict[str, Template] = ABSENT
-    # Those of `reward`, by name (snakechat/config/llm_judges.py).
+    # The settings of those of `reward`, by name.
     llm_judges: dict[str, dict[str, Any]] = ABSENT
 
     @model_validator(mode="before")
@@ -196,8 +185,7 @@ class RlhfSettings(TrainingSettings):
 class GenerationSettings(Settings):
     """Settings of `generate_responses` and `score_responses`."""
 
-    # References (snakechat/config/references.py).
-    model: str
+    model: Annotated[str, RefersTo(("sft", "dpo", "rlhf", "models"), plain="models")]
     reward: Reward
     reward_functions: RewardFunctions
     datasets: Blend
@@ -214,75 +202,3 @@ class GenerationSettings(Settings):
     template: Template = ABSENT
     reward_templates: dict[str, Template] = ABSENT
     llm_judges: dict[str, dict[str, Any]] = ABSENT
-
-
-def _of_algorithms(*keys: str, algorithms: tuple[str, ...]) -> Conditional:
-    """Return the condition of settings that only some algorithms use."""
-    return Conditional(
-        keys,
-        lambda settings: settings["algorithm"] in algorithms,
-        f"with algorithm: {{algorithm}}, only with {' and '.join(algorithms)}",
-    )
-
-
-def _schedules(settings: Mapping[str, Any]) -> set[str]:
-    """Return the learning-rate schedules of actor and critic."""
-    critics = {settings["critic_lr_schedule"]} if settings["algorithm"] == "ppo" else set()
-    return {settings["lr_schedule"], *critics}
-
-
-RLHF_CONDITIONS = (
-    LORA_CONDITION,
-    _of_algorithms(
-        *("critic_learning_rate", "critic_lr_schedule", "critic_warmup_steps"),
-        *("critic_lora_rank", "critic_lora_alpha", "critic_lora_learning_rate"),
-        *("value_clip_range", "gamma", "gae_lambda", "whiten_rewards", "whiten_advantages"),
-        algorithms=("ppo",),
-    ),
-    _of_algorithms("scale_by_std", algorithms=("grpo",)),
-    _of_algorithms("drop_uniform_groups", algorithms=COMPARING),
-    # The rewards of distillation have no part of the scores, and are the KL themselves.
-    _of_algorithms(
-        *("kl_in", "kl_estimator", "kl_coef", "kl_target", "kl_horizon"),
-        *("standardize_scores", "score_clip", "missing_eos_penalty", "overlong_buffer"),
-        algorithms=("ppo", *COMPARING),
-    ),
-    Conditional(
-        ("critic_lora_alpha", "critic_lora_learning_rate"),
-        lambda settings: settings["critic_lora_rank"] > 0,
-        "without critic_lora_rank",
-    ),
-    Conditional(
-        ("min_lr_ratio",),
-        lambda settings: "cosine" in _schedules(settings),
-        "with lr_schedule: {lr_schedule}",
-    ),
-    Conditional(
-        # kl_target multiplies kl_coef.
-        ("kl_in", "kl_estimator", "kl_target", "kl_horizon"),
-        lambda settings: settings["kl_coef"] > 0,
-        "with kl_coef: {kl_coef}",
-    ),
-    Conditional(
-        ("kl_horizon",), lambda settings: settings["kl_target"] is not None, "without kl_target"
-    ),
-    Conditional(
-        ("overlong_buffer",),
-        lambda settings: settings["missing_eos_penalty"] > 0,
-        "with missing_eos_penalty: {missing_eos_penalty}",
-    ),
-    Conditional(("ptx_coef",), lambda settings: settings["ptx"] is not None, "without ptx"),
-    Conditional(
-        ("importance_sampling_cap",),
-        lambda settings: settings["generation_backend"] == "vllm",
-        "with generation_backend: {generation_backend}",
-    ),
-    Conditional(
-        ("eval_prompts",), lambda settings: settings["eval_steps"] > 0, "without eval_steps"
-    ),
-    Conditional(
-        ("actor_learning_rate",),
-        learning_rate_has_effect,
-        "with lora_learning_rate: adapters have it",
-    ),
-)

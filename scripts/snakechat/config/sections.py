@@ -1,10 +1,12 @@
 """Keys of the config other than training settings: datasets, models, placement, evaluation."""
 
 import re
-from typing import Annotated, Any, Literal, Self, Union
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -15,20 +17,26 @@ from pydantic import (
     model_validator,
 )
 
+from snakechat.config.dpo import DpoSettings
 from snakechat.config.references import Reward
+from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import (
     ABSENT,
     IS_NUMBER,
     Count,
+    Entry,
     Name,
     NonNegative,
     NonNegativeInt,
     Number,
     Positive,
+    ReadIf,
+    RefersTo,
     Seed,
     Settings,
+    only_with,
 )
-from snakechat.config.training_settings import Template
+from snakechat.config.training_settings import RewardSettings, SftSettings, Template
 from snakechat.data.formats import FORMATS, has_dialogues
 
 
@@ -43,8 +51,14 @@ def _form_by_key(**forms: Any) -> Any:
         found = [key for key in forms if isinstance(keys, dict | set) and key in keys]
         return f"with {[*found, *forms][0]}"
 
+    def check_form(values: Any) -> Any:
+        found = [key for key in forms if isinstance(values, dict) and key in values]
+        if len(found) > 1:
+            raise ValueError(f"{found[1]}: an entry has either {' or '.join(forms)}: remove it")
+        return values
+
     tagged = tuple(Annotated[each, Tag(f"with {key}")] for key, each in forms.items())
-    return Annotated[Union[tagged], Discriminator(form)]  # noqa: UP007
+    return Annotated[Union[tagged], Discriminator(form), BeforeValidator(check_form)]  # noqa: UP007
 
 
 # Variables that a placement sets, and that have the key of a judge.
@@ -151,98 +165,91 @@ class Split(Settings):
     by: Literal["row", "prompt"]
 
 
-class ExcludedFile(Settings):
-    """A file with the digest of a row in each line."""
-
-    file: NonEmptyText
-
-
 # Digests of rows that are removed after the split.
 Exclude = Annotated[
     list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]], Field(min_length=1)
 ]
 
 
-class SourceDataset(Settings):
-    """A dataset of local files or of the Hub. With path, hub names what path is a copy of."""
+class DatasetKeys(Entry):
+    """Keys of all datasets."""
+
+    split: PhaseWeights | PhaseList = ABSENT
+    max_rows: Count = ABSENT
+    exclude: Exclude = ABSENT
+
+
+class Source(Entry):
+    """Local files or a repository of the Hub. With path, hub names what path is a copy of."""
 
     path: NonEmptyText = ABSENT
     hub: HubName = ABSENT
-    revision: NonEmptyText = ABSENT
+    revision: Annotated[NonEmptyText, only_with("hub")] = ABSENT
     license: License = ABSENT
-    format: Format
-    columns: dict[str, NonEmptyText | ColumnList] = ABSENT
-    keep: ColumnList | Annotated[dict[str, NonEmptyText], Field(min_length=1)] = ABSENT
-    remove: Regex = ABSENT
-    prompt_template: PromptTemplate = ABSENT
-    system: NonEmptyText = ABSENT
-    name: NonEmptyText = ABSENT
-    train: Glob = ABSENT
-    eval: Glob = ABSENT
-    on_bad_row: BadRowPolicy = ABSENT
-    split: PhaseWeights | PhaseList | NamedSplits = ABSENT
-    max_rows: Count = ABSENT
-    exclude: Exclude = ABSENT
 
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if self.path is None and self.hub is None:
             raise ValueError("expected path or hub")
-        if self.hub is None and self.revision is not None:
-            raise ValueError("revision: has no effect without hub: remove it")
-        if self.eval is not None and self.train is None:
-            raise ValueError("eval needs train, the glob of the other files")
-        for key in ("prompt_template", "system"):
-            if getattr(self, key) is not None and not has_dialogues(self.format):
-                raise ValueError(f"{key}: has no effect with format: text: remove it")
-        names = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
-        if self.train is not None and (self.name is not None or names & {"train", "eval"}):
+        if "://" in (self.path or ""):
             raise ValueError(
-                "train selects files by a glob: remove name, and train and eval of split"
+                "path: expected a local path, found a URL: copy the files first"
+                " (docs/en/datasets.md#object-stores)"
             )
         return self
 
 
-class GeneratedDataset(Settings):
+OF_DIALOGUES = ReadIf(lambda settings: has_dialogues(settings["format"]), "with format: text")
+
+
+class SourceDataset(DatasetKeys, Source):
+    """A dataset of files."""
+
+    format: Format
+    columns: dict[str, NonEmptyText | ColumnList] = ABSENT
+    keep: ColumnList | Annotated[dict[str, NonEmptyText], Field(min_length=1)] = ABSENT
+    remove: Regex = ABSENT
+    prompt_template: Annotated[PromptTemplate, OF_DIALOGUES] = ABSENT
+    system: Annotated[NonEmptyText, OF_DIALOGUES] = ABSENT
+    name: NonEmptyText = ABSENT
+    train: Glob = ABSENT
+    eval: Annotated[Glob, only_with("train")] = ABSENT
+    on_bad_row: BadRowPolicy = ABSENT
+    split: PhaseWeights | PhaseList | NamedSplits = ABSENT  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _check_selection(self) -> Self:
+        names = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
+        if self.train is not None and (self.name is not None or names & {"train", "eval"}):
+            raise ValueError(
+                "train: selects files by a glob: remove name, and train and eval of split"
+            )
+        return self
+
+
+class GeneratedDataset(DatasetKeys):
     """A dataset that the pipeline generates."""
 
     generate: Literal["shop"]
     rows: Count
     eval_rows: Count
     seed: Seed = ABSENT
-    split: PhaseWeights | PhaseList = ABSENT
-    max_rows: Count = ABSENT
-    exclude: Exclude = ABSENT
 
 
-class SelectedDataset(Settings):
+class SelectedDataset(DatasetKeys):
     """A dataset of scored responses, which a recipe of `generations` generates."""
 
     generations: str
     select: Literal["best", "best_and_worst"]
     min_score: Number = ABSENT
-    min_margin: NonNegative = ABSENT
-    split: PhaseWeights | PhaseList = ABSENT
-    max_rows: Count = ABSENT
-    exclude: Exclude = ABSENT
-
-    @model_validator(mode="after")
-    def _check_margin(self) -> Self:
-        if self.select == "best" and self.min_margin is not None:
-            raise ValueError(
-                "min_margin: has no effect with select: best, only with best_and_worst: remove it"
-            )
-        return self
+    min_margin: Annotated[NonNegative, only_with("select", "best_and_worst")] = ABSENT
 
 
-class LabelledDataset(Settings):
+class LabelledDataset(DatasetKeys):
     """The pairs of another dataset (label), with the labels of an LLM judge."""
 
     label: str
     llm_judge: str
-    split: PhaseWeights | PhaseList = ABSENT
-    max_rows: Count = ABSENT
-    exclude: Exclude = ABSENT
 
 
 Dataset = _form_by_key(
@@ -277,34 +284,23 @@ class Architecture(Settings):
     model_type: str
 
 
-class PretrainedModel(Settings):
-    """A base model of the Hub or of a local folder."""
+class ModelKeys(Entry):
+    """Keys of all models."""
 
-    path: str = ABSENT
-    hub: HubName = ABSENT
-    revision: NonEmptyText = ABSENT
-    license: License = ABSENT
     template: Template = ABSENT
     template_arguments: TemplateArguments = ABSENT
     prompt_sets: PromptSets = ABSENT
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Self:
-        if self.path is None and self.hub is None:
-            raise ValueError("expected path or hub")
-        if self.hub is None and self.revision is not None:
-            raise ValueError("revision: has no effect without hub: remove it")
-        return self
+
+class PretrainedModel(ModelKeys, Source):
+    """A base model of the Hub or of a local folder."""
 
 
-class InitializedModel(Settings):
+class InitializedModel(ModelKeys):
     """A base model with random weights."""
 
     init: Architecture
     tokenizer: Tokenizer  # type: ignore[valid-type]
-    template: Template = ABSENT
-    template_arguments: TemplateArguments = ABSENT
-    prompt_sets: PromptSets = ABSENT
 
 
 Model = _form_by_key(path=PretrainedModel, init=InitializedModel)
@@ -356,9 +352,9 @@ class PlacementKeys(Settings):
     cuda_graphs: bool | None = ABSENT
     attn_implementation: Literal["auto", "sdpa"] = ABSENT
     compile: bool | None = ABSENT
-    vllm_tensor_parallel_size: Count = ABSENT
+    vllm_tensor_parallel_size: Annotated[Count, only_with("generation_backend", "vllm")] = ABSENT
     environment: dict[EnvironmentVariable, str] | None = ABSENT
-    critic_zero_stage: Literal[0, 1, 2, 3] | None = ABSENT
+    critic_zero_stage: Annotated[Literal[0, 1, 2, 3] | None, only_with("algorithm", "ppo")] = ABSENT
     offload_frozen: bool = ABSENT
     max_mem_mb: Count | None = ABSENT
     slurm: dict[SlurmKey, str] | None = ABSENT
@@ -420,42 +416,81 @@ class PlacementChanges(PlacementKeys):
     deployment: str = ABSENT
 
 
-class GenerationKeys(Settings):
+class RecipeKeys(Settings):
     """Keys of all recipes that programs do not receive as settings."""
+
+    # Fields of settings that models and judges determine.
+    not_keys: ClassVar = ("template", "reward_templates", "llm_judges")
 
     # The name of a deployment, or keys that change one.
     placement: str | PlacementChanges = ABSENT
 
 
-class TrainingKeys(GenerationKeys):
+class TrainingKeys(RecipeKeys):
     """Keys of recipes of all stages that train; training does not use them."""
 
     gate: Gate | None = ABSENT
     preset: str | None = ABSENT
 
 
-class RlhfKeys(TrainingKeys):
-    """Keys of rlhf recipes that training does not use."""
+class SftRecipe(SftSettings, TrainingKeys):
+    """A recipe of SFT."""
 
-    judge: Reward = ABSENT
-    compare_with: list[
-        Annotated[str, StringConstraints(pattern=r"^(sft|dpo|rlhf)/[A-Za-z0-9][A-Za-z0-9_.-]*\Z")]
-    ] = ABSENT
+
+class RewardRecipe(RewardSettings, TrainingKeys):
+    """A recipe of a reward model."""
+
+
+class DpoRecipe(DpoSettings, TrainingKeys):
+    """A recipe of DPO."""
+
+
+class RlhfRecipe(RlhfSettings, TrainingKeys):
+    """A recipe of RLHF."""
+
+    judge: Reward
+    compare_with: Annotated[list[str], RefersTo(("sft", "dpo", "rlhf"))]
+
+
+class GenerationRecipe(GenerationSettings, RecipeKeys):
+    """A recipe of generated responses."""
 
 
 class LlmJudge(Settings):
-    """A model behind an OpenAI-compatible endpoint that rates and compares responses."""
+    """A model behind an OpenAI-compatible endpoint that rates and compares responses.
 
-    url: Url
+    What it is asked determines results and is part of specs; where and how fast it is asked is not.
+    """
+
     model: NonEmptyText
     rubric: NonEmptyText
-    scale: Annotated[
-        list[Number], Field(min_length=2, max_length=2), AfterValidator(_check_scale)
-    ] = ABSENT
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] = ABSENT
+    scale: Annotated[list[Number], AfterValidator(_check_scale)] = Field(
+        [1.0, 10.0], min_length=2, max_length=2
+    )
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] = Field(
+        {"temperature": 0}
+    )
+
+    url: Url
     key_env: EnvironmentVariable = ABSENT
     requests_per_minute: Positive = ABSENT
-    concurrency: Count = ABSENT
+    concurrency: Count = 8
+
+
+# The keys of access to a judge.
+ACCESS = {"url", "key_env", "requests_per_minute", "concurrency"}
+# Judges by name.
+Judges = Mapping[str, Mapping[str, Any]]
+
+
+def judge_settings(judges: Judges, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return the settings of judges as specs have them, by name."""
+    return {name: LlmJudge(**judges[name]).model_dump(exclude=ACCESS) for name in names}
+
+
+def judge_access(judges: Judges, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return where and how judges are asked, by name: an option of a run."""
+    return {name: LlmJudge(**judges[name]).model_dump(include=ACCESS) for name in names}
 
 
 class Evaluation(Settings):
@@ -465,7 +500,7 @@ class Evaluation(Settings):
     num_generations: Count
     temperature: Positive
     llm_judge: str | None
-    llm_judge_prompts: Count
+    llm_judge_prompts: Annotated[Count, only_with("llm_judge")]
 
 
 class PromptEval(Settings):
@@ -476,20 +511,20 @@ class PromptEval(Settings):
 
 
 # Keys of a recipe, which are checked together with its preset and the defaults.
-RecipeKeys = dict[str, Any]
+Keys = dict[str, Any]
 
 
 class Generations(Settings):
     """The section of generated responses."""
 
-    defaults: RecipeKeys
-    recipes: dict[Name, RecipeKeys]
+    defaults: Keys
+    recipes: dict[Name, Keys]
 
 
 class Stage(Generations):
     """The section of a stage that trains."""
 
-    presets: dict[Name, RecipeKeys]
+    presets: dict[Name, Keys]
 
 
 class Sections(Settings):

@@ -1,11 +1,55 @@
 """Settings as pydantic models: their base, and the types of values with their constraints."""
 
-from typing import Annotated, Any
+import difflib
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
 # The default of a key that a user may omit, and that a spec omits where nothing reads it.
 ABSENT: Any = None
+ALL_KEYS = "docs/en/config.md has all keys, docs/en/migration.md the keys of other libraries"
+
+
+class ReadIf(NamedTuple):
+    """The condition under which a setting has an effect, in the annotation of its field.
+
+    Attributes:
+        is_read: Whether it has an effect, given all settings.
+        otherwise: When it has none, for the error.
+    """
+
+    is_read: Callable[[Mapping[str, Any]], bool]
+    otherwise: str
+
+
+def only_with(key: str, *values: str) -> ReadIf:
+    """Return the condition that another setting has one of some values, or any but null and 0."""
+    if not values:
+        return ReadIf(lambda settings: bool(settings.get(key)), f"without {key}")
+    otherwise = f"without {key}: {' or '.join(values)}"
+    return ReadIf(lambda settings: settings.get(key) in values, otherwise)
+
+
+class RefersTo(NamedTuple):
+    """The sections whose entries a setting may name, in the annotation of its field.
+
+    Attributes:
+        sections: Those that it names as SECTION/NAME.
+        plain: The one that it names by NAME alone.
+    """
+
+    sections: tuple[str, ...]
+    plain: str | None = None
 
 
 class Settings(BaseModel):
@@ -13,6 +57,9 @@ class Settings(BaseModel):
 
     Numbers are converted: where a float is expected, 1 becomes 1.0. The text 1e-5 also becomes a
     float, because YAML does not parse it as a number.
+
+    Attributes:
+        not_keys: Fields that are no keys of the config.
     """
 
     model_config = ConfigDict(
@@ -23,6 +70,57 @@ class Settings(BaseModel):
         regex_engine="python-re",
         protected_namespaces=(),
     )
+    not_keys: ClassVar[tuple[str, ...]] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: Any) -> Any:
+        """Report all unknown keys at once."""
+        known = [key for key in cls.model_fields if key not in cls.not_keys]
+        unknown = [key for key in values if key not in known] if isinstance(values, dict) else []
+        if not unknown or cls.model_config["extra"] == "allow":
+            return values
+        hints = []
+        for key in unknown:
+            similar = difflib.get_close_matches(str(key), known)
+            guess = f"did you mean {' or '.join(similar)}?" if similar else ALL_KEYS
+            hints.append(f"unknown key ({guess})")
+        others = zip(unknown[1:], hints[1:], strict=True)
+        message = "; ".join([hints[0], *(f"{key!r}: {hint}" for key, hint in others)])
+        context = {"key": unknown[0], "number": len(unknown), "message": message}
+        raise PydanticCustomError("unknown_key", "{message}", context)
+
+    @classmethod
+    def without_effect(cls, settings: Mapping[str, Any]) -> dict[str, str]:
+        """Return the keys that nothing reads, given all settings, each with the reason."""
+        return {
+            key: condition.otherwise
+            for key, field in cls.model_fields.items()
+            for condition in field.metadata
+            if isinstance(condition, ReadIf) and not condition.is_read(settings)
+        }
+
+    @classmethod
+    @cache
+    def references(cls) -> dict[str, RefersTo]:
+        """Return the keys whose values name entries of the config."""
+        return {
+            key: entry
+            for key, field in cls.model_fields.items()
+            for entry in field.metadata
+            if isinstance(entry, RefersTo)
+        }
+
+
+class Entry(Settings):
+    """Settings without defaults: each key that is present was written for its effect."""
+
+    @model_validator(mode="after")
+    def _check_effects(self) -> Self:
+        unread = self.without_effect(vars(self))
+        for key in self.model_fields_set & unread.keys():
+            raise ValueError(f"{key}: has no effect {unread[key]}: remove it")
+        return self
 
 
 def _check_number(value: Any) -> Any:

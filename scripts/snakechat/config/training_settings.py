@@ -1,7 +1,7 @@
 """Settings that training stages share, and those of SFT and of reward models."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, model_validator
 from pydantic.json_schema import SkipJsonSchema
@@ -14,9 +14,12 @@ from snakechat.config.settings import (
     NonNegative,
     NonNegativeInt,
     Positive,
+    ReadIf,
+    RefersTo,
     Seed,
     SequenceLength,
     Settings,
+    only_with,
 )
 
 Dtype = Literal["fp32", "bf16", "fp16"]
@@ -54,18 +57,18 @@ Blend = Annotated[
 ]
 
 
-class Conditional(NamedTuple):
-    """Settings that have an effect in some recipes only.
+def _trains_more_than_adapters(settings: Mapping[str, Any]) -> bool:
+    """Return whether weights other than adapters are trained, or adapters have no own rate."""
+    adapters_alone = settings["lora_rank"] and settings["train_base"] == "none"
+    return not adapters_alone or settings["lora_learning_rate"] is None
 
-    Attributes:
-        keys: The settings.
-        has_effect: Whether they have an effect, given all settings of a recipe.
-        otherwise: When they have none, for the error: a text that names settings in braces.
-    """
 
-    keys: tuple[str, ...]
-    has_effect: Callable[[Mapping[str, Any]], bool]
-    otherwise: str
+# The learning rate of a policy.
+LearningRate = Annotated[
+    Positive,
+    ReadIf(_trains_more_than_adapters, "with lora_learning_rate: adapters have it"),
+]
+WITH_LORA = only_with("lora_rank")
 
 
 class OptimizerSettings(Settings):
@@ -73,7 +76,7 @@ class OptimizerSettings(Settings):
 
     lr_schedule: LrSchedule
     warmup_steps: NonNegativeInt
-    min_lr_ratio: Fraction = 0.0
+    min_lr_ratio: Annotated[Fraction, only_with("lr_schedule", "cosine")] = 0.0
     weight_decay: NonNegative
     adam_betas: tuple[DecayRate, DecayRate]
     max_grad_norm: Positive
@@ -83,9 +86,9 @@ class LoraSettings(Settings):
     """LoRA adapters; a rank of 0 trains all weights."""
 
     lora_rank: NonNegativeInt
-    lora_alpha: Positive = ABSENT
-    lora_learning_rate: Positive | None = None
-    train_base: TrainBase = "none"
+    lora_alpha: Annotated[Positive, WITH_LORA] = ABSENT
+    lora_learning_rate: Annotated[Positive | None, WITH_LORA] = None
+    train_base: Annotated[TrainBase, WITH_LORA] = "none"
 
 
 class TrainingSettings(OptimizerSettings, LoraSettings):
@@ -119,9 +122,8 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
 class SequenceSettings(TrainingSettings):
     """Settings of the stages that train one model on tokenized sequences: sft, reward and dpo."""
 
-    model: str
     max_length: SequenceLength
-    learning_rate: Positive
+    learning_rate: LearningRate
     # Not a key of a recipe: the model determines it.
     template: Template = ABSENT
 
@@ -129,40 +131,14 @@ class SequenceSettings(TrainingSettings):
 class SftSettings(SequenceSettings):
     """Settings of `train_sft`."""
 
+    model: Annotated[str, RefersTo(("models",), plain="models")]
     train_on: Literal["all_tokens", "response", "all_turns"]
 
 
 class RewardSettings(SequenceSettings):
     """Settings of `train_reward`."""
 
+    model: Annotated[str, RefersTo(("sft", "models"), plain="models")]
     loss: Literal["last_token", "per_token"]
-
-
-def learning_rate_has_effect(settings: Mapping[str, Any]) -> bool:
-    """Return whether weights other than adapters are trained, or adapters have no own rate."""
-    adapters_alone = settings["lora_rank"] and settings["train_base"] == "none"
-    return not adapters_alone or settings["lora_learning_rate"] is None
-
-
-# Of all stages that train.
-LORA_CONDITION = Conditional(
-    ("lora_alpha", "lora_learning_rate", "train_base"),
-    lambda settings: settings["lora_rank"] > 0,
-    "without lora_rank",
-)
-# Of sft, reward and dpo.
-SEQUENCE_CONDITIONS = (
-    LORA_CONDITION,
-    Conditional(
-        ("min_lr_ratio",),
-        lambda settings: settings["lr_schedule"] == "cosine",
-        "with lr_schedule: {lr_schedule}",
-    ),
-)
-# Of sft and dpo. A reward model also trains its score head.
-POLICY_CONDITIONS = (
-    *SEQUENCE_CONDITIONS,
-    Conditional(
-        ("learning_rate",), learning_rate_has_effect, "with lora_learning_rate: adapters have it"
-    ),
-)
+    # Also of the score head.
+    learning_rate: Positive

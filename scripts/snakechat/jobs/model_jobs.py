@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
-from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config, JobId
 from snakechat.config.references import Reference, input_names
+from snakechat.config.schema import ConfigError
 from snakechat.data.formats import FORMATS
 from snakechat.jobs.descriptions import Description, Jobs
 

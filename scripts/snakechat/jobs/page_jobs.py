@@ -5,8 +5,8 @@ A function has the name of the rule whose jobs it describes.
 
 from typing import Any
 
-from snakechat.config.errors import ConfigError
 from snakechat.config.recipes import Config
+from snakechat.config.schema import ConfigError
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.files import declared_licenses, prompt_set_files
 from snakechat.jobs.model_jobs import models_of, train_reward

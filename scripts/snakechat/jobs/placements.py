@@ -6,8 +6,8 @@ No result depends on them: they are never part of a spec.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from snakechat.config.llm_judges import judge_access
 from snakechat.config.recipes import Config
+from snakechat.config.sections import judge_access
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import RULES, recipe_of
 from snakechat.workflow.placement import SERIAL, Placement, RunOptions

@@ -17,9 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.llm_judges import check_keys
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import COMPARISON_NAME, STAGES, JobId
+from snakechat.config.references import check_keys
 from snakechat.jobs.files import unread_files_remark
 from snakechat.jobs.placements import (
     RESOURCES,

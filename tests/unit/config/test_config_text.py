@@ -2,8 +2,8 @@
 
 import pytest
 
-from snakechat.config.errors import ConfigError
 from snakechat.config.loading import check_config_text
+from snakechat.config.schema import ConfigError
 
 # Each of these lines has ten times the values of the line before.
 NESTED_MERGES = b"a0: &a0 {k: 1}\n" + b"".join(

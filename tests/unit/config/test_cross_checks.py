@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from conftest import ROOT
-from snakechat.config.errors import ConfigError
+from snakechat.config.schema import ConfigError
 from support.configs import load, tiny
 
 MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}

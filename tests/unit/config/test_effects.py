@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.config.errors import ConfigError
+from snakechat.config.schema import ConfigError
 from snakechat.jobs.rules import RULES
 from support.configs import load
 

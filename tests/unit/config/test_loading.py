@@ -5,8 +5,8 @@ import math
 
 import pytest
 
-from snakechat.config.errors import ConfigError
 from snakechat.config.loading import check_plain_values, parse_command_line_values, update
+from snakechat.config.schema import ConfigError
 from support.configs import load
 
 

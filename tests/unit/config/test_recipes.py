@@ -2,16 +2,15 @@
 
 import pytest
 
-from snakechat.config.errors import ConfigError
-from snakechat.config.schema import SETTINGS
+from snakechat.config.schema import RECIPES, ConfigError
 from snakechat.jobs.files import declared_licenses
 from support.configs import load
 
 
-@pytest.mark.parametrize("stage", SETTINGS)
+@pytest.mark.parametrize("stage", RECIPES)
 def test_program_settings_are_fields_of_the_model(stage):
     settings = load().program_settings(stage, "tiny")
-    assert SETTINGS[stage](**settings).model_dump(mode="json").items() >= settings.items()
+    assert RECIPES[stage].__base__(**settings).model_dump(mode="json").items() >= settings.items()
 
 
 def test_layers_of_settings():
@@ -85,7 +84,7 @@ def test_models_behind_a_recipe():
     assert config.base_model("sft", "125m") == ("fetch_model", "opt-125m")
     assert config.base_model("dpo", "tiny") == ("train_sft", "tiny")
     assert config.base_model("dpo", "base") == ("fetch_model", "opt-125m")
-    for stage in SETTINGS:
+    for stage in RECIPES:
         assert config.tokenizer_model(stage, "tiny") == ("init_model", "tiny")
     assert config.tokenizer_model("rlhf", "1.3b") == ("fetch_model", "opt-1.3b")
 
