@@ -40,6 +40,7 @@ from snakechat.evaluation.comparisons import (
     evaluated_models,
     initial_model,
     means_by_dataset,
+    pass_rates,
     repetition,
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
@@ -57,6 +58,8 @@ from snakechat.workflow.job import Job, run
 EXACT_CHECKS = {"shop": toy.is_correct}
 # Metrics that decide wins: the score that RLHF trained on, and the judge's, which it did not.
 SCORES = ("score", "judge_score")
+# Of sums of the scores of reward functions.
+ROUNDING = 1e-6
 
 
 def main(job: Job[SimpleNamespace]) -> None:
@@ -71,6 +74,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     }
     evaluator.add_kl(models)
     evaluator.add_scores(models)
+    evaluator.add_pass_rates(models)
     rates = None
     if settings.llm_judge and rank() == 0:
         rates = evaluator.llm_win_rates(models, job.result)
@@ -221,6 +225,19 @@ class Evaluator:
                     self._add(name, models, RewardSum([reward], {}, self.texts))
             if judges := weighted_judges(references, self.judges):
                 self._add(name, models, RewardSum([], {}, self.texts, judges))
+
+    def add_pass_rates(self, models: dict[str, ModelResponses]) -> None:
+        """Add pass_at_K: a response passes if it is right or, without a check, if each function
+        gives 1.
+        """
+        weights = sum(weight for weight, _ in self.functions.values())
+        for responses in models.values():
+            if "success" in responses.metrics:
+                responses.metrics |= pass_rates(responses.metrics["success"].astype(float))
+            elif self.functions:
+                scores = responses.metrics["function_score"]
+                passed = np.where(np.isnan(scores), np.nan, scores >= weights - ROUNDING)
+                responses.metrics |= pass_rates(passed)
 
     def _add(self, name: str, models: dict[str, ModelResponses], scorer: RewardSum) -> None:
         """Add scores to a metric of each model; count the unreadable ones."""

@@ -112,6 +112,7 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     for name in ("sft", "rlhf"):
         assert metrics[name]["success"] == pytest.approx(3 / 6)
         assert metrics[name]["greedy_success"] == pytest.approx(2 / 3)
+        assert metrics[name]["pass_at_1"] == pytest.approx(3 / 6)
         assert metrics[name]["ended_by_eos"] == pytest.approx(4 / 6)
 
     def is_correct(prompts, responses, columns):
@@ -125,6 +126,7 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
         assert metrics[name]["score"] == metrics[name]["function_score"]
         assert metrics[name]["function_score"] == pytest.approx(2 * 4 / 6)
         assert metrics[name]["greedy_function_score"] == pytest.approx(2 * 2 / 3)
+        assert metrics[name]["pass_at_1"] == pytest.approx(4 / 6)
         assert "greedy_function_score" in metrics["intervals_95"][name]
     assert not {"success", "greedy_success", "judge_score"} & metrics["rlhf"].keys()
     assert "judge_score" not in responses["rlhf"][0]

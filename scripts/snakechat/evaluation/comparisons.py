@@ -3,6 +3,7 @@
 Shapes: n prompts, S responses of each model to each prompt.
 """
 
+import math
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ ResponseMetrics = dict[str, np.ndarray]
 INITIAL_MODELS = ("dpo", "sft", "base")
 # Tokens of an n-gram that counts as repetition when it occurs again.
 REPETITION_N = 4
+# Numbers of responses of which one passes.
+PASS_AT = (1, 4, 16)
 
 
 def initial_model(models: Container[str]) -> str:
@@ -38,6 +41,27 @@ def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
     if "rlhf" in inputs and (inputs["rlhf"] / "ema").is_dir():
         folders["ema"] = inputs["rlhf"] / "ema"
     return folders
+
+
+def pass_rates(passed: np.ndarray) -> ResponseMetrics:
+    """Return pass_at_K [1, n]: unbiased estimates of the probability that one of K passes.
+
+    It is 1 - C(S - c, K) / C(S, K) where c of S responses pass (Chen et al. 2021,
+    arxiv.org/abs/2107.03374).
+
+    Args:
+        passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it, and
+            then the prompt has no estimate.
+    """
+    number, counts = len(passed), passed.sum(axis=0)
+    rates = {}
+    for k in (k for k in PASS_AT if k <= number):
+        tables = [1 - math.comb(number - c, k) / math.comb(number, k) for c in range(number + 1)]
+        known = ~np.isnan(counts)
+        values = np.full(counts.shape, np.nan)
+        values[known] = np.take(tables, counts[known].astype(int))
+        rates[f"pass_at_{k}"] = values[None]
+    return rates
 
 
 def compare(

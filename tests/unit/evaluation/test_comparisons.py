@@ -6,6 +6,7 @@ import pytest
 from snakechat.evaluation.comparisons import (
     compare,
     distinct_n,
+    pass_rates,
     repetition,
     win_rates,
 )
@@ -113,3 +114,16 @@ def test_repetition_by_hand():
     # The 4-gram 1111 occurs twice.
     assert repetition([1, 1, 1, 1, 1]) == 0.5
     assert repetition([1, 1, 1]) == 0
+
+
+def test_pass_rates():
+    # Of 4 responses, 0, 1, 2, 4 pass; of the last prompt, one has no score.
+    passed = np.array([[0, 1, 1, 1, 1], [0, 0, 1, 1, 1], [0, 0, 0, 1, 1], [0, 0, 0, 1, np.nan]])
+    rates = pass_rates(passed)
+    assert rates.keys() == {"pass_at_1", "pass_at_4"}
+    np.testing.assert_allclose(rates["pass_at_1"], [[0, 1 / 4, 2 / 4, 1, np.nan]])
+    np.testing.assert_allclose(rates["pass_at_4"], [[0, 1, 1, 1, np.nan]])
+    # 16 of 18: all but the C(17, 16) = 17 choices of C(18, 16) = 153 without the one that passes.
+    passed = np.zeros((18, 1))
+    passed[3] = 1
+    np.testing.assert_allclose(pass_rates(passed)["pass_at_16"], [[1 - 17 / 153]])
