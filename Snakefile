@@ -16,24 +16,36 @@
 import json
 import os
 import sys
+from importlib.metadata import distributions
 from pathlib import Path
 
 from snakemake.utils import min_version
 
 min_version("9.27")
 
-# The folder of this file, which may be a module of another Snakefile. On a cluster, Snakemake plans
-# again in each job, with the sources and the config of the build that submitted it
-# (snakechat.workflow.snapshot).
-BUILD = {"sources": str(Path(workflow.current_basedir))}
+VERSION = "1.0.0"
+# The sources are beside this file, which may be a module of another Snakefile. If Snakemake reads it
+# from a repository, as `github(...)`, they are in the package `snakechat` of the environment. On a
+# cluster, Snakemake plans again in each job, with the sources and the config of the build that
+# submitted it (snakechat.workflow.snapshot).
 if workflow.remote_exec:
     BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
+elif isinstance(workflow.current_basedir, os.PathLike):
+    BUILD = {"sources": os.fspath(workflow.current_basedir)}
+else:
+    installed = {package.version: package for package in distributions(name="snakechat")}
+    if VERSION not in installed:
+        sys.exit(
+            f"error: {workflow.current_basedir} needs the package snakechat {VERSION}, and this"
+            f" environment has {', '.join(installed) or 'none'}: pip install 'snakechat @ git+URL@TAG'"
+        )
+    BUILD = {"sources": str(installed[VERSION].locate_file("snakechat"))}
 sys.path.insert(0, f"{BUILD['sources']}/scripts")
 
-from snakechat.rules.functions import RuleFunctions, fails_in_one_line
+from snakechat.rules.functions import fails_in_one_line, functions_of
 
 # Snakemake has read the files of --configfile already, or the module's `config`.
-FUNCTIONS = fails_in_one_line(RuleFunctions)(workflow, config, BUILD)
+FUNCTIONS = fails_in_one_line(functions_of)(workflow, config, BUILD)
 # The captions of the report read it.
 config = FUNCTIONS.config.values
 

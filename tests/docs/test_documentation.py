@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 import sys
+import tomllib
 from collections import defaultdict
 from itertools import pairwise
 
@@ -316,13 +317,16 @@ def test_documented_configs_fit_the_schema():
                     config.recipe(stage, name)
 
 
-def test_the_changelog_has_the_version_to_cite():
+def test_all_files_have_the_version_of_the_changelog():
     """The workflow of releases takes the version and the notes from these files."""
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     versions = re.findall(
         r"^## \[(\d+\.\d+\.\d+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
     )
     assert versions[0] == (cited["version"], str(cited["date-released"]))
+    package = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert package["version"] == cited["version"]
+    assert f'VERSION = "{cited["version"]}"\n' in (ROOT / "Snakefile").read_text()
 
 
 @pytest.mark.parametrize("language", ["en", "zh"])

@@ -1,11 +1,14 @@
 """Snakechat as a module of another workflow, with Snakemake's own triggers."""
 
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
 
-from conftest import NO_COMMAND, Workflow, edited
+from conftest import NO_COMMAND, ROOT, Workflow, copy_sources, edited
 
 SNAKEFILE = """
 module snakechat:
@@ -75,3 +78,77 @@ def test_a_rule_of_a_module_is_forced_by_its_name(outer):
     assert "output/sft/tiny: the forced run made the same bytes" in outer.build(
         "files.txt", "--forcerun", "snakechat_train_sft"
     )
+
+
+def test_results_of_a_module_are_below_its_prefix(outer):
+    text = SNAKEFILE.replace("module snakechat:", 'module snakechat:\n    prefix: "chat_results"')
+    text = text.replace("output/", "chat_results/output/")
+    text += "use rule train_sft from snakechat as snakechat_train_sft with:\n    priority: 5\n"
+    (outer.folder / "Snakefile").write_text(text)
+    outer.build()
+    assert (outer.folder / "chat_results/output/sft/tiny/report").exists()
+    assert planned(outer) == set()
+    configure(outer, sft={"recipes": {"tiny": {"learning_rate": 0.02}}})
+    assert planned(outer) == MODEL | {"result"}
+    outer.build("chat_results/output/sft/tiny")
+    assert planned(outer, "chat_results/output/sft/tiny") == set()
+
+
+# --- from a repository ----------------------------------------------------------------------------
+
+# As `snakedeploy deploy-workflow` writes it.
+DEPLOYED = """
+configfile: "config/config.yaml"
+
+module snakechat:
+    snakefile:
+        github("owner/snakechat", path="Snakefile", tag="v1.0.0")
+    config:
+        config
+
+use rule * from snakechat
+"""
+
+
+@pytest.fixture
+def deployed(stubs, tmp_path):
+    """A deployed workflow with stubs as programs, and the folder of its installed package."""
+    source = tmp_path / "owner/snakechat"
+    copy_sources(source)
+    for program in (stubs.folder / "scripts").glob("*.py"):
+        shutil.copy(program, source / "scripts")
+    for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.in"):
+        shutil.copy(ROOT / name, source)
+    git = ("git", "-C", source, "-c", "user.name=x", "-c", "user.email=x@localhost")
+    for command in (("init",), ("add", "."), ("commit", "-m", "all"), ("tag", "v1.0.0")):
+        subprocess.run([*git, *command], check=True, capture_output=True)
+    package = tmp_path / "package"
+    options = ("--no-build-isolation", "--no-deps", "--no-index", "--target", package)
+    install = (sys.executable, "-m", "pip", "install", *options, source)
+    subprocess.run(install, check=True, capture_output=True)
+    folder = tmp_path / "deployed"
+    shutil.copytree(ROOT / "config", folder / "config")
+    shutil.copytree(ROOT / "profiles", folder / "profiles")
+    (folder / "workflow").mkdir()
+    (folder / "workflow/Snakefile").write_text(DEPLOYED)
+    workflow = Workflow(folder)
+    workflow.environment = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.file://{tmp_path}/.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://github.com/",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    return workflow, package
+
+
+def test_a_deployed_workflow_is_built_from_the_installed_package(deployed):
+    workflow, package = deployed
+    process = workflow.snakemake("output/sft/tiny", "--cores", "1")
+    assert process.returncode != 0
+    assert "needs the package snakechat 1.0.0, and this environment has none" in process.stdout
+    workflow.environment["PYTHONPATH"] = str(package)
+    workflow.build("output/sft/tiny")
+    assert (workflow.folder / "output/sft/tiny/report").exists()
+    assert workflow.planned("output/sft/tiny") == set()
+    # Prompts come with the package, and are those of the folder where it has some.
+    assert workflow.planned("output/prompt_eval/sft/tiny.html") == {"prompt_eval", "draw_page"}

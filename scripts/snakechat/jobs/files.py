@@ -137,13 +137,19 @@ def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
     return {path.name: path for path in paths}
 
 
+def prompt_source(config: Config) -> Path:
+    """Return the folder that has prompts/: of the user, or else of the workflow."""
+    return config.root if (config.root / "prompts").is_dir() else config.sources
+
+
 def prompt_set_files(config: Config, folder: str, stage: str, name: str) -> dict[str, Path]:
-    """Return the files of a recipe's prompt sets in a folder of the workflow.
+    """Return the files of a recipe's prompt sets in a folder of prompt_source.
 
     Raises:
         InputError: A set does not exist.
     """
-    existing = sorted(path.stem for path in (config.root / folder).glob("*.yaml"))
+    source = prompt_source(config)
+    existing = sorted(path.stem for path in (source / folder).glob("*.yaml"))
     names = config.prompt_sets(stage, name)
     for prompt_set in names:
         if prompt_set not in existing:
@@ -152,7 +158,7 @@ def prompt_set_files(config: Config, folder: str, stage: str, name: str) -> dict
                 f" (it has: {', '.join(existing) or 'none'})"
             )
     paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
-    return {path: config.root / path for path in paths}
+    return {path: source / path for path in paths}
 
 
 @cache

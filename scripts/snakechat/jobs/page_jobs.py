@@ -3,12 +3,13 @@
 A function has the name of the rule whose jobs it describes.
 """
 
+import os
 from typing import Any
 
 from snakechat.config.recipes import Config
 from snakechat.config.schema import ConfigError
 from snakechat.jobs.descriptions import Description
-from snakechat.jobs.files import declared_licenses, prompt_set_files
+from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
 from snakechat.jobs.model_jobs import models_of, train_reward
 from snakechat.workflow.links import is_version
 
@@ -60,7 +61,7 @@ def prompt_eval(config: Config, stage: str, name: str) -> Description:
         },
         inputs=models_of(config, stage, name),
         files=prompt_set_files(config, "prompts", stage, name),
-        options={"source": str(config.local_path(""))},
+        options={"source": os.path.relpath(prompt_source(config))},
     )
 
 
@@ -72,7 +73,7 @@ def rw_eval(config: Config, name: str) -> Description:
             "model": ("train_reward", name),
         },
         files=prompt_set_files(config, "prompts/pairs", "reward", name),
-        options={"source": str(config.local_path(""))},
+        options={"source": os.path.relpath(prompt_source(config))},
     )
 
 

@@ -87,6 +87,28 @@ def name_of(wildcards: Any) -> str:
     return "/".join(wildcards)
 
 
+def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
+    """Return the functions of a workflow. `use rule ... with` of a module asks for them again.
+
+    The arguments are those of RuleFunctions.
+    """
+    prefix = workflow.modifier.path_modifier.replace_prefix("output/x")
+    if not prefix.endswith("output/x"):
+        raise InputError("replace_prefix of a module changes paths below output/: use prefix")
+    key = (prefix.removesuffix("output/x"), config)
+    before: RuleFunctions | None = vars(workflow).get("snakechat")
+    if before is None:
+        key = copy.deepcopy(key)
+        workflow.snakechat = before = RuleFunctions(workflow, config, planned, key[0])
+        before.key = key
+    elif before.key != key:
+        raise InputError(
+            "two modules are Snakechat, and their config or their prefix differ: use one, whose"
+            " config has the recipes of both"
+        )
+    return before
+
+
 class RuleFunctions:
     """The functions that rules call.
 
@@ -95,17 +117,27 @@ class RuleFunctions:
         config: The config of the user, for values on top of the project's files.
         planned: The folder of the sources; on a cluster, the build that submitted this job, as its
             file has it.
+        prefix: The folder of the module's results, with a slash at its end; empty without one. Its
+            output/ is a link: jobs write below output/ of the current folder.
 
     Attributes:
+        key: The prefix and the config that another use of the same module has, too.
         config: The checked config.
         snapshot: The sources that jobs run.
         build_file: The file that jobs plan with.
     """
 
-    def __init__(self, workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> None:
-        self.workflow, sources = workflow, Path(planned["sources"])
-        # Relative paths of the config start from the Snakefile that users run.
+    key: tuple[str, dict[str, Any]]
+
+    def __init__(
+        self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], prefix: str
+    ) -> None:
+        self.workflow, self._prefix, sources = workflow, prefix, Path(planned["sources"])
+        # Relative paths of the config start from the Snakefile that users run; from the current
+        # folder if it is in workflow/, as snakedeploy writes it, or in no folder.
         root = Path(workflow.basedir)
+        if root == Path("workflow").absolute() or not root.is_dir():
+            root = Path.cwd()
         for folder in (root, Path.cwd()):
             snakemake_adapter.check_path(folder)
         is_main = workflow.modifier.is_main_snakefile()
@@ -205,7 +237,7 @@ class RuleFunctions:
 
     def _job_of(self, output: Sequence[str]) -> JobId:
         """Return the job that makes the outputs, of which the manifest is the first."""
-        return self._jobs[output[0]]
+        return self._jobs[output[0].removeprefix(self._prefix)]
 
     @property
     def words(self) -> dict[str, RuleFunction]:
@@ -252,7 +284,7 @@ class RuleFunctions:
             @fails_in_one_line
             def lookup(wildcards: Any, rulename: str) -> int | str | None:
                 job = self._rules[rulename], name_of(wildcards)
-                log = "output/logs/{}/{}.log".format(*job)
+                log = "{}output/logs/{}/{}.log".format(self._prefix, *job)
                 found = job_resources(self._placement(*job), self._out_of_memory[log])[key]
                 default = snakemake_adapter.default_resource(self.workflow, key)
                 return default if found is None else found
@@ -343,11 +375,22 @@ class RuleFunctions:
                 f"{other} is building in {Path.cwd()}: wait for it, or stop it"
             ) from None
         self._is_build = self._staleness.checks_files = True
+        if self._prefix:
+            self._link_prefix()
         for store in self.config.stores:
             if is_writable(store):
                 register_root(store, Path("output"))
         if self._stamp:
             self._stamp.begin_build()
+
+    def _link_prefix(self) -> None:
+        """Link output/ below the prefix to output/."""
+        path = Path(self._prefix, "output")
+        if not os.path.lexists(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.symlink_to(os.path.relpath("output", path.parent))
+        elif path.resolve() != Path("output").resolve():
+            raise InputError(f"{path} is not a link to output/: move it to another place")
 
     def start(self) -> None:
         """Write what jobs are made from: the snapshot, the build, the specs.
@@ -458,7 +501,7 @@ class RuleFunctions:
         for word in words:
             # Others are rules, or paths of another workflow.
             with suppress(InputError):
-                jobs = jobs_of_target(self.config, word)
+                jobs = jobs_of_target(self.config, word.removeprefix(self._prefix))
                 found |= {job for job in jobs if len(jobs) == 1 or job[0] != "draw_report"}
         return found
 
@@ -471,7 +514,7 @@ class RuleFunctions:
         self._staleness.decide(rule, name)
         if self._is_build:
             for path in self._staleness.link():
-                forget(self.workflow, str(manifest_path(path)))
+                forget(self.workflow, f"{self._prefix}{manifest_path(path)}")
         spec, _ = self._specs.spec(rule, name)
         upstream = [self._will_run(up["rule"], up["name"]) for up in spec["inputs"].values()]
         is_stale = spec["path"] in self._staleness.stale
@@ -500,6 +543,7 @@ class RuleFunctions:
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""
+        output = output.removeprefix(self._prefix)
         if missing := self._staleness.incomplete.get(output):
             return f"missing {', '.join(missing)}"
         spec = self._staleness.stale.get(output.removesuffix(".manifest.json"))

@@ -15,7 +15,7 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import IOFile, ancient
+from snakemake.io import IOFile, ancient, local
 
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.snapshot import MEMORY
@@ -73,7 +73,8 @@ class Stamp:
 
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
-        return str(self.path) if is_stale else without_time(str(self._fresh))
+        # Not below the prefix of a module.
+        return local(str(self.path)) if is_stale else without_time(local(str(self._fresh)))
 
     def _write(self, content: str) -> None:
         write_atomically(self.path, content, durable=False)
