@@ -170,7 +170,7 @@ class Config:
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
-        for key in ("placement", "judge", "compare_with", "gate"):
+        for key in ("placement", "judge", "compare_with", "gate", "evaluation"):
             settings.pop(key, None)
         return settings
 

@@ -445,9 +445,20 @@ class DpoRecipe(DpoSettings, TrainingKeys):
     """A recipe of DPO."""
 
 
+class SampledEvaluation(Settings):
+    """How a recipe samples responses in its evaluation, where it differs from `evaluation`."""
+
+    num_prompts: Count = ABSENT
+    num_generations: Count = ABSENT
+    temperature: Positive = ABSENT
+    # By default that of the recipe.
+    max_response_length: Count = ABSENT
+
+
 class RlhfRecipe(RlhfSettings, TrainingKeys):
     """A recipe of RLHF."""
 
+    evaluation: SampledEvaluation = ABSENT
     judge: Reward
     compare_with: Annotated[list[str], RefersTo(("sft", "dpo", "rlhf"))]
 

@@ -198,7 +198,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             "llm_judges": config.judge_settings(config.llm_judges("rlhf", name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
-            **_evaluation_settings(config),
+            **_evaluation_settings(config, recipe.get("evaluation", {})),
         },
         inputs={
             **{f"records.{dataset}": config.records_job(dataset) for dataset in trained_on},
@@ -211,9 +211,12 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
     )
 
 
-def _evaluation_settings(config: Config) -> dict[str, Any]:
-    """Return the settings of `evaluation`; without an LLM judge, no number of its prompts."""
-    settings: dict[str, Any] = config.values["evaluation"]
+def _evaluation_settings(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of `evaluation`; without an LLM judge, no number of its prompts.
+
+    changes: Those of a recipe.
+    """
+    settings: dict[str, Any] = {**config.values["evaluation"], **changes}
     unread = () if settings["llm_judge"] else ("llm_judge_prompts",)
     return {key: value for key, value in settings.items() if key not in unread}
 

@@ -293,3 +293,11 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
         "output/prompt_eval/sft/tiny.html",
         "output/compare/rlhf/tiny-kl.html",
     ]
+
+
+def test_an_evaluation_samples_as_its_recipe_says():
+    changes = {"num_generations": 16, "max_response_length": 99}
+    config = load(configs.tiny("rlhf", evaluation=changes))
+    settings = settings_of(load(), "evaluate_rlhf", "tiny")
+    assert settings_of(config, "evaluate_rlhf", "tiny") == {**settings, **changes}
+    assert settings_of(config, "train_rlhf", "tiny") == settings_of(load(), "train_rlhf", "tiny")
