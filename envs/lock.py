@@ -7,7 +7,7 @@ torch has one version for CPUs, CUDA and ROCm, and each build has files of its o
 locked in requirements-torch.txt, so that the rest can be installed with hashes next to any build.
 """
 
-import hashlib
+import json
 import re
 import subprocess
 import sys
@@ -22,6 +22,17 @@ RESOLUTION = (
     *("--generate-hashes", "--annotation-style", "split", "--no-header", "--quiet"),
 )
 BASE, TORCH = "requirements.txt", "requirements-torch.txt"
+ENVIRONMENT = ROOT / "envs/snakechat.yaml"
+HEADER = """\
+# Written by `make lock`: do not edit. Used with --sdm conda; otherwise jobs run in the active
+# environment.
+channels:
+  - conda-forge
+dependencies:
+  - python=3.11
+  - pip
+  - pip:
+"""
 # torch and what its builds for CUDA require.
 OF_TORCH = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)$")
 
@@ -39,8 +50,7 @@ def main(options: list[str]) -> None:
         target, source = f"requirements-{extra}.txt", [f"requirements-{extra}.in"]
         added = compile_lock(source, [target], options)
         write(target, source, (block for name, block in added.items() if name not in locked))
-    for environment in sorted(ROOT.glob("envs/*.yaml")):
-        name_locks(environment)
+    write_environment()
 
 
 def compile_lock(sources: list[str], locks: list[str], options: list[str]) -> dict[str, str]:
@@ -71,12 +81,21 @@ def write(target: str, sources: list[str], blocks: Iterable[str]) -> None:
         path.write_text(text)
 
 
-def name_locks(environment: Path) -> None:
-    """Write the digest of the locks of a conda environment into its file."""
-    text = environment.read_text()
-    locks = [(ROOT / name).read_bytes() for name in re.findall(r"-r \.\./\.\./(\S+)", text)]
-    digest = hashlib.sha256(b"".join(locks)).hexdigest()
-    environment.write_text(re.sub(r"(?m)^# locks: .*$", f"# locks: {digest}", text))
+def locked_requirements(lock: str) -> list[str]:
+    """Return the requirements of a lock, each with its hashes in one line."""
+    text = re.sub(r" \\\n +", " ", (ROOT / lock).read_text())
+    return re.findall(r"^[a-z0-9].*", text, re.MULTILINE)
+
+
+def write_environment() -> None:
+    """Write the conda environment for Snakemake's --sdm conda.
+
+    It has the locks themselves and no path: conda reads a copy of the file in another folder. It
+    changes with them, and Snakemake then installs the environment again.
+    """
+    lines = [line for lock in (BASE, TORCH) for line in locked_requirements(lock)]
+    pip = "".join(f"      - {json.dumps(line)}\n" for line in lines)
+    ENVIRONMENT.write_text(HEADER + pip)
 
 
 if __name__ == "__main__":
