@@ -295,7 +295,7 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
     ]
 
 
-def test_an_evaluation_samples_as_its_recipe_says():
+def test_an_evaluation_samples_as_its_recipe_says(load):
     changes = {"num_generations": 16, "max_response_length": 99}
     config = load(configs.tiny("rlhf", evaluation=changes))
     settings = settings_of(load(), "evaluate_rlhf", "tiny")
