@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import socket
 from datetime import timedelta
 
 import torch
@@ -40,14 +39,19 @@ def init_process_group(placement: Placement) -> torch.device:
             f"placement: gpus_per_node is {gpus_per_node}, torch finds"
             f" {torch.cuda.device_count()} GPUs: set gpus_per_node to the available hardware"
         )
-    if "RANK" not in os.environ:
-        _configure_single_process()
+    is_alone = "RANK" not in os.environ
+    if is_alone:
+        # Libraries read them.
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
     if device.type == "cuda":
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     if not torch.distributed.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        torch.distributed.init_process_group(backend, timeout=TIMEOUT)
+        # A process alone needs no port.
+        store = torch.distributed.HashStore() if is_alone else None
+        rank, size = (0, 1) if is_alone else (-1, -1)
+        torch.distributed.init_process_group(backend, None, TIMEOUT, size, rank, store)
     # Threads of gloo that outlive the group occasionally end the process with SIGABRT.
     atexit.register(leave_process_group)
     return device
@@ -57,13 +61,3 @@ def leave_process_group() -> None:
     """Destroy the process group, if it exists."""
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-
-
-def _configure_single_process() -> None:
-    """Set the environment variables of a group of one process, which no launcher started."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    os.environ.update(
-        RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
-    )
