@@ -14,9 +14,11 @@ of the user's shell that change how libraries compute are removed before.
 
 Options before the program are options of torchrun, which replace the placement.
 
+This program locks the job, and publishes what its program wrote (snakechat.workflow.publishing).
 Where the result exists already, for example because the inputs were rebuilt and came out the same,
 no process is started: this program links it, within a second. Unless the result is kept, the
-log of the last run, whose path is in SNAKECHAT_LOG, is emptied.
+log of the last run, whose path is in SNAKECHAT_LOG, is emptied. Processes run within the limits of
+their job (scripts/confined.py).
 
 A training on GPUs whose placement has `auto` may run out of memory, or be killed for it. This
 program stays, and starts its processes again with a placement that needs less memory
@@ -32,19 +34,22 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import claim_gpus
-from snakechat.workflow.job import STATES, read_spec, reuse_result
+from snakechat.workflow.hermetic import LIMITS
+from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
+from snakechat.workflow.landlock import end_with_parent
 from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
+from snakechat.workflow.publishing import prepare, publish_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -52,33 +57,62 @@ GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PO
 SHUTDOWN_TIMEOUT = 3600
 # Seconds that a node waits, after its processes have failed, for another node to note why.
 NODES_TIMEOUT = 60
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
         prepare_environment()
-    command = sys.argv[1:]
-    if command[0].startswith("-"):
-        run_torchrun(command)
-        return
+    start = next(index for index, word in enumerate(sys.argv) if index and word[0] != "-")
+    group, command = sys.argv[1:start], sys.argv[start:]
+    spec_file = word_after("--spec", command, "")
+    # Another launcher has prepared the job and publishes its result.
+    is_inner = not spec_file or PREPARED in os.environ
+    if group and is_inner:
+        run_torchrun([*group, *command])
     placement = parse_placement(word_after("--placement", command, "{}"))
     options = parse_options(word_after("--options", command, "{}"))
     os.environ.update(placement.environment or {})
+    # torchrun's options replace the placement.
+    nodes = 1 if group else placement.nodes
+    is_node = nodes == 1 or options_of_this_node(nodes) is not None
+
+    def launch() -> int:
+        if not is_node:
+            return run(slurm_step(placement)).code
+        return run_processes(command, placement, group)
+
+    if is_inner:
+        sys.exit(launch())
+    connects = bool(group) or nodes * placement.gpus_per_node > 1
+    # Nodes that an operator of Kubernetes started have to decide the same.
+    node = node_number() if nodes > 1 and is_node else None
+
+    def make_result() -> int:
+        log = os.environ.get("SNAKECHAT_LOG")
+        job = prepare(spec_file, command[0], placement, options, connects, log, node)
+        code = launch() if job else 0
+        if job and code == 0 and not node:
+            publish_result(job)
+        return code
+
+    sys.exit(report_errors(make_result, spec_file, placement))
+
+
+def run_processes(command: Sequence[str], placement: Placement, group: Sequence[str]) -> int:
+    """Run a program in the processes of this node; return the code to exit with.
+
+    Args:
+        command: The program and its arguments.
+        placement: Where the job runs.
+        group: torchrun's options, which replace the placement.
+    """
     nodes, gpus, threads = placement.nodes, placement.gpus_per_node, placement.threads
     # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
     # their number: there, the placement decides.
     if gpus or placement is SERIAL:
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
-    node_options = options_of_this_node(nodes)
-    # Nodes that an operator of Kubernetes started have to decide the same.
-    node = node_number() if nodes > 1 and node_options else None
-    if "--spec" in command:
-        spec = command[command.index("--spec") + 1]
-        if reuse_result(spec, options, os.environ.get("SNAKECHAT_LOG"), node):
-            return
-    if nodes > 1 and node_options is None:
-        become_slurm_step(nodes, gpus, threads)
     if gpus:
         claim_gpus(gpus)
         if not samples_by_vllm(command):
@@ -87,19 +121,37 @@ def main() -> None:
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     processes = max(gpus, 1)
     ladder = ladder_of(command, placement)
-    if nodes == 1 and processes == 1 and not ladder:
-        for name in GROUP_VARIABLES:
-            os.environ.pop(name, None)
-        set_threads(threads)
-        os.execv(sys.executable, [sys.executable, *command])
     set_threads(max(threads // processes, 1))
     # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
     # ends the processes 30 seconds after SIGTERM.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
-    words = [f"--nproc-per-node={processes}", *command]
-    if ladder:
-        sys.exit(run_on_rungs(ladder, nodes, words))
-    run_torchrun([*group_options(nodes), *words])
+    torchrun = [sys.executable, sys.argv[0]]
+    with confined(command) as words:
+        if group:
+            return run([*torchrun, *group, *words]).code
+        of_node = [f"--nproc-per-node={processes}", *words]
+        if ladder:
+            return run_on_rungs(ladder, nodes, torchrun, of_node)
+        if nodes * processes > 1:
+            return run([*torchrun, *group_options(nodes), *of_node]).code
+        for name in GROUP_VARIABLES:
+            os.environ.pop(name, None)
+        code, is_signalled = run([sys.executable, *words])
+    if code > 128 and not is_signalled:
+        print(f"error: {describe_kill(command[0], code - 128)}", file=sys.stderr)
+    return code
+
+
+def describe_kill(program: str, number: int) -> str:
+    """Describe in one line that a signal ended the only process of a job."""
+    name = signal.Signals(number).name
+    reading = Path(os.environ.get(STATES, ""), READING)
+    if reading.is_file():
+        return (
+            f"{reading.read_text()}: {name} ended the process that reads: the file is damaged, or"
+            " the memory is full"
+        )
+    return f"{Path(program).name} was ended by {name}"
 
 
 def group_options(nodes: int, number: int = 0) -> list[str]:
@@ -124,35 +176,22 @@ def ladder_of(command: Sequence[str], placement: Placement) -> Ladder | None:
     return ladder
 
 
-def run_on_rungs(ladder: Ladder, nodes: int, words: Sequence[str]) -> int:
+def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Sequence[str], words: Sequence[str]) -> int:
     """Run a training, again after each rung on which it ran out of memory; return its exit code."""
-    signals: list[int] = []
-    process: subprocess.Popen[bytes] | None = None
-
-    def forward(number: int, _: FrameType | None) -> None:
-        signals.append(number)
-        if process:
-            process.send_signal(number)
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
     while True:
         started = ladder.number
-        launcher = [sys.executable, sys.argv[0], *group_options(nodes, started), *words]
-        process = subprocess.Popen(launcher, start_new_session=True)
-        is_ending = False
-        while process.poll() is None:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(1)
+
+        def is_stepping_down(started: int = started) -> bool:
             ladder.read()
-            if ladder.number > started and not is_ending:
-                # A process has noted the next rung; the others may wait for it.
-                process.terminate()
-                is_ending = True
-        code = process.returncode
-        if signals and ladder.is_trying:
+            return ladder.number > started
+
+        launcher = [*torchrun, *group_options(nodes, started), *words]
+        # A process has noted the next rung; the others may wait for it.
+        code, is_signalled = run(launcher, is_stepping_down)
+        ladder.read()
+        if is_signalled and ladder.is_trying:
             ladder.write(ladder.rung, ladder.number, is_tried=False, is_trying=False)
-        if signals or code == 0:
+        if is_signalled or code == 0:
             return code
         if code == 128 + signal.SIGKILL and ladder.is_trying and ladder.number == started:
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
@@ -164,6 +203,62 @@ def run_on_rungs(ladder: Ladder, nodes: int, words: Sequence[str]) -> int:
             ladder.read()
         if ladder.number <= started:
             return code
+
+
+@contextmanager
+def confined(command: Sequence[str]) -> Iterator[list[str]]:
+    """Yield the command that runs a program within the limits of its job, if it has limits.
+
+    The program has a folder of its own for its temporary files and caches.
+    """
+    if LIMITS not in os.environ:
+        yield [*command]
+        return
+    starter = str(Path(__file__).with_name("confined.py"))
+    with tempfile.TemporaryDirectory(prefix="snakechat-", ignore_cleanup_errors=True) as folder:
+        yield [starter, os.environ[LIMITS], folder, *command]
+
+
+class End(NamedTuple):
+    """How a command ended: the code to exit with, and whether it got a signal of this process."""
+
+    code: int
+    is_signalled: bool
+
+
+def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) -> End:
+    """Run a command to its end. It gets the signals of this process.
+
+    It has a session of its own, so that a Ctrl-C reaches it once. It inherits the lock of the job,
+    and ends with this process.
+
+    should_end: Called every second; the command gets SIGTERM once it returns True.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    received: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        if process:
+            process.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    process = subprocess.Popen(
+        command, close_fds=False, start_new_session=True, preexec_fn=end_with_parent
+    )
+    # Those that came before it was started.
+    for number in received:
+        process.send_signal(number)
+    while process.poll() is None:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(1 if should_end else None)
+        if should_end and should_end():
+            process.terminate()
+            should_end = None
+    for number, handler in previous.items():
+        signal.signal(number, handler)
+    code = process.returncode
+    return End(code if code >= 0 else 128 - code, bool(received))
 
 
 def word_after(option: str, command: Sequence[str], default: str) -> str:
@@ -210,23 +305,24 @@ def first_variable(*names: str) -> str | None:
     return next((os.environ[name] for name in names if name in os.environ), None)
 
 
-def become_slurm_step(nodes: int, gpus: int, threads: int) -> None:
-    """Replace this process by a step of its Slurm job that starts this program on each node."""
-    job = os.environ.get("SLURM_JOB_ID")
+def slurm_step(placement: Placement) -> list[str]:
+    """Return the command of a step of this Slurm job that starts this program on each node."""
+    job, nodes, gpus = os.environ.get("SLURM_JOB_ID"), placement.nodes, placement.gpus_per_node
     if job is None:
-        sys.exit(
-            f"error: the placement has {nodes} nodes and this is one: run it with --profile slurm,"
+        raise InputError(
+            f"the placement has {nodes} nodes and this is one: run it with --profile slurm,"
             " or on Kubernetes with scripts/kubernetes_job.py"
         )
     # The batch script of a Slurm job runs on its first node.
     port = str(free_port(20000 + int(job) % 10000))
     address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR") or socket.gethostname()
     os.environ.update(PET_MASTER_ADDR=address, PET_MASTER_PORT=port)
-    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", f"--cpus-per-task={threads}"]
+    step = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}"]
+    step.append(f"--cpus-per-task={placement.threads}")
     # A node that fails ends the others, which would wait for it.
     step += ["--ntasks-per-node=1", "--kill-on-bad-exit=1"]
     step += [f"--gres=gpu:{gpus}"] if gpus else []
-    os.execvp("srun", [*step, sys.executable, *sys.argv])
+    return [*step, sys.executable, *sys.argv]
 
 
 def free_port(first: int) -> int:

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from conftest import ROOT
-from launch import samples_by_vllm
+from launch import describe_kill, samples_by_vllm
+from snakechat.workflow.job import READING, STATES
 
 
 def test_a_job_requests_the_resources_of_its_placement_unless_options_change_them(sources):
@@ -106,12 +107,24 @@ def test_one_process_is_plain_python(start):
     # Snakemake sets OMP_NUM_THREADS to at most --cores, and an operator sets the variables of a
     # group for a single node too.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
-    process = start(OMP_NUM_THREADS="3", **group)
-    [variables] = variables_of(process)
-    assert variables.pop("pid") == process.pid
+    [variables] = variables_of(start(OMP_NUM_THREADS="3", **group))
+    del variables["pid"]
     assert variables.pop("arguments")[0] == "--placement"
     assert variables.pop("arithmetic") == {"PYTHONUTF8": "1"}
     assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"], "memory": None}
+
+
+def test_a_killed_process_is_named_with_the_file_that_it_read(start, tmp_path, monkeypatch):
+    process = start()
+    [variables] = variables_of(process)
+    os.kill(variables["pid"], signal.SIGSEGV)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGSEGV
+    assert stderr == "error: program.py was ended by SIGSEGV\n"
+    (tmp_path / READING).write_text("data/b.parquet")
+    monkeypatch.setenv(STATES, str(tmp_path))
+    line = describe_kill("program.py", signal.SIGSEGV)
+    assert line.startswith("data/b.parquet: SIGSEGV ended the process that reads: ")
 
 
 def test_variables_of_the_shell_that_change_results_are_removed(start):

@@ -60,8 +60,9 @@ def command(tokenizer, tmp_path_factory):
             program = ROOT / "tests/support/killed_rank.py"
             options = ["--spec", "spec.json"]
             options += ["--placement", json.dumps(placement_values(placement))]
-            options += ["--options", json.dumps({"save_steps": 1})]
-            return *launching.run(PROCESSES, program, died, *options, folder=folder), folder
+            options += ["--options", json.dumps({"save_steps": 1, "hermetic": "off"})]
+            words = (PROCESSES, program, died, *options)
+            return *launching.run(*words, launcher=program, folder=folder), folder
 
         run.stages = stages
         yield run

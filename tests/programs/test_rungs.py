@@ -51,7 +51,7 @@ def train(tokenizer, tmp_path_factory):
             program = ROOT / "tests/support/limited_memory.py"
             words = [sys.executable, program, program, "--spec", "spec.json"]
             words += ["--placement", json.dumps(placement_values(placement))]
-            words += ["--options", json.dumps({"save_steps": 1})]
+            words += ["--options", json.dumps({"save_steps": 1, "hermetic": "off"})]
             environment = {name: str(value) for name, value in environment.items()}
             process = subprocess.run(
                 words,

@@ -1,7 +1,8 @@
 """RLHF training of which a process may kill itself, for tests/programs/test_partitioned_rlhf.py.
 
-Arguments: a file for the time of its death in step 2, or "-" for none, and those of the program.
-Inputs that need a whole build are not checked.
+It is both the launcher and the program that the launcher starts, whose arguments are a file for the
+time of its death in step 2, or "-" for none, and those of the program. Inputs that need a whole
+build are not checked.
 """
 
 import os
@@ -13,9 +14,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import launch  # noqa: E402
 import train_rlhf  # noqa: E402
 from snakechat.config.rlhf import RlhfSettings  # noqa: E402
-from snakechat.workflow import job  # noqa: E402
+from snakechat.workflow import job, publishing  # noqa: E402
 from snakechat.workflow.distributed import rank  # noqa: E402
 
 VICTIM = 1
@@ -39,9 +41,12 @@ def main():
     died = sys.argv.pop(1)
     if died != "-" and rank() == VICTIM:
         train_rlhf.sample_on_all_ranks = dying(train_rlhf.sample_on_all_ranks, died)
-    job.check_code = lambda *_: None
     job.run(train_rlhf.main, RlhfSettings)
 
 
 if __name__ == "__main__":
-    main()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        main()
+    else:
+        publishing.check_code = lambda *_: None
+        launch.main()

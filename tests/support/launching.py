@@ -5,13 +5,17 @@ import subprocess
 
 from conftest import ROOT, program_forks
 
+LAUNCHER = ROOT / "scripts/launch.py"
 
-def launch(number, program, *arguments, folder=None, device="cpu", **environment):
+
+def launch(
+    number, program, *arguments, launcher=LAUNCHER, folder=None, device="cpu", **environment
+):
     """Start a program in a number of processes; return the launcher, whose output is text.
 
     device: cpu or cuda, on which the program computes. environment: Further variables.
     """
-    command = [ROOT / "tests/bin/python", ROOT / "scripts/launch.py", "--standalone"]
+    command = [ROOT / "tests/bin/python", launcher, "--standalone"]
     return subprocess.Popen(
         [*map(str, command), f"--nproc-per-node={number}", str(program), *map(str, arguments)],
         cwd=folder,

@@ -51,7 +51,6 @@ def train():
         return trial(self)
 
     loop.TrainingLoop.end_step, engine.Engine.trial = end_and_stop, killed_trial
-    job.check_code = lambda *_: None
     with Limited(torch.nn.Module()):
         job.run(train_sft.main, SftSettings)
 
@@ -61,5 +60,7 @@ if __name__ == "__main__":
         train()
     else:
         import launch
+        from snakechat.workflow import publishing
 
+        publishing.check_code = lambda *_: None
         launch.main()

@@ -51,7 +51,7 @@ LIBRARIES = (
 READ_AT_IMPORT = ("DATASETS_", "HF_", "LANG", "LC_", "OMP_NUM_", "PYTHON", "TORCH", "TRANSFORMERS_")
 # Except those that rules, scripts/launch.py and torchrun set for each program. The server has UTF-8
 # too, and a fork has the path of its program.
-OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_NCCL_")
+OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_CPP_", "TORCH_NCCL_")
 # Set by torch in a process that compiles, such as that of other tests.
 OF_COMPILER = ("TORCHINDUCTOR_CACHE_DIR",)
 
@@ -74,7 +74,7 @@ def start_server(environment):
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
             start_new_session=True,
-            env={**environment, "PYTHONUTF8": "1"},
+            env={**environment, "PYTHONUTF8": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         )
 
     def stop():

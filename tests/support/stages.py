@@ -25,6 +25,7 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import manifest_path, read_input, result_files
+from snakechat.workflow.publishing import publish_result
 from support.configs import load
 from support.dialogues import make_record
 from support.specs import EMPTY_SPEC
@@ -97,11 +98,11 @@ class Stages:
         job = Job(spec, manifests, self.placement(rule, name), options, settings_type)
         # Left by a job that failed.
         shutil.rmtree(job.result, ignore_errors=True)
-        job.result.mkdir(parents=True)
+        for folder in (job.result, job.states, job.log_folder):
+            folder.mkdir(parents=True, exist_ok=True)
         program.main(job)
         jobs.write_manifest(job, time.time())
-        jobs.publish(job.place)
-        jobs.finish(job)
+        publish_result(job)
         return job
 
     def describe(self, rule, name):

@@ -1,7 +1,8 @@
 """Run a program, and record what it gets from the modules that no code digest counts.
 
-    traced_program.py RECORD PROGRAM ARGUMENTS...
+    traced_program.py RECORD PROGRAM --spec SPEC
 
+It prepares the job and publishes its result as scripts/launch.py does, without its limits.
 Writes a JSON list of the functions of WITHOUT_EFFECT that returned a value to counted code of ours.
 """
 
@@ -11,12 +12,14 @@ import sys
 import threading
 from pathlib import Path
 
-_, record, program, *_ = sys.argv
+_, record, program, _, spec = sys.argv
 SCRIPTS = Path(program).resolve().parent
 sys.argv = sys.argv[2:]
 sys.path.insert(0, str(SCRIPTS))
 
 from snakechat.workflow.code_digests import WITHOUT_EFFECT  # noqa: E402
+from snakechat.workflow.placement import SERIAL, RunOptions  # noqa: E402
+from snakechat.workflow.publishing import prepare, publish_result  # noqa: E402
 
 UNCOUNTED = {str(SCRIPTS.joinpath(*key)) + ".py" for key in WITHOUT_EFFECT}
 OURS = f"{SCRIPTS}/"
@@ -36,6 +39,7 @@ def trace(frame, event, value):
         found.add(f"{module}.{frame.f_code.co_qualname}")
 
 
+job = prepare(spec, program, SERIAL, RunOptions(hermetic="off"))
 threading.setprofile(trace)
 sys.setprofile(trace)
 try:
@@ -43,3 +47,4 @@ try:
 finally:
     sys.setprofile(None)
     Path(record).write_text(json.dumps(sorted(found)))
+publish_result(job)

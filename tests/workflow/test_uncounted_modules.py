@@ -14,23 +14,17 @@ from conftest import ROOT
 pytestmark = pytest.mark.slow
 
 PLACE = "where the result is stored, which no file of it says"
-RUN = "whether the program runs at all"
 RECORD = "for run.json, which is not part of the result"
 PLACEMENT = "how the placement uses the hardware"
 REASONS = {
-    "code_digests.code_digests": RUN,
-    "code_digests.uses_vllm": RUN,
     "errors.is_out_of_memory": PLACEMENT,
     "links.linked_folder": "where an input is stored, which is compared with its manifest",
-    "locks.wait_for_lock": RUN,
     "progress_lines.ProgressLines.is_due": "whether a line of the log is printed",
     "run_record.peak_memory_mb": RECORD,
     "run_record.run_record": RECORD,
     "rungs.goes_down": PLACEMENT,
     "rungs.is_open": PLACEMENT,
     "rungs.noted_number": PLACEMENT,
-    "store.is_complete": RUN,
-    "store.lock_path": PLACE,
     "store.replies_folder": "where replies to equal requests are kept",
     "store.state_folder": PLACE,
     "store.unfinished_folder": PLACE,

@@ -1,6 +1,7 @@
 """The workflow around its jobs: what it rejects, and what it plans."""
 
 import json
+import shutil
 
 import pytest
 
@@ -10,10 +11,12 @@ def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path
     copy = quick.copy(tmp_path / "copy")
 
     def error_of(stage):
-        (copy.folder / "spec.json").write_text(
-            json.dumps(copy.spec_of(f"output/eval/{stage}/tiny"))
-        )
-        process = copy.run("python", f"scripts/evaluate_{stage}.py", "--spec", "spec.json")
+        result = f"output/eval/{stage}/tiny"
+        (copy.folder / "spec.json").write_text(json.dumps(copy.spec_of(result)))
+        # Otherwise it is kept.
+        shutil.rmtree((copy.folder / result).resolve())
+        program = f"scripts/evaluate_{stage}.py"
+        process = copy.run("python", "scripts/launch.py", program, "--spec", "spec.json")
         assert process.returncode == 1
         return process.stdout
 

@@ -29,9 +29,7 @@ import numpy as np
 from snakechat.config.references import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
 from snakechat.data.records import PromptTexts
-from snakechat.workflow.code_digests import reward_function_files
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.file_watch import FileWatch
+from snakechat.workflow.errors import InputError, denied_line, is_denied
 
 FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 # Characters of a text that an error message quotes.
@@ -82,18 +80,14 @@ class RewardFunction:
     """The function score of rewards/NAME.py, with arguments that it receives by keyword.
 
     Raises:
-        InputError: The program cannot be run, defines no score, reads a file that its code
-            does not name, or score raises or returns anything but a finite number for each
-            response.
+        InputError: The program cannot be run, defines no score, or score raises or returns anything
+            but a finite number for each response.
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
         self.path = FOLDER / f"{name}.py"
         try:
-            known = reward_function_files(FOLDER.parent / "scripts", [name])
-            self.watch = FileWatch(FOLDER.parent, known, self._unknown_file_error)
-            with self.watch.watching():
-                module = RewardModules().load(name)
+            module = RewardModules().load(name)
         except InputError:
             raise
         except (Exception, SystemExit) as error:
@@ -109,9 +103,8 @@ class RewardFunction:
         """Return the score of each response, float64 [n]; NaN where the function returned None."""
         given = {**self._accepted(columns), **self.arguments}
         try:
-            with self.watch.watching():
-                # Copies, which it may change.
-                scores = self.score([*prompts], [*responses], **given)
+            # Copies, which it may change.
+            scores = self.score([*prompts], [*responses], **given)
         except InputError:
             raise
         except (Exception, SystemExit) as error:
@@ -146,12 +139,6 @@ class RewardFunction:
     def _error(self, message: str) -> InputError:
         return InputError(f"rewards/{self.path.name}: {message}")
 
-    def _unknown_file_error(self, path: Path) -> InputError:
-        return self._error(
-            f"reads {path}, which is not part of the code that was planned: put it into rewards/,"
-            " and import or name it there as docs/en/rlhf.md describes"
-        )
-
     def _exception_error(self, error: BaseException) -> InputError:
         """Return the error for an exception of the program, with the program's innermost line."""
         lines = [
@@ -160,6 +147,8 @@ class RewardFunction:
             if frame.filename == str(self.path)
         ]
         place = f"line {lines[-1]}: " if lines else ""
+        if is_denied(error):
+            return self._error(f"{place}{denied_line(error)}")
         return self._error(f"{place}{type(error).__name__}: {shorten(str(error))}")
 
 

@@ -546,6 +546,7 @@ class Sections(Settings):
     deterministic: bool
     on_bad_row: BadRowPolicy
     save_steps: Count
+    hermetic: Literal["auto", "require", "off"]
     store: NonEmptyText
     store_max_size: Annotated[str, StringConstraints(pattern=r"^\d+(\.\d+)?[KMGT]\Z")] | None
     language: Literal["en", "zh"]

@@ -5,7 +5,6 @@ Reads one line of JSON from standard input: `code`, `tests` (a list), `memory_by
 pass. Its working directory is the folder that it may write. Standard library only.
 """
 
-import ctypes
 import errno
 import json
 import os
@@ -17,7 +16,7 @@ from snakechat.workflow.landlock import (
     ALL_CAPABILITIES,
     Rights,
     drop_capabilities,
-    libc,
+    end_with_parent,
     restrict,
 )
 from snakechat.workflow.seccomp import (
@@ -34,7 +33,6 @@ from snakechat.workflow.seccomp import (
 MAX_FILE_BYTES = 16 << 20
 # A pipe takes memory of the kernel.
 MAX_OPEN_FILES = 64
-PR_SET_PDEATHSIG, SIGKILL = 1, 9
 
 # Linux system calls that the code may make, with their numbers on x86_64 and aarch64 (the kernel's
 # syscall tables). None of them starts a process or a program, opens a socket, reaches another
@@ -115,7 +113,7 @@ def limit(kind: int, value: int) -> None:
 def main() -> None:
     """Run the code and its tests; exit with code 0 if all pass."""
     request = json.loads(sys.stdin.buffer.readline())
-    libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(SIGKILL), 0, 0, 0)
+    end_with_parent()
     output = os.dup(1)
     for stream in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), stream)

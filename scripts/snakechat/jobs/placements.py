@@ -92,4 +92,9 @@ def run_options(
         own["save_steps"] = config.values["save_steps"]
     if judges := description.settings.get("llm_judges"):
         own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
-    return RunOptions(stores=list(map(str, config.stores)), snakemake=list(snakemake), **own)
+    return RunOptions(
+        stores=list(map(str, config.stores)),
+        hermetic=config.values["hermetic"],
+        snakemake=list(snakemake),
+        **own,
+    )

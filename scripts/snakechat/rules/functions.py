@@ -46,6 +46,7 @@ from snakechat.workflow.placement import Placement, changed_values, placement_va
 from snakechat.workflow.preflight import (
     check_folders,
     check_gpus,
+    check_limits,
     import_reward_functions,
 )
 from snakechat.workflow.snapshot import (
@@ -406,7 +407,9 @@ class RuleFunctions:
             if will_run and rule in RULES
         ]
         shares_environment = snakemake_adapter.jobs_share_environment(self.workflow)
-        if shares_environment and self.workflow.executor_plugin.name == "local":
+        mode = self.config.values["hermetic"]
+        if jobs and shares_environment and self.workflow.executor_plugin.name == "local":
+            check_limits(mode)
             check_gpus(
                 "/".join(recipe_of(*job)) for job in jobs if self._placement(*job).gpus_per_node
             )
@@ -433,7 +436,7 @@ class RuleFunctions:
                 {name for spec in specs for name in spec["settings"].get(key, ())}
                 for key in ("reward_functions", "llm_judges")
             )
-            import_reward_functions(self.snapshot.folder, functions)
+            import_reward_functions(self.snapshot.folder, functions, mode)
             check_keys(self.config.values["llm_judges"], judges)
 
     def finish(self) -> None:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from snakechat.training.zero_stages import stage_used, training_bytes
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.placement import SERIAL, Placement, placement_of, placement_values
-from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.run_record import REPRODUCED, read_run_record
 
 AUTO = "auto"
 FILE = "rung.json"
@@ -31,8 +31,6 @@ MICRO_BATCH_TOKENS = (SERIAL.micro_batch_tokens, 4096, 2048)
 CHOICES = sorted(
     product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
 )
-# Folder of results from whose records a build takes its rungs (make reproduce).
-REPRODUCED = "SNAKECHAT_RUNGS_OF"
 
 
 class Rung(NamedTuple):

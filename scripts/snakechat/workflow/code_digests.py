@@ -11,7 +11,7 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -227,6 +227,25 @@ class Modules:
         libraries = frozenset[str]().union(*(self._module(key).libraries for key in keys))
         return Code(dict(sorted(digests.items())), libraries)
 
+    @property
+    def folders(self) -> list[Path]:
+        """The folders in which imports look for our modules; `snakechat` may be a link."""
+        return [self.scripts, self.scripts / "snakechat", self.rewards]
+
+    def files(
+        self, program: Key, reward_functions: Iterable[str] = (), uses_vllm: bool = False
+    ) -> set[Path]:
+        """Return the files that a program may read: what counts, and WITHOUT_EFFECT.
+
+        Args:
+            program: The components of its name.
+            reward_functions, uses_vllm: As in code.
+        """
+        keys = [program, *((REWARDS, name) for name in reward_functions)]
+        without = () if uses_vllm else (VLLM,)
+        found = _closure(keys, lambda key: self._read_module(key).imports, without)
+        return {*map(self.path, found), *self.data_files(found)}
+
     def path(self, key: Key) -> Path:
         """Return the file that Python runs for a module."""
         return self._find(key) or self._without_suffix(key).with_suffix(".py")
@@ -241,32 +260,30 @@ class Modules:
 
         without: Modules that are left out, with what only they import.
         """
-        found: set[Key] = set()
-        pending = list(keys)
-        while pending:
-            key = pending.pop()
-            if key not in found and key not in without:
-                found.add(key)
-                pending += self._module(key).imports
-        return found
+        return _closure(keys, lambda key: self._module(key).imports, without)
 
     def _module(self, key: Key) -> Module:
-        if key not in self._modules:
-            self._modules[key] = self._read_module(key)
-        return self._modules[key]
+        """Return what counts of a module."""
+        if key in WITHOUT_EFFECT:
+            return Module(None, self._packages(key), set())
+        return self._read_module(key)
+
+    def _packages(self, key: Key) -> list[Key]:
+        """Return the package around a module, if it is in one."""
+        return [] if len(key) == (2 if key[0] == REWARDS else 1) else [key[:-1]]
 
     def _read_module(self, key: Key) -> Module:
-        is_top = len(key) == (2 if key[0] == REWARDS else 1)
-        imports, libraries = [] if is_top else [key[:-1]], set[str]()
-        if key in WITHOUT_EFFECT:
-            return Module(None, imports, libraries)
+        if key in self._modules:
+            return self._modules[key]
+        imports, libraries = self._packages(key), set[str]()
         path = self.path(key)
         source = read_source(path.read_bytes(), str(path), key[0] == REWARDS)
         for each in source.imports:
             imports += self._imported(key, *each, libraries)
         if source.is_dynamic:
             imports += self._all_modules(key[0] == REWARDS)
-        return Module(source, imports, libraries)
+        self._modules[key] = Module(source, imports, libraries)
+        return self._modules[key]
 
     def data_files(self, keys: Iterable[Key]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
@@ -343,3 +360,17 @@ class Modules:
         if with_rewards:
             keys += [(REWARDS, path.stem) for path in self.rewards.glob("*.py")]
         return keys
+
+
+def _closure(
+    keys: Iterable[Key], imports: Callable[[Key], list[Key]], without: Collection[Key] = ()
+) -> set[Key]:
+    """Return modules and all that they import, at any depth, without some."""
+    found: set[Key] = set()
+    pending = list(keys)
+    while pending:
+        key = pending.pop()
+        if key not in found and key not in without:
+            found.add(key)
+            pending += imports(key)
+    return found

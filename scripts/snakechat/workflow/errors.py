@@ -67,6 +67,8 @@ def describe_environment_error(
             f"{target}: torch has no deterministic kernel of {operation} for this device: set"
             " deterministic: false"
         )
+    if is_denied(error):
+        return f"{target}: {denied_line(error)}"
     number = system_error_number(error)
     if number is None:
         return None
@@ -85,6 +87,24 @@ def is_out_of_memory(error: BaseException | None) -> bool:
             return True
         error = error.__cause__
     return False
+
+
+def is_denied(error: BaseException) -> bool:
+    """Return whether the limits of this job denied what raised an error (workflow/hermetic.py)."""
+    return "SNAKECHAT_HERMETIC" in os.environ and (
+        isinstance(error, PermissionError) or "Permission denied" in str(error)
+    )
+
+
+def denied_line(error: BaseException) -> str:
+    """Return a line on what the limits of a job denied."""
+    name = getattr(error, "filename", None)
+    denied = f"{printable_line(name)} is denied" if name else printable_line(str(error))
+    return (
+        f"{denied}: a job reads what its result is made from, writes its result, and has no"
+        " network: name the file in the config, or put it into rewards/ and name it in the reward"
+        " function (docs/en/security.md); `hermetic: off` lifts the limits"
+    )
 
 
 def system_error_number(error: Exception) -> int | None:

@@ -9,6 +9,7 @@ Standard library only: it runs before the first import of a program.
 import ctypes
 import errno
 import os
+import signal
 import stat
 import struct
 from collections.abc import Iterable
@@ -34,7 +35,7 @@ BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 NETWORK_VERSION, SCOPE_VERSION = 4, 6
 SCOPE_SOCKETS_AND_SIGNALS = (1 << 0) | (1 << 1)
 
-PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP = 38, 24
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
 # With one of these, a process reads the memory and the environment of others: CAP_SYS_PTRACE,
 # CAP_SYS_ADMIN and CAP_PERFMON.
 READING_CAPABILITIES = (19, 21, 38)
@@ -49,7 +50,7 @@ class Rights(NamedTuple):
 
     Attributes:
         read: Files, and folders below which all may be read and run.
-        list: Folders below which file names may be read, but no files.
+        folders: Folders below which file names may be read, but no files.
         write: Files and folders that may also be written.
         devices: Device files, and folders of them.
         ports: TCP ports to which it may connect; None for all. It may bind the free port that the
@@ -57,7 +58,7 @@ class Rights(NamedTuple):
     """
 
     read: Iterable[str]
-    list: Iterable[str] = ()
+    folders: Iterable[str] = ()
     write: Iterable[str] = ()
     devices: Iterable[str] = ()
     ports: Iterable[int] | None = ()
@@ -93,7 +94,7 @@ def restrict(rights: Rights) -> None:
     try:
         for paths, allowed in (
             (rights.read, READ),
-            (rights.list, READ_DIR),
+            (rights.folders, READ_DIR),
             (rights.write, WRITE),
             (rights.devices, DEVICE),
         ):
@@ -112,6 +113,11 @@ def restrict(rights: Rights) -> None:
 def forbid_new_privileges() -> None:
     """Let no program that this process runs gain privileges, which limits require."""
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the process that started it ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def drop_capabilities(capabilities: Iterable[int]) -> None:

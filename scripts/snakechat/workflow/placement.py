@@ -94,6 +94,7 @@ class RunOptions:
 
     Attributes:
         stores: Folders of the stores whose results are used. New ones go to the first.
+        hermetic: Whether the kernel limits what the job reads and writes: auto, require or off.
         snakemake: The options of Snakemake with which the result is rebuilt.
         save_steps: Steps between two checkpoints.
         source: Folder of the external files of the job; empty if it has none.
@@ -103,6 +104,7 @@ class RunOptions:
     """
 
     stores: list[str] = field(default_factory=lambda: [str(STORE)])
+    hermetic: str = "auto"
     snakemake: list[str] = field(default_factory=list)
     save_steps: int = 1
     source: str = ""

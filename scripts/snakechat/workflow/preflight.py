@@ -6,15 +6,18 @@ Standard library only: the workflow imports this module while it plans.
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.code_digests import Modules
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.gpus import has_gpu
+from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
 from snakechat.workflow.links import check_link
 
-PROGRAM = "snakechat.algorithms.reward_functions"
+PROGRAM = ("snakechat", "algorithms", "reward_functions")
 
 
 def check_gpus(recipes: Iterable[str]) -> None:
@@ -33,28 +36,51 @@ def check_gpus(recipes: Iterable[str]) -> None:
         )
 
 
-def import_reward_functions(sources: Path, names: Collection[str]) -> None:
-    """Import reward functions in a process of its own, as jobs will.
+def check_limits(mode: str) -> None:
+    """Say once that jobs on this machine have no limits, if `hermetic: auto` cannot set them.
+
+    Raises:
+        InputError: As hermetic_version.
+    """
+    if not hermetic_version(mode) and mode != "off":
+        warn(
+            "this kernel has no Landlock: jobs may read files that their results are not made from"
+            " (hermetic: auto)"
+        )
+
+
+def import_reward_functions(sources: Path, names: Collection[str], mode: str) -> None:
+    """Import reward functions in a process of its own, within limits as jobs will.
 
     Args:
         sources: Folder of scripts/ and rewards/.
         names: Names of the files in rewards/.
+        mode: As of hermetic_version.
 
     Raises:
         InputError: One of them cannot be imported.
     """
     if not names:
         return
-    folders = [str(sources.absolute() / "scripts"), *filter(None, [os.environ.get("PYTHONPATH")])]
-    process = subprocess.run(
-        [sys.executable, "-m", PROGRAM, *sorted(names)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    modules = Modules(sources.absolute() / "scripts")
+    folders = [str(modules.scripts), *filter(None, [os.environ.get("PYTHONPATH")])]
+    with tempfile.TemporaryDirectory() as folder:
+        program = ["-m", ".".join(PROGRAM)]
+        if hermetic_version(mode):
+            path = Path(folder, "limits.json")
+            read = map(str, modules.files(PROGRAM, names))
+            write_limits(Limits(read=[*read], folders=[*map(str, modules.folders)]), path)
+            confined = modules.scripts / "confined.py"
+            program = [str(confined), str(path), folder, str(modules.path(PROGRAM))]
+        process = subprocess.run(
+            [sys.executable, *program, *sorted(names)],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
     if process.returncode:
         lines = process.stdout.strip().splitlines() or [f"exit code {process.returncode}"]
         raise InputError(lines[-1].removeprefix("error: "))

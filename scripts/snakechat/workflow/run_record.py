@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.hermetic import CONFINED
 from snakechat.workflow.manifest import RUN_RECORD
 from snakechat.workflow.pins import PYTHON, installed_versions
 from snakechat.workflow.placement import Placement, RunOptions, changed_values, placement_values
@@ -20,6 +21,8 @@ from snakechat.workflow.placement import Placement, RunOptions, changed_values, 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
 # that is set during the run does not change its duration.
 CLOCK_OFFSET = time.time() - time.monotonic()
+# A variable: the folder of results from whose records a build takes its rungs (make reproduce).
+REPRODUCED = "SNAKECHAT_RUNGS_OF"
 # What every record has.
 KEYS: dict[str, type | tuple[type, ...]] = {
     "spec": str,
@@ -64,6 +67,8 @@ def run_record(
         "threads": os.environ.get("OMP_NUM_THREADS"),
         "placement": placement_values(placement),
         "options": changed_values(options),
+        # The version of Landlock within whose limits the program ran.
+        "hermetic": int(os.environ.get(CONFINED, 0)),
         "python": platform.python_version(),
         "versions": installed_versions(spec["requirements"].keys() - {PYTHON}),
     }

@@ -237,8 +237,10 @@ def delete_work(folder: Path) -> None:
     """Delete the checkpoints of a result and what killed jobs left of it, but not its lock."""
     with suppress(FileNotFoundError):
         for path in work_folder(folder).iterdir():
-            if path != lock_path(folder):
+            if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
+            elif path != lock_path(folder):
+                path.unlink(missing_ok=True)
 
 
 def delete_lock(folder: Path) -> None:

@@ -9,6 +9,7 @@ from snakechat.algorithms.reward_functions import function_columns, load_functio
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.records import PromptTexts, open_prompt_texts
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.hermetic import CONFINED
 
 PROMPTS = ["\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"] * 3
 RESPONSES = [
@@ -120,58 +121,14 @@ def test_a_function_may_have_the_name_of_a_library_that_it_imports(write):
     assert mine().tolist() == [1, 2, 3]
 
 
-READER = "def score(prompts, responses):\n    return [float(len({})) for _ in responses]\n"
-
-
-def test_a_function_reads_files_outside_the_project(write, tmp_path_factory):
-    path = tmp_path_factory.mktemp("outside") / "words.txt"
-    path.write_text("1234\n")
-    write(READER.format(f"open({str(path)!r}).read()"))
-    assert mine().tolist() == [5] * 3
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "open(FOLDER + '/rewards/words.txt').read()",
-        "__import__('pathlib').Path(FOLDER, 'data/words.txt').read_bytes()",
-        # Even if it goes on without the file.
-        "caught()",
-        "__import__('sys').path.insert(0, FOLDER + '/data') or __import__('tool').TEXT",
-    ],
-)
-def test_a_file_of_the_project_that_is_not_named_is_refused(write, tmp_path, monkeypatch, line):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/words.txt").write_text("good")
-    (tmp_path / "data/tool.py").write_text("TEXT = 'good'\n")
-    (tmp_path / "rewards/words.txt").write_text("good")
-    start = (
-        f"FOLDER = {str(tmp_path)!r}\n\n\ndef caught():\n    try:\n"
-        "        return open('data/words.txt').read()\n    except BaseException:\n"
-        "        return ''\n\n\n"
+def test_a_denied_file_is_named_with_the_line_that_reads_it(write, monkeypatch):
+    monkeypatch.setenv(CONFINED, "7")
+    write(
+        "def score(prompts, responses):\n"
+        "    raise PermissionError(13, 'Permission denied', '/data/words.txt')\n"
     )
-    write(start + READER.format(line))
-    with pytest.raises(InputError, match=r"^rewards/mine\.py: reads .*(words\.txt|tool\.py)"):
-        mine()
-    # Others may read it.
-    assert (tmp_path / "data/words.txt").read_text() == "good"
-
-
-def test_a_function_reads_the_files_of_its_snapshot_that_it_names(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    snapshot = tmp_path / "output/code/1/rewards"
-    monkeypatch.setattr(rewards, "FOLDER", snapshot)
-    for folder in (snapshot, tmp_path / "rewards"):
-        folder.mkdir(parents=True)
-        (folder / "words.txt").write_text("good")
-    read = "open(__file__.replace('mine.py', 'words.txt')).read()"
-    # While it is imported, and while it is called.
-    for text in (f"WORDS = {read}\n\n\n{READER.format('WORDS')}", READER.format(read)):
-        (snapshot / "mine.py").write_text(text)
-        assert mine().tolist() == [4] * 3
-    (snapshot / "mine.py").write_text(READER.format("open('rewards/words.txt').read()"))
-    with pytest.raises(InputError, match="put it into rewards/"):
+    line = r"^rewards/mine\.py: line 2: /data/words\.txt is denied: a job reads what"
+    with pytest.raises(InputError, match=line):
         mine()
 
 

@@ -14,11 +14,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import ROOT
 from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer, write_tensors
-from snakechat.workflow.code_digests import code_digests
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import PREPARED, Job, run
 from snakechat.workflow.placement import SERIAL, RunOptions
 
 STEPS = 8
@@ -307,10 +305,9 @@ def test_ctrl_c_outside_the_loop_is_reported_in_one_line(monkeypatch):
     def interrupted(job):
         raise KeyboardInterrupt
 
-    path = ROOT / "scripts/train_sft.py"
-    Path("spec.json").write_text(json.dumps({**make_job().spec, "code": code_digests(path)}))
-    monkeypatch.setattr(sys, "argv", [str(path), "--spec", "spec.json"])
-    # This process would hold the lock until it ends.
-    monkeypatch.setattr("snakechat.workflow.job.acquire_lock", lambda path: None)
+    job = make_job()
+    Path("spec.json").write_text(json.dumps(job.spec))
+    monkeypatch.setattr(sys, "argv", ["train_sft.py", "--spec", "spec.json"])
+    monkeypatch.setenv(PREPARED, job.key)
     with pytest.raises(SystemExit, match=r"^stopped by SIGINT$"):
         run(interrupted)

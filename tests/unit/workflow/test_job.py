@@ -12,25 +12,20 @@ import pytest
 
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import (
-    CHECKED,
-    LOCKED,
-    Job,
-    check_inputs,
-    finish,
-    lock,
-    read_spec,
-    recover,
-    replaces_stored,
-    reuse_result,
-    run,
-    write_manifest,
-)
+from snakechat.workflow.hermetic import Limits
+from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_manifest
 from snakechat.workflow.links import link_result
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import read_manifest, result_files, without_names
 from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
-from snakechat.workflow.store import lock_path, publish
+from snakechat.workflow.publishing import (
+    check_inputs,
+    finish,
+    prepare,
+    recover,
+    replaces_stored,
+)
+from snakechat.workflow.store import delete_lock, lock_path, publish
 from support.specs import EMPTY_SPEC
 
 
@@ -116,19 +111,22 @@ def alone(job, monkeypatch):
     """The job without inputs, and its spec file."""
     spec = {**job.spec, "inputs": {}}
     Path("spec.json").write_text(json.dumps(spec))
-    monkeypatch.setenv(CHECKED, "")
-    monkeypatch.setenv(LOCKED, "")
+    monkeypatch.setenv(PREPARED, "")
+    monkeypatch.setattr("snakechat.workflow.publishing.check_code", lambda *_: None)
+    monkeypatch.setattr("snakechat.workflow.publishing.limits_of", lambda *_: Limits())
     return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
+
+
+def prepare_alone(spec_file="spec.json", options=DEFAULTS, **named):
+    return prepare(spec_file, "scripts/none.py", SERIAL, options, **named)
 
 
 def test_the_launcher_keeps_the_lock_while_the_program_runs(alone):
     # The rule has not created the log yet.
-    assert not reuse_result("spec.json", DEFAULTS, "none.log")
+    assert prepare_alone(log="none.log")
     with pytest.raises(AlreadyLocked):
         acquire_lock(lock_path(alone.place))
-    assert os.environ[CHECKED] == os.environ[LOCKED] == alone.key
-    # The program does not wait for it.
-    lock(alone)
+    assert os.environ[PREPARED] == alone.key and alone.result.is_dir()
 
 
 def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):
@@ -145,7 +143,7 @@ def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):
     Path("other.json").write_text(json.dumps(other))
     first = threading.Thread(target=finish_first)
     first.start()
-    assert reuse_result("other.json", DEFAULTS)
+    assert prepare_alone("other.json") is None
     first.join()
     assert f"waiting for process {os.getpid()} on" in capsys.readouterr().out
     assert Path("output/sft/other/weights").samefile("output/sft/tiny/weights")
@@ -168,7 +166,7 @@ FORCED = [("old", None, True), ("new", None, True), ("new", "output/sft/other", 
 def test_a_forced_run_replaces_no_result_that_others_read(
     alone, monkeypatch, capsys, text, reader, is_replaced
 ):
-    monkeypatch.setattr("snakechat.workflow.job.is_forced", lambda spec: True)
+    monkeypatch.setattr("snakechat.workflow.publishing.is_forced", lambda spec: True)
     write_result(alone, alone.place, "old")
     link_result(alone.target, alone.place)
     if reader:
@@ -185,12 +183,12 @@ def test_a_read_only_store_is_read_and_new_results_go_to_another_one(alone, tmp_
     options = RunOptions(stores=["output/store", "shared"])
     shared = Path("shared", "train_sft", alone.key)
     write_result(alone, shared, "theirs")
-    assert reuse_result("spec.json", options)
+    assert prepare_alone(options=options) is None
     assert alone.target.resolve() != shared and (alone.target / "weights").samefile(
         shared / "weights"
     )
     (shared / "weights").write_text("damage")
-    assert not reuse_result("spec.json", options)
+    assert prepare_alone(options=options)
     assert (shared / "weights").exists()
 
 
@@ -203,21 +201,17 @@ def test_a_damaged_input_is_named_and_set_aside(job):
     assert not job.place.exists()
 
 
-def test_nodes_that_decide_separately_decide_the_same(job, monkeypatch):
-    spec = {**job.spec, "inputs": {}}
-    Path("spec.json").write_text(json.dumps(spec))
-    one = Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
+def test_nodes_that_decide_separately_decide_the_same(alone):
     for node in (0, 1):
-        monkeypatch.setenv(CHECKED, "")
         # Complete, but another node may have looked before.
-        shutil.rmtree(one.result, ignore_errors=True)
-        write_result(one, one.result, "new")
-        assert not reuse_result("spec.json", DEFAULTS, node=node)
-    publish(one.place)
-    monkeypatch.setenv(CHECKED, "")
+        shutil.rmtree(alone.result, ignore_errors=True)
+        write_result(alone, alone.result, "new")
+        assert prepare_alone(node=node)
+        delete_lock(alone.place)
+    write_result(alone, alone.place, "new")
     for node, is_linked in ((1, False), (0, True)):
-        assert reuse_result("spec.json", DEFAULTS, node=node)
-        assert one.target.exists() == is_linked
+        assert prepare_alone(node=node) is None
+        assert alone.target.exists() == is_linked
 
 
 def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):

@@ -5,8 +5,9 @@ import shutil
 import pytest
 
 from conftest import ROOT
+from snakechat.workflow import hermetic
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.preflight import import_reward_functions
+from snakechat.workflow.preflight import check_limits, import_reward_functions
 
 
 @pytest.fixture
@@ -16,14 +17,32 @@ def sources(tmp_path):
     (tmp_path / "rewards/mine.py").write_text(
         "import own_words\n\n\ndef score(prompts, responses):\n    return [0.0] * len(responses)\n"
     )
-    shutil.copytree(ROOT / "scripts/snakechat", tmp_path / "scripts/snakechat")
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     return tmp_path
 
 
 def test_modules_are_found_where_jobs_find_them(sources, tmp_path_factory, monkeypatch):
     with pytest.raises(InputError, match="No module named 'own_words'"):
-        import_reward_functions(sources, ["mine"])
+        import_reward_functions(sources, ["mine"], "auto")
     library = tmp_path_factory.mktemp("library")
     (library / "own_words.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(library))
-    import_reward_functions(sources, ["mine"])
+    for mode in ("auto", "off"):
+        import_reward_functions(sources, ["mine"], mode)
+
+
+def test_a_file_that_does_not_count_is_denied_before_the_first_job(sources):
+    (sources / "rewards/mine.py").write_text(f"open({str(sources / 'words.txt')!r})\n")
+    (sources / "words.txt").write_text("good")
+    with pytest.raises(InputError, match=r"mine.py: line 1: .*words.txt is denied: a job reads"):
+        import_reward_functions(sources, ["mine"], "auto")
+
+
+def test_a_kernel_without_landlock_is_named_once(monkeypatch, capfd):
+    monkeypatch.setattr(hermetic, "landlock_version", lambda: 0)
+    for _ in range(2):
+        check_limits("auto")
+        check_limits("off")
+    assert capfd.readouterr().err.count("warning: this kernel has no Landlock") == 1
+    with pytest.raises(InputError, match="hermetic: require needs version 4"):
+        check_limits("require")

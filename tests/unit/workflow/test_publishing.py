@@ -21,12 +21,18 @@ from support.faults import ERRORS, KINDS, running
 
 pytestmark = pytest.mark.slow
 
-# Writes two files, and counts how often it does so.
+# Writes two files, and counts how often it does so. It is launched in its own process.
 PROGRAM = """
-from snakechat.workflow import job as jobs
+import sys
 
-# It takes most of the time, and writes nothing.
-jobs.check_code = lambda spec, program: None
+from snakechat.workflow import job as jobs, publishing
+from snakechat.workflow.hermetic import Limits
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.placement import DEFAULTS
+
+# They take most of the time, and write nothing.
+publishing.check_code = lambda *_: None
+publishing.limits_of = lambda *_: Limits()
 
 def main(job):
     (job.result / "text").write_text(job.settings.text)
@@ -35,18 +41,14 @@ def main(job):
     with open("runs", "a") as file:
         file.write(".")
 
-if __name__ == "__main__":
-    jobs.run(main)
-"""
-# Links a result that the store has, as the launcher does.
-LAUNCHER = """
-import sys
-from snakechat.workflow.job import reuse_result
-from snakechat.workflow.placement import parse_options
+def launch():
+    job = publishing.prepare("spec.json", sys.argv[0], SERIAL, DEFAULTS)
+    if job:
+        jobs.run(main)
+        publishing.publish_result(job)
 
-_, _, spec, _, options = sys.argv
-if not reuse_result(spec, parse_options(options)):
-    sys.exit("error: the program has to run")
+if __name__ == "__main__":
+    jobs.report_errors(launch, "spec.json")
 """
 
 RESULT, STORE = Path("output/made/one"), Path("output/store")
@@ -58,22 +60,20 @@ class Build:
     def __init__(self, run):
         self.run_program = run
 
-    def run(self, text, program="make", **named):
+    def run(self, text, **named):
         """Run a program for a text, with a fault or not; return its exit code and its output."""
         spec = {"rule": "make", "name": "one", "path": str(RESULT), "inputs": {}}
         spec |= {"files": {}, "requirements": {}, "code": {}, "settings": {"text": text}}
         Path("spec.json").write_text(json.dumps(spec))
-        words = (f"scripts/{program}.py", "--spec", "spec.json", "--options", "{}")
-        return self.run_program(*words, **named)
+        return self.run_program("scripts/make.py", "--spec", "spec.json", **named)
 
 
 @pytest.fixture
 def build(scratch, tmp_path):
     """A build whose result was made from the text `old`; another one made `new`."""
-    with running(scratch, tmp_path, "snakechat.workflow.job") as run:
+    with running(scratch, tmp_path, "snakechat.workflow.publishing") as run:
         Path("scripts").mkdir()
         Path("scripts/make.py").write_text(PROGRAM)
-        Path("scripts/launch.py").write_text(LAUNCHER)
         build = Build(run)
         for text in ("new", "old"):
             assert build.run(text) == (0, "")
@@ -112,13 +112,13 @@ def leftovers():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("program", "has_new"), [("make", False), ("launch", True)])
-def test_a_fault_at_any_change_loses_nothing(build, program, has_new, kind):
+@pytest.mark.parametrize("has_new", [False, True])
+def test_a_fault_at_any_change_loses_nothing(build, has_new, kind):
     expected, failures = contents("new"), 0
     for number in count(1):
         start_over(has_new)
         Path("log").unlink(missing_ok=True)
-        code, output = build.run("new", program, kind=kind, at=number, log="log")
+        code, output = build.run("new", kind=kind, at=number, log="log")
         texts, runs = complete_texts(), Path("runs").stat().st_size
         assert "old" in texts, f"{number}: the old result is lost"
         manifest = read_manifest(f"{RESULT}.manifest.json")
@@ -131,8 +131,8 @@ def test_a_fault_at_any_change_loses_nothing(build, program, has_new, kind):
         elif kind != "kill":
             failures += 1
             *lines, line = output.splitlines()
-            reasons = (f"error: {ERRORS[kind]}: output/", "error: the program has to run")
-            assert code == 1 and line.startswith(reasons), (number, output)
+            reason = f"error: {ERRORS[kind]}: output/"
+            assert code == 1 and line.startswith(reason), (number, output)
             assert not [other for other in lines if other.startswith(("error", "Trace"))], output
         else:
             failures += 1

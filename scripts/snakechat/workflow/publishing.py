@@ -1,0 +1,326 @@
+"""What happens around the program of a job: before it starts, and after it has ended.
+
+The launcher (scripts/launch.py) does this, and no program of a job has the rights to. It holds the
+lock of the job, links a result that exists already, checks what the program will read, makes its
+folders, and publishes what the program wrote. Of several jobs with one key, one makes the result
+and the others wait.
+
+Standard library only.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from snakechat.workflow.code_digests import Modules, uses_vllm
+from snakechat.workflow.digests import DigestCache
+from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.hermetic import (
+    LIMITS,
+    Limits,
+    hermetic_version,
+    network_limits,
+    write_limits,
+)
+from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
+from snakechat.workflow.links import link_result, root_links
+from snakechat.workflow.locks import make_folders, wait_for_lock
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    RUN_RECORD,
+    Manifest,
+    manifest_path,
+    read_manifest,
+)
+from snakechat.workflow.pins import check_installed
+from snakechat.workflow.placement import Placement, RunOptions
+from snakechat.workflow.run_record import REPRODUCED
+from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
+from snakechat.workflow.store import (
+    Damaged,
+    check_files,
+    check_result,
+    complete_result,
+    delete_lock,
+    delete_work,
+    is_complete,
+    lock_path,
+    publish,
+    read_checked_manifest,
+    replies_folder,
+    set_aside,
+    work_folder,
+)
+
+# --- before the program -----------------------------------------------------------------------
+
+
+def prepare(
+    spec_file: str,
+    program: str,
+    placement: Placement,
+    options: RunOptions,
+    connects: bool = False,
+    log: str | None = None,
+    node: int | None = None,
+) -> Job[Any] | None:
+    """Prepare a job for its program, unless its result exists: then link it.
+
+    The job is locked, what its program will read is checked, and its folders are made. Variables
+    name the job and the file of its limits to the processes that this one starts.
+
+    A result exists if the inputs were rebuilt and came out the same, if the job was killed between
+    the end of its program and the end of publishing, or if another job makes the same one at the
+    same time.
+
+    Args:
+        spec_file: Path of the spec.
+        program: Path of the program.
+        placement: Where and how the job runs.
+        options: What else the run uses.
+        connects: Whether the job has several processes, which connect to each other.
+        log: Path of the log of the job. It is emptied unless the store has the result, as it
+            belongs to another one.
+        node: Number of this node, if several ones decide separately, and have to decide the same:
+            then the result exists only if the store has it.
+
+    Returns:
+        The job, whose program has to run; None if its result is linked. This process and those that
+        it starts hold the lock until they end.
+
+    Raises:
+        InputError: The spec, the code, a library or an input is not what was planned.
+    """
+    spec = read_spec(spec_file)
+    manifests = read_manifests(spec)
+    job: Job[Any] = Job(spec, manifests, placement, options, SimpleNamespace)
+    if not node:
+        os.set_inheritable(wait_for_lock(lock_path(job.place)), True)
+    if node is None:
+        recover(job)
+    if result_exists(job):
+        if not node:
+            if node is None:
+                print(f"{job.target} is kept: it was made from the same spec and inputs")
+            finish(job)
+        return None
+    if log:
+        # Before anything is printed that belongs to the new result. The rule creates the log at the
+        # same time.
+        with suppress(FileNotFoundError):
+            os.truncate(log, 0)
+    check_inputs(job.inputs, manifests)
+    modules = Modules(Path(program).parent)
+    check_code(spec, program, modules)
+    check_installed(spec["requirements"])
+    if not node:
+        shutil.rmtree(job.result, ignore_errors=True)
+        for folder in (job.result, job.states, job.log_folder):
+            make_folders(folder)
+    os.environ.update({PREPARED: job.key, STATES: str(job.states)})
+    if hermetic_version(options.hermetic):
+        path = work_folder(job.place) / "limits.json"
+        write_limits(limits_of(job, spec_file, program, modules, connects), path)
+        os.environ[LIMITS] = str(path)
+    return job
+
+
+def is_forced(spec: Mapping[str, Any]) -> bool:
+    """Return whether the build computes a result although it exists (snakemake --force)."""
+    build = os.environ.get("SNAKECHAT_BUILD")
+    return bool(build and spec["path"] in read_build(build).forced)
+
+
+def result_exists(job: Job[Any]) -> bool:
+    """Return whether a store has the result of a job, and the build does not force it.
+
+    Of several stores, `job.stored` becomes the folder that has it. A damaged result is named.
+    """
+    if is_forced(job.spec):
+        return False
+    for store in job.options.stores:
+        folder = Path(store, job.spec["rule"], job.key)
+        if folder.is_dir():
+            try:
+                check_result(folder, digests=DigestCache(CHECKED_DIGESTS).digests)
+            except (Damaged, OSError) as problem:
+                warn(f"{folder} is damaged and is made again: {problem}")
+            else:
+                job.stored = folder
+                return True
+    return False
+
+
+def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest]) -> None:
+    """Check the files of the inputs of a job.
+
+    The jobs of a build read the same models and tokens again and again. A file of which the size,
+    the times and the inode are those of an earlier check is not read again; `scripts/verify.py`
+    reads every file.
+
+    Args:
+        folders: Result folders by the names of the inputs.
+        manifests: Their manifests by the same names.
+
+    Raises:
+        InputError: A file is not the one in the manifest.
+    """
+    cache = DigestCache(CHECKED_DIGESTS)
+    for name, manifest in manifests.items():
+        folder = folders[name]
+        try:
+            check_files(folder, manifest, cache.digests)
+        except Damaged as damage:
+            with suppress(OSError):
+                set_aside(folder)
+            raise InputError(
+                f"{folder}: {damage}: start the build again, which makes it again"
+            ) from None
+
+
+def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
+    """Raise InputError unless the code that runs is the code that was planned."""
+    current = modules.code(Path(program).stem, *selected_code(spec)).digests
+    planned = spec["code"]
+    names = planned.keys() | current.keys()
+    changed = sorted(name for name in names if planned.get(name) != current.get(name))
+    if changed:
+        raise InputError(
+            f"{', '.join(changed)} changed since this build was planned: start it again"
+        )
+
+
+def selected_code(spec: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Return the reward functions of a job, and whether it samples by vLLM."""
+    settings = spec["settings"]
+    return tuple(settings.get("reward_functions", ())), uses_vllm(settings)
+
+
+def limits_of(
+    job: Job[Any], spec_file: str, program: str, modules: Modules, connects: bool
+) -> Limits:
+    """Return what the program of a job may read and write."""
+    spec = job.spec
+    code = modules.files((Path(program).stem,), *selected_code(spec))
+    versions = [folder for kinds in job.options.versions.values() for folder in kinds.values()]
+    manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
+    read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
+    # Records of runs are no part of results: pages show them, and a training that is made again
+    # starts with the placement that the first one found.
+    records = [Path(path) for path in job.lineage] if spec.get("shows_provenance") else []
+    if reproduced := os.environ.get(REPRODUCED):
+        records.append(Path(reproduced, *job.target.parts[1:]))
+    read += [path / RUN_RECORD for path in records]
+    write = [job.result, job.states, job.log_folder]
+    fetches, asks = "hub" in spec["settings"], bool(job.options.llm_judges)
+    network = network_limits() if fetches or asks else Limits()
+    if asks:
+        write.append(replies_folder(Path(job.options.stores[0])))
+    if fetches:
+        write += map(Path, network.write)
+    for folder in write:
+        make_folders(folder)
+    return Limits(
+        read=[*map(str, [*read, *versions]), *network.read],
+        folders=[*map(str, modules.folders), job.options.source],
+        write=[*map(str, write)],
+        network=network.network,
+        connects=connects,
+        nodes=job.placement.nodes > 1,
+        gpus=job.placement.gpus_per_node > 0,
+    )
+
+
+def external_files(job: Job[Any]) -> Iterator[str]:
+    """Yield the paths that the external files of a job may have."""
+    if source := job.options.source:
+        if not os.path.isdir(source):
+            yield source
+        for name in job.spec["files"]:
+            # A name may start with a split.
+            yield from (
+                os.path.join(source, part) for part in (name, name.partition("/")[2]) if part
+            )
+
+
+# --- after the program ------------------------------------------------------------------------
+
+# A job may be killed between any two of these steps. Its next run continues from what is there:
+# 1. The record of the run and then the manifest are written into the new folder, which is complete
+#    from now on.
+# 2. The new folder takes its place in the store.
+# 3. The checkpoints of the job and its lock are deleted.
+# 4. The path of the result becomes a link to it, which makes it visible to the build: the job does
+#    not run again, so that nothing is left to do.
+
+
+def publish_result(job: Job[Any]) -> None:
+    """Publish what the program of a job wrote.
+
+    Raises:
+        InputError: It wrote no complete result.
+        OSError: The store cannot be written.
+    """
+    try:
+        read_checked_manifest(job.result, job.key)
+    except Damaged as damage:
+        raise InputError(f"{job.target}: the program wrote no result: {damage}") from None
+    if replaces_stored(job):
+        publish(job.place)
+    finish(job)
+    # Of a program without curves.
+    with suppress(OSError):
+        job.log_folder.rmdir()
+
+
+def replaces_stored(job: Job[Any]) -> bool:
+    """Return whether a new result takes the place of the one in the store, if that has one.
+
+    It does if the stored one is damaged. The result of a forced run takes its place if its bytes
+    differ and no other path leads to it: it prints what it did.
+    """
+    if not is_forced(job.spec) or not is_complete(job.place):
+        return True
+    old, new = (read_manifest(folder / MANIFEST) for folder in (job.place, job.result))
+    assert old is not None and new is not None
+    names = old["files"].keys() | new["files"].keys()
+    changed = sorted(name for name in names if old["files"].get(name) != new["files"].get(name))
+    if not changed:
+        print(f"{job.target}: the forced run made the same bytes")
+        return False
+    outcome = f"{job.target}: the forced run made other bytes than before: {', '.join(changed)}"
+    if others := readers(job):
+        print(f"{outcome}; the earlier result stays, because {others} leads to it")
+        return False
+    print(outcome)
+    return True
+
+
+def readers(job: Job[Any]) -> str:
+    """Return a path other than the target that leads to the stored result; "" if there is none."""
+    target = job.target.parent.resolve() / job.target.name
+    return next(
+        (
+            str(path)
+            for path, folder in root_links(Path(job.options.stores[0]), Path("output"))
+            if folder == job.place.resolve() and path.parent.resolve() / path.name != target
+        ),
+        "",
+    )
+
+
+def recover(job: Job[Any]) -> None:
+    """Complete the publishing of a job that was killed after its result was complete."""
+    if complete_result(job.place) is None and is_complete(job.result, job.key):
+        publish(job.place)
+
+
+def finish(job: Job[Any]) -> None:
+    """Delete what the job needs no more, and link the path of the result to it."""
+    delete_work(job.place)
+    link_result(job.target, job.stored)
+    delete_lock(job.place)

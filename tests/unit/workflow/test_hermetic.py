@@ -1,0 +1,103 @@
+"""What the limits of a job deny, and that they deny nothing else."""
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+from snakechat.workflow import hermetic
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
+from snakechat.workflow.landlock import landlock_version
+
+FILES = {
+    "other/data.json": '{"a": 1}',
+    "other/module.py": "x = 1",
+    "sources/counted.py": "x = 1",
+    "sources/uncounted.py": "x = 1",
+    "store/train/a/model": "weights",
+    "store/train/a/manifest.json": "{}",
+    "store/train/b/model": "weights",
+    "build.json": '{"config": "secret"}',
+    "home/.netrc": "secret",
+    "links/sft": "",
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What the attempts of tests/support/attempts.py ended with, and the files afterwards."""
+    if landlock_version() < hermetic.REQUIRED_VERSION:
+        pytest.skip("this kernel has no Landlock with ports")
+    folder = tmp_path_factory.mktemp("job")
+    for name, text in FILES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    with sqlite3.connect(folder / "other/data.db") as database:
+        database.execute("create table t (a)")
+    (folder / "result").mkdir()
+    (folder / "private").mkdir()
+    program = ROOT / "tests/support/attempts.py"
+    limits = Limits(
+        read=[str(program), str(folder / "store/train/a"), str(folder / "sources/counted.py")],
+        folders=[str(folder / "sources"), str(ROOT / "scripts")],
+        write=[str(folder / "result")],
+    )
+    write_limits(limits, folder / "private/limits.json")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as named,
+        socket.socket(socket.AF_UNIX) as abstract,
+    ):
+        port = tcp.getsockname()[1]
+        # A path of a socket has at most 107 characters.
+        os.symlink(folder, link := f"/tmp/job-{port}")
+        named.bind(f"{link}/socket")
+        os.unlink(link)
+        named.listen()
+        abstract.bind(f"\0snakechat-{port}")
+        abstract.listen()
+        limits_file = folder / "private/limits.json"
+        arguments = [limits_file, folder / "private", program, folder, port, os.getpid()]
+        process = subprocess.run(
+            [sys.executable, ROOT / "scripts/confined.py", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+        )
+    assert process.returncode == 0, process.stderr
+    return folder, json.loads(process.stdout)
+
+
+def test_what_the_kernel_denies(outcomes):
+    _, ends = outcomes
+    denied = {name: end for name, end in ends.items() if not name.startswith("may_")}
+    assert len(denied) >= 40
+    assert [name for name, end in denied.items() if not end] == []
+
+
+def test_what_a_job_may_do(outcomes):
+    _, ends = outcomes
+    allowed = {name: end for name, end in ends.items() if name.startswith("may_")}
+    assert allowed and {name: end for name, end in allowed.items() if end} == {}
+
+
+def test_no_attempt_changes_a_file(outcomes):
+    folder, _ = outcomes
+    assert {name: (folder / name).read_text() for name in FILES} == FILES
+
+
+def test_modes(monkeypatch):
+    assert hermetic_version("off") == 0
+    monkeypatch.setattr(hermetic, "landlock_version", lambda: 3)
+    assert hermetic_version("auto") == 3
+    with pytest.raises(InputError, match=r"needs version 4 of Landlock .* has version 3"):
+        hermetic_version("require")
+    monkeypatch.setattr(hermetic, "landlock_version", lambda: 0)
+    assert hermetic_version("auto") == 0
+    with pytest.raises(InputError, match="has none: use `hermetic: auto`"):
+        hermetic_version("require")
