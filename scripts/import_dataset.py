@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,18 @@ from snakechat.data.formats import (
     record_of,
     with_instructions,
 )
-from snakechat.data.reading_process import Position, read_in_child
+from snakechat.data.memory_limit import limited_memory
 from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.sources import read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.digests import planned_files, unchanged_files
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.job import Job, run
+from snakechat.workflow.job import READING, Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
+
+# Memory that reading may take in addition to that of the process before it.
+MAX_MEMORY_BYTES = 800 << 20
 
 
 def main(job: Job) -> None:
@@ -122,16 +124,44 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
 
 
 def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
-    """Write SPLIT.parquet from source files, which a child process reads."""
-    dropped, written = read_in_child(
-        list(files.values()), partial(convert_files, job, split, files)
-    )
+    """Write SPLIT.parquet from source files.
+
+    A file may be made to exhaust the memory or to crash a parser, of which several are C++
+    programs. scripts/launch.py names the file whose reading ended this process.
+    """
+    position = Position(job.states / READING)
+    try:
+        with limited_memory(MAX_MEMORY_BYTES):
+            dropped, written = convert_files(job, split, files, position)
+    except MemoryError:
+        raise InputError(
+            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
+        ) from None
+    position.note.unlink(missing_ok=True)
     job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
     if not written:
         raise InputError(
             f"datasets.{job.spec['name']}: the {split} split has no rows left of"
             f" {sum(dropped.values()):,} (dropped: {dropped})"
         )
+
+
+class Position:
+    """The row that was read last.
+
+    note: Path of a file with the path of the source file.
+    """
+
+    def __init__(self, note: Path) -> None:
+        self.note, self.path, self.row = note, Path(), 0
+
+    def open(self, path: Path) -> None:
+        """Note that a file is read from now on."""
+        self.path, self.row = path, 0
+        self.note.write_text(str(path))
+
+    def __str__(self) -> str:
+        return f"{self.path}: after row {self.row}"
 
 
 def convert_files(
@@ -218,11 +248,11 @@ def rows_with_progress(
     """Yield (name of the file, row number, row) of all files; print lines about the progress."""
     progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
     done = 0
-    for index, (name, path) in enumerate(files.items()):
-        position.set(index, 0)
+    for name, path in files.items():
+        position.open(path)
         for number, row in read_rows(path, columns):
             yield name, number, row
-            position.set(index, number)
+            position.row = number
             done += 1
             progress.update(done)
 

@@ -84,8 +84,9 @@ def imported(tmp_path):
         spec["files"] = {f"train/{file.name}": file_digest(file) for file in files}
         options = RunOptions(source=str(path.parent))
         job = Job(spec, {}, SERIAL, options, SimpleNamespace)
-        job.result = tmp_path / "made"
-        job.result.mkdir(exist_ok=True)
+        job.result, job.states = tmp_path / "made", tmp_path / "state"
+        for folder in (job.result, job.states):
+            folder.mkdir(exist_ok=True)
         import_dataset.main(job)
         return job.result / "train.parquet"
 

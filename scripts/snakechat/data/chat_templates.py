@@ -7,8 +7,6 @@ What would give the same conversation another text at another time is rejected: 
 values.
 """
 
-import os
-import resource
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from snakechat.data.memory_limit import limited_memory
 from snakechat.workflow.errors import InputError
 
 # Seconds and bytes that rendering one conversation may take; it usually takes less than 1 ms.
@@ -29,7 +28,6 @@ MAX_SECONDS = 10.0
 MAX_BYTES = 2 << 30
 # The function that formats the current day.
 DAY = "strftime_now"
-PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 # Bits of a product or a power, and decimal places of a rounded number.
 MAX_BITS = 1 << 23
 MAX_PLACES = 300
@@ -152,34 +150,20 @@ def limited() -> Iterator[None]:
     """Limit the memory of a context, and raise LimitExceeded in it if it takes too much time.
 
     The exception is raised between two steps of the interpreter, which a template has many of. A
-    single step may allocate any memory: the address space of the process is limited, so that it
-    raises MemoryError.
+    single step may allocate any memory, which raises MemoryError.
     """
 
     def stop(*_: object) -> None:
         raise LimitExceeded
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     previous = signal.signal(signal.SIGALRM, stop)
     timer = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
     try:
-        if size := address_space():
-            limits = [size + MAX_BYTES, *(each for each in (soft, hard) if each >= 0)]
-            resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
-        yield
+        with limited_memory(MAX_BYTES):
+            yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, *timer)
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
         signal.signal(signal.SIGALRM, previous)
-
-
-def address_space() -> int:
-    """Return the bytes of this process's address space, or 0 on systems other than Linux."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[0]) * PAGE_BYTES
-    except OSError:
-        return 0
 
 
 def unwritten(

@@ -1,22 +1,18 @@
-"""Bounds of rows, and the process that reads them, whose memory is limited."""
+"""Bounds of rows, and of the memory that reading them takes."""
 
 import gzip
 import json
-import os
-import signal
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from import_dataset import record_and_cells
-from snakechat.data import reading_process, text_rows
+from snakechat.data import text_rows
 from snakechat.data.cells import BadRow
 from snakechat.data.formats import columns_of, record_of
-from snakechat.data.reading_process import read_in_child
+from snakechat.data.memory_limit import limited_memory
 from snakechat.data.sources import read_rows
-from snakechat.workflow.errors import InputError
 from support.source_files import put, read, rows_before_damage, write
 
 GOOD = {"prompt": "a", "chosen": "b"}
@@ -53,16 +49,14 @@ def bomb_of_a_table(path):
     pq.write_table(pa.table({"prompt": texts}), path, compression="zstd")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 @pytest.mark.parametrize(
     ("name", "make"), [("rows.jsonl.gz", bomb_of_text), ("rows.parquet", bomb_of_a_table)]
 )
-def test_decompression_bomb_is_an_error(tmp_path, monkeypatch, name, make):
-    monkeypatch.setattr(reading_process, "MAX_MEMORY_BYTES", 200 << 20)
+def test_decompression_bomb_is_an_error(tmp_path, name, make):
     path = tmp_path / name
     make(path)
-    with pytest.raises(InputError, match=rf"{name}: after row 0: the next rows take more than 200"):
-        read_in_child([path], lambda position: sum(1 for _ in read_rows(path)))
+    with pytest.raises(MemoryError), limited_memory(200 << 20):
+        sum(1 for _ in read_rows(path))
 
 
 # 100 rows of 20,000 characters; a hundred times as many make 200 MB.
@@ -82,14 +76,13 @@ def large_table(path):
     pq.write_table(table, path, use_dictionary=False, compression="none")
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="needs /proc")
 @pytest.mark.parametrize(("kind", "make"), [("json", large_array), ("parquet", large_table)])
-def test_a_file_is_read_in_less_memory_than_its_size(tmp_path, monkeypatch, kind, make):
-    monkeypatch.setattr(reading_process, "MAX_MEMORY_BYTES", 150 << 20)
+def test_a_file_is_read_in_less_memory_than_its_size(tmp_path, kind, make):
     path = tmp_path / f"rows.{kind}"
     make(path)
     assert path.stat().st_size > 200_000_000
-    assert read_in_child([path], lambda position: sum(1 for _ in read_rows(path))) == 10_001
+    with limited_memory(150 << 20):
+        assert sum(1 for _ in read_rows(path)) == 10_001
     # pytest keeps its folders of several runs.
     path.unlink()
 
@@ -124,28 +117,3 @@ def test_long_white_space_takes_linear_time(format):
     text = "a" + " \n" * 500_000 + "b USER: c"
     row = dict.fromkeys(("prompt", "chosen", "rejected", "label"), text)
     record_of(row, format, columns_of(format))
-
-
-def test_result_and_errors_of_the_process_that_reads(tmp_path):
-    path = tmp_path / "rows.jsonl"
-
-    def fail(error):
-        raise error
-
-    assert read_in_child([path], lambda position: [1, {"a": "é"}]) == [1, {"a": "é"}]
-    with pytest.raises(InputError, match=r"^bad$"):
-        read_in_child([path], lambda position: fail(InputError("bad")))
-    with pytest.raises(InputError, match="full: 'x'"):
-        read_in_child([path], lambda position: fail(OSError(28, "full", "x")))
-    # The child has printed its traceback.
-    with pytest.raises(SystemExit):
-        read_in_child([path], lambda position: fail(AssertionError()))
-
-
-def test_crash_of_the_process_that_reads_names_file_and_row():
-    def crash(position):
-        position.set(1, 7)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    with pytest.raises(InputError, match=r"^b\.parquet: after row 7: SIGTERM"):
-        read_in_child([Path("a.parquet"), Path("b.parquet")], crash)
