@@ -7,9 +7,10 @@
 Reads all files of all results, earlier versions included. With --same-as, also compares each result
 with the result at the same path in another tree, file by file.
 
-Prints one line per problem, one line per accepted change (scripts/accept.py), and a summary. The
-exit code is 0 without problems, 1 with problems and 2 without results. Changes nothing: a build
-makes damaged results again when it reads them.
+Prints one line per problem, one line per accepted change (scripts/accept.py), and a summary, which
+counts the results that were made without limits of the kernel (docs/en/security.md). The exit
+code is 0 without problems, 1 with problems and 2 without results. Changes nothing: a build makes
+damaged results again when it reads them.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from snakechat.workflow.manifest import (
     without_names,
 )
 from snakechat.workflow.printable import printable_line
+from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.snapshot import FOLDER, read_specs
 from snakechat.workflow.store import KEY, Damaged, check_result, find_results
 
@@ -55,12 +57,13 @@ def main() -> None:
     results = [*links, *(path for path in find_results(tree) if path.resolve() not in linked)]
     if not results:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
-    num_problems, sizes = 0, list[int]()
+    num_problems, sizes, num_unlimited = 0, list[int](), 0
     for path in sorted(results):
         folder = links.get(path, path)
         problems = list(find_problems(path, folder))
         manifest = read_manifest(folder / MANIFEST)
         if manifest is not None:
+            num_unlimited += not (read_run_record(folder) or {}).get("hermetic")
             sizes += [file["size"] for file in manifest["files"].values()]
             name = path.relative_to(tree)
             if path in links:
@@ -74,7 +77,9 @@ def main() -> None:
         outcome = f"{num_problems:,} problems"
     else:
         outcome = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
-    print(f"{len(results):,} results, {len(sizes):,} files, {sum(sizes):,} bytes: {outcome}")
+    unlimited = f", {num_unlimited:,} not hermetic" if num_unlimited else ""
+    total = f"{len(results):,} results{unlimited}, {len(sizes):,} files, {sum(sizes):,} bytes"
+    print(f"{total}: {outcome}")
     sys.exit(1 if num_problems else 0)
 
 

@@ -46,6 +46,15 @@ def test_a_build_has_no_problems(tree):
     assert verify(tree.parent) == (0, [f"{summary_of(tree)}: all as recorded"])
 
 
+def test_results_that_were_made_without_limits_are_counted(tree):
+    for model, version in (("sft", 0), ("reward", None)):
+        path = tree / model / "tiny/run.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps(record | {"hermetic": version} if version == 0 else {}))
+    summary = summary_of(tree).replace(" results", " results, 2 not hermetic")
+    assert verify(tree.parent) == (0, [f"{summary}: all as recorded"])
+
+
 def test_a_tree_may_be_renamed_or_checked_by_subfolder(tree, tmp_path):
     moved = tree.rename(tmp_path / "moved")
     whole = verify(tmp_path, "moved")

@@ -124,6 +124,7 @@ def model_card(
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
         processors=processors(placement_of(record["placement"])),
+        hermetic=record.get("hermetic"),
         versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
         saved_step=facts.get("saved_step"),
         changed_weights=facts.get("changed_weights"),

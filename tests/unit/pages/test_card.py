@@ -29,7 +29,9 @@ LINEAGE = {
 }
 
 
-def card_of(rule="train_sft", lineage=LINEAGE, options=None, licenses=(), metrics=None, facts=None):
+def card_of(
+    rule="train_sft", lineage=LINEAGE, options=None, licenses=(), metrics=None, facts=None, **run
+):
     """Return the metadata and the text of a card."""
     path = f"output/{rule.removeprefix('train_')}/mine"
     spec = {"rule": rule, "settings": SETTINGS}
@@ -37,12 +39,18 @@ def card_of(rule="train_sft", lineage=LINEAGE, options=None, licenses=(), metric
         "placement": {"threads": 2},
         "options": {"snakemake": options or []},
         "versions": {"peft": "4.5", "torch": "1.2.3+cpu"},
+        **run,
     }
     manifest = {"spec": spec, "facts": facts or {}}
     text = model_card(path, manifest, lineage, record, dict(licenses), metrics or {})
     assert f"Spec `{digest(spec)}`, seed 7." in text and "\n\n\n" not in text
     card = ModelCard(text, ignore_metadata_errors=False)
     return card.data, text
+
+
+def test_a_card_says_whether_the_kernel_limited_the_training():
+    assert "read its inputs and nothing else (Landlock 7)." in card_of(hermetic=7)[1]
+    assert "The kernel did not limit what the training read." in card_of(hermetic=0)[1]
 
 
 def test_a_card_names_its_sources_and_how_to_use_the_model():
