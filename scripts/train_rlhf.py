@@ -95,6 +95,8 @@ def main(job: RlhfJob) -> None:
         for step, rows in loop.steps():
             result = trainer.run_step(loop, step, rows)
             job.record["seconds_by_section"] = loop.timer.medians()
+            if trainer.sampler.asleep_bytes:
+                job.record["vllm_asleep_gb"] = round(trainer.sampler.asleep_bytes / 1e9, 2)
             if step % settings.log_responses_steps == 0 or step == 1:
                 loop.logger.log_responses(step, response_lines(settings.algorithm, result))
             shown = ["objective/scores", kl_name(settings.algorithm)]
@@ -215,6 +217,7 @@ class RlhfTrainer:
         # 5. Update actor and critic.
         with loop.timer("train"):
             updates = self.updater.update(step, rollouts, experience, kl_coef)
+        self.sampler.step_ended()
         if in_update:
             # Each rank has filled in its own responses.
             tables = torch.stack([evaluation.logprobs, evaluation.entropies])
@@ -256,6 +259,7 @@ class RlhfTrainer:
         # After the warmup of the critic, actor and critic are updated.
         step = settings.critic_warmup_steps + 1
         self.updater.update_minibatch(step, 0, minibatch, rollouts, experience, 0.0)
+        self.sampler.step_ended()
 
     def evaluate(self) -> dict[str, float]:
         """Sample responses to the held-out prompts, the same ones each time; return metrics."""

@@ -25,9 +25,9 @@ from torch.cuda import nvtx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-import snakechat.modeling.attention
 from snakechat.modeling import acceleration, forward, logprobs
-from snakechat.modeling.fixed_decoding import FixedDecoder
+from snakechat.modeling import attention as attention_module
+from snakechat.modeling.decoding import FixedDecoder
 from support.varlen import loop_over_segments
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -58,12 +58,15 @@ class Counts:
     Attributes:
         phase: What the program does; the caller sets it.
         waits: Number of waits by (phase, kind, place).
+        mode: torch.cuda's sync_debug_mode: "error" forbids waits.
     """
 
     def __init__(self):
-        self.phase, self.waits = "", Counter()
+        self.phase, self.waits, self.mode = "", Counter(), "default"
 
     def add(self, kind):
+        if self.mode == "error":
+            raise RuntimeError(f"called a synchronizing CUDA operation: {kind}")
         self.waits[self.phase, kind, place()] += 1
 
 
@@ -180,6 +183,9 @@ def compute(function, args, kwargs):
     inner_kwargs = tree_map(unwrapped, kwargs)
     if is_cuda(device):
         inner_kwargs["device"] = torch.device("cpu")
+    if function is aten.histc.default and not args[0].is_floating_point():
+        # A CPU counts floats alone.
+        return wrapped(function(args[0].inner.float(), *args[1:]).to(args[0].dtype))
     if function is not aten._pin_memory.default:
         inner_kwargs.pop("pin_memory", None)
     out = function(*tree_map(unwrapped, args), **inner_kwargs)
@@ -264,7 +270,7 @@ def attention(
     return aten._safe_softmax(scores, -1).to(query.dtype) @ value
 
 
-varlen_attn = snakechat.modeling.attention.varlen_attn
+varlen_attn = attention_module.varlen_attn
 
 
 def varlen_attention(query, key, value, bounds, key_bounds, *arguments, **named):
@@ -274,6 +280,17 @@ def varlen_attention(query, key, value, bounds, key_bounds, *arguments, **named)
         return varlen_attn(query, key, value, bounds, key_bounds, *arguments, **named)
     bounds, key_bounds = bounds.inner, key_bounds.inner
     return loop_over_segments(query, key, value, bounds, key_bounds, *arguments, **named)
+
+
+def on_inner_tensors(function):
+    """Return a function of attention.py that a CPU computes as a CPU, without its indices."""
+
+    def call(*arguments):
+        if not any(isinstance(each, CudaTensor) for each in tree_leaves(arguments)):
+            return function(*arguments)
+        return tree_map(wrapped, function(*tree_map(unwrapped, arguments)))
+
+    return call
 
 
 join = torch.distributed.init_process_group
@@ -329,6 +346,8 @@ OF_CUDA = {
     "get_device_capability": lambda *_: (PROPERTIES.major, PROPERTIES.minor),
     "get_device_properties": lambda *_: PROPERTIES,
     "default_generators": (torch.Generator(),),
+    "get_sync_debug_mode": lambda: counts.mode,
+    "set_sync_debug_mode": lambda mode: setattr(counts, "mode", mode),
     # DeepSpeed calls these.
     **dict.fromkeys(("Stream", "Event", "current_stream", "default_stream", "stream"), Idle),
     **dict.fromkeys(("max_memory_reserved", "memory_stats"), lambda *_: 1),
@@ -341,7 +360,11 @@ REPLACED = (
     (torch.nn.Module, "to", move_once),
     (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
     (torch.nn.functional, "scaled_dot_product_attention", attention),
-    (snakechat.modeling.attention, "varlen_attn", varlen_attention),
+    (attention_module, "varlen_attn", varlen_attention),
+    *(
+        (attention_module, name, on_inner_tensors(getattr(attention_module, name)))
+        for name in ("flash_forward", "flash_backward")
+    ),
     (torch.distributed, "init_process_group", init_process_group),
 )
 
@@ -371,9 +394,7 @@ def rehearsal():
         mock.patch.object(acceleration, "prefetched", lambda items: items),
         mock.patch.object(FixedDecoder, "_captured", lambda decoder, step: step),
         mock.patch.object(forward, "compile_layers", lambda model: None),
-        mock.patch.object(
-            logprobs, "compiled_sum_and_gradients", lambda: logprobs.sum_and_gradients
-        ),
+        mock.patch.object(logprobs, "compiled", lambda function: function),
         emulation() as counts,
     ):
         yield counts

@@ -3,7 +3,8 @@
     emulated_trainings.py FOLDER
 
 Runs the unchanged `main` of trainers on a small model, for three steps, with deterministic kernels.
-Prints JSON: for each, the waits of the host, the number of captured decoding steps and the error.
+Prints JSON: for each, the waits of the host, the captured decoding steps, the decoders and the
+error.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ from unittest import mock
 from gpu.emulated_cuda import emulation
 from gpu.workloads import tiny_job, train
 from snakechat.modeling import acceleration
-from snakechat.modeling.fixed_decoding import FixedDecoder
+from snakechat.modeling.decoding import FixedDecoder
+from snakechat.modeling.generation import KeptDecoder
 from snakechat.training.metric_logs import StepTimer
 from snakechat.workflow import deterministic
 
@@ -40,12 +42,13 @@ def main(folder):
     for name, (case, changes) in CASES.items():
         placement = {"gpus_per_node": 1, **changes}
         with contextlib.ExitStack() as stack:
-            counts, captured = stack.enter_context(emulation()), []
+            counts, captured, decoders = stack.enter_context(emulation()), [], []
             for owner, attribute, value in (
                 # torch emulates in the thread that enters the context.
                 (acceleration, "prefetched", lambda items: items),
                 (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
                 (FixedDecoder, "_captured", captured_phase(counts, captured)),
+                (KeptDecoder, "get", recorded(KeptDecoder.get, decoders)),
             ):
                 stack.enter_context(mock.patch.object(owner, attribute, value))
             try:
@@ -57,7 +60,18 @@ def main(folder):
                 error = traceback.format_exc()
         waits = [[*key, number] for key, number in sorted(counts.waits.items())]
         results[name] = {"error": error, "waits": waits, "captured_steps": len(captured)}
+        results[name]["decoders"] = len({*map(id, decoders)})
     print(json.dumps(results))
+
+
+def recorded(get, decoders):
+    """Return KeptDecoder.get, which adds each decoder to a list."""
+
+    def call(*arguments):
+        decoders.append(get(*arguments))
+        return decoders[-1]
+
+    return call
 
 
 def timed_phase(measured, counts):

@@ -51,9 +51,7 @@ def test_the_metrics_of_a_step_are_read_at_once(name, results):
 def test_sampling_waits_once_for_eight_tokens(name, results):
     found = waits(results[name], "generate")
     checks = sum(
-        count
-        for (kind, place), count in found.items()
-        if kind == "tolist" and "fixed_decoding" in place
+        count for (kind, place), count in found.items() if kind == "tolist" and "decoding" in place
     )
     # After the first token, and after each eighth one.
     assert 0 < checks <= (1 + TOKENS // 8) * STEPS
@@ -67,6 +65,25 @@ def test_a_captured_step_of_decoding_does_not_wait(results):
         assert results[name]["captured_steps"] >= STEPS * (TOKENS - 1) // 2
         assert not waits(results[name], "captured")
     assert not results["not captured"]["captured_steps"]
+
+
+def test_a_decoder_and_its_graphs_serve_all_steps_after_the_first(results):
+    # The peak of the first step says that there is memory for them.
+    for name in ("ppo", "grpo", "gsm8k"):
+        assert results[name]["decoders"] == 2
+
+
+def test_families_whose_passes_wait_are_not_captured(emulated):
+    found = json.loads(emulated("emulated_families.py").splitlines()[-1])
+    assert len(found) >= 30
+    without_mask = ("gptj", "gpt_neo", "bloom", "mpt", "mistral, window", "gemma2", "gemma3_text")
+    waiting = {
+        "falcon": "called a synchronizing CUDA operation: index on the host",
+        "llama, dynamic": "called a synchronizing CUDA operation: aten::_local_scalar_dense",
+    }
+    problem = "takes no mask of four dimensions, or drops tokens"
+    expected = waiting | dict.fromkeys((*without_mask, "mamba"), problem)
+    assert {name: problem for name, problem in found.items() if problem} == expected
 
 
 # All sections of measure.py in one process, which imports torch once.
@@ -88,12 +105,17 @@ def test_all_measurements_of_a_gpu_run(emulated, tmp_path):
     lines = {}
     for line in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines()):
         lines.setdefault(line.pop("section"), []).append(line)
-    assert [*lines] == ["versions", "trainers", "sft", "decoding", "ppo"]
-    for training in lines["trainers"]:
+    assert [*lines] == ["versions", "decoding", "sft", "ppo", "grpo", "vllm", "trainers"]
+    *compared, rounded, first, second = lines["trainers"]
+    for training in compared:
         assert training["steps"] == 3 and training["largest_difference"] < 1e-3, training
+    assert rounded["largest_difference"] < 0.02
+    assert first["is_same"] and second["is_same"]
     for case in [*lines["decoding"], *lines["sft"]]:
         assert case["tokens_per_second"] > 0
-    assert all(lines["ppo"][0][name] > 0 for name in ("generate", "score", "train"))
+    for [case] in (lines["ppo"], lines["grpo"]):
+        assert all(case[name] > 0 for name in ("generate", "score", "train"))
+    assert [*lines["grpo"][0]["gib_after_steps"]] == ["2", "8", "20"]
 
 
 def test_a_peak_at_real_size_is_the_estimate_and_the_rest_of_fp32_gradients(emulated):

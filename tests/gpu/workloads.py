@@ -55,6 +55,11 @@ SHAPES = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 1000000},
         "tie_word_embeddings": True,
     },
+    "tiny-qwen3": {
+        **{"model_type": "qwen3", "vocab_size": 320, "num_hidden_layers": 2, "hidden_size": 32},
+        **{"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"head_dim": 8, "max_position_embeddings": 512, "tie_word_embeddings": True},
+    },
     "tiny-opt": opt_config(2, 32, 2, ffn_dim=64, vocab_size=320, dropout=0.0, init_std=0.1),
 }
 

@@ -27,12 +27,9 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
-from snakechat.modeling.lora import (  # noqa: E402
-    add_lora,
-    disable_adapters,
-    merged_layers,
-)
+from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
 from snakechat.modeling.packing import collate  # noqa: E402
+from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.modeling.weight_writing import write_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.engine import (  # noqa: E402
@@ -290,9 +287,7 @@ def train_and_save(folder, placement, settings):
     write_weights(policy.model, exact, engine.gathered, engine.master)
     distributed.barrier()
     with engine.gathered(list(policy.model.parameters())):
-        merged = {
-            name: weight.clone() for block in merged_layers(policy.model) for name, weight in block
-        }
+        merged = {name: weight.clone() for name, weight in merged_weights(policy.model)}
     saved, in_fp32 = (load_file(path / "model.safetensors") for path in (folder, exact))
     return {"merged": merged, "saved": saved, "in_fp32": in_fp32}
 

@@ -26,12 +26,12 @@ from transformers import (
 
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.attention import head_size, supports_varlen
+from snakechat.modeling.attention import Segments
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.key_value_cache import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES, checkpoint_activations
-from snakechat.modeling.packing import ModelInputs, Segments, TokenBatch
+from snakechat.modeling.packing import ModelInputs, TokenBatch
 from snakechat.workflow.errors import InputError
 
 # Numbers of layers of the two small models that are measured.
@@ -228,7 +228,8 @@ def fake_model(
                     # Engines take each gradient as it is computed; estimates count them separately.
                     weight.register_post_accumulate_grad_hook(drop_gradient)
             batch = fake_batch(module, shape)
-            with acceleration.using(Acceleration()), MemoryTracker(module) as tracker:
+            choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
+            with acceleration.using(choices), MemoryTracker(module) as tracker:
                 yield module, batch, tracker
     finally:
         logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS = chunks
@@ -264,17 +265,10 @@ def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
 
     inputs = ModelInputs(ids(sequences, length))
     if module.supports_packing:
-        inputs = inputs._replace(position_ids=ids(sequences, length))
-        model = module.model
-        if shape.dense_mask or not supports_varlen(
-            torch.device("cpu"), model.dtype, head_size(model.config)
-        ):
-            mask = torch.ones(sequences, 1, length, length, dtype=torch.bool)
-            inputs = inputs._replace(attention_mask=mask)
-        else:
-            bounds = torch.zeros(sequences + 1, dtype=torch.int32)
-            row_ids = ids(sequences, length)
-            inputs = inputs._replace(segments=Segments(row_ids, row_ids, bounds, length))
+        bounds = torch.zeros(sequences + 1, dtype=torch.int32)
+        row_ids = ids(sequences, length)
+        segments = Segments(row_ids, row_ids, bounds, length)
+        inputs = inputs._replace(position_ids=ids(sequences, length), segments=segments)
     num_targets = sequences * targets
     return TokenBatch(inputs, ids(num_targets), ids(num_targets), ids(sequences), ids(sequences))
 

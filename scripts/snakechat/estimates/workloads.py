@@ -111,9 +111,8 @@ class JobSizes:
 
     def has_dense_mask(self) -> bool:
         """Return whether packed sequences have a dense mask on a GPU (modeling/attention.py)."""
-        one_response = self.rule == "train_sft" or self.settings.get("num_generations") == 1
-        uses_varlen = one_response and self.settings.get("dtype") != "fp32"
-        return self.placement.attn_implementation == "sdpa" or not uses_varlen
+        is_auto = self.placement.attn_implementation == "auto"
+        return not is_auto or self.settings.get("dtype") == "fp32"
 
     def generation(
         self,

@@ -6,12 +6,21 @@ apart from rounding. Deterministic kernels are a setting, which configure applie
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+import importlib.util
+import inspect
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from snakechat.workflow import deterministic
 from snakechat.workflow.placement import Placement
@@ -27,6 +36,12 @@ GPU_STOP_CHECK_STEPS = 8
 # cuDNN builds a plan for each new shape of masked attention, which takes up to a second, and torch
 # prefers it on Hopper. The memory-efficient kernels need no plans.
 GPU_CUDNN_ATTENTION = False
+# Versions of a layer for different kinds of shapes, layers and models. torch runs the layers
+# without compilation beyond this number.
+MAX_VERSIONS = 64
+HAS_RECOMPILE_LIMIT = "recompile_limit" in inspect.signature(torch.compile).parameters
+# Any of these compiles what torch generates.
+COMPILERS = ("gcc", "g++", "clang")
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,7 @@ class Acceleration:
             GPU allows, and micro_batch_tokens on a CPU.
         attn_implementation: Kernel of packed sequences: sdpa, or auto, which is FlashAttention
             where the batch and the GPU support it (snakechat.modeling.attention).
-        compile: Compile the layers of models (snakechat.modeling.compilation).
+        compile: Compile the layers of models.
     """
 
     pad_to_multiple_of: int = 1
@@ -132,3 +147,58 @@ def prefetched(items: Iterator[T]) -> Iterator[T]:
         while (item := pending.result()) is not None:
             pending = thread.submit(next, items, None)
             yield item
+
+
+# --- compiled layers (regional compilation by torch.compile) ------------------------------------
+
+
+def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
+    """Compile the forward passes of a model's decoder layers, in place.
+
+    All layers share what is compiled for one of them; whole models would compile longer. Names of
+    weights do not change, and adapters may be added before. With a key-value cache, layers run
+    without compilation: it grows by a token in each call.
+
+    Args:
+        backend: Of torch.compile.
+    """
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            cast(Any, layer).forward = compiled_without_cache(layer.forward, backend)
+
+
+def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    """Return a forward pass that is compiled for calls without a key-value cache."""
+    compiled = compile_up_to(MAX_VERSIONS, forward, backend=backend)
+
+    @functools.wraps(forward)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        has_cache = any(isinstance(value, Cache) for value in (*args, *kwargs.values()))
+        return (forward if has_cache else compiled)(*args, **kwargs)
+
+    return call
+
+
+def compile_up_to(max_versions: int, function: Callable[..., Any], **options: Any) -> Any:
+    """Return a function that torch compiles for at most this number of kinds of arguments.
+
+    Args:
+        options: Arguments of torch.compile.
+    """
+    # Also torch's annotations lack the limit.
+    compile_function = cast(Any, torch.compile)
+    if HAS_RECOMPILE_LIMIT:
+        return compile_function(function, recompile_limit=max_versions, **options)
+    # torch 2.11 has no limit of one function, but one of the process.
+    config = cast(Any, torch.compiler.config)
+    config.recompile_limit = max(config.recompile_limit, max_versions)
+    return compile_function(function, **options)
+
+
+def can_compile() -> bool:
+    """Return whether layers can be compiled for a GPU: with a C compiler and Python's headers."""
+    return (
+        any(map(shutil.which, (*COMPILERS, os.environ.get("CC", ""))))
+        and Path(sysconfig.get_path("include"), "Python.h").exists()
+        and importlib.util.find_spec("triton") is not None
+    )

@@ -1,25 +1,36 @@
-"""Attention of packed sequences by FlashAttention, in place of SDPA with a dense mask.
+"""Attention of packed sequences: which positions see which, by a dense mask or without one.
 
-A dense mask has B * T * T elements, kernels of SDPA compute every block of it, and keys and values
-of grouped-query models are copied to all heads. varlen_attn (FlashAttention) knows the boundaries
-of rows only: it needs rows of one response, because responses that share a prompt do not attend to
-one another.
+A token sees earlier tokens of its row that belong to the prompt or to its own response. A dense
+mask says so for any model, but it has B * T * T elements, and kernels compute every block of it: of
+eight responses to a prompt, most blocks are pairs of different responses. Two kernels need no mask:
+
+- Rows of one response are causal segments of the flattened positions: varlen_attn (FlashAttention).
+- Responses that share a prompt: each part (a prompt, a response) attends to itself, all responses
+  of a row attend to its prompt, and both are merged by their log-sum-exp, forward and backward, as
+  ring attention does (Liu et al. 2023, "Ring attention with blockwise transformers").
 
 transformers calls kernels by name (AttentionInterface). Models keep the name "sdpa", as they also
 sample: a function of that name chooses the kernel by its arguments. It is not registered before a
 batch needs it, so that the default path consists of transformers' functions alone.
+
+Shapes: B packed sequences of T positions; H heads of D dimensions, maybe fewer of keys and values;
+P positions of some sequences in one dimension.
 """
 
+import contextlib
 import inspect
-from typing import Any
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention.varlen import varlen_attn
-from transformers import AttentionInterface, PreTrainedConfig
+from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from snakechat.modeling.packing import Segments
+from snakechat.modeling import acceleration
 
 # The first GPUs with FlashAttention: Ampere.
 MIN_CAPABILITY = (8, 0)
@@ -28,10 +39,163 @@ HEAD_MULTIPLE, MAX_HEAD = 8, 256
 # torch 2.11 has no argument for it: there, varlen_attn always takes fewer heads of keys and values.
 HAS_ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 VARLEN_GQA: dict[str, Any] = {"enable_gqa": True} if HAS_ENABLE_GQA else {}
+# Mean tokens of responses from which on a CPU computes them faster without a dense mask.
+MIN_RESPONSE = 64
+
+
+class Spans(NamedTuple):
+    """Consecutive positions of each row.
+
+    index: [P], where they are in the flattened [B * T] positions. bounds: int32 [rows + 1], where
+    each row begins and ends in the index. longest: Positions of the longest row.
+    """
+
+    index: Any
+    bounds: Any
+    longest: int
+
+
+class Segments(NamedTuple):
+    """What masks and kernels need to know of packed sequences.
+
+    row_ids: [B, T], the number of a token's row in its packed sequence, 0 for padding.
+    segment_ids: [B, T], 0 for a prompt, k for the k-th response.
+    bounds: int32 [N + 1], where rows (of one response), or prompts and responses, begin and end in
+        the flattened positions. Padding is a segment of its own.
+    longest: Positions of the longest segment.
+    prompts, responses: Those of each row; None if rows have one response.
+    mean_response: Mean tokens of a response, 0 if rows have one response.
+    """
+
+    row_ids: Any
+    segment_ids: Any
+    bounds: Any
+    longest: int
+    prompts: Spans | None = None
+    responses: Spans | None = None
+    mean_response: float = 0.0
+
+    def to(self, copy: Callable[[np.ndarray], torch.Tensor]) -> "Segments":
+        """Return segments whose arrays are copied by a function."""
+
+        def copied(value: Any) -> Any:
+            if isinstance(value, Spans):
+                return Spans(*map(copied, value))
+            return copy(value) if isinstance(value, np.ndarray) else value
+
+        return Segments(*map(copied, self))
+
+
+def make_segments(row_ids: np.ndarray, segment_ids: np.ndarray) -> Segments:
+    """Return the segments of packed sequences; see Segments for the arguments."""
+    last_row, last_segment = row_ids.max(), segment_ids.max()
+    shares_prompts = last_segment > 1
+    parts = row_ids * (last_segment + 1) + segment_ids if shares_prompts else row_ids
+    starts = np.flatnonzero(np.diff(parts, axis=1, prepend=-1))
+    bounds = np.append(starts, row_ids.size).astype(np.int32)
+    segments = Segments(row_ids, segment_ids, bounds, int(np.diff(bounds).max()))
+    if not shares_prompts:
+        return segments
+    _, rows = np.unique(
+        row_ids + (last_row + 1) * np.arange(len(row_ids))[:, None], return_inverse=True
+    )
+    of_responses = segment_ids > 0
+
+    def spans(chosen: np.ndarray) -> Spans:
+        lengths = np.bincount(rows.reshape(chosen.shape)[chosen], minlength=rows.max() + 1)
+        ends = np.append(0, lengths.cumsum()).astype(np.int32)
+        return Spans(np.flatnonzero(chosen), ends, int(lengths.max()))
+
+    return segments._replace(
+        prompts=spans((row_ids > 0) & ~of_responses),
+        responses=spans(of_responses),
+        mean_response=of_responses.sum() / of_responses.flat[starts].sum(),
+    )
+
+
+def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:
+    """Return the block-causal mask [B, 1, T, T]: True where a token attends to another."""
+    width = row_ids.shape[1]
+    causal = torch.ones(width, width, dtype=torch.bool, device=row_ids.device).tril()
+    same_row = (row_ids[:, :, None] == row_ids[:, None, :]) & causal
+    attended = segment_ids[:, None, :]
+    # Padding attends to earlier padding: the softmax over no position at all is not defined.
+    return (same_row & ((attended == 0) | (segment_ids[:, :, None] == attended)))[:, None]
+
+
+def sliding_window_mask(
+    mask: torch.Tensor, position_ids: torch.Tensor, window: int
+) -> torch.Tensor:
+    """Return a mask [B, 1, T, T] without the tokens that lie `window` or more positions back.
+
+    Positions count, not columns: between the second response of a row and its prompt lies the first
+    one.
+
+    Args:
+        mask: bool [B, 1, T, T]. position_ids: [B, T].
+    """
+    # Compared without their differences, which would take eight times the memory of the mask.
+    in_window = position_ids[:, None, :] > position_ids[:, :, None] - window
+    return mask & in_window[:, None]
+
+
+def layer_masks(
+    config: PreTrainedConfig, mask: torch.Tensor, position_ids: torch.Tensor
+) -> torch.Tensor | dict[str, torch.Tensor]:
+    """Return the mask as a model takes it: one by layer type if its layers differ.
+
+    A mask that is given to a model replaces that of its sliding window, so this applies the window.
+    """
+    window = getattr(config, "sliding_window", None)
+    # Some families have a window of 0 for none.
+    if not window:
+        return mask
+    local = sliding_window_mask(mask, position_ids, window)
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        return {"full_attention": mask, "sliding_attention": local}
+    return local
+
+
+def packed_arguments(
+    model: PreTrainedModel, segments: Segments, position_ids: torch.Tensor
+) -> dict[str, Any]:
+    """Return the arguments of a model's forward pass that separate the rows of packed sequences."""
+    if not needs_dense_mask(model, segments):
+        AttentionInterface.register("sdpa", packed_attention)
+        # A mask of four dimensions keeps models from building one; nothing reads it.
+        return {
+            "attention_mask": segments.row_ids.new_empty(0, 0, 0, 0),
+            "packed_segments": segments,
+        }
+    mask = packed_attention_mask(segments.row_ids, segments.segment_ids)
+    return {"attention_mask": layer_masks(model.config, mask, position_ids)}
+
+
+def needs_dense_mask(model: PreTrainedModel, segments: Segments) -> bool:
+    """Return whether a mask is the only way, or the faster one."""
+    shares_prompts = segments.responses is not None
+    # The model has to call its attention by name. The window of a response reaches into its prompt.
+    has_window = getattr(model.config, "sliding_window", None)
+    if not getattr(model, "_supports_attention_backend", False) or (shares_prompts and has_window):
+        return True
+    if acceleration.current().attn_implementation == "auto":
+        return not supports_varlen(model.device, model.dtype, head_size(model.config))
+    return model.device.type != "cpu" or segments.mean_response < MIN_RESPONSE
+
+
+@contextlib.contextmanager
+def for_any_length() -> Iterator[None]:
+    """Context in which responses of any length have no dense mask on a CPU, to check it."""
+    global MIN_RESPONSE
+    previous, MIN_RESPONSE = MIN_RESPONSE, 1
+    try:
+        yield
+    finally:
+        MIN_RESPONSE = previous
 
 
 def supports_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether varlen_attn supports a model."""
+    """Return whether FlashAttention supports a model."""
     return (
         dtype in (torch.bfloat16, torch.float16)
         and head_dim % HEAD_MULTIPLE == 0
@@ -45,20 +209,6 @@ def head_size(config: PreTrainedConfig) -> int:
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
-def varlen_arguments(segments: Segments) -> dict[str, Any]:
-    """Return the arguments of a model's forward pass that uses varlen_attn.
-
-    The names are those of transformers' flash attention. A mask of four dimensions keeps models
-    from building one; nothing reads it.
-    """
-    AttentionInterface.register("sdpa", packed_attention)
-    return {
-        "attention_mask": segments.row_ids.new_empty(0, 0, 0, 0),
-        "cu_seq_lens_q": segments.boundaries,
-        "max_length_q": segments.longest,
-    }
-
-
 def packed_attention(
     module: nn.Module,
     query: torch.Tensor,
@@ -67,42 +217,191 @@ def packed_attention(
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
     sliding_window: int | None = None,
-    cu_seq_lens_q: torch.Tensor | None = None,
-    max_length_q: int = 0,
+    packed_segments: Segments | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention as an attention function of transformers.
 
     Args:
-        query, key, value: [B, heads, T, head_dim], the latter two maybe with fewer heads.
-        attention_mask: See forward.attention_arguments.
-        cu_seq_lens_q: int32 [N + 1], boundaries of segments in the flattened positions.
-        max_length_q: Tokens of the longest segment.
+        query, key, value: [B, H, T, D].
+        packed_segments: None for the attention of transformers.
 
     Returns:
-        [B, T, heads, head_dim], and None in the place of attention weights.
+        [B, T, H, D], and None in the place of attention weights.
     """
-    if cu_seq_lens_q is None:
+    if packed_segments is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-    is_grouped = key.shape[1] != query.shape[1]
-    size, _, length, _ = query.shape
-    query, key, value = (
-        states.transpose(1, 2).flatten(end_dim=1) for states in (query, key, value)
-    )
-    output = varlen_attn(
-        query,
-        key,
-        value,
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
-        # A model counts the token itself in its window, the kernel does not.
-        window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
-        **(VARLEN_GQA if is_grouped else {}),
-    )
-    assert isinstance(output, torch.Tensor)
+    is_grouped, (size, _, length, _) = key.shape[1] != query.shape[1], query.shape
+    states = [each.transpose(1, 2).flatten(end_dim=1) for each in (query, key, value)]
+    bounds, longest = packed_segments.bounds, packed_segments.longest
+    output: Any
+    if packed_segments.responses is not None:
+        output = shared_prompt_attention(*states, packed_segments, scaling)
+    else:
+        output = varlen_attn(
+            *states,
+            bounds,
+            bounds,
+            longest,
+            longest,
+            scale=scaling,
+            # A model counts the token itself in its window, the kernel does not.
+            window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
+            **(VARLEN_GQA if is_grouped else {}),
+        )
     return output.unflatten(0, (size, length)), None
+
+
+# --- responses that share a prompt --------------------------------------------------------------
+
+
+@torch.compiler.disable
+def shared_prompt_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Return the attention [P, H, D] of all positions P."""
+    output: torch.Tensor = _SharedPrompts.apply(query, key, value, segments, scaling)
+    return output
+
+
+class _SharedPrompts(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        segments: Segments,
+        scaling: float | None,
+    ) -> torch.Tensor:
+        ctx.segments, ctx.scaling = segments, scaling
+        assert segments.prompts and segments.responses
+        (prompts, *key_ends), (responses, *ends) = segments.prompts, segments.responses
+        own_ends = segments.bounds, segments.longest
+        # The log-sum-exp of the scores of each position: [H, P].
+        output, lse = flash_forward(query, key, value, own_ends, own_ends, True, scaling)
+        to_prompts, other_lse = flash_forward(
+            query[responses], key[prompts], value[prompts], ends, key_ends, False, scaling
+        )
+        own_lse = lse[:, responses]
+        both = torch.logaddexp(own_lse, other_lse)
+        own, other = ((each - both).exp().T[..., None] for each in (own_lse, other_lse))
+        merged = own * output[responses] + other * to_prompts
+        output[responses], lse[:, responses] = merged.to(output.dtype), both
+        ctx.save_for_backward(query, key, value, output, lse)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
+        query, key, value, output, lse = ctx.saved_tensors
+        grad, segments = grad_outputs[0].contiguous(), ctx.segments
+        (prompts, *key_ends), (responses, *ends) = segments.prompts, segments.responses
+        own_ends = segments.bounds, segments.longest
+        # The kernels derive the share of each score from the output and log-sum-exp of all.
+        states = query, key, value, output, lse
+        gradients = flash_backward(grad, *states, own_ends, own_ends, True, ctx.scaling)
+        states = query[responses], key[prompts], value[prompts], output[responses]
+        states = *states, lse[:, responses].contiguous()
+        others = flash_backward(grad[responses], *states, ends, key_ends, False, ctx.scaling)
+        for total, added, index in zip(
+            gradients, others, (responses, prompts, prompts), strict=True
+        ):
+            total.index_add_(0, index, added)
+        return *gradients, None, None
+
+
+# Where segments begin and end, and the longest one.
+Ends = tuple[torch.Tensor, int] | list[Any]
+
+
+def flash_forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    ends: Ends,
+    key_ends: Ends,
+    is_causal: bool,
+    scaling: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the attention [P, H, D] of segments of queries to those of keys; log-sum-exp [H, P].
+
+    FlashAttention of a GPU; on a CPU, its kernel for each segment.
+    """
+    (bounds, longest), (key_bounds, longest_key) = ends, key_ends
+    if query.is_cuda:
+        output, lse, *_ = torch.ops.aten._flash_attention_forward(
+            *(query, key, value, bounds, key_bounds, longest, longest_key, 0.0, is_causal, False),
+            scale=scaling,
+        )
+        return output, lse
+    output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
+    key, value = (_for_all_heads(states, query) for states in (key, value))
+    for rows, keys in _segments(bounds, key_bounds):
+        states = (_batched(each) for each in (query[rows], key[keys], value[keys]))
+        part, lse[:, rows] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *states, 0.0, is_causal, scale=scaling
+        )
+        output[rows] = part[0].transpose(0, 1)
+    return output, lse
+
+
+def flash_backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    output: torch.Tensor,
+    lse: torch.Tensor,
+    ends: Ends,
+    key_ends: Ends,
+    is_causal: bool,
+    scaling: float | None,
+) -> list[torch.Tensor]:
+    """Return the gradients of queries, keys and values; see flash_forward."""
+    (bounds, longest), (key_bounds, longest_key) = ends, key_ends
+    if query.is_cuda:
+        # Random numbers of dropout, which there is none of.
+        state, unused = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
+        return torch.ops.aten._flash_attention_backward(
+            *(grad, query, key, value, output, lse, bounds, key_bounds, longest, longest_key),
+            *(0.0, is_causal, state, unused),
+            scale=scaling,
+        )
+    all_keys, all_values = (_for_all_heads(states, query) for states in (key, value))
+    gradients = [torch.zeros_like(states) for states in (query, all_keys, all_values)]
+    for rows, keys in _segments(bounds, key_bounds):
+        states = (grad[rows], query[rows], all_keys[keys], all_values[keys], output[rows])
+        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *map(_batched, states), lse[None, :, rows], 0.0, is_causal, scale=scaling
+        )
+        for total, place, added in zip(gradients, (rows, keys, keys), found, strict=True):
+            total[place] = added[0].transpose(0, 1)
+    # Heads of keys and values that several heads of queries share.
+    heads = key.shape[1], -1
+    of_keys, of_values = (states.unflatten(1, heads).sum(dim=2) for states in gradients[1:])
+    return [gradients[0], of_keys, of_values]
+
+
+def _for_all_heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """Return keys or values with as many heads as the queries."""
+    return states.repeat_interleave(query.shape[1] // states.shape[1], dim=1)
+
+
+def _batched(states: torch.Tensor) -> torch.Tensor:
+    """Return states [P, H, D] of a segment as [1, H, P, D]."""
+    return states.transpose(0, 1)[None]
+
+
+def _segments(bounds: torch.Tensor, key_bounds: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield the queries and the keys of each segment that has both."""
+    for (start, end), (key_start, key_end) in zip(
+        pairwise(bounds.tolist()), pairwise(key_bounds.tolist()), strict=True
+    ):
+        if start < end:
+            yield slice(start, end), slice(key_start, key_end)

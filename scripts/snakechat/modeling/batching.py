@@ -136,21 +136,22 @@ class Examples:
 
     def _other_prompts(self, split: str) -> np.ndarray:
         """Return the next row [n] with another prompt of each row; the first follows the last."""
-        following = np.roll(np.arange(len(self)), -1)
-        differs = self.prompt_lengths != self.prompt_lengths[following]
-        for row in np.flatnonzero(~differs).tolist():
-            other = int(following[row])
-            differs[row] = not np.array_equal(self.prompts[row], self.prompts[other])
-        last_rows = np.flatnonzero(differs)
-        if not len(last_rows):
+        number, other, others = len(self), -1, np.zeros(len(self), np.int64)
+        # Twice: the rows at the end are followed by those at the start.
+        for row in [*range(number)[::-1], *range(number)[::-1]]:
+            following = (row + 1) % number
+            if self.prompt_lengths[row] != self.prompt_lengths[following] or not np.array_equal(
+                self.prompts[row], self.prompts[following]
+            ):
+                other = following
+            others[row] = other
+        if other < 0:
             raise InputError(
-                f"the {split} split: all {len(self)} prompts are the same, but loss: kto compares"
+                f"the {split} split: all {number} prompts are the same, but loss: kto compares"
                 " responses with responses to other prompts: add rows with other prompts, or use"
                 " another loss"
             )
-        # A row and those before the next change of prompt have the same prompt.
-        changes = np.searchsorted(last_rows, np.arange(len(self))) % len(last_rows)
-        return following[last_rows[changes]]
+        return others
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
         """Return the number of target tokens [n] of each row. See packing.collate."""
@@ -188,20 +189,6 @@ class Examples:
         See distribute_rows for the first three arguments and packing.collate for the last two.
         """
         choices = acceleration.current()
-        micro_batches = self._micro_batches(
-            rows, micro_batch_tokens, packing, device, with_prompts, choices.pad_to_multiple_of
-        )
-        return acceleration.prefetched(micro_batches) if choices.prefetch else micro_batches
-
-    def _micro_batches(
-        self,
-        rows: np.ndarray,
-        micro_batch_tokens: int,
-        packing: bool,
-        device: torch.device,
-        with_prompts: bool,
-        multiple: int,
-    ) -> Iterator[MicroBatch]:
         distributed = distribute_rows(
             rows,
             self._sizes(rows, packing),
@@ -209,22 +196,24 @@ class Examples:
             packing,
             ranks.rank(),
             ranks.world_size(),
-            multiple,
+            choices.pad_to_multiple_of,
         )
-        for number, (packed, counted) in enumerate(distributed, start=1):
-            sequences = [
-                [
-                    (self.prompts[row], [response[row] for response in self.responses])
-                    for row in sequence
+
+        def collated() -> Iterator[MicroBatch]:
+            for number, (packed, counted) in enumerate(distributed, start=1):
+                sequences = [
+                    [(self.prompts[row], [ids[row] for ids in self.responses]) for row in sequence]
+                    for sequence in packed
                 ]
-                for sequence in packed
-            ]
-            micro_batch_rows = [row for sequence in packed for row in sequence]
-            trained = None
-            if self.trained is not None:
-                trained = [self.trained[row] for row in micro_batch_rows]
-            batch = collate(sequences, packing, device, with_prompts, multiple, trained)
-            yield MicroBatch(micro_batch_rows, batch, counted, number == len(distributed))
+                batch_rows, trained = [row for sequence in packed for row in sequence], None
+                if self.trained is not None:
+                    trained = [self.trained[row] for row in batch_rows]
+                batch = collate(
+                    sequences, packing, device, with_prompts, choices.pad_to_multiple_of, trained
+                )
+                yield MicroBatch(batch_rows, batch, counted, number == len(distributed))
+
+        return acceleration.prefetched(collated()) if choices.prefetch else collated()
 
 
 def sequence_lengths(sequences: Sequence[Ids] | Ragged) -> np.ndarray:
@@ -284,21 +273,30 @@ def sort_by_size(
     return [(int(rows[index]), int(sizes[index])) for index in order]
 
 
-def bucket_by_size(sized_rows: list[tuple[int, int]], max_tokens: int) -> list[list[int]]:
+def bucket_by_size(
+    sized_rows: list[tuple[int, int]], max_tokens: int, balanced: bool = False
+) -> list[list[int]]:
     """Group rows of similar size into buckets of at most `max_tokens`, padding included.
 
     Args:
         sized_rows: (row, size) of each row, the largest first.
+        balanced: Whether buckets have about equally many rows, if these fit. A token of a batch
+            takes a GPU about as long whichever number of rows it has: 64 and 64 rows end earlier
+            than 120 and 8, and need less memory.
     """
-    buckets: list[list[int]] = []
-    largest = 0
-    for row, size in sized_rows:
+    buckets: list[list[tuple[int, int]]] = []
+    for row in sized_rows:
         # All rows of a bucket are padded to its first one.
-        if not buckets or (len(buckets[-1]) + 1) * largest > max_tokens:
+        if not buckets or (len(buckets[-1]) + 1) * buckets[-1][0][1] > max_tokens:
             buckets.append([])
-            largest = size
         buckets[-1].append(row)
-    return buckets
+    if balanced:
+        number = -(-len(sized_rows) // len(buckets))
+        starts = range(0, len(sized_rows), number)
+        equal = [sized_rows[start : start + number] for start in starts]
+        if all(len(bucket) * bucket[0][1] <= max_tokens for bucket in equal):
+            buckets = equal
+    return [[row for row, _ in bucket] for bucket in buckets]
 
 
 def prompt_examples(

@@ -13,21 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.attention import head_size, supports_varlen, varlen_arguments
+from snakechat.modeling.acceleration import compile_layers
+from snakechat.modeling.attention import packed_arguments
 from snakechat.modeling.batching import Examples, MicroBatch
-from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import check_sequence_length, supports_packing
-from snakechat.modeling.packing import (
-    ModelInputs,
-    TokenBatch,
-    packed_attention_mask,
-    sliding_window_mask,
-)
-from snakechat.modeling.shared_prompts import shared_prompt_arguments, supports_shared_prompts
+from snakechat.modeling.packing import TokenBatch
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
@@ -106,48 +100,15 @@ def prepared(model: PreTrainedModel) -> PreTrainedModel:
 
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     """Return the last hidden state [B * T, D] of each position."""
-    inputs = batch.inputs
+    ids, positions, mask, segments = batch.inputs
+    arguments: dict[str, Any] = {"attention_mask": mask}
+    if segments is not None and positions is not None:
+        arguments = packed_arguments(model, segments, positions)
     base_model: Any = model.base_model
     hidden = base_model(
-        input_ids=inputs.input_ids,
-        position_ids=inputs.position_ids,
-        use_cache=False,
-        **attention_arguments(model, inputs),
+        input_ids=ids, position_ids=positions, use_cache=False, **arguments
     ).last_hidden_state
     return hidden.flatten(end_dim=1)
-
-
-def attention_arguments(model: PreTrainedModel, inputs: ModelInputs) -> dict[str, Any]:
-    """Return the arguments of a forward pass that define its attention mask."""
-    segments = inputs.segments
-    if segments is not None:
-        if segments.groups and supports_shared_prompts(model):
-            return shared_prompt_arguments(segments.groups, segments.row_ids)
-        if segments.boundaries is not None and supports_varlen(
-            model.device, model.dtype, head_size(model.config)
-        ):
-            return varlen_arguments(segments)
-        mask = packed_attention_mask(segments.row_ids, segments.segment_ids)
-        inputs = inputs._replace(attention_mask=mask)
-    return {"attention_mask": layer_masks(model.config, inputs)}
-
-
-def layer_masks(
-    config: PreTrainedConfig, inputs: ModelInputs
-) -> torch.Tensor | dict[str, torch.Tensor] | None:
-    """Return the attention mask as a model takes it: one by layer type if its layers differ.
-
-    A mask that is given to a model replaces that of its sliding window, so this applies the window.
-    """
-    mask, positions = inputs.attention_mask, inputs.position_ids
-    window = getattr(config, "sliding_window", None)
-    # Some families have a window of 0 for none.
-    if mask is None or positions is None or not window:
-        return mask
-    local = sliding_window_mask(mask, positions, window)
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        return {"full_attention": mask, "sliding_attention": local}
-    return local
 
 
 def pad_with_last(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:

@@ -1,45 +1,40 @@
-"""Generation: sampled responses from a model's forward passes with a key-value cache.
+"""Generation: sampled responses from a model's forward passes, in batches of similar length.
 
-A prompt is processed once, however many responses are sampled for it. Rows that have ended leave
-the batch. On a GPU, the pass that samples a token may be captured (fixed_decoding.py).
-
-Shapes: n prompts, G responses of each (num_generations), R tokens of the longest response; b rows
-of a batch, V entries of the vocabulary.
+A prompt is processed once, however many responses are sampled for it; decoding.py samples their
+tokens. Samplers are what RLHF samples with: the trained model itself, or vLLM (vllm_sampler.py).
 """
 
-import inspect
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol
 
-import numpy as np
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
-from snakechat.modeling.fixed_decoding import (
+from snakechat.modeling.decoding import (
+    Decoder,
     FixedDecoder,
-    all_finite,
     can_be_captured,
-    count_unfinished,
-    takes_dense_mask,
+    generate_batch,
+    pad_left,
 )
 from snakechat.modeling.key_value_cache import (
     FREE_FRACTION,
     MEMORY_FRACTION,
     default_generate_tokens,
-    make_cache,
 )
-from snakechat.modeling.partitions import Gather, no_gather
-from snakechat.modeling.token_sampling import sample_tokens
+from snakechat.modeling.lora import merged_adapters
+from snakechat.modeling.models import Gather, no_gather
 from snakechat.workflow import deterministic
 
-# Ended rows leave a batch once at most this fraction of its rows is unfinished.
-COMPACTION_THRESHOLD = 7 / 8
-# Lengths of a FixedDecoder are multiples of this number, so that one serves several batches.
+# Lengths of a FixedDecoder are multiples of this number, so that a graph serves several batches.
 DECODER_LENGTH_MULTIPLE = 64
+# A decoder stays in memory while a model trains if both take at most this fraction of a GPU.
+KEPT_FRACTION = 0.8
 
 # Token ids [g][row] of each response, and the log-probability of each token or None.
 Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
@@ -67,9 +62,11 @@ class Sampler(Protocol):
 
     Attributes:
         num_ranks: adjacent processes that sample the same responses together.
+        asleep_bytes: memory of the GPU that it keeps while it sleeps, outside of torch's tensors.
     """
 
     num_ranks: int
+    asleep_bytes: int
 
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Use the model's current weights from now on; all processes call this function."""
@@ -85,6 +82,9 @@ class Sampler(Protocol):
 
     def sleep(self) -> None:
         """Free memory until the next update, which has to come before the next sample."""
+
+    def step_ended(self) -> None:
+        """Learn that a step of the training has ended, whose peak of memory is known."""
 
     def close(self) -> None:
         """Free what the sampler holds."""
@@ -112,15 +112,22 @@ def make_sampler(
 
 
 class HfSampler:
-    """Samples from the trained model itself."""
+    """Samples from the trained model itself.
 
-    num_ranks = 1
+    Its decoder, with the captured graphs, stays in memory from the second step of a training on,
+    if the first one has left enough of a GPU's memory.
+    """
+
+    num_ranks, asleep_bytes = 1, 0
 
     def __init__(
         self, settings: SamplingSettings, stop_ids: Sequence[int], micro_batch_tokens: int
     ) -> None:
         self.settings, self.stop_ids = settings, stop_ids
         self.micro_batch_tokens = micro_batch_tokens
+        self.kept = KeptDecoder()
+        # Bytes that the decoder may keep while the model trains.
+        self.allowance = 0.0
 
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Use the model's current weights from now on."""
@@ -137,14 +144,57 @@ class HfSampler:
             settings.temperature,
             self.micro_batch_tokens,
             settings.num_generations,
+            kept=self.kept,
         )
         return responses, None
 
     def sleep(self) -> None:
-        """Do nothing: the sampler holds no memory."""
+        """Free the decoder, unless it may stay."""
+        if self.kept.decoder and self.kept.decoder.num_bytes > self.allowance:
+            self.kept.decoder = None
+
+    def step_ended(self) -> None:
+        """Keep the decoder from now on, if the step without it has left enough memory."""
+        device = self.model.device
+        if device.type == "cuda" and not self.kept.decoder:
+            _, total = torch.cuda.mem_get_info(device)
+            self.allowance = KEPT_FRACTION * total - torch.cuda.max_memory_allocated(device)
 
     def close(self) -> None:
-        """Do nothing: the sampler holds no resources."""
+        """Free the decoder."""
+        self.kept.decoder = None
+
+
+class KeptDecoder:
+    """The decoder of earlier batches, for further ones.
+
+    Attributes:
+        max_tokens: Limit of tokens in a batch, from the memory that was free without the decoder.
+    """
+
+    def __init__(self) -> None:
+        self.decoder: FixedDecoder | None = None
+        self.max_tokens = 0
+        self.addresses: list[int] = []
+
+    def get(
+        self,
+        model: PreTrainedModel,
+        stops: torch.Tensor,
+        temperature: float,
+        capacity: int,
+        max_response_length: int,
+    ) -> FixedDecoder:
+        """Return a decoder for the weights where they are now; the arguments are FixedDecoder's."""
+        # Graphs read weights by their addresses, and ZeRO 3 gathers them anywhere.
+        tensors = [*model.parameters(), *model.buffers()]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if not self.decoder or self.decoder.capacity < capacity or addresses != self.addresses:
+            # Free the old one first. Its graphs have ended: their tokens were read.
+            self.decoder = None
+            self.decoder = FixedDecoder(model, stops, temperature, capacity, max_response_length)
+            self.addresses = addresses
+        return self.decoder
 
 
 @torch.no_grad()
@@ -157,6 +207,7 @@ def sample_responses(
     micro_batch_tokens: int,
     num_generations: int = 1,
     own_rows: Sequence[int] | None = None,
+    kept: KeptDecoder | None = None,
 ) -> list[list[list[int]]]:
     """Sample responses to prompts from the model's full distribution, without top-k or top-p.
 
@@ -170,6 +221,7 @@ def sample_responses(
             unless the placement has generate_tokens.
         own_rows: the prompts that this process samples responses to; all of them by default. The
             random numbers of a prompt are the same in any case.
+        kept: the decoder of earlier calls with the same arguments, for this one and later ones.
 
     Returns:
         Token ids of each response, with the stop id if one was sampled: responses[g][row].
@@ -180,63 +232,36 @@ def sample_responses(
     if own_rows is not None:
         prompts, uniforms = [prompts[row] for row in own_rows], uniforms[list(own_rows)]
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
-    stops = copy_to_device(torch.tensor(stop_ids), model.device)
-    choices = acceleration.current()
-    is_captured = choices.cuda_graphs and can_be_captured(model)
+    stops, kept = copy_to_device(torch.tensor(stop_ids), model.device), kept or KeptDecoder()
+    is_captured = acceleration.current().cuda_graphs and can_be_captured(model)
     multiple = DECODER_LENGTH_MULTIPLE if is_captured else 1
     lengths = [len(prompt) + max_response_length for prompt in prompts]
     sized_rows = [
         (row, num_generations * round_up(length, multiple))
         for row, length in sort_by_size(range(len(prompts)), lengths)
     ]
-    max_tokens = max_batch_tokens(model, micro_batch_tokens)
-    decoder: FixedDecoder | None = None
-    batches = bucket_by_size(sized_rows, max_tokens)
-    if is_captured:
-        batches = balanced(batches, dict(sized_rows), max_tokens)
-    for rows in batches:
-        num_rows, length = len(rows) * num_generations, round_up(lengths[rows[0]], multiple)
-        if is_captured and not (decoder and decoder.fits(num_rows, length)):
-            # Free the memory of the old one first. Its graphs have ended: their tokens were read.
-            decoder = None
-            most_rows = max(map(len, batches)) * num_generations
-            decoder = FixedDecoder(
-                model,
-                max(num_rows, most_rows),
-                length,
-                max_response_length,
-                stops,
-                temperature,
-                choices.stop_check_steps,
-            )
-        padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
-        randoms = copy_to_device(uniforms[rows], model.device)
-        tokens = generate_batch(model, *padded, randoms, stops, temperature, decoder).tolist()
-        for index, ids in enumerate(tokens):
-            ends = (column for column, token in enumerate(ids) if token in stop_ids)
-            length = next(ends, len(ids) - 1) + 1
-            responses[index % num_generations][rows[index // num_generations]] = ids[:length]
+    if not kept.decoder:
+        kept.max_tokens = max_batch_tokens(model, micro_batch_tokens)
+    batches = bucket_by_size(sized_rows, kept.max_tokens, balanced=is_captured)
+    sizes = dict(sized_rows)
+    capacity = max(len(rows) * sizes[rows[0]] for rows in batches)
+    with merged_adapters(model) if is_captured else contextlib.nullcontext():
+        for rows in batches:
+            if is_captured:
+                arguments = model, stops, temperature, capacity, max_response_length
+                decoder: Decoder = kept.get(*arguments)
+                num_rows = len(rows) * num_generations
+                decoder.set_shape(num_rows, sizes[rows[0]] // num_generations)
+            else:
+                decoder = Decoder(model, stops, temperature)
+            padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
+            randoms = copy_to_device(uniforms[rows], model.device)
+            tokens = generate_batch(decoder, *padded, randoms).tolist()
+            for index, ids in enumerate(tokens):
+                ends = (column for column, token in enumerate(ids) if token in stop_ids)
+                end = next(ends, len(ids) - 1) + 1
+                responses[index % num_generations][rows[index // num_generations]] = ids[:end]
     return responses
-
-
-def balanced(
-    batches: list[list[int]], sizes: Mapping[int, int], max_tokens: int
-) -> list[list[int]]:
-    """Return as many batches of about equally many rows, if these fit; otherwise the same ones.
-
-    A token of a batch takes about the same time whichever number of rows it has: 64 and 64 rows end
-    earlier than 120 and 8, and need less memory.
-
-    Args:
-        batches: Rows, the largest first.
-        sizes: Tokens of each row.
-        max_tokens: Limit of tokens in a batch, padding included.
-    """
-    rows = [row for batch in batches for row in batch]
-    number = -(-len(rows) // len(batches))
-    equal = [rows[start : start + number] for start in range(0, len(rows), number)]
-    fit = all(len(batch) * sizes[batch[0]] <= max_tokens for batch in equal)
-    return equal if fit else batches
 
 
 def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
@@ -256,108 +281,3 @@ def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
     if not deterministic.are_requested():
         memory = min(memory, FREE_FRACTION * free)
     return default_generate_tokens(model.config, model.dtype.itemsize, micro_batch_tokens, memory)
-
-
-def generate_batch(
-    model: PreTrainedModel,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    uniforms: torch.Tensor,
-    stops: torch.Tensor,
-    temperature: float,
-    decoder: FixedDecoder | None = None,
-) -> torch.Tensor:
-    """Generate responses [b * G, R] to left-padded prompts [b, T], those of a prompt adjacent.
-
-    Args:
-        input_ids, attention_mask: [b, T].
-        uniforms: [b, G, R] in [0, 1), the only source of randomness.
-        stops: Token ids that end a response.
-        decoder: Samples all tokens but the first of each response, if given.
-
-    Returns:
-        Token ids, filled with a stop id after the end of a response.
-    """
-    prompts_mask, stop_check_steps = attention_mask, acceleration.current().stop_check_steps
-    uniforms = uniforms.flatten(end_dim=1)
-    new_mask = attention_mask.new_ones(len(attention_mask), uniforms.shape[1])
-    attention_mask = torch.cat([attention_mask, new_mask], dim=1)
-    positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    # A decoder has a cache of its own.
-    cache = make_cache(model.config, (prompts_mask if decoder else attention_mask).shape[1])
-    has_dense_mask = takes_dense_mask(model, cache)
-    tokens = stops[0].expand_as(uniforms).clone()
-    # The rows of `tokens` in the current batch, and whether each has ended.
-    rows = torch.arange(len(tokens), device=tokens.device)
-    ended = torch.zeros_like(rows, dtype=torch.bool)
-    start, end = 0, input_ids.shape[1]
-    for step in range(tokens.shape[1]):
-        mask = attention_mask[:, :end]
-        if step > 0 and has_dense_mask:
-            mask = mask.bool()[:, None, None]
-        logits = next_logits(model, cache, input_ids, mask, positions[:, start:end])
-        # Responses per row of the batch: G in the first step, which has one row per prompt.
-        copies = len(rows) // len(logits)
-        step_uniforms = uniforms[rows, step].view(-1, copies)
-        sampled = sample_tokens(logits, step_uniforms, temperature).flatten()
-        sampled = sampled.masked_fill(ended, stops[0])
-        tokens[rows, step] = sampled
-        ended = torch.isin(sampled, stops)
-        if step > 0 and (step + 1) % stop_check_steps:
-            input_ids, start, end = sampled[:, None], end, end + 1
-            continue
-        num_unfinished = count_unfinished(ended, all_finite(logits))
-        if num_unfinished == 0:
-            break
-        if decoder or copies > 1 or num_unfinished <= COMPACTION_THRESHOLD * len(rows):
-            kept = (~ended).nonzero().squeeze(1)
-            sources = kept // copies
-            rows, sampled, ended = rows[kept], sampled[kept], ended[kept]
-            if decoder:
-                tokens[rows] = decoder.run(cache, prompts_mask, sources, sampled, uniforms[rows])
-                break
-            cache.reorder_cache(cast(torch.LongTensor, sources))
-            attention_mask, positions = attention_mask[sources], positions[sources]
-        input_ids, start, end = sampled[:, None], end, end + 1
-    return tokens
-
-
-def next_logits(
-    model: PreTrainedModel,
-    cache: DynamicCache,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    positions: torch.Tensor,
-) -> torch.Tensor:
-    """Add tokens to a cache, and return the logits [b, V] that follow them.
-
-    Args:
-        input_ids, positions: [b, new tokens]. attention_mask: [b, all tokens], or bool
-            [b, 1, 1, all tokens] for one new token.
-    """
-    # BLOOM derives positions from the mask.
-    takes_positions = "position_ids" in inspect.signature(model.forward).parameters
-    return model(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        **({"position_ids": positions} if takes_positions else {}),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    ).logits[:, -1]
-
-
-def pad_left(
-    sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pad sequences on the left. Returns input_ids and attention_mask, [B, T] each.
-
-    The mask follows from the lengths, so pad_id may be any id.
-    """
-    longest = max(len(sequence) for sequence in sequences)
-    input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, sequence in enumerate(sequences):
-        input_ids[row, longest - len(sequence) :] = torch.as_tensor(np.asarray(sequence, np.int64))
-        attention_mask[row, longest - len(sequence) :] = 1
-    return copy_to_device(input_ids, device), copy_to_device(attention_mask, device)

@@ -11,14 +11,14 @@ logits, m of a chunk in fp32.
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.compilation import MAX_VERSIONS, compile_up_to
+from snakechat.modeling.acceleration import MAX_VERSIONS, compile_up_to
 
 # Logits that exist at a time: 64 MB in 16 bits.
 CHUNK_LOGITS = 1 << 25
@@ -80,24 +80,38 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.empty_like(logprobs) if return_entropies else None
+        is_compiled = acceleration.current().compile
         for chunk, logits in logit_chunks(hidden, weight, bias):
+            if is_compiled:
+                logprobs[chunk], of_chunk = compiled(logprobs_and_entropies)(
+                    logits, tokens[chunk], temperature
+                )
+                if entropies is not None:
+                    entropies[chunk] = of_chunk
+                continue
             for rows, _, table in fp32_logprobs(chunk, logits, temperature):
                 logprobs[rows] = _select_tokens(table, tokens[rows])
                 if entropies is not None:
-                    entropies[rows] = -torch.linalg.vecdot(table.exp(), table)
+                    entropies[rows] = _entropies(table)
         if entropies is not None:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        grad_logprobs = grad_outputs[0]
         hidden, weight, bias, tokens = ctx.saved_tensors
         gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
+        factors = grad_outputs[0][:, None] / ctx.temperature
+        is_compiled = acceleration.current().compile
         for chunk, logits in logit_chunks(hidden, weight, bias):
-            for rows, chunk_logits, table in fp32_logprobs(chunk, logits, ctx.temperature):
-                _negative_gradients_(table, tokens[rows])
-                chunk_logits.copy_(table.mul_(grad_logprobs[rows, None] / ctx.temperature))
+            if is_compiled:
+                logits = compiled(scaled_gradients)(
+                    logits, tokens[chunk], ctx.temperature, factors[chunk]
+                )
+            else:
+                for rows, chunk_logits, table in fp32_logprobs(chunk, logits, ctx.temperature):
+                    _negative_gradients_(table, tokens[rows])
+                    chunk_logits.copy_(table.mul_(factors[rows]))
             gradients.add(chunk, logits)
         return *gradients.scaled(1.0), None, None, None
 
@@ -116,7 +130,7 @@ class _SumOfLogprobs(torch.autograd.Function):
         is_compiled = acceleration.current().compile
         for chunk, logits in logit_chunks(hidden, weight, bias):
             if is_compiled:
-                added, logits = compiled_sum_and_gradients()(logits, tokens[chunk])
+                added, logits = compiled(sum_and_gradients)(logits, tokens[chunk])
                 total += added
             else:
                 for rows, chunk_logits, table in fp32_logprobs(chunk, logits):
@@ -175,10 +189,32 @@ def _negative_gradients_(table: torch.Tensor, tokens: torch.Tensor) -> None:
     table[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
 
 
+def _entropies(table: torch.Tensor) -> torch.Tensor:
+    """Return the entropies [n] of log-probabilities [n, V]."""
+    return -torch.linalg.vecdot(table.exp(), table)
+
+
 @functools.cache
-def compiled_sum_and_gradients() -> Any:
-    """Return sum_and_gradients as one kernel, which reads and writes the logits once."""
-    return compile_up_to(MAX_VERSIONS, sum_and_gradients, dynamic=True)
+def compiled(function: Callable[..., Any]) -> Any:
+    """Return one of the functions below as one kernel, which reads the logits [n, V] once."""
+    return compile_up_to(MAX_VERSIONS, function, dynamic=True)
+
+
+def logprobs_and_entropies(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities of tokens [n], and the entropies [n]."""
+    table = (logits.float() / temperature).log_softmax(dim=1)
+    return _select_tokens(table, tokens), _entropies(table)
+
+
+def scaled_gradients(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, factors: torch.Tensor
+) -> torch.Tensor:
+    """Return negative gradients [n, V] of the log-probabilities of tokens, times factors [n, 1]."""
+    probabilities = (logits.float() / temperature).softmax(dim=1)
+    is_token = torch.arange(logits.shape[1], device=logits.device) == tokens[:, None]
+    return ((probabilities - is_token.float()) * factors).to(logits.dtype)
 
 
 def sum_and_gradients(
@@ -186,9 +222,9 @@ def sum_and_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the sum of the log-probabilities of tokens [n], and its negative gradients [n, V]."""
     table = logits.float().log_softmax(dim=1)
-    is_token = torch.arange(logits.shape[1], device=logits.device) == tokens[:, None]
-    gradients = table.exp() - is_token.float()
-    return _select_tokens(table, tokens).sum(), gradients.to(logits.dtype)
+    return _select_tokens(table, tokens).sum(), scaled_gradients(
+        logits, tokens, 1.0, table.new_ones(1)
+    )
 
 
 class Gradients:

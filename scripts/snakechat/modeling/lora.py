@@ -4,8 +4,6 @@ The model stays a transformers model whose linear layers are replaced by adapter
 """
 
 import contextlib
-import itertools
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -18,13 +16,9 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from snakechat.modeling.models import describe
-from snakechat.modeling.partitions import Gather, Master, no_gather
+from snakechat.modeling.models import Gather, Master, describe, no_gather
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
-
-# The start of the names of a transformer block's weights.
-BLOCK = re.compile(r".*?\.\d+\.")
 
 
 def add_lora(
@@ -75,6 +69,27 @@ def disable_adapters(model: nn.Module) -> Iterator[None]:
         layer.enable_adapters(True)
 
 
+@contextlib.contextmanager
+def merged_adapters(model: nn.Module) -> Iterator[None]:
+    """Context in which the weights of layers have their adapters merged, in the model's dtype.
+
+    Addresses stay. A copy of the weights on the CPU, made once, restores them bit for bit.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    for layer in layers:
+        weight = cast(Any, layer.base_layer).weight
+        if not hasattr(layer, "unmerged_weight"):
+            copy = torch.empty_like(weight, device="cpu", pin_memory=weight.is_cuda).copy_(weight)
+            layer.unmerged_weight = copy.detach()
+        weight.data.copy_(merge(layer))
+    try:
+        with disable_adapters(model):
+            yield
+    finally:
+        for layer in layers:
+            cast(Any, layer.base_layer).weight.data.copy_(layer.unmerged_weight, non_blocking=True)
+
+
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     """Return the linear layers of the transformer blocks by their names within the block list.
 
@@ -87,32 +102,6 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, layer in blocks.named_modules()
         if isinstance(layer, nn.Linear | Conv1D)
     }
-
-
-def merged_layers(
-    model: nn.Module, gather: Gather = no_gather
-) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yield names and weights of an equivalent model without adapters, in the model's dtype.
-
-    All weights of a transformer block come at a time, and are valid until the next block: a
-    partitioned model is gathered by block. The model does not change.
-    """
-
-    def block_of(item: tuple[str, Any]) -> str:
-        match = BLOCK.match(item[0])
-        return match[0] if match else item[0]
-
-    layers = adapted_layers(model)
-    for _, items in itertools.groupby(base_weights(model).items(), block_of):
-        weights = dict(items)
-        adapters = [
-            weight for name in weights if name in layers for weight in adapter_weights(layers[name])
-        ]
-        with gather([*weights.values(), *adapters]):
-            yield [
-                (name, merge(layers[name]) if name in layers else weight.detach())
-                for name, weight in weights.items()
-            ]
 
 
 def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:

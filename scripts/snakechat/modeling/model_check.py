@@ -19,14 +19,13 @@ import numpy as np
 import torch
 
 from snakechat.modeling import acceleration
+from snakechat.modeling.attention import for_any_length
 from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
+from snakechat.modeling.decoding import can_be_captured, next_logits, pad_left
 from snakechat.modeling.forward import Policy, Scorer, fp32_weights
-from snakechat.modeling.generation import next_logits, pad_left
 from snakechat.modeling.key_value_cache import make_cache
-from snakechat.modeling.models import describe, max_positions
+from snakechat.modeling.models import describe, max_positions, whole_shape
 from snakechat.modeling.packing import Ids, Row, collate
-from snakechat.modeling.partitions import whole_shape
-from snakechat.modeling.shared_prompts import for_any_length
 from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import all_reduce_max
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
@@ -81,6 +80,8 @@ def check_model(
             check.compare_packed()
             if samples:
                 check.compare_cached()
+                if acceleration.current().cuda_graphs:
+                    can_be_captured(module.model)
             if any(weight.requires_grad for weight in module.parameters()):
                 check.compare_in_training()
         # In fp32, a kernel of 16 bits has not run yet.
@@ -151,7 +152,7 @@ class _ModelCheck:
         self.compare(kernel, self.packed_difference, f"outputs with {kernel}", remedy)
 
     def compare_cached(self) -> None:
-        """Compare passes with a cache, as generate_batch runs them."""
+        """Compare passes with a cache, as decoders run them."""
         prompt, [response, *_] = self.rows[0]
         length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
         text = np.resize([*prompt, *response], length)
@@ -216,13 +217,12 @@ class _ModelCheck:
 
     def expected(self, rows: list[Row]) -> list[torch.Tensor]:
         """Return the outputs [K] of each sequence as transformers computes them."""
-        with self.describes_errors("transformers' forward pass"):
-            # All first responses come before all second ones, as in a batch.
-            return [
-                self.own_outputs([*prompt, *responses[number]])
-                for number in range(len(rows[0][1]))
-                for prompt, responses in rows
-            ]
+        # All first responses come before all second ones, as in a batch.
+        return [
+            self.own_outputs([*prompt, *responses[number]])
+            for number in range(len(rows[0][1]))
+            for prompt, responses in rows
+        ]
 
     def own_outputs(self, ids: Ids) -> torch.Tensor:
         """Return the outputs [K] of a sequence as transformers computes them.

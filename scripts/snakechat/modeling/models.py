@@ -1,8 +1,10 @@
 """Models: their device and dtypes, new ones, and what a model can do."""
 
+import contextlib
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,7 +17,6 @@ from transformers import (
 )
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.partitions import whole_shape
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement
 
@@ -32,6 +33,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # Layers of a new model: more than any published one has.
 MAX_LAYERS = 1000
+
+# ZeRO 3 partitions the weights of a model over the processes.
+
+# Returns a context in which every process has the whole of some weights. All processes must enter
+# it with the same weights.
+Gather = Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]]
+
+# Returns the whole fp32 value of a weight in training. All processes must call it with the same
+# weight.
+Master = Callable[[torch.Tensor], torch.Tensor]
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -143,3 +154,14 @@ def supports_packing(model: PreTrainedModel) -> bool:
     (snakechat/modeling/model_check.py).
     """
     return model.config._attn_implementation == "sdpa"
+
+
+def no_gather(weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Return a context that does nothing, for weights that every process has."""
+    return contextlib.nullcontext()
+
+
+def whole_shape(weight: torch.Tensor) -> torch.Size:
+    """Return the shape of a weight, partitioned or not."""
+    # DeepSpeed's attribute of a partitioned one.
+    return getattr(weight, "ds_shape", weight.shape)

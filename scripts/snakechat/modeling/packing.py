@@ -5,9 +5,9 @@ rollouts. It is laid out as prompt | response | response ...: the model processe
 responses of a row do not attend to one another, and the positions of each response continue from
 the end of the prompt. Several rows, which do not attend to one another, fill a packed sequence.
 
-Packing requires a model that accepts a boolean mask (models.supports_packing); forward.py narrows
-it for layers with a sliding window. For other models, each response takes a sequence by itself,
-after a copy of its prompt and padded on the right, where causal attention ignores the padding.
+Packing requires a model that accepts a boolean mask (models.supports_packing). For other models,
+each response takes a sequence by itself, after a copy of its prompt and padded on the right, where
+causal attention ignores the padding.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
-from snakechat.modeling.shared_prompts import Group, are_long
+from snakechat.modeling.attention import Segments, make_segments
 
 Ids = Sequence[int] | np.ndarray
 # A row's prompt, and its responses.
@@ -33,28 +32,11 @@ WIDTH_FACTORS = (1, 1.25, 1.5, 2)
 TOKEN_COST = 4096
 
 
-class Segments(NamedTuple):
-    """What attention masks of packed sequences are made of, for a kernel without a dense mask.
-
-    row_ids, segment_ids: [B, T], see packed_attention_mask. boundaries: int32 [N + 1], where rows
-    and padding begin and end in the flattened [B * T] positions; None if responses share prompts.
-    longest: tokens of the longest row or padding. groups: where the parts of rows are, on a CPU.
-    """
-
-    row_ids: torch.Tensor
-    segment_ids: torch.Tensor
-    boundaries: torch.Tensor | None
-    longest: int
-    groups: list[Group] | None = None
-
-
 class ModelInputs(NamedTuple):
     """Arguments of a model's forward pass.
 
-    input_ids: [B, T]. attention_mask: ones [B, T]. With packing position_ids: [B, T], and
-    attention_mask: bool [B, 1, T, T], True where a token (third dimension) attends to another
-    (fourth). If the placement allows other kernels than SDPA, or long responses share prompts,
-    segments take its place until the model is known (forward.attention_arguments).
+    input_ids: [B, T]. attention_mask: ones [B, T]. With packing, position_ids: [B, T], and in the
+    place of the mask the segments that define it (attention.packed_arguments).
     """
 
     input_ids: torch.Tensor
@@ -170,26 +152,20 @@ def collate(
     ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
     # Flat indices of each sequence of prompt and response, by the response's number.
     indices: list[list[np.ndarray]] = [[] for _ in range(num_responses if packing else 1)]
-    groups: list[Group] = []
     for number, sequence in enumerate(sequences):
         start = 0
         for row, (prompt, responses) in enumerate(sequence, start=1):
-            prompt_columns = np.arange(start, start + len(prompt))
-            segments = [(prompt_columns, prompt, 0, 0)]
-            start += len(prompt)
-            for segment, response in enumerate(responses, start=1):
-                columns = np.arange(start, start + len(response))
-                segments.append((columns, response, segment, len(prompt)))
-                index = number * shape[1] + np.concatenate([prompt_columns, columns])
-                indices[segment - 1].append(index)
-                start += len(response)
-            spans = [slice(int(c[0]), int(c[-1]) + 1) for c, *_ in segments if len(c)]
-            groups.append(Group(number, spans[0], spans[1:]))
-            for columns, tokens, segment, first_position in segments:
-                ids[number, columns] = tokens
-                positions[number, columns] = first_position + np.arange(len(columns))
-                row_ids[number, columns] = row
-                segment_ids[number, columns] = segment
+            prompt_index = number * shape[1] + np.arange(start, start + len(prompt))
+            for segment, part in enumerate((prompt, *responses)):
+                columns = slice(start, start + len(part))
+                first_position = len(prompt) if segment else 0
+                ids[number, columns] = part
+                positions[number, columns] = first_position + np.arange(len(part))
+                row_ids[number, columns], segment_ids[number, columns] = row, segment
+                if segment:
+                    index = number * shape[1] + np.arange(start, start + len(part))
+                    indices[segment - 1].append(np.concatenate([prompt_index, index]))
+                start += len(part)
     prompt_lengths = [len(prompt) for _ in indices for s in sequences for prompt, _ in s]
     sequence_indices = [sequence for response in indices for sequence in response]
     if with_prompts or trained is None:
@@ -202,33 +178,21 @@ def collate(
             length + np.flatnonzero(marks)
             for length, marks in zip(prompt_lengths, trained, strict=True)
         ]
-    targets = _target_indices(sequence_indices, target_columns)
+    pairs = [*zip(sequence_indices, target_columns, strict=True)]
+    targets = (
+        np.concatenate([sequence[columns - 1] for sequence, columns in pairs]),
+        np.concatenate([sequence[columns] for sequence, columns in pairs]),
+        np.array([sequence[-1] for sequence in sequence_indices]),
+        np.array([len(columns) for columns in target_columns]),
+    )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
         return copy_to_device(torch.from_numpy(array), device)
 
     inputs = ModelInputs(to_device(ids))
     if packing:
-        inputs = inputs._replace(position_ids=to_device(positions))
-        choices = acceleration.current()
-        share = num_responses > 1 and device.type == "cpu" and are_long(groups)
-        if share and not choices.compile:
-            inputs = inputs._replace(
-                segments=Segments(to_device(row_ids), to_device(segment_ids), None, 0, groups)
-            )
-        elif choices.attn_implementation == "sdpa":
-            mask = packed_attention_mask(to_device(row_ids), to_device(segment_ids))
-            inputs = inputs._replace(attention_mask=mask)
-        else:
-            boundaries = row_boundaries(row_ids)
-            inputs = inputs._replace(
-                segments=Segments(
-                    to_device(row_ids),
-                    to_device(segment_ids),
-                    to_device(boundaries) if num_responses == 1 else None,
-                    int(np.diff(boundaries).max()),
-                )
-            )
+        segments = make_segments(row_ids, segment_ids).to(to_device)
+        inputs = inputs._replace(position_ids=to_device(positions), segments=segments)
     else:
         # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
         inputs = inputs._replace(attention_mask=torch.ones_like(inputs.input_ids))
@@ -243,64 +207,3 @@ def _one_response_each(sequences: list[list[Row]], num_responses: int) -> list[l
     return [
         sequence for first in range(num_responses) for sequence in separate[first::num_responses]
     ]
-
-
-def _target_indices(
-    sequences: list[np.ndarray], columns: list[np.ndarray]
-) -> tuple[np.ndarray, ...]:
-    """Return state_index, target_index, last_index and target_lengths of a TokenBatch.
-
-    Args:
-        sequences: the flat indices of each sequence.
-        columns: where the target tokens of each sequence are.
-    """
-    pairs = [*zip(sequences, columns, strict=True)]
-    return (
-        np.concatenate([sequence[targets - 1] for sequence, targets in pairs]),
-        np.concatenate([sequence[targets] for sequence, targets in pairs]),
-        np.array([sequence[-1] for sequence in sequences]),
-        np.array([len(targets) for targets in columns]),
-    )
-
-
-def row_boundaries(row_ids: np.ndarray) -> np.ndarray:
-    """Return int32 [N + 1]: where rows and padding begin and end in the flattened positions.
-
-    Args:
-        row_ids: [B, T], see packed_attention_mask. No row continues in the next sequence.
-    """
-    starts = np.diff(row_ids, axis=1, prepend=-1) != 0
-    return np.append(np.flatnonzero(starts), row_ids.size).astype(np.int32)
-
-
-def packed_attention_mask(row_ids: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:
-    """Return the block-causal mask [B, 1, T, T]: True where a token attends to another.
-
-    A token attends to earlier tokens of its row that belong to the prompt or to its own segment.
-
-    Args:
-        row_ids: [B, T], the number of a token's row in its packed sequence, 0 for padding.
-        segment_ids: [B, T], 0 for a prompt, k for the k-th response.
-    """
-    width = row_ids.shape[1]
-    causal = torch.ones(width, width, dtype=torch.bool, device=row_ids.device).tril()
-    same_row = (row_ids[:, :, None] == row_ids[:, None, :]) & causal
-    attended = segment_ids[:, None, :]
-    # Padding attends to earlier padding: the softmax over no position at all is not defined.
-    return (same_row & ((attended == 0) | (segment_ids[:, :, None] == attended)))[:, None]
-
-
-def sliding_window_mask(
-    mask: torch.Tensor, position_ids: torch.Tensor, window: int
-) -> torch.Tensor:
-    """Return a mask [B, 1, T, T] without the tokens that lie `window` or more positions back.
-
-    Positions count, not columns: between the second response of a row and its prompt lies the first
-    one.
-
-    Args:
-        mask: bool [B, 1, T, T]. position_ids: [B, T].
-    """
-    # Compared without their differences, which would take eight times the memory of the mask.
-    in_window = position_ids[:, None, :] > position_ids[:, :, None] - window
-    return mask & in_window[:, None]

@@ -9,8 +9,7 @@ from transformers.utils import CONFIG_NAME
 
 from snakechat.data.special_tokens import end_of_turn_id
 from snakechat.modeling.lora import save_adapter
-from snakechat.modeling.models import SPECIAL_IDS
-from snakechat.modeling.partitions import Gather, Master, no_gather
+from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather
 from snakechat.modeling.weight_writing import write_weights
 from snakechat.workflow.distributed import rank
 

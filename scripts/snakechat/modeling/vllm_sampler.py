@@ -13,7 +13,7 @@ trained one.
 
 import atexit
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,8 @@ import torch
 from transformers import PreTrainedModel
 
 from snakechat.modeling.generation import Generations, SamplingSettings
-from snakechat.modeling.lora import merged_layers
-from snakechat.modeling.models import DTYPES
-from snakechat.modeling.partitions import Gather, no_gather
+from snakechat.modeling.models import DTYPES, Gather, no_gather
+from snakechat.modeling.weight_writing import saved_weights
 from snakechat.workflow import deterministic
 from snakechat.workflow.errors import InputError, is_out_of_memory
 
@@ -45,7 +44,10 @@ class VllmSampler:
 
     Attributes:
         num_ranks: processes of an engine.
+        asleep_bytes: memory of the GPU that vLLM keeps while it sleeps, outside of torch's tensors.
     """
+
+    asleep_bytes = 0
 
     def __init__(
         self,
@@ -101,9 +103,8 @@ class VllmSampler:
             # vLLM has an allocator of its own, which cannot use what torch's keeps.
             torch.cuda.empty_cache()
             self.llm.wake_up(tags=["weights"])
-        layers = merged_layers(model, gather)
-        weights = (weight for layer in layers for weight in layer)
         # As from a checkpoint: vLLM converts weights to the layout of its kernels.
+        weights = merged_weights(model, gather)
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if self.is_asleep:
             self.llm.wake_up(tags=["kv_cache"])
@@ -117,9 +118,14 @@ class VllmSampler:
             # Level 2 discards the weights: the next update has others.
             self.llm.sleep(level=2)
             self.is_asleep = True
+            self.asleep_bytes = _bytes_of_others() - self.bytes_before
+
+    def step_ended(self) -> None:
+        """Do nothing: an engine sleeps in any case."""
 
     def _start(self, on_gpu: bool) -> Any:
         settings, self.on_gpu = self.settings, on_gpu
+        self.bytes_before = _bytes_of_others() if on_gpu else 0
         # vLLM seeds torch's generator.
         state = torch.get_rng_state()
         try:
@@ -201,6 +207,24 @@ class VllmSampler:
         if self.llm is not None and not self.is_asleep:
             self.sleep()
         self.llm, self.is_asleep = None, False
+
+
+def merged_weights(
+    model: PreTrainedModel, gather: Gather = no_gather
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield names and weights of an equivalent model without adapters, in the model's dtype.
+
+    Each is valid until the next one. The model does not change.
+    """
+    for name, saved in saved_weights(model).items():
+        with gather(saved.sources):
+            yield name, saved.value()
+
+
+def _bytes_of_others() -> int:
+    """Return the bytes of the GPU's memory that torch's allocator does not hold."""
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
 
 
 def _token_logprobs(response: Any) -> list[float]:

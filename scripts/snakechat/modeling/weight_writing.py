@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
 
 from snakechat.modeling.lora import adapted_layers, adapter_weights, base_weights, merge
-from snakechat.modeling.partitions import Gather, Master, no_gather, whole_shape
+from snakechat.modeling.models import Gather, Master, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
 
 # The first process has the weights of a file of this size in memory.

@@ -9,8 +9,7 @@ from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import weight_files
-from snakechat.modeling.models import DTYPES
-from snakechat.modeling.partitions import Master
+from snakechat.modeling.models import DTYPES, Master
 from snakechat.modeling.weight_writing import saved_weights, weights_in_files
 from snakechat.training.engine import Engine
 from snakechat.workflow.distributed import rank

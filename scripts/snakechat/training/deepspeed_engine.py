@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import release_stored_weight, stored_weight
-from snakechat.modeling.partitions import whole_shape
+from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine, FrozenModel, parameter_groups
 from snakechat.training.zero_stages import samples_whole, zero_buffers
 from snakechat.workflow.distributed import all_reduce_max, rank, world_size

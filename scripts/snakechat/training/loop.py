@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.compilation import can_compile, compile_layers
+from snakechat.modeling.acceleration import can_compile, compile_layers
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS
 from snakechat.modeling.models import choose_device, model_size
 from snakechat.training.checkpointing import Checkpointer, Stateful

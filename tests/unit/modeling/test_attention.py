@@ -1,7 +1,7 @@
-"""FlashAttention of packed sequences, compared with SDPA and a dense mask.
+"""Attention of packed sequences without a dense mask, compared with SDPA and a dense mask.
 
-varlen_attn, which only a GPU has, is replaced by a loop over its segments. tests/gpu runs the
-kernel itself.
+varlen_attn, which only a GPU has, is replaced by a loop over its segments. Responses that share a
+prompt have the kernel of a CPU in the place of FlashAttention. tests/gpu runs the kernels of a GPU.
 """
 
 import numpy as np
@@ -10,8 +10,8 @@ import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from snakechat.modeling import acceleration, attention, forward
-from snakechat.modeling.acceleration import Acceleration
+from snakechat.modeling import acceleration, attention
+from snakechat.modeling.acceleration import Acceleration, compile_layers
 from snakechat.modeling.attention import supports_varlen
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.generation import sample_responses
@@ -23,14 +23,14 @@ from support.varlen import loop_over_segments
 
 KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
 MODELS = {name: keys for name, keys in (FAMILIES | WINDOWS).items() if name in KINDS}
-# Lengths of prompt and of two responses. Some rows are longer than the windows.
-SHAPES = [(12, 9, 4), (5, 4, 2), (3, 2, 5), (1, 6, 1), (7, 1, 3), (4, 3, 3)]
+# Lengths of prompt and of three responses. Some rows are longer than the windows.
+SHAPES = [(12, 9, 4, 1), (5, 4, 2, 0), (3, 2, 5, 7), (1, 6, 1, 1), (7, 1, 3, 5), (4, 3, 3, 20)]
 RANDOM = np.random.default_rng(1)
 PROMPTS, *RESPONSES = (
-    [RANDOM.integers(10, 300, shape[number]).tolist() for shape in SHAPES] for number in range(3)
+    [RANDOM.integers(10, 300, shape[number]).tolist() for shape in SHAPES] for number in range(4)
 )
-# One response of each row, and two that share its prompt.
-EXAMPLES = {"single": Examples(PROMPTS, RESPONSES[0]), "pairs": Examples(PROMPTS, *RESPONSES)}
+# One response of each row, and several that share its prompt.
+EXAMPLES = {"single": Examples(PROMPTS, RESPONSES[0]), "shared": Examples(PROMPTS, *RESPONSES)}
 
 
 @pytest.fixture(autouse=True)
@@ -54,12 +54,13 @@ def allow_varlen(monkeypatch):
 
     for name, function in (
         ("varlen_attn", loop_over_segments),
+        ("shared_prompt_attention", attention.shared_prompt_attention),
         ("sdpa_attention_forward", attention.sdpa_attention_forward),
     ):
         monkeypatch.setattr(attention, name, record(name.partition("_")[0], function))
 
     def allow(is_supported=True, **choices):
-        monkeypatch.setattr(forward, "supports_varlen", lambda *_: is_supported)
+        monkeypatch.setattr(attention, "supports_varlen", lambda *_: is_supported)
         choices = Acceleration(attn_implementation="auto", **choices)
         monkeypatch.setattr(acceleration, "_current", choices)
         return calls
@@ -72,22 +73,35 @@ def policy(request, tokenizer, tmp_path):
     return saved_policy(MODELS[request.param], tokenizer, tmp_path)
 
 
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("rows", "is_supported", "kernels"),
-    [
-        ("single", True, {"varlen"}),
-        # transformers' own function.
-        ("pairs", True, set()),
-        ("single", False, set()),
-    ],
+    ("rows", "is_supported"), [("single", True), ("shared", True), ("single", False)]
 )
 def test_losses_and_gradients_equal_those_of_a_dense_mask(
-    policy, rows, is_supported, kernels, allow_varlen
+    policy, rows, is_supported, compiled, allow_varlen
 ):
     expected = loss_and_gradients(policy, EXAMPLES[rows])
     calls = allow_varlen(is_supported, pad_to_multiple_of=8)
+    if compiled:
+        compile_layers(policy.model, "aot_eager")
     assert_equal(loss_and_gradients(policy, EXAMPLES[rows]), expected)
-    assert {*calls} == kernels
+    has_window = getattr(policy.model.config, "sliding_window", None)
+    if not is_supported or (rows == "shared" and has_window):
+        # transformers' own function, and a dense mask.
+        assert not calls
+    elif not compiled:
+        assert {*calls} == {"varlen" if rows == "single" else "shared"}
+
+
+@pytest.mark.parametrize("policy", ["opt", "qwen3"], indirect=True)
+def test_long_responses_that_share_a_prompt_have_no_dense_mask_on_a_cpu(policy, monkeypatch):
+    expected = loss_and_gradients(policy, EXAMPLES["shared"])
+    monkeypatch.setattr(attention, "MIN_RESPONSE", 1)
+    # Nothing makes one.
+    monkeypatch.setattr(attention, "packed_attention_mask", None)
+    assert_equal(loss_and_gradients(policy, EXAMPLES["shared"]), expected)
+    with pytest.raises(TypeError):
+        loss_and_gradients(policy, EXAMPLES["single"])
 
 
 @pytest.mark.parametrize("policy", ["qwen3"], indirect=True)

@@ -11,8 +11,8 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import compile_layers
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.compilation import compile_layers
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
@@ -74,7 +74,10 @@ def test_sampling_with_a_cache_compiles_nothing(policy):
     assert counter.frame_count == 0
 
 
-def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("return_sum", [True, False])
+def test_an_engine_trains_with_code_for_the_cpu(
+    return_sum, policy, tokenizer, tmp_path, monkeypatch
+):
     def losses(compile_setting):
         monkeypatch.setattr(acceleration, "_current", acceleration.current())
         placement = placement_of(compile_setting)
@@ -85,7 +88,7 @@ def test_an_engine_trains_with_code_for_the_cpu(policy, tokenizer, tmp_path, mon
         for _ in range(3):
             values.append(0.0)
             for micro_batch in EXAMPLES.micro_batches(np.arange(len(EXAMPLES)), 60, True, CPU):
-                loss = engine(micro_batch.batch, return_sum=True) / -100
+                loss = engine(micro_batch.batch, return_sum=return_sum).sum() / -100
                 engine.backward(loss, micro_batch.is_last)
                 values[-1] += loss.item()
             engine.step()

@@ -11,13 +11,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from peft.tuners.lora import LoraLayer
 
 from conftest import INIT
-from snakechat.modeling import acceleration, fixed_decoding, generation
+from snakechat.modeling import acceleration, decoding, generation
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS, spread
@@ -142,7 +144,8 @@ def test_each_family_generates_what_uncached_passes_predict(member):
 @pytest.mark.parametrize("choices", [{}, {"cuda_graphs": True, "stop_check_steps": 4}])
 def test_logprobs_while_sampling_equal_those_of_training(member, choices, monkeypatch):
     # With a cache and padding on the left, and packed.
-    tables, sample_tokens = [], generation.sample_tokens
+    decoding.can_be_captured(member)
+    tables, sample_tokens = [], decoding.sample_tokens
 
     def record(logits, uniforms, temperature):
         # No response ends, so that rows stay in their order: that of the prompts' lengths.
@@ -151,8 +154,7 @@ def test_logprobs_while_sampling_equal_those_of_training(member, choices, monkey
         tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
         return tokens
 
-    for module in (generation, fixed_decoding):
-        monkeypatch.setattr(module, "sample_tokens", record)
+    monkeypatch.setattr(decoding, "sample_tokens", record)
     with_choices(monkeypatch, **choices)
     [responses] = sample(member, max_response_length=12)
     order = sorted(range(len(PROMPTS)), key=lambda row: -len(PROMPTS[row]))
@@ -186,6 +188,7 @@ def test_decoding_of_a_gpu_samples_the_same_responses(ending, choices, monkeypat
 )
 def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, model, monkeypatch):
     # The passes of the prompts are right.
+    decoding.can_be_captured(model)
     steps = itertools.count()
 
     def corrupt(module, arguments, logits):
@@ -205,7 +208,7 @@ def test_a_response_does_not_depend_on_the_other_rows_of_its_batch(ending, monke
     runs = []
     for micro_batch_tokens in (MICRO_BATCH_TOKENS, 1):
         for threshold in (1, 0.5, 0):
-            monkeypatch.setattr(generation, "COMPACTION_THRESHOLD", threshold)
+            monkeypatch.setattr(decoding, "COMPACTION_THRESHOLD", threshold)
             options = {"max_response_length": 24, "micro_batch_tokens": micro_batch_tokens}
             generations = sample(ending, PROMPTS * 4, 4, **options)
             runs.append([tuple(ids) for responses in generations for ids in responses])
@@ -234,7 +237,7 @@ def record_shapes(model, monkeypatch):
 
 def test_a_prompt_is_processed_once_and_ended_rows_leave(ending, monkeypatch):
     threshold = 0.5
-    monkeypatch.setattr(generation, "COMPACTION_THRESHOLD", threshold)
+    monkeypatch.setattr(decoding, "COMPACTION_THRESHOLD", threshold)
     shapes = record_shapes(ending, monkeypatch)
     generations = sample(ending, PROMPTS, 8, max_response_length=24)
     # Only the logits of the last position.
@@ -257,13 +260,13 @@ def test_batches_respect_the_token_limit(model, monkeypatch):
 
 def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
     alive = weakref.WeakSet()
-    make = fixed_decoding.FixedDecoder.__init__
+    make = decoding.FixedDecoder.__init__
 
     def counted(self, *arguments):
         make(self, *arguments)
         alive.add(self)
 
-    monkeypatch.setattr(fixed_decoding.FixedDecoder, "__init__", counted)
+    monkeypatch.setattr(decoding.FixedDecoder, "__init__", counted)
     gc.collect()
     # Python looks for cycles at any time, or late.
     gc.disable()
@@ -276,16 +279,73 @@ def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
         gc.enable()
 
 
+def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(ending, monkeypatch):
+    monkeypatch.setattr(generation, "DECODER_LENGTH_MULTIPLE", 8)
+    options = {"max_response_length": 12}
+    rounds = [(PROMPTS * 4, 1), (PROMPTS[:2], 3), ([[*range(5, 30)]] * 3, 2), (PROMPTS, 4)]
+    expected = [sample(ending, prompts, number, **options) for prompts, number in rounds]
+    kept = generation.KeptDecoder()
+    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+        for _ in range(2):
+            found = [sample(ending, *each, **options, kept=kept) for each in rounds]
+            assert found == expected
+        decoder = kept.decoder
+        sample(ending, PROMPTS, 1, **options, kept=kept)
+        assert kept.decoder is decoder
+        # Graphs read the weights where they were.
+        with torch.no_grad():
+            weight = next(ending.parameters())
+            weight.data = weight.data.clone()
+        sample(ending, PROMPTS, 1, **options, kept=kept)
+        assert kept.decoder is not decoder
+
+
+def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monkeypatch):
+    settings = SimpleNamespace(max_response_length=8, temperature=1.0, num_generations=2)
+    sampler = generation.HfSampler(settings, [EOS], MICRO_BATCH_TOKENS)
+    sampler.update(ending)
+    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+        for allowance, is_kept in ((0, False), (1 << 30, True), (10, False)):
+            sampler.allowance = allowance
+            sampler.sample(PROMPTS)
+            sampler.sleep()
+            assert (sampler.kept.decoder is not None) == is_kept
+    sampler.close()
+    gpu = SimpleNamespace(device=torch.device("cuda"))
+    sampler.update(gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 100))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)
+    sampler.step_ended()
+    assert sampler.allowance == 50
+
+
+def test_merged_adapters_sample_what_the_adapters_sample_and_the_weights_come_back(ending):
+    model = spread(add_lora(copy.deepcopy(ending), 2, 4)).eval()
+    expected = sample(model, PROMPTS, 3)
+    assert expected != sample(ending, PROMPTS, 3)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    passes = []
+    [layer, *_] = [each for each in model.modules() if isinstance(each, LoraLayer)]
+    layer.lora_A["default"].register_forward_hook(lambda *_: passes.append(1))
+    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+        assert decoding.can_be_captured(model)
+        passes.clear()
+        assert sample(model, PROMPTS, 3) == expected
+    assert not passes
+    assert all(torch.equal(before[name], weight) for name, weight in model.state_dict().items())
+    assert sample(model, PROMPTS, 3) == expected
+    assert passes
+
+
 def test_batches_of_a_decoder_are_balanced():
-    sizes = dict.fromkeys(range(16), 8)
-    batches = generation.bucket_by_size([*sizes.items()], 15 * 8)
-    assert list(map(len, batches)) == [15, 1]
-    equal = generation.balanced(batches, sizes, 15 * 8)
+    sizes = [(row, 8) for row in range(16)]
+    assert list(map(len, generation.bucket_by_size(sizes, 15 * 8))) == [15, 1]
+    equal = generation.bucket_by_size(sizes, 15 * 8, balanced=True)
     assert equal == [[*range(8)], [*range(8, 16)]]
     # The largest rows fill the first batch.
-    sizes = {0: 20, 1: 20, 2: 8, 3: 8, 4: 8, 5: 8, 6: 8}
-    batches = generation.bucket_by_size([*sizes.items()], 40)
-    assert generation.balanced(batches, sizes, 40) == batches
+    sizes = [(0, 20), (1, 20), *((row, 8) for row in range(2, 7))]
+    batches = generation.bucket_by_size(sizes, 40)
+    assert generation.bucket_by_size(sizes, 40, balanced=True) == batches
 
 
 def test_deterministic_batches_do_not_depend_on_the_free_memory(monkeypatch):

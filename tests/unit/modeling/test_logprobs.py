@@ -79,6 +79,14 @@ def test_logprobs_and_entropies_by_hand():
     assert sum_of_logprobs(hidden, weight, None, tokens).item() == pytest.approx(log(1 / 8))
 
 
+@pytest.fixture(params=[False, True])
+def compiled(request, monkeypatch):
+    """Choose the functions that are compiled, as they are; test_compilation compiles them."""
+    monkeypatch.setattr(acceleration, "_current", acceleration.Acceleration(compile=request.param))
+    monkeypatch.setattr(logprobs, "compiled", lambda function: function)
+
+
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, with_bias):
@@ -98,14 +106,9 @@ def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, wi
     torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.usefixtures("compiled")
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_sum_and_its_gradients_equal_those_of_log_softmax(
-    chunks, with_bias, compiled, monkeypatch
-):
-    # test_compilation has the code that torch generates from the function.
-    monkeypatch.setattr(acceleration, "_current", acceleration.Acceleration(compile=compiled))
-    monkeypatch.setattr(logprobs, "compiled_sum_and_gradients", lambda: logprobs.sum_and_gradients)
+def test_the_sum_and_its_gradients_equal_those_of_log_softmax(chunks, with_bias):
     hidden, weight, bias, tokens = layer(with_bias=with_bias)
     actual, expected = (by(hidden, weight, bias, tokens) for by in (sum_of_logprobs, reference))
     expected = expected.sum()

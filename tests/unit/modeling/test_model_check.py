@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from snakechat.modeling import acceleration, attention, forward
+from snakechat.modeling import acceleration, attention
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples, probe_rows
 from snakechat.modeling.forward import Policy, Scorer
@@ -172,7 +172,7 @@ def test_the_longest_row_is_compared():
 def test_a_window_that_only_long_rows_exceed_is_measured(monkeypatch):
     policy = make_policy("starcoder2", {**SIZE, "sliding_window": 20})
     # As a family whose window is not in the masks of packed rows.
-    monkeypatch.setattr(forward, "layer_masks", lambda config, inputs: inputs.attention_mask)
+    monkeypatch.setattr(attention, "layer_masks", lambda config, mask, positions: mask)
     check_model(policy, EXAMPLES.select([1, 2]))
     assert policy.supports_packing
     check_model(policy, EXAMPLES)
@@ -187,7 +187,7 @@ def test_a_kernel_of_16_bits_is_compared_too(scale, is_right, monkeypatch):
 
     monkeypatch.setattr(attention, "varlen_attn", varlen_attn)
     monkeypatch.setattr(
-        forward, "supports_varlen", lambda device, dtype, head_dim: dtype == torch.bfloat16
+        attention, "supports_varlen", lambda device, dtype, head_dim: dtype == torch.bfloat16
     )
     monkeypatch.setattr(acceleration, "_current", Acceleration(attn_implementation="auto"))
     policy = make_policy("llama", SIZE, torch.bfloat16)

@@ -3,13 +3,8 @@
 import pytest
 import torch
 
-from snakechat.modeling.packing import (
-    collate,
-    first_fit,
-    pack_rows,
-    packed_attention_mask,
-    sliding_window_mask,
-)
+from snakechat.modeling.attention import packed_attention_mask, sliding_window_mask
+from snakechat.modeling.packing import collate, first_fit, pack_rows
 
 CPU = torch.device("cpu")
 
@@ -68,7 +63,6 @@ def test_a_packed_sequence_has_each_prompt_once_before_its_responses():
         [0, 1, 2, 3, 4, 2, 0, 1, 1, 2],
         [0, 1, 2, 3, 3, 4, 0, 0, 0, 0],
     ]
-    assert batch.inputs.attention_mask.shape == (2, 1, 10, 10)
     assert batch.state_index.tolist() == [1, 2, 3, 6, 12, 1, 6, 8, 12, 14]
     assert batch.target_index.tolist() == [2, 3, 4, 7, 13, 5, 8, 9, 14, 15]
     assert batch.last_index.tolist() == [4, 7, 13, 5, 9, 15]
@@ -87,6 +81,10 @@ def test_a_response_may_have_one_token_or_none(packing):
 
 
 # Attention mask.
+
+
+def mask_of(inputs):
+    return packed_attention_mask(inputs.segments.row_ids, inputs.segments.segment_ids)
 
 
 def test_the_mask_separates_responses_and_rows():
@@ -130,11 +128,11 @@ def test_a_sliding_window_counts_positions_and_not_columns():
         ". . . . . . . x . x",
     ]
     expected = [[mark == "x" for mark in line.split()] for line in picture]
-    mask = sliding_window_mask(inputs.attention_mask, inputs.position_ids, window=2)
+    mask = sliding_window_mask(mask_of(inputs), inputs.position_ids, window=2)
     assert mask.tolist() == [[expected]]
 
 
 def test_padding_has_a_position_to_attend_to_in_any_window():
     inputs = collate([[PAIRS["A"]], [PAIRS["B"]]], True, CPU).inputs
-    mask = sliding_window_mask(inputs.attention_mask, inputs.position_ids, window=1)
+    mask = sliding_window_mask(mask_of(inputs), inputs.position_ids, window=1)
     assert mask.any(dim=-1).all()

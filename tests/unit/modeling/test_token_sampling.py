@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from snakechat.modeling.token_sampling import sample_tokens
+from snakechat.modeling.decoding import sample_tokens
 
 
 def test_sample_tokens_inverts_the_cumulative_distribution():
