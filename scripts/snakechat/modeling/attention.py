@@ -256,6 +256,11 @@ def packed_attention(
 
 # --- responses that share a prompt --------------------------------------------------------------
 
+# Queries, keys and values [P, H, D].
+States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# Where segments begin and end, and the longest one: of the queries, and of the keys.
+Ends = tuple[tuple[torch.Tensor, int], tuple[torch.Tensor, int]]
+
 
 @torch.compiler.disable
 def shared_prompt_attention(
@@ -281,14 +286,10 @@ class _SharedPrompts(torch.autograd.Function):
         scaling: float | None,
     ) -> torch.Tensor:
         ctx.segments, ctx.scaling = segments, scaling
-        assert segments.prompts and segments.responses
-        (prompts, *key_ends), (responses, *ends) = segments.prompts, segments.responses
-        own_ends = segments.bounds, segments.longest
-        # The log-sum-exp of the scores of each position: [H, P].
-        output, lse = flash_forward(query, key, value, own_ends, own_ends, True, scaling)
-        to_prompts, other_lse = flash_forward(
-            query[responses], key[prompts], value[prompts], ends, key_ends, False, scaling
-        )
+        prompts, responses, own_ends, ends = _parts(segments)
+        output, lse = flash_forward((query, key, value), own_ends, True, scaling)
+        states = query[responses], key[prompts], value[prompts]
+        to_prompts, other_lse = flash_forward(states, ends, False, scaling)
         own_lse = lse[:, responses]
         both = torch.logaddexp(own_lse, other_lse)
         own, other = ((each - both).exp().T[..., None] for each in (own_lse, other_lse))
@@ -300,92 +301,85 @@ class _SharedPrompts(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
-        grad, segments = grad_outputs[0].contiguous(), ctx.segments
-        (prompts, *key_ends), (responses, *ends) = segments.prompts, segments.responses
-        own_ends = segments.bounds, segments.longest
+        grad, scaling = grad_outputs[0].contiguous(), ctx.scaling
+        prompts, responses, own_ends, ends = _parts(ctx.segments)
         # The kernels derive the share of each score from the output and log-sum-exp of all.
-        states = query, key, value, output, lse
-        gradients = flash_backward(grad, *states, own_ends, own_ends, True, ctx.scaling)
-        states = query[responses], key[prompts], value[prompts], output[responses]
-        states = *states, lse[:, responses].contiguous()
-        others = flash_backward(grad[responses], *states, ends, key_ends, False, ctx.scaling)
-        for total, added, index in zip(
-            gradients, others, (responses, prompts, prompts), strict=True
-        ):
+        outputs = grad, output, lse
+        gradients = flash_backward(outputs, (query, key, value), own_ends, True, scaling)
+        outputs = grad[responses], output[responses], lse[:, responses].contiguous()
+        states = query[responses], key[prompts], value[prompts]
+        others = flash_backward(outputs, states, ends, False, scaling)
+        places = responses, prompts, prompts
+        for total, added, index in zip(gradients, others, places, strict=True):
             total.index_add_(0, index, added)
         return *gradients, None, None
 
 
-# Where segments begin and end, and the longest one.
-Ends = tuple[torch.Tensor, int] | list[Any]
+def _parts(segments: Segments) -> tuple[torch.Tensor, torch.Tensor, Ends, Ends]:
+    """Return the indices of prompts and of responses; the ends of segments, and of those."""
+    prompts, responses = segments.prompts, segments.responses
+    assert prompts and responses
+    own = segments.bounds, segments.longest
+    ends = (responses.bounds, responses.longest), (prompts.bounds, prompts.longest)
+    return prompts.index, responses.index, (own, own), ends
 
 
 def flash_forward(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    ends: Ends,
-    key_ends: Ends,
-    is_causal: bool,
-    scaling: float | None,
+    states: States, ends: Ends, is_causal: bool, scaling: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention [P, H, D] of segments of queries to those of keys; log-sum-exp [H, P].
+    """Return the attention [P, H, D] of segments of queries to those of keys.
 
-    FlashAttention of a GPU; on a CPU, its kernel for each segment.
+    By FlashAttention on a GPU, and by a CPU's kernel for each segment. Also returns the log-sum-exp
+    [H, P] of the scores of each query.
     """
-    (bounds, longest), (key_bounds, longest_key) = ends, key_ends
+    query, key, value = states
+    (bounds, longest), (key_bounds, longest_key) = ends
     if query.is_cuda:
         output, lse, *_ = torch.ops.aten._flash_attention_forward(
-            *(query, key, value, bounds, key_bounds, longest, longest_key, 0.0, is_causal, False),
+            *(*states, bounds, key_bounds, longest, longest_key, 0.0, is_causal, False),
             scale=scaling,
         )
         return output, lse
     output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
-    key, value = (_for_all_heads(states, query) for states in (key, value))
-    for rows, keys in _segments(bounds, key_bounds):
-        states = (_batched(each) for each in (query[rows], key[keys], value[keys]))
+    key, value = (_for_all_heads(each, query) for each in (key, value))
+    for rows, keys in _segments(ends):
         part, lse[:, rows] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *states, 0.0, is_causal, scale=scaling
+            *map(_batched, (query[rows], key[keys], value[keys])), 0.0, is_causal, scale=scaling
         )
         output[rows] = part[0].transpose(0, 1)
     return output, lse
 
 
 def flash_backward(
-    grad: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    output: torch.Tensor,
-    lse: torch.Tensor,
-    ends: Ends,
-    key_ends: Ends,
-    is_causal: bool,
-    scaling: float | None,
+    outputs: States, states: States, ends: Ends, is_causal: bool, scaling: float | None
 ) -> list[torch.Tensor]:
-    """Return the gradients of queries, keys and values; see flash_forward."""
-    (bounds, longest), (key_bounds, longest_key) = ends, key_ends
+    """Return the gradients of queries, keys and values.
+
+    Args:
+        outputs: The gradient of the output, and what flash_forward returns.
+    """
+    (grad, output, lse), (query, key, value) = outputs, states
+    (bounds, longest), (key_bounds, longest_key) = ends
     if query.is_cuda:
         # Random numbers of dropout, which there is none of.
-        state, unused = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
+        random, unused = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
         return torch.ops.aten._flash_attention_backward(
-            *(grad, query, key, value, output, lse, bounds, key_bounds, longest, longest_key),
-            *(0.0, is_causal, state, unused),
+            *(grad, *states, output, lse, bounds, key_bounds, longest, longest_key),
+            *(0.0, is_causal, random, unused),
             scale=scaling,
         )
-    all_keys, all_values = (_for_all_heads(states, query) for states in (key, value))
-    gradients = [torch.zeros_like(states) for states in (query, all_keys, all_values)]
-    for rows, keys in _segments(bounds, key_bounds):
-        states = (grad[rows], query[rows], all_keys[keys], all_values[keys], output[rows])
+    all_keys, all_values = (_for_all_heads(each, query) for each in (key, value))
+    gradients = [torch.zeros_like(each) for each in (query, all_keys, all_values)]
+    for rows, keys in _segments(ends):
+        parts = grad[rows], query[rows], all_keys[keys], all_values[keys], output[rows]
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *map(_batched, states), lse[None, :, rows], 0.0, is_causal, scale=scaling
+            *map(_batched, parts), lse[None, :, rows], 0.0, is_causal, scale=scaling
         )
         for total, place, added in zip(gradients, (rows, keys, keys), found, strict=True):
             total[place] = added[0].transpose(0, 1)
     # Heads of keys and values that several heads of queries share.
     heads = key.shape[1], -1
-    of_keys, of_values = (states.unflatten(1, heads).sum(dim=2) for states in gradients[1:])
-    return [gradients[0], of_keys, of_values]
+    return [gradients[0], *(each.unflatten(1, heads).sum(dim=2) for each in gradients[1:])]
 
 
 def _for_all_heads(states: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -398,10 +392,9 @@ def _batched(states: torch.Tensor) -> torch.Tensor:
     return states.transpose(0, 1)[None]
 
 
-def _segments(bounds: torch.Tensor, key_bounds: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield the queries and the keys of each segment that has both."""
-    for (start, end), (key_start, key_end) in zip(
-        pairwise(bounds.tolist()), pairwise(key_bounds.tolist()), strict=True
-    ):
-        if start < end:
-            yield slice(start, end), slice(key_start, key_end)
+def _segments(ends: Ends) -> Iterator[tuple[slice, slice]]:
+    """Yield the queries and the keys of each segment that has queries."""
+    places = ([slice(*pair) for pair in pairwise(bounds.tolist())] for bounds, _ in ends)
+    for rows, keys in zip(*places, strict=True):
+        if rows.start < rows.stop:
+            yield rows, keys

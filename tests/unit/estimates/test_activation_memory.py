@@ -121,7 +121,7 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
     [
         ("auto", "train_sft", None, 1, False),
         ("sdpa", "train_sft", None, 1, True),
-        ("auto", "train_dpo", None, 1, True),
+        ("auto", "train_dpo", None, 1, False),
         ("auto", "train_rlhf", 1, 1, False),
         ("auto", "train_sft", None, 0, True),
     ],
