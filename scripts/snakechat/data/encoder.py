@@ -15,7 +15,7 @@ from snakechat.data.tokenizers import check_tokenizer, encode_texts, resolved_te
 
 # Characters that stand for special tokens in a text while a chat template renders it. Unicode
 # assigns them no meaning.
-PRIVATE_USE = range(0xF0000, 0xFFFFE)
+PRIVATE_USE = range(0x100000, 0x10FFFE)
 
 # Rows that are encoded while the next ones are rendered.
 ROWS = 128
@@ -197,11 +197,13 @@ class Encoder:
 
     def marked(self, text: str) -> str:
         """Return a text in which characters stand for special tokens: they are encoded as text."""
-        if not self.has_special_token(text):
+        if not self.is_chat:
             return text
-        text = self.special.pattern.sub(lambda match: self._mark(match[0]), text)
+        # Such a character of the text stands for itself.
+        pattern = f"[{chr(PRIVATE_USE[0])}-{chr(PRIVATE_USE[-1])}]|{self.special.pattern.pattern}"
+        marked = re.sub(pattern, lambda match: self._mark(match[0]), text)
         # What only its normalization makes a special token has no place in the text.
-        return self._mark(text) if self.special.occur_in(text) else text
+        return self._mark(text) if self.special.occur_in(marked) else marked
 
     def _mark(self, text: str) -> str:
         marks = {special: mark for mark, special in self.marks.items()}

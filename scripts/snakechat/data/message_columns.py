@@ -29,15 +29,22 @@ ROLES = {
 
 # Keys of messages with the thoughts that precede a response.
 THOUGHT_KEYS = (THOUGHTS, "reasoning", "thinking")
+# What other keys look like that have them.
+THINKS = re.compile(r"(?<![a-z])(thoughts?|thinking|reasoning|cot)(?![a-z])")
 # Keys that say whether a response is learned: of OpenAI, LLaMA-Factory, axolotl and ms-swift.
 WEIGHTS = ("weight", "loss_weight", "train", "loss")
 # What other keys look like that do, or the opposite of it.
 MASKS = re.compile(
     r"(?<![a-z])(weights?|train(able|ed|ing)?|loss|mask(ed|s)?|learn(able|ed)?|supervised?|ignored?"
-    r"|skip(ped)?)(?![a-z])"
+    r"|skip(ped)?|excluded?|grad|backprop)(?![a-z])"
 )
 # Columns of a row, and keys of messages and parts, that have more than text.
-MEDIA = re.compile(r"(image|video|audio)s?", re.IGNORECASE)
+MEDIA = re.compile(
+    r"(input_?)?(image|img|video|audio)s?([ _-]?(url|uri|path|file(name)?|bytes|base64|data)s?)?",
+    re.IGNORECASE,
+)
+# Keys of a call, or of its function.
+CALL_KEYS = {"name", "arguments", "id", "type", "index", "call_id"}
 # Keys of the result of a call that some chat templates write.
 RESULT_KEYS = ("name", "tool_call_id")
 # Text of a list of messages, or of one message.
@@ -102,16 +109,17 @@ def _turn(message: Any, name: str) -> Turn:
         )
     check_media(message, f"{name}: a turn")
     is_learned = _is_learned(message, name)
-    # Tables with both spellings leave one of them null.
-    source_role = message.get("role") or message.get("from")
-    text: Any = message.get("value") if message.get("content") is None else message["content"]
+    source_role = _one_of(message, "role", "from", name)
+    text = _one_of(message, "content", "value", name)
     if not isinstance(source_role, str) or source_role not in ROLES:
         raise BadRow(
             f"{name} has a turn with role {source_role!r}, expected one of {', '.join(ROLES)}"
         )
-    role, calls = ROLES[source_role], message.get("tool_calls") or message.get("function_call")
+    role = ROLES[source_role]
+    calls = _one_of(message, "tool_calls", "function_call", name)
     if source_role == "function_call":
         calls, text = text, None
+    calls = _calls(calls, name)
     if isinstance(text, list):
         text = _text_of_parts(text, name)
     text = "" if calls and text is None else checked_text(text, f"{name}: the text of a turn")
@@ -119,7 +127,7 @@ def _turn(message: Any, name: str) -> Turn:
     if thoughts := _thoughts(message, role, name):
         more[THOUGHTS] = thoughts
     if calls:
-        more["tool_calls"] = _calls(calls, name)
+        more["tool_calls"] = calls
     elif role == "tool":
         more = {key: message[key] for key in RESULT_KEYS if message.get(key)}
     if role == "assistant" and not is_learned:
@@ -131,6 +139,18 @@ def _turn(message: Any, name: str) -> Turn:
     return MESSAGE, _json({"role": role, "content": text, **more})
 
 
+def _one_of(values: Mapping[str, Any], key: str, other: str, name: str) -> Any:
+    """Return the value of one of two keys with the same meaning, the one that is not empty.
+
+    Raises:
+        BadRow: Both have a value, and these differ.
+    """
+    value, another = values.get(key), values.get(other)
+    if value and another and value != another:
+        raise BadRow(f"{name} has {key} and {other}, which differ: remove one of them")
+    return another if value is None else value or another or value
+
+
 def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
     """Return the thoughts of a message, or None if it has none.
 
@@ -138,6 +158,9 @@ def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
         BadRow: They are no text, occur twice and differ, or are not those of a response.
     """
     found = {key: message[key] for key in THOUGHT_KEYS if message.get(key)}
+    for key, value in message.items():
+        if key not in THOUGHT_KEYS and THINKS.search(_words(key)) and not _is_empty(value):
+            raise BadRow(f"{name} has a turn with {key}, expected thoughts in {THOUGHTS}")
     if not found:
         return None
     (key, thoughts), *others = found.items()
@@ -159,7 +182,9 @@ def _text_of_parts(parts: list[Any], name: str) -> str:
         if kind != "text":
             raise BadRow(f"{name} has a turn with a part of type {kind!r}, expected text alone")
         check_media(part, f"{name}: a part")
-        text = part.get("value") if part.get("text") is None else part["text"]
+        if not _is_learned(part, name):
+            raise BadRow(f"{name} has a part that is not learned: turns alone can be left out")
+        text = _one_of(part, "text", "value", name)
         if text is None:
             raise BadRow(
                 f"{name} has a part without the key text or value; it has {', '.join(part)}"
@@ -197,8 +222,7 @@ def _is_learned(message: Mapping[str, Any], name: str) -> bool:
     """
     weights = {}
     for key, value in message.items():
-        words = re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower()
-        if value is None or not MASKS.search(words):
+        if value is None or not MASKS.search(_words(key)):
             continue
         if key not in WEIGHTS:
             raise BadRow(
@@ -211,6 +235,11 @@ def _is_learned(message: Mapping[str, Any], name: str) -> bool:
     return all(weights.values())
 
 
+def _words(key: str) -> str:
+    """Return a key in lower case, with _ in front of what were capital letters."""
+    return re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower()
+
+
 def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     """Return calls of tools as chat templates read them, their arguments as an object."""
     calls = []
@@ -218,6 +247,10 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
         function = call.get("function", call)
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise BadRow(f"{name} has a call without the name of a function: {_json(call)}")
+        if unknown := function.keys() - CALL_KEYS:
+            raise BadRow(
+                f"{name} has a call with {', '.join(sorted(unknown))}, expected name and arguments"
+            )
         place = f"{name}: the arguments of {function['name']}"
         objects = _objects(function.get("arguments") or {}, place)
         if len(objects) != 1:
@@ -231,16 +264,18 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     """Return the objects of a cell: an object, a list of objects, or JSON text of these.
 
-    Keys with a null value are left out, because a table gives each row the keys of all rows.
+    Keys with a null value are left out, because a table gives each row the keys of all rows; those
+    of JSON text stay.
     """
-    if isinstance(value, str):
+    is_text = isinstance(value, str)
+    if is_text:
         value = _parsed(value, name) if value else None
     found = []
     for each in value if isinstance(value, list) else [] if value is None else [value]:
         if isinstance(each, str):
             found += _objects(each, name)
         elif isinstance(each, dict):
-            found.append(_without_nulls(each))
+            found.append(each if is_text else _without_nulls(each))
         else:
             raise BadRow(f"{name} is {type(each).__name__}, expected an object")
     return found

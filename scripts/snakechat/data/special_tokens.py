@@ -41,8 +41,9 @@ def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the token that ends a turn a special one, as decoding and sampling expect it to be."""
     token = _added(tokenizer).get(end_of_turn_id(tokenizer))
     if token is not None and not token.special:
-        special = AddedToken(token.content, normalized=False, special=True)
-        tokenizer.add_tokens([special], special_tokens=True)
+        # It matches the same texts as before.
+        token.special = True
+        tokenizer.add_tokens([token], special_tokens=True)
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:

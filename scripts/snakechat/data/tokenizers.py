@@ -48,6 +48,9 @@ def load_tokenizer(
         )
     mark_end_of_turn(tokenizer)
     set_pad_token(tokenizer)
+    # BPE's dropout gives a text other ids each time.
+    if tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None):
+        tokenizer.backend_tokenizer.model.dropout = None
     # Decoding returns the text of the ids. transformers warns of true, which Llama 3's files have.
     tokenizer.clean_up_tokenization_spaces = False
     return tokenizer

@@ -268,7 +268,7 @@ def register_root(store: Path, output: Path) -> None:
     path = store / ROOTS / digest(text)[:16]
     if not path.exists() or path.read_text() != text:
         make_folders(path.parent)
-        write_atomically(path, text, durable=False)
+        write_atomically(path, text)
 
 
 def _root_text(store: Path, output: Path) -> str:
@@ -288,7 +288,8 @@ def root_links(store: Path, output: Path) -> Iterator[tuple[Path, Path]]:
     yield from linked_results(output)
     folder = store / ROOTS
     for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
-        root = store / path.read_text()
+        # Empty after a power cut, for example.
+        root = store / (path.read_text() or "a folder without a name")
         if not root.is_dir():
             raise InputError(
                 f"{root}, which uses this store, does not exist or cannot be read: if it was"

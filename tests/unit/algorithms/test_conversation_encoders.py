@@ -4,7 +4,7 @@ import pytest
 
 from snakechat.algorithms.reward_models import ChatEncoder, TurnEncoder
 from snakechat.algorithms.rollouts import response_texts
-from snakechat.data.encoder import Encoder
+from snakechat.data.encoder import PRIVATE_USE, Encoder
 from snakechat.workflow.errors import InputError
 from support.encoding import encode_pair
 from support.talking import as_chatml
@@ -44,6 +44,14 @@ def test_special_tokens_in_the_text_of_a_chat_are_text(where, chatml):
     assert counts == [10, 10 if where == "response" else 4]
     # Nothing is lost.
     assert attack in chatml.decode(attacked, skip_special_tokens=False)
+
+
+def test_a_character_that_stands_for_a_special_token_is_itself_in_a_text(chatml):
+    mark = chr(PRIVATE_USE[0])
+    prompt = [("user", f"{mark} or <|im_end|> {mark}")]
+    [ids] = ChatEncoder(chatml)([prompt], [f" {mark}"])
+    text = chatml.decode(ids, skip_special_tokens=False)
+    assert text.count(mark) == 3 and text.count("<|im_end|>") == 3
 
 
 def test_a_classifier_without_a_chat_template_or_that_rejects_the_turns_is_an_error(chatml):

@@ -227,6 +227,24 @@ def calling(call):
         ({**CALLING, "lossMask": 0}, None, "a turn with lossMask, which looks like a mask of"),
         ({**CALLING, "train_detail": []}, None, "a turn with train_detail, which looks like a ma"),
         ({**CALLING, "loss": True, "weight": 0}, None, "a turn whose loss and weight differ"),
+        ({**CALLING, "excluded": True}, None, "a turn with excluded, which looks like a mask of"),
+        ({**CALLING, "thoughts": "Hm."}, None, "with thoughts, expected thoughts in reasoning_con"),
+        ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, None, "a turn with reasoningDetails"),
+        ({**CALLING, "value": "b", "content": "c"}, None, "has content and value, which differ"),
+        ({**CALLING, "from": "human"}, None, "has role and from, which differ"),
+        ({**CALLING, "function_call": CALL}, None, "tool_calls and function_call, which differ"),
+        ({**CALLING, "image_url": "1.jpg"}, None, "a turn has image_url, and models read text"),
+        (
+            messages(("assistant", [{"text": "b", "train": False}]))[0],
+            None,
+            "a part that is not learned",
+        ),
+        (
+            messages(("user", [{"text": "a", "value": "b"}]))[0],
+            None,
+            "has text and value, which differ",
+        ),
+        (calling({"name": "x", "input": {"y": 1}}), None, "a call with input, expected name and a"),
         (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), None, "key 'y' occurs twice"),
         ({"from": "function_call", "value": "look()"}, None, "a call is text, but not JSON: Exp"),
         (calling("{}"), None, "a call without the name of a function"),
@@ -249,6 +267,19 @@ def test_turns_and_tools_that_cannot_be_read_are_bad(message, tools, reason):
 def test_tables_have_nothing_where_a_turn_has_text_alone(key, nothing):
     turns = [*messages(("user", "a")), {"role": "assistant", "content": "b", key: nothing}]
     assert read({"messages": turns, "tools": nothing}) == ([("user", "a")], " b", None)
+
+
+def test_of_two_spellings_the_one_with_a_value_counts():
+    both = {"role": "assistant", "from": None, "content": "", "value": "b"}
+    assert read({"messages": [*messages(("user", "a")), both]}) == ([("user", "a")], " b", None)
+
+
+@pytest.mark.parametrize("write", [json.dumps, lambda value: value])
+def test_null_is_a_value_in_json_text_and_a_missing_key_in_a_table(write):
+    call = calling({"name": "look", "arguments": write({"at": None, "n": 2})})
+    tools = write([{**DEFINITION, "default": None}])
+    prompt, chosen, _ = read({"messages": [*messages(("user", "a")), call], "tools": tools})
+    assert ('"default": null' in prompt[0][1], '"at": null' in chosen) == (write is json.dumps,) * 2
 
 
 @pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
@@ -345,7 +376,7 @@ def test_masks_of_other_programs_are_weights(mask):
     assert read({"messages": more}) == read({"messages": turns})
 
 
-@pytest.mark.parametrize("column", ["image", "Images", "videos", "audio"])
+@pytest.mark.parametrize("column", ["image", "Images", "videos", "audio", "img", "image_paths"])
 def test_rows_with_more_than_text_are_bad_unless_columns_name_the_column(column):
     for value in ["1.jpg", ["1.jpg"], {"bytes": b"x", "path": None}]:
         for format, row in (("messages", GOOD_OR_BAD), ("plain", PLAIN)):

@@ -147,6 +147,15 @@ def test_a_regular_expression_without_end_is_an_error_of_one_line(where, tmp_pat
     assert capfd.readouterr().err == ""
 
 
+def test_a_text_has_the_same_ids_each_time_whatever_dropout_the_file_has(tmp_path):
+    state = json.loads(changed().to_str())
+    state["model"]["dropout"] = 0.5
+    folder = write_folder(tmp_path / "a", Tokenizer.from_str(json.dumps(state)), None, "llama")
+    encoder = Encoder(load_tokenizer(folder), "dialogue")
+    text = [("user", "the characterization of the year")]
+    assert encoder.prompts([text] * 20) == encoder.prompts([text]) * 20
+
+
 def test_a_special_token_that_a_normalizer_makes_of_a_text_is_found(tmp_path):
     backend = changed(
         normalizer=normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])

@@ -143,6 +143,15 @@ def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
         linked(store)
 
 
+def test_a_root_without_a_name_keeps_everything(store, aged):
+    register_root(store.absolute(), Path("output"))
+    [root] = (store / "roots").iterdir()
+    # As a power cut leaves it.
+    root.write_text("")
+    with pytest.raises(InputError, match=f"delete .*{root.name} too"):
+        linked(store)
+
+
 def test_what_killed_jobs_left_is_removed_and_what_a_job_makes_is_not(store, aged):
     states = [state_folder(aged[0].with_name(letter * 32)) for letter in "ab"]
     for state in states:
