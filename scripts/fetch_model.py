@@ -13,7 +13,7 @@ from snakechat.data.hub import fetch
 from snakechat.data.model_files import check_files, model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
-from snakechat.workflow.digests import planned_files, unchanged_files
+from snakechat.workflow.digests import unchanged_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -31,10 +31,9 @@ def main(job: Job) -> None:
         with unchanged_files(paths):
             save(job, paths, card_facts(folder), f"hub model {hub} at {commit}")
         return
-    source, files = job.options.source, job.spec["files"]
-    planned = {Path(source, name): digest for name, digest in files.items()}
-    with planned_files(planned):
-        save(job, planned, job.settings.card, f"model in {source}")
+    source = job.options.source
+    paths = [Path(source, name) for name in job.spec["files"]]
+    save(job, paths, job.settings.card, f"model in {source}")
 
 
 def save(job: Job, paths: Iterable[Path], card: dict[str, Any], source: str) -> None:

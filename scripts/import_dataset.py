@@ -6,8 +6,7 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from snakechat.data.records import RecordWriter, texts_of
 from snakechat.data.sources import read_rows
 from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
-from snakechat.workflow.digests import planned_files, unchanged_files
+from snakechat.workflow.digests import unchanged_files
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import READING, Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
@@ -42,7 +41,8 @@ def main(job: Job) -> None:
     if hasattr(job.settings, "generate"):
         generate_toy(job)
     else:
-        with source_files(job) as splits:
+        splits = source_files(job)
+        with unchanged_files(path for files in splits.values() for path in files.values()):
             for split, files in splits.items():
                 import_split(job, split, files)
     write_statistics(job)
@@ -62,22 +62,12 @@ def generate_toy(job: Job) -> None:
     job.facts["dropped"] = {"train": {}, "eval": {}}
 
 
-@contextmanager
-def source_files(job: Job) -> Iterator[dict[str, dict[str, Path]]]:
-    """Yield {split: {name: path}} of the files to import, which stay as they are in the context.
-
-    What the card declares is recorded.
-    """
-    source = job.options.source
-    planned = {name.partition("/")[2]: digest for name, digest in job.spec["files"].items()}
+def source_files(job: Job) -> dict[str, dict[str, Path]]:
+    """Return {split: {name: path}} of the files to import; record what the card declares."""
     if hasattr(job.settings, "hub"):
-        splits = hub_files(job)
-        with unchanged_files(path for files in splits.values() for path in files.values()):
-            yield splits
-    else:
-        job.facts |= job.settings.card
-        with planned_files({Path(source, name): digest for name, digest in planned.items()}):
-            yield splits_of(job, Path(source))
+        return hub_files(job)
+    job.facts |= job.settings.card
+    return splits_of(job, Path(job.options.source))
 
 
 def splits_of(job: Job, folder: Path) -> dict[str, dict[str, Path]]:

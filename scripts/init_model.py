@@ -11,7 +11,6 @@ from snakechat.data.phase_splits import removed_rows
 from snakechat.data.records import Texts, read_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
-from snakechat.workflow.digests import planned_files
 from snakechat.workflow.job import Job, run
 
 
@@ -68,12 +67,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 
 def copy_tokenizer(job: Job) -> None:
-    """Copy the files of a tokenizer, which must have the planned digests."""
-    source = Path(job.options.source)
-    planned = {source / name: digest for name, digest in job.spec["files"].items()}
-    with planned_files(planned):
-        for path in planned:
-            shutil.copyfile(path, job.result / path.name)
+    """Copy the files of a tokenizer."""
+    for name in job.spec["files"]:
+        shutil.copyfile(Path(job.options.source, name), job.result / name)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
+from snakechat.workflow.digests import planned_files
 from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import claim_gpus
@@ -49,7 +50,7 @@ from snakechat.workflow.hermetic import LIMITS
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.landlock import end_with_parent
 from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
-from snakechat.workflow.publishing import prepare, publish_result
+from snakechat.workflow.publishing import external_files, prepare, publish_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -92,8 +93,11 @@ def main() -> None:
     def make_result() -> int:
         log = os.environ.get("SNAKECHAT_LOG")
         job = prepare(spec_file, command[0], placement, options, connects, log, node)
-        code = launch() if job else 0
-        if job and code == 0 and not node:
+        if job is None:
+            return 0
+        with planned_files({} if node else external_files(job)):
+            code = launch()
+        if code == 0 and not node:
             publish_result(job)
         return code
 

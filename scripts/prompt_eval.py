@@ -27,7 +27,7 @@ DECODERS = ("greedy", "sampled")
 def main(job: Job[Any]) -> None:
     """Generate the responses of one model after the other, then write responses.jsonl."""
     start_evaluation(job.placement, job.settings.dtype)
-    prompts = read_prompts(job.settings.prompt_sets, job.spec["files"], Path(job.options.source))
+    prompts = read_prompts(job.settings.prompt_sets, Path(job.options.source))
     responses = {}
     for name, folder in evaluated_models(job.inputs).items():
         responses[name] = generate(job, folder, prompts)

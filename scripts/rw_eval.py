@@ -31,7 +31,7 @@ DTYPE = "fp32"
 def main(job: Job[Any]) -> None:
     """Score the pairs, then write the scores and the metrics."""
     settings = job.settings
-    pairs = read_pairs(settings.prompt_sets, job.spec["files"], Path(job.options.source))
+    pairs = read_pairs(settings.prompt_sets, Path(job.options.source))
     start_evaluation(job.placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     examples = encode(pairs, Encoder(tokenizer, settings.template))

@@ -2,13 +2,12 @@
 with a chosen and a rejected response each.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.limited_yaml import load_yaml
 
@@ -16,33 +15,28 @@ from snakechat.workflow.limited_yaml import load_yaml
 PAIR_KEYS = ("prompt", "chosen", "rejected")
 
 
-def read_prompts(
-    prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
-) -> list[tuple[str, str]]:
+def read_prompts(prompt_sets: Iterable[str], source: Path) -> list[tuple[str, str]]:
     """Return (set, prompt) of each prompt of some sets.
 
     Args:
         prompt_sets: Names of the sets.
-        files: Digests of their files by the path in the source.
         source: Folder of the Snakefile.
 
     Raises:
-        InputError: A file changed after planning, or has an invalid entry.
+        InputError: A file has an invalid entry.
     """
-    entries = _read_entries("prompts", prompt_sets, files, source)
+    entries = _read_entries("prompts", prompt_sets, source)
     return [(name, _text(prompt, location)) for location, name, prompt in entries]
 
 
-def read_pairs(
-    prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
-) -> list[tuple[str, dict[str, str]]]:
+def read_pairs(prompt_sets: Iterable[str], source: Path) -> list[tuple[str, dict[str, str]]]:
     """Return (set, {prompt, chosen, rejected}) of each pair of some sets; see read_prompts.
 
     Raises:
-        InputError: A file changed after planning, or has an invalid entry.
+        InputError: A file has an invalid entry.
     """
     pairs = []
-    for location, name, pair in _read_entries("prompts/pairs", prompt_sets, files, source):
+    for location, name, pair in _read_entries("prompts/pairs", prompt_sets, source):
         if not isinstance(pair, dict) or pair.keys() != set(PAIR_KEYS):
             raise InputError(f"{location}: expected the keys {', '.join(PAIR_KEYS)}, found {pair}")
         pairs.append((name, {key: _text(pair[key], f"{location}, {key}") for key in PAIR_KEYS}))
@@ -50,15 +44,13 @@ def read_pairs(
 
 
 def _read_entries(
-    folder: str, prompt_sets: Iterable[str], files: Mapping[str, str], source: Path
+    folder: str, prompt_sets: Iterable[str], source: Path
 ) -> Iterator[tuple[str, str, Any]]:
     """Yield (location for errors, set, entry) of each entry of some sets in a folder."""
     for name in prompt_sets:
-        file = f"{folder}/{name}.yaml"
-        path = source / file
+        path = source / folder / f"{name}.yaml"
         try:
-            with planned_files({path: files[file]}):
-                content = load_yaml(path.read_text(encoding="utf-8"))
+            content = load_yaml(path.read_text(encoding="utf-8"))
         except (yaml.YAMLError, ValueError) as error:
             raise InputError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
         if not isinstance(content, list) or not content:

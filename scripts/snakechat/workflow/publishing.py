@@ -10,7 +10,7 @@ Standard library only.
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,7 +226,7 @@ def limits_of(
         make_folders(folder)
     return Limits(
         read=[*map(str, [*read, *versions]), *network.read],
-        folders=[*map(str, modules.folders), job.options.source],
+        folders=[*map(str, modules.folders)],
         write=[*map(str, write)],
         network=network.network,
         connects=connects,
@@ -235,16 +235,14 @@ def limits_of(
     )
 
 
-def external_files(job: Job[Any]) -> Iterator[str]:
-    """Yield the paths that the external files of a job may have."""
-    if source := job.options.source:
-        if not os.path.isdir(source):
-            yield source
-        for name in job.spec["files"]:
-            # A name may start with a split.
-            yield from (
-                os.path.join(source, part) for part in (name, name.partition("/")[2]) if part
-            )
+def external_files(job: Job[Any]) -> dict[Path, str]:
+    """Return the planned digests of the external files of a job."""
+    # Those of a dataset have the name of a split before their own.
+    has_split = job.spec["rule"] == "import_dataset"
+    return {
+        Path(job.options.source, name.partition("/")[2] if has_split else name): digest
+        for name, digest in job.spec["files"].items()
+    }
 
 
 # --- after the program ------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from snakechat.workflow.manifest import read_manifest, result_files, without_nam
 from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.publishing import (
     check_inputs,
+    external_files,
     finish,
     prepare,
     recover,
@@ -239,3 +240,15 @@ def test_a_program_with_flags_of_deepspeed_chat_names_the_command(program, targe
     monkeypatch.setattr("sys.argv", [f"scripts/{program}.py", *flags])
     with pytest.raises(SystemExit, match=rf"{program}.py: snakemake --cores 1 {target} \(docs"):
         run(lambda job: None)
+
+
+def test_external_files_are_below_the_source_without_the_split_of_a_dataset(spec):
+    files = {"train/a/rows.csv": "1", "eval/rows.csv": "2"}
+    options = RunOptions(source="/data")
+
+    def paths(rule):
+        of_rule = {**spec, "rule": rule, "files": files, "inputs": {}}
+        return external_files(Job(of_rule, {}, SERIAL, options, SimpleNamespace))
+
+    assert paths("import_dataset") == {Path("/data/a/rows.csv"): "1", Path("/data/rows.csv"): "2"}
+    assert paths("fetch_model").keys() == {Path("/data", name) for name in files}
