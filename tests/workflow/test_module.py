@@ -94,6 +94,28 @@ def test_results_of_a_module_are_below_its_prefix(outer):
     assert planned(outer, "chat_results/output/sft/tiny") == set()
 
 
+def test_a_checkpoint_of_the_other_workflow_makes_a_dataset(outer):
+    (outer.folder / "Snakefile").write_text(f"""{SNAKEFILE}
+checkpoint rows:
+    input: "source.txt"
+    output: "rows/train.jsonl"
+    shell: "cp {{input}} {{output}}"
+
+rule model:
+    input: lambda wildcards: checkpoints.rows.get() and "output/sft/mine"
+""")
+    dataset = {"path": "rows/train.jsonl", "format": "plain"}
+    recipe = {"model": "tiny", "datasets": ["mine"], "placement": {"deployment": "cpu"}}
+    configure(outer, datasets={"mine": dataset}, sft={"recipes": {"mine": recipe}})
+    made = []
+    for text in ("one", "two"):
+        (outer.folder / "source.txt").write_text(text)
+        outer.build("model")
+        made.append((outer.folder / "output/data/mine/manifest.json").read_text())
+        assert planned(outer, "model") == set()
+    assert made[0] != made[1]
+
+
 # --- from a repository ----------------------------------------------------------------------------
 
 # As `snakedeploy deploy-workflow` writes it.

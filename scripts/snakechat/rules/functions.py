@@ -162,7 +162,7 @@ class RuleFunctions:
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
-        self._is_checked = self._is_build = self._ran_jobs = False
+        self._is_checked = self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
         # The jobs that were asked for, by the paths of their manifests.
@@ -208,6 +208,7 @@ class RuleFunctions:
                 assert spec["inputs"][key]["path"] == fixed[key].format(**wildcards), (rule, key)
             self._warn_of_unread_files(rule, name)
             self._jobs[self._specs.manifest(rule, name)] = (rule, name)
+            self._is_planned = True
             is_stale = spec["path"] in self._staleness.stale or self._is_forced(rule, name)
             return {
                 **{
@@ -394,10 +395,13 @@ class RuleFunctions:
             raise InputError(f"{path} is not a link to output/: move it to another place")
 
     def start(self) -> None:
-        """Write what jobs are made from: the snapshot, the build, the specs.
+        """Write what the jobs that were planned are made from: the snapshot, the build, the specs.
 
         Planning alone does not write them.
         """
+        if not self._is_planned:
+            return
+        self._is_planned = False
         snakemake_adapter.restrict_pods(self.workflow)
         if self._stamp:
             self._stamp.start_jobs()

@@ -7,6 +7,7 @@ the workflow replaces, with the reason why the public interface is not enough.
 import atexit
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -104,15 +105,31 @@ def default_resource(workflow: Any, name: str) -> int | str | None:
 
 
 class _Scheduler:
-    """A plugin of Snakemake that schedules jobs, with a function that is called before it does."""
+    """A plugin of Snakemake that schedules jobs, with a function that it calls before."""
 
     def __init__(self, plugin: Any, start: Callable[[], None]) -> None:
         self._plugin, self._start = plugin, start
 
     def scheduler(self, *arguments: Any) -> Any:
-        """Return the scheduler of the plugin. The jobs are planned at this moment."""
+        """Return the scheduler of the plugin. The jobs are planned at this moment.
+
+        More are planned after a checkpoint of another workflow.
+        """
         self._start()
-        return self._plugin.scheduler(*arguments)
+        scheduler = self._plugin.scheduler(*arguments)
+        select = scheduler.select_jobs
+
+        def select_jobs(*arguments: Any) -> Any:
+            try:
+                self._start()
+            except SystemExit as error:
+                # Snakemake takes it for Ctrl-C, and prints nothing.
+                print(error, file=sys.stderr)
+                raise
+            return select(*arguments)
+
+        scheduler.select_jobs = select_jobs
+        return scheduler
 
 
 def call_at_builds(
@@ -126,7 +143,7 @@ def call_at_builds(
     Args:
         workflow: The workflow of Snakemake.
         begin: Called before the jobs are planned.
-        start: Called before the first job, also if there is none.
+        start: Called before jobs are selected to run, also if there is none.
         finish: Called after the last one, if none failed.
     """
     check_names(REPLACED)

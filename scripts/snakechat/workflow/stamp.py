@@ -68,8 +68,13 @@ class Stamp:
         self._write(uuid.uuid4().hex)
 
     def start_jobs(self) -> None:
-        """Make the stamp older than what jobs will write."""
+        """Make the stamp older than what jobs will write.
+
+        Jobs that are planned after a checkpoint have another one, which is newer again.
+        """
         os.utime(self.path, (0, 0))
+        self.path = MEMORY / "later"
+        self._write(uuid.uuid4().hex)
 
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
