@@ -13,15 +13,15 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from snakechat.estimates.compute_time import (
+from snakechat.estimates.flops import GPU_SYNTAX, GPUS, parse_gpu
+from snakechat.estimates.job_estimate import (
     BANDWIDTH_UTILIZATION,
+    COMPONENTS,
     FLOPS_UTILIZATION,
-    GPU_SYNTAX,
-    GPUS,
-    parse_gpu,
+    GIB,
+    JobEstimate,
+    format_bytes,
 )
-from snakechat.estimates.job_estimate import JobEstimate, format_bytes
-from snakechat.estimates.memory import COMPONENTS, GIB, checkpoint_bytes
 from snakechat.jobs.planner import plan_build
 from snakechat.workflow.errors import one_line_errors
 
@@ -52,7 +52,7 @@ def main() -> None:
         parser.error(f"argument --gpu: {error}")
 
     plan = plan_build(words)
-    jobs = [JobEstimate(path, plan, gpu, arguments.gpu) for path in plan.jobs]
+    jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
     print(
         f"{arguments.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"
@@ -98,7 +98,7 @@ def summary(jobs: Sequence[JobEstimate]) -> str:
     on_gpus = [job for job in stale if job.num_gpus]
     hours = [job.num_gpus * job.seconds / 3600 for job in on_gpus if not math.isnan(job.seconds)]
     disk = [job.disk for job in stale if not math.isnan(job.disk)]
-    checkpoints = [CHECKPOINTS * checkpoint_bytes(job.workload) for job in stale if job.workload]
+    checkpoints = [CHECKPOINTS * job.checkpoint for job in stale]
     at_least = "at least " if len(hours) < len(on_gpus) else ""
     return (
         f"{len(stale)} of {len(jobs)} jobs are stale: {at_least}{sum(hours):,.1f} GPU hours,"

@@ -52,9 +52,8 @@ from gpu.workloads import (  # noqa: E402
 )
 from snakechat.estimates.activation_memory import POLICY, ModelSpec, measure_size  # noqa: E402
 from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
-from snakechat.estimates.inputs import FIELDS  # noqa: E402
-from snakechat.estimates.memory import peak_memory  # noqa: E402
-from snakechat.estimates.workloads import job_workload  # noqa: E402
+from snakechat.estimates.job_estimate import job_workload, peak_memory  # noqa: E402
+from snakechat.jobs.model_jobs import TOKENS  # noqa: E402
 from snakechat.jobs.plan import Plan, PlannedJob  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
@@ -383,8 +382,9 @@ def plan_of_inputs(job):
     """Return a plan of the inputs of a job, which exist; any model's folder has a config."""
     planned = {}
     for entry in job.spec["inputs"].values():
-        rule = entry.get("rule") if entry.get("rule") in FIELDS else "fetch_model"
-        planned[entry["path"]] = PlannedJob({"rule": rule, "settings": {"hub": ""}})
+        stage = entry.get("rule", "").removeprefix("tokenize_")
+        settings = {"fields": TOKENS[stage][1]} if stage in TOKENS else {"hub": ""}
+        planned[entry["path"]] = PlannedJob({"rule": "fetch_model", "settings": settings})
     return Plan(planned, set())
 
 

@@ -1,7 +1,6 @@
 """Two steps of trainings at real size on tensors without data, and their peak memory.
 
-Prints JSON: for each training, the peak bytes of its tensors on the GPU, the estimated peak, and
-the number of trained weights.
+Prints JSON: for each training, the peak bytes of its tensors on the GPU, and the estimated peak.
 """
 
 import contextlib
@@ -19,8 +18,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from gpu.workloads import SHAPES
-from snakechat.estimates.activation_memory import BatchShape, ModelSpec, measure_size
-from snakechat.estimates.memory import LoadedModel, Workload, peak_memory
+from snakechat.estimates.activation_memory import BatchShape, ModelSpec
+from snakechat.estimates.job_estimate import Run, Workload, peak_memory
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
@@ -44,9 +43,7 @@ ROWS, LENGTH, RESPONSE = 8, 1024, 512
 
 
 def peaks(losses, config, lora_rank, checkpointing):
-    """Return the peak of two steps that train models one after the other, its estimate, and the
-    number of trained weights.
-    """
+    """Return the peak of two steps that train models one after the other, and its estimate."""
     settings = SimpleNamespace(**{**SETTINGS, "dtype": "bf16"})
     device = torch.device("cuda", 0)
     examples = Examples([[5] * (LENGTH - RESPONSE)] * ROWS, [[7] * RESPONSE] * ROWS)
@@ -87,11 +84,10 @@ def peaks(losses, config, lora_rank, checkpointing):
     text = json.dumps(AutoConfig.for_model(**config).to_dict())
     specs = [ModelSpec(text, loss, "bf16", lora_rank, "none", checkpointing) for loss in losses]
     targets = LENGTH - 1 if losses == ["sft"] else RESPONSE
-    trained = [LoadedModel(spec, 0) for spec in specs]
-    workload = Workload(trained, [], BatchShape(ROWS, LENGTH, targets), flops=0)
+    runs = [Run(spec, 0, epochs=1) for spec in specs]
+    workload = Workload(runs, 0, LENGTH, BatchShape(ROWS, LENGTH, targets))
     _, estimated = peak_memory(workload, placement)
-    weights = sum(measure_size(spec).trained for spec in specs)
-    return {"peak": storages.peak, "estimate": sum(estimated.values()), "trained": weights}
+    return {"peak": storages.peak, "estimate": sum(estimated.values())}
 
 
 def make_module(config, loss, lora_rank, device):

@@ -26,6 +26,7 @@ DATASET_ROWS = {
     "yitingxie/rlhf-reward-datasets": {"train": 76_256, "eval": 5_103},
     "openai/webgpt_comparisons": {"train": 17_620, "eval": 1_958},
     "stanfordnlp/SHP": {"train": 348_718, "eval": 18_436},
+    "openai/gsm8k": {"train": 7_473, "eval": 1_319},
     "Anthropic/hh-rlhf": {"train": 160_800, "eval": 8_552},
     "HuggingFaceTB/smol-smoltalk": {"train": 460_341, "eval": 24_229},
     "HuggingFaceH4/ultrafeedback_binarized": {"train": 61_135, "eval": 2_000},
@@ -89,40 +90,28 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
 def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:
     """Return the number of rows of a job's datasets (nan: unknown), and the assumptions."""
     phase = spec["settings"]["phase"]
-    total = 0.0
-    notes = []
+    total, notes = 0.0, []
     for dataset, weight in spec["settings"]["datasets"]:
-        num_rows, note = count_split_rows(spec["inputs"], dataset, phase, split, plan)
-        notes += [note] if note else []
-        total += weight * num_rows
+        rows_path = spec["inputs"][f"rows.{dataset}"]["path"]
+        file = Path(rows_path, f"{phase}.{split}.npy")
+        if file.exists():
+            total += weight * len(np.load(file, mmap_mode="r", allow_pickle=False))
+            continue
+        source = plan.jobs[spec["inputs"][f"records.{dataset}"]["path"]].spec["settings"]
+        division = plan.jobs[rows_path].spec["settings"]
+        if "generate" in source:
+            eval_rows = source["eval_rows"]
+            num_rows = {"train": source["rows"] - eval_rows, "eval": eval_rows}[split]
+        elif source.get("hub") in DATASET_ROWS:
+            num_rows = DATASET_ROWS[source["hub"]][split]
+            notes.append(f"assumed: {dataset} has as many rows as the Hub listed in 2024")
+        else:
+            num_rows = math.nan
+            notes.append(f"unknown until {dataset} is split: number of rows")
+        if division["max_rows"] and split == "train":
+            num_rows = min(num_rows, division["max_rows"])
+        total += weight * num_rows * division["weights"][phase] / sum(division["weights"].values())
     return total, notes
-
-
-def count_split_rows(
-    inputs: Mapping[str, Any], dataset: str, phase: str, split: str, plan: Plan
-) -> tuple[float, str | None]:
-    """Return the rows of a dataset's split in a phase (nan: unknown), and any assumption."""
-    rows_path = inputs[f"rows.{dataset}"]["path"]
-    try:
-        rows = np.load(Path(rows_path, f"{phase}.{split}.npy"), mmap_mode="r", allow_pickle=False)
-        return len(rows), None
-    except FileNotFoundError:
-        pass
-    source = plan.jobs[inputs[f"records.{dataset}"]["path"]].spec["settings"]
-    division = plan.jobs[rows_path].spec["settings"]
-    fraction = division["weights"][phase] / sum(division["weights"].values())
-    note = None
-    if "generate" in source:
-        eval_rows = source["eval_rows"]
-        num_rows = {"train": source["rows"] - eval_rows, "eval": eval_rows}[split]
-    elif source.get("hub") in DATASET_ROWS:
-        num_rows = DATASET_ROWS[source["hub"]][split]
-        note = f"assumed: {dataset} has as many rows as the Hub listed in 2024"
-    else:
-        return math.nan, f"unknown until {dataset} is split: number of rows"
-    if division["max_rows"] and split == "train":
-        num_rows = min(num_rows, division["max_rows"])
-    return fraction * num_rows, note
 
 
 def model_config(path: str, plan: Plan) -> str:

@@ -39,8 +39,6 @@ class Rule(NamedTuple):
             runs no model.
         loss: What the forward pass of a model that it trains or evaluates computes
             (snakechat.estimates.activation_memory).
-        workload: Name of the function in snakechat/estimates/workloads.py that says what a job
-            computes; None if jobs have no estimate.
         model: What the model card says that the model is; None if the rule trains none.
     """
 
@@ -51,7 +49,6 @@ class Rule(NamedTuple):
     stage: str | None = None
     work: Literal["training", "sampling", "evaluation"] | None = None
     loss: Literal["sft", "policy", "score"] = "policy"
-    workload: str | None = None
     model: str | None = None
 
 
@@ -77,7 +74,6 @@ RULES: dict[str, Rule] = {
         stage="sft",
         work="training",
         loss="sft",
-        workload="train_on_rows",
         model="a chat model, fine-tuned on chosen responses",
     ),
     "evaluate_sft": Rule(
@@ -85,7 +81,6 @@ RULES: dict[str, Rule] = {
         "eval/sft",
         stage="sft",
         work="evaluation",
-        workload="evaluate_rows",
     ),
     # Reward model.
     "tokenize_reward": _tokenization("reward"),
@@ -95,7 +90,6 @@ RULES: dict[str, Rule] = {
         stage="reward",
         work="training",
         loss="score",
-        workload="train_on_rows",
         model="a reward model, trained on pairs of responses",
     ),
     "evaluate_reward": Rule(
@@ -104,7 +98,6 @@ RULES: dict[str, Rule] = {
         stage="reward",
         work="evaluation",
         loss="score",
-        workload="evaluate_rows",
     ),
     # DPO.
     "tokenize_dpo": _tokenization("dpo"),
@@ -113,14 +106,12 @@ RULES: dict[str, Rule] = {
         "reference",
         stage="dpo",
         work="evaluation",
-        workload="evaluate_training_rows",
     ),
     "train_dpo": Rule(
         model_jobs.train_dpo,
         "dpo",
         stage="dpo",
         work="training",
-        workload="train_on_rows",
         model="a chat model, trained on pairs of responses with DPO",
     ),
     "evaluate_dpo": Rule(
@@ -128,7 +119,6 @@ RULES: dict[str, Rule] = {
         "eval/dpo",
         stage="dpo",
         work="evaluation",
-        workload="evaluate_rows",
     ),
     # RL.
     "tokenize_rlhf": _tokenization("rlhf"),
@@ -137,7 +127,6 @@ RULES: dict[str, Rule] = {
         "rlhf",
         stage="rlhf",
         work="training",
-        workload="train_rlhf",
         model="a chat model, trained with RLHF on scores of its own responses",
     ),
     "evaluate_rlhf": Rule(
@@ -145,7 +134,6 @@ RULES: dict[str, Rule] = {
         "eval/rlhf",
         stage="rlhf",
         work="evaluation",
-        workload="evaluate_rlhf",
     ),
     # Responses to train on.
     "tokenize_generations": _tokenization("generations"),
@@ -154,7 +142,6 @@ RULES: dict[str, Rule] = {
         "generations",
         stage="generations",
         work="sampling",
-        workload="generate_responses",
     ),
     "score_responses": Rule(
         model_jobs.score_responses,
@@ -162,10 +149,9 @@ RULES: dict[str, Rule] = {
         stage="generations",
         work="evaluation",
         loss="score",
-        workload="score_responses",
     ),
     "select_responses": Rule(data_jobs.select_responses, "data"),
-    # Gates and pages. Jobs with prompt sets, which are short, have no estimate.
+    # Gates and pages.
     "check_gate": Rule(model_jobs.check_gate, "gate"),
     "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", work="evaluation"),
     "rw_eval": Rule(page_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),

@@ -19,7 +19,7 @@ from snakechat.estimates.activation_memory import (
     training_peaks,
 )
 from snakechat.estimates.inputs import TokenCounts
-from snakechat.estimates.workloads import JobSizes
+from snakechat.estimates.job_estimate import PlannedSizes
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of
 from support.families import FAMILIES
@@ -130,7 +130,7 @@ def test_the_mask_follows_the_placement_and_the_rows(choice, rule, num_generatio
     settings = {} if num_generations is None else {"num_generations": num_generations}
     placement = placement_of({"micro_batch_tokens": 64, "gpus_per_node": gpus})
     placement = replace(placement, attn_implementation=choice)
-    job = JobSizes({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
+    job = PlannedSizes({"rule": rule, "settings": settings, "inputs": {}}, placement, None)
     assert job.micro_batch(32, 16).dense_mask == dense
 
 
@@ -154,9 +154,9 @@ def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
     placement = placement_of({"micro_batch_tokens": 128, "gpus_per_node": 2})
     placement = replace(placement, generate_tokens=generate_tokens)
     spec = {"rule": "train_rlhf", "settings": {"max_response_length": 8}, "inputs": {}}
-    job = JobSizes(spec, placement, None, gpu_memory)
+    job = PlannedSizes(spec, placement, None, gpu_memory)
     prompts = TokenCounts(math.nan, 0, 0, 24, [])
     model = small_spec(POLICY)
     assert measure_size(model).kv == 32
-    shape = job.generation(model, prompts, num_responses).shape
+    shape = job.sampling(model, prompts, num_responses).shape
     assert (shape.sequences, shape.length, shape.targets) == (sequences, 32, 8)

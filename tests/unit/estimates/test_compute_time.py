@@ -3,48 +3,45 @@
 import pytest
 
 from snakechat.estimates.activation_memory import SCORE, BatchShape, measure_size
-from snakechat.estimates.compute_time import (
-    GPUS,
-    Gpu,
-    forward_flops,
-    generation_seconds,
-    parse_gpu,
-    total_seconds,
-    training_flops,
-)
-from snakechat.estimates.memory import GIB, Generation, Workload
+from snakechat.estimates.flops import GPUS, Gpu, parse_gpu
+from snakechat.estimates.job_estimate import GIB, Run, Sampling, Workload, total_seconds
 from support.specs import opt_spec, small_spec
+
+SHAPE = BatchShape(sequences=8, length=512, targets=256)
+
+
+def work(run, rows=1, length=10):
+    return Workload([run], rows, length, SHAPE)
 
 
 def test_flops_of_a_sequence():
     weights, attention = measure_size(small_spec()).weights, 4 * 2 * 8 * 10
-    assert forward_flops(small_spec(), 10) == 10 * (2 * weights + attention)
-    assert training_flops(small_spec(), 10) == 10 * (6 * weights + 3 * attention)
+    assert work(Run(small_spec(), 0, forwards=1)).flops == 10 * (2 * weights + attention)
+    assert work(Run(small_spec(), 0, epochs=1)).flops == 10 * (6 * weights + 3 * attention)
     recomputing = small_spec(activation_checkpointing=True)
-    assert training_flops(recomputing, 10) == 10 * (8 * weights + 4 * attention)
+    assert work(Run(recomputing, 0, epochs=1)).flops == 10 * (8 * weights + 4 * attention)
     adapted = small_spec(lora_rank=1)
     expected = 10 * (4 * measure_size(adapted).weights + 2 * 256 + 3 * attention)
-    assert training_flops(adapted, 10) == expected
+    assert work(Run(adapted, 0, epochs=1), rows=3).flops == 3 * expected
 
 
-SHAPE = BatchShape(sequences=8, length=512, targets=256)
 # Weights, and the cache of 384 tokens of each of 8 rows on average.
 BYTES_READ = 2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384
 
 
 @pytest.mark.parametrize(
-    ("generation", "bandwidth", "gpus", "seconds"),
+    ("sampling", "bandwidth", "gpus", "seconds"),
     [
         # Two batches of 8 rows on each of 2 GPUs, with 0.5 ms besides reading.
-        ({"num_responses": 31}, 1e12, 2, 2 * 256 * (BYTES_READ / 0.5e12 + 5e-4)),
+        ({"number": 31}, 1e12, 2, 2 * 256 * (BYTES_READ / 0.5e12 + 5e-4)),
         # Two engines of 4 GPUs, each with two batches of 8 rows.
-        ({"num_responses": 32, "vllm_ranks": 4}, 1e12, 8, 512 * (BYTES_READ / 4 / 0.5e12 + 5e-4)),
+        ({"number": 32, "vllm_ranks": 4}, 1e12, 8, 512 * (BYTES_READ / 4 / 0.5e12 + 5e-4)),
     ],
 )
-def test_seconds_of_generating_responses(generation, bandwidth, gpus, seconds):
-    generation = Generation(opt_spec("opt-13b"), shape=SHAPE, **generation)
+def test_seconds_of_sampling_responses(sampling, bandwidth, gpus, seconds):
+    run = Run(opt_spec("opt-13b"), 0, sampling=Sampling(shape=SHAPE, **sampling))
     gpu = Gpu(memory=GIB, flops=1e15, bandwidth=bandwidth)
-    assert generation_seconds(generation, gpu, gpus) == pytest.approx(seconds)
+    assert total_seconds(work(run), gpu, gpus) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -60,11 +57,12 @@ def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, h
     rows, shape = 264_292, BatchShape(sequences=64, length=512, targets=256)
     model = opt_spec(f"opt-{actor}", activation_checkpointing=True)
     reward = opt_spec("opt-350m", SCORE)
-    flops = sum(
-        2 * forward_flops(each, 512) + training_flops(each, 512) for each in (model, reward)
-    )
-    generation = Generation(model, rows, shape)
-    workload = Workload([], [], shape, flops=rows * flops, generations=(generation,))
+    sampling = Sampling(rows, shape)
+    runs = [
+        Run(model, 0, forwards=2, epochs=1, sampling=sampling),
+        Run(reward, 0, forwards=2, epochs=1),
+    ]
+    workload = Workload(runs, rows, 512, shape)
     assert total_seconds(workload, GPUS[gpu], gpus) / 3600 == pytest.approx(hours, rel=0.25)
 
 

@@ -9,17 +9,13 @@ import pytest
 from conftest import ROOT
 from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.estimates.activation_memory import measure_size
-from snakechat.estimates.compute_time import GPUS
-from snakechat.estimates.inputs import TokenCounts
-from snakechat.estimates.job_estimate import JobEstimate
-from snakechat.estimates.memory import GIB
-from snakechat.estimates.workloads import WORKLOADS, JobSizes
+from snakechat.estimates.flops import GPUS
+from snakechat.estimates.job_estimate import GIB, JobEstimate
 from snakechat.jobs.plan import Plan, PlannedJob
 from snakechat.jobs.planner import with_upstream
-from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from support.configs import load
-from support.specs import ONE_GPU, SMALL, opt_spec
+from support.specs import ONE_GPU, SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("opt_hub")]
 
@@ -85,9 +81,9 @@ def test_auto_is_the_first_rung_that_fits():
 
 def test_a_v100_cannot_train_in_bf16():
     def warnings(name, **recipe):
-        return JobEstimate(TRAINED, plan_sft(model="opt-125m", **recipe), GPUS[name], name).warnings
+        return JobEstimate(TRAINED, plan_sft(model="opt-125m", **recipe), GPUS[name]).warnings
 
-    assert warnings("v100-32g") == ["v100-32g has no arithmetic in bf16: set dtype: fp16"]
+    assert warnings("v100-32g") == ["the GPU has no arithmetic in bf16: set dtype: fp16"]
     assert warnings("v100-32g", dtype="fp32") == warnings("a100-40g") == []
 
 
@@ -152,8 +148,8 @@ def test_a_model_that_is_not_on_the_hub_has_an_estimate_once_it_is_fetched(tmp_p
     assert job.memory == {}
     (tmp_path / "output/models/other").mkdir(parents=True)
     (tmp_path / "output/models/other/config.json").write_text(json.dumps(SMALL))
-    [trained] = JobEstimate(TRAINED, plan, GPUS["h100"]).workload.trained
-    assert measure_size(trained.model).weights == 2144
+    [run] = JobEstimate(TRAINED, plan, GPUS["h100"]).workload.runs
+    assert measure_size(run.model).weights == 2144
 
 
 # --- jobs that sample ---------------------------------------------------------------------------
@@ -174,30 +170,6 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
 def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
     recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": lora_rank}
     workload = estimate("train_rlhf", "rlhf", recipe).workload
-    [actor], [teacher] = workload.trained, workload.frozen
-    assert '"hidden_size": 2048' in actor.model.config
+    actor, teacher = (run.model for run in workload.runs)
+    assert '"hidden_size": 2048' in actor.config
     assert '"hidden_size": 4096' in teacher.config
-
-
-@pytest.mark.parametrize(
-    ("num_responses", "model", "sequences"),
-    # Two engines share the responses.
-    [(10_000, "30b", 191), (10_000, "1.3b", 256), (200, "30b", 100)],
-)
-def test_vllm_samples_as_many_responses_as_its_cache_has_space_for(num_responses, model, sequences):
-    settings = {"generation_backend": "vllm", "max_response_length": 64}
-    spec = {"rule": "generate_responses", "settings": settings, "inputs": {}}
-    placement = replace(ONE_GPU, gpus_per_node=8, vllm_tensor_parallel_size=4)
-    job = JobSizes(spec, placement, Plan({}, set()), GPUS["h100"].memory)
-    prompts = TokenCounts(100, 100, 0, 100, [])
-    generation = job.generation(opt_spec(f"opt-{model}"), prompts, num_responses)
-    shape = generation.shape
-    assert (shape.sequences, shape.length, shape.targets) == (sequences, 164, 64)
-    assert generation.vllm_ranks == 4
-    # 30 % of the memory of 4 GPUs without the weights; 164 tokens, 48 layers of 7168 elements.
-    space = 4 * 0.3 * 80 * 2**30 - 2 * 29_974_540_288
-    assert int(space / (2 * 2 * 48 * 7168 * 164)) == 191
-
-
-def test_the_table_of_rules_names_all_workloads():
-    assert {rule.workload for rule in RULES.values()} == {None, *WORKLOADS}

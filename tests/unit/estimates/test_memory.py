@@ -5,16 +5,12 @@ from dataclasses import replace
 import pytest
 
 from snakechat.estimates.activation_memory import BatchShape, measure_size
-from snakechat.estimates.memory import (
-    Generation,
-    LoadedModel,
+from snakechat.estimates.job_estimate import (
+    Run,
+    Sampling,
     Workload,
-    checkpoint_bytes,
-    gathers_each_token,
     peak_memory,
-    resident_memory,
     result_bytes,
-    vllm_memory,
     weight_bytes,
 )
 from snakechat.workflow.placement import placement_of
@@ -28,22 +24,21 @@ def placement(**changes):
     return placement_of({"gpus_per_node": 4, **changes})
 
 
-def training(*models, frozen=(), largest=BATCH, sampled=None, **named):
-    """Return the workload of training models, of which the first one may sample."""
-    generations = () if sampled is None else (Generation(models[0].model, 1, sampled, **named),)
-    return Workload([*models], [*frozen], largest, 0, generations=generations)
+def training(model, stage=0, frozen=(), largest=BATCH, sampled=None, vllm_ranks=0):
+    """Return the workload of training a model, which may sample."""
+    sampling = None if sampled is None else Sampling(1, sampled, vllm_ranks)
+    first = Run(model, stage, epochs=1, sampling=sampling)
+    return Workload([first, *frozen], 0, 1, largest)
 
 
-def evaluation(model, largest=BATCH, sampled=None, **named):
-    """Return the workload of evaluating a model, which may sample."""
-    generations = () if sampled is None else (Generation(model, 1, sampled, **named),)
-    return Workload([], [model], largest, 0, generations=generations)
+def memory_of(workload, placement, gpu_memory=0):
+    return peak_memory(workload, placement, gpu_memory)[1]
 
 
 @pytest.mark.parametrize(
-    ("stage", "offload", "weights", "training"),
+    ("stage", "offload", "weights", "training_bytes"),
     [
-        (0, "none", 2, 16),
+        (0, "none", 2, 18),
         (1, "none", 2, 4 + 12 / 4),
         (2, "none", 2, 2 + 14 / 4),
         (3, "none", 0.5, 4),
@@ -52,22 +47,23 @@ def evaluation(model, largest=BATCH, sampled=None, **named):
         (3, "parameters", 0, 0),
     ],
 )
-def test_resident_bytes_per_weight_with_four_processes(stage, offload, weights, training):
+def test_resident_bytes_per_weight_with_four_processes(stage, offload, weights, training_bytes):
     # Only the adapters are trained.
     model = small_spec(lora_rank=1)
-    memory = resident_memory(LoadedModel(model, stage), placement(offload=offload))
+    memory = memory_of(training(model, stage), placement(offload=offload))
     size = measure_size(model)
-    assert memory["weights"] == weights * (size.weights - size.trained)
-    assert memory["training"] == training * size.trained
+    gathered = 2 * max(size.layer, size.largest) if stage == 3 else 0
+    assert memory["weights"] == weights * (size.weights - size.trained) + gathered
+    assert memory["training"] == training_bytes * size.trained
 
 
 def test_frozen_models_are_offloaded():
     model, weights = opt_spec("opt-1.3b"), 2 * 1_315_758_080
-    workload = training(LoadedModel(model, 0), frozen=[model, model])
+    workload = training(model, frozen=[Run(model, 0, 1), Run(model, 0, 1)])
     alone = placement(gpus_per_node=1)
-    assert peak_memory(workload, alone)[1]["weights"] == 2 * weights
+    assert memory_of(workload, alone)["weights"] == 2 * weights
     offloading = replace(alone, offload_frozen=True)
-    assert peak_memory(workload, offloading)[1]["weights"] < 2 * weights
+    assert memory_of(workload, offloading)["weights"] < 2 * weights
 
 
 @pytest.mark.parametrize("nodes", [1, 8])
@@ -75,32 +71,28 @@ def test_opt_66b_fits_on_gpus_of_80_gb(nodes):
     model = opt_spec("opt-66b", lora_rank=128)
     eight = placement(nodes=nodes, gpus_per_node=8, zero_stage=3)
     batch, sampled = BatchShape(1, 512, 256), BatchShape(8, 512, 256)
-    workload = training(LoadedModel(model, 3), frozen=[model], largest=batch, sampled=sampled)
-    _, memory = peak_memory(workload, eight, GPU)
+    workload = training(model, 3, [Run(model, 3, 1)], batch, sampled)
+    memory = memory_of(workload, eight, GPU)
     # The partitions of the model and of its reference, and a layer.
     partition = 2 * measure_size(model).weights / (8 * nodes)
     assert 1.9 * partition < memory["weights"] < 2 * partition + 3 * 10**9
     assert sum(memory.values()) < 0.9 * GPU
-    assert gathers_each_token(workload, GPU)
 
 
 def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
     model = opt_spec("opt-13b")
-    workload = training(LoadedModel(model, 3), sampled=SAMPLED)
+    workload = training(model, 3, sampled=SAMPLED)
     weights = [
-        peak_memory(workload, placement(zero_stage=3), memory << 30)[1]["weights"]
-        for memory in (80, 40)
+        memory_of(workload, placement(zero_stage=3), memory << 30)["weights"] for memory in (80, 40)
     ]
     assert weights[0] == weight_bytes(model)
     assert weights[1] < 0.1 * weight_bytes(model)
-    assert [gathers_each_token(workload, memory << 30) for memory in (80, 40)] == [False, True]
 
 
 def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
     model, partitioned = opt_spec("opt-13b"), placement(zero_stage=3)
     whole = weight_bytes(model)
-    assert vllm_memory(model, GPU, 4) == {"weights": whole / 4, "cache": 0.3 * GPU - whole / 4}
-    workload = training(LoadedModel(model, 3), sampled=SAMPLED, vllm_ranks=4)
+    workload = training(model, 3, sampled=SAMPLED, vllm_ranks=4)
     moment, memory = peak_memory(workload, partitioned, GPU)
     assert moment == "sampling"
     assert (memory["weights"], memory["cache"]) == (whole / 4, 0.3 * GPU - whole / 4)
@@ -110,29 +102,26 @@ def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
     assert (moment, memory["cache"]) == ("training", 0)
 
 
-@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_an_evaluation_has_the_whole_model_unless_processes_partition_it(dtype):
-    model = opt_spec("opt-13b", dtype=dtype)
-    for whole in (placement(gpus_per_node=1, zero_stage=3), placement(zero_stage=2)):
-        _, memory = peak_memory(evaluation(model), whole)
-        assert memory["weights"] == weight_bytes(model)
-
-
 def test_one_of_several_models_is_in_memory_at_a_time():
     small, large = opt_spec("opt-1.3b"), opt_spec("opt-6.7b")
-    workload = Workload([], [small, large], BATCH, 0)
-    together = peak_memory(workload, placement())[1]["weights"]
-    _, memory = peak_memory(workload._replace(one_at_a_time=True), placement())
+    workload = Workload([Run(small, 0, 1), Run(large, 0, 1)], 0, 1, BATCH)
+    together = memory_of(workload, placement())["weights"]
+    memory = memory_of(workload._replace(one_at_a_time=True), placement())
     assert together == weight_bytes(small) + weight_bytes(large)
     assert memory["weights"] == weight_bytes(large)
+
+
+def test_batches_that_sample_are_smaller_where_little_memory_is_free():
+    model, alone = opt_spec("opt-1.3b"), placement(gpus_per_node=1, micro_batch_tokens=1024)
+    workload = training(model, sampled=SAMPLED)
+    assert sum(memory_of(workload, alone, 80 << 30).values()) > 26 << 30
+    assert sum(memory_of(workload, alone, 26 << 30).values()) < 26 << 30
 
 
 def test_a_saved_model_has_the_dtype_of_training_unless_another_one_is_set():
     weights = measure_size(small_spec()).weights
     # Merged weights, and adapters of 256 elements.
-    adapted = training(LoadedModel(small_spec(lora_rank=1), 3))
-    assert result_bytes(adapted, None) == 2 * weights + 2 * 256
-    assert checkpoint_bytes(adapted) == 12 * 256
-    whole = training(LoadedModel(small_spec(dtype="fp32"), 0))
+    assert result_bytes(training(small_spec(lora_rank=1), 3), None) == 2 * weights + 2 * 256
+    whole = training(small_spec(dtype="fp32"))
     assert result_bytes(whole, None) == 4 * weights
     assert result_bytes(whole._replace(ema=True), "bf16") == 2 * 2 * weights
