@@ -8,13 +8,14 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
+from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, nodes
 from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from snakechat.data.chat_templates import DAY
 from snakechat.data.dialogues import chat_template
@@ -26,20 +27,34 @@ from snakechat.workflow.errors import InputError
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
 # Properties of an added token that determine which text it matches.
 MATCHING = ("content", "single_word", "lstrip", "rstrip", "normalized")
+# Standard error, which encode_texts redirects: of one thread at a time.
+STANDARD_ERROR = Lock()
 
 
 def load_tokenizer(
-    folder: str | Path, template_arguments: Mapping[str, float | str | bool] = MappingProxyType({})
+    folder: str | Path,
+    template_arguments: Mapping[str, float | str | bool] = MappingProxyType({}),
+    is_result: bool = False,
 ) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder, with a pad token that does not end a turn.
 
     Args:
         template_arguments: As for set_template_defaults.
+        is_result: Whether this function has loaded the tokenizer before it was saved there, so that
+            the files name all special tokens, and it is not saved again. Then it needs no class of
+            its own: transformers imports torch to find one.
 
     Raises:
         InputError: The tokenizer has no eos token.
     """
-    tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), Path(folder))
+    path = Path(folder, "tokenizer.json")
+    tokenizer: PreTrainedTokenizerBase
+    if is_result and path.is_file():
+        tokenizer = _from_file(path)
+    else:
+        from transformers import AutoTokenizer
+
+        tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), path)
     set_template_defaults(tokenizer, template_arguments)
     if tokenizer.eos_token_id is None:
         raise InputError(
@@ -56,32 +71,39 @@ def load_tokenizer(
     return tokenizer
 
 
-def _as_in_file(tokenizer: PreTrainedTokenizerBase, folder: Path) -> PreTrainedTokenizerBase:
+def _as_in_file(tokenizer: PreTrainedTokenizerBase, path: Path) -> PreTrainedTokenizerBase:
     """Return a tokenizer that agrees with tokenizer.json, if its folder has this file.
 
     Some classes of transformers take the vocabulary alone from the file: they drop or replace the
     other parts, and change or add tokens. Without a class of its own, a saved tokenizer keeps them.
     """
-    path = folder / "tokenizer.json"
     if not path.is_file():
         return tokenizer
-    own = Tokenizer.from_file(str(path))
-    tokens = own.get_added_tokens_decoder()
-    if _is_equal(tokenizer.backend_tokenizer, own):
+    if _is_equal(tokenizer.backend_tokenizer, Tokenizer.from_file(str(path))):
         return tokenizer
-    generic = load_pretrained(PreTrainedTokenizerFast, folder)
+    generic = _from_file(path)
+    # Names that the class alone has.
+    for name, text in tokenizer.special_tokens_map.items():
+        if (
+            getattr(generic, name) is None
+            and generic.backend_tokenizer.token_to_id(text) is not None
+        ):
+            setattr(generic, name, text)
+    return generic
+
+
+def _from_file(path: Path) -> PreTrainedTokenizerFast:
+    """Load the tokenizer of tokenizer.json, with the names of tokenizer_config.json."""
+    own = Tokenizer.from_file(str(path))
+    generic: PreTrainedTokenizerFast = load_pretrained(PreTrainedTokenizerFast, path.parent)
     backend: Tokenizer = generic.backend_tokenizer
     for part in PARTS:
         setattr(backend, part, getattr(own, part))
     loaded = backend.get_added_tokens_decoder()
-    for token_id, token in tokens.items():
+    for token_id, token in own.get_added_tokens_decoder().items():
         # tokenizer_config.json may name a token that is text in tokenizer.json.
         token.special = token.special or loaded[token_id].special
         backend.add_tokens([token])
-    # Names that the class alone has.
-    for name, text in tokenizer.special_tokens_map.items():
-        if getattr(generic, name) is None and backend.token_to_id(text) is not None:
-            setattr(generic, name, text)
     return generic
 
 
@@ -89,7 +111,8 @@ def _is_equal(first: Tokenizer, second: Tokenizer) -> bool:
     """Return whether two tokenizers give all texts the same ids, and all ids the same text."""
 
     def state(backend: Tokenizer, part: str) -> Any:
-        return (found := getattr(backend, part)) and found.__getstate__()
+        # An empty sequence of normalizers is false.
+        return None if (found := getattr(backend, part)) is None else found.__getstate__()
 
     def matching(backend: Tokenizer) -> dict[int, tuple[Any, ...]]:
         tokens = backend.get_added_tokens_decoder()
@@ -227,7 +250,7 @@ def encode_texts(
             library panics, and prints a trace that is dropped here.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as printed:
+    with STANDARD_ERROR, tempfile.TemporaryFile() as printed:
         stderr = os.dup(2)
         os.dup2(printed.fileno(), 2)
         try:

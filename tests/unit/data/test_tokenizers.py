@@ -1,6 +1,11 @@
 """Tokenizers as their files say, and which ones are the same."""
 
 import json
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tokenizers import (
@@ -14,9 +19,10 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from conftest import ROOT
 from snakechat.algorithms.reward_models import ChatEncoder
 from snakechat.data.encoder import Encoder
-from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
+from snakechat.data.tokenizers import encode_texts, is_same_tokenizer, load_tokenizer
 from snakechat.workflow.errors import InputError
 from support import family_tokenizers
 from support.chat_templates import CHATML
@@ -131,6 +137,47 @@ def test_pad_and_chat_template_do_not_matter(tmp_path):
     first, second = named(changed()), named(changed())
     first.chat_template, first.pad_token = CHATML, "<s>"
     assert is_same_tokenizer(first, second)
+
+
+def test_a_tokenizer_whose_normalizer_is_an_empty_sequence_is_the_same_as_its_copy():
+    first, second = (named(changed(normalizer=normalizers.Sequence([]))) for _ in range(2))
+    assert is_same_tokenizer(first, second)
+
+
+def test_a_tokenizer_of_a_result_is_read_without_torch(tmp_path):
+    backend = family_tokenizers.byte_level("<|endoftext|>")
+    folder = write_folder(tmp_path / "gpt2", backend, None, "gpt2")
+    loaded = load_tokenizer(folder)
+    loaded.save_pretrained(tmp_path / "result")
+    again = load_tokenizer(tmp_path / "result", is_result=True)
+    assert is_same_tokenizer(loaded, again)
+    assert loaded.special_tokens_map == again.special_tokens_map
+    program = (
+        "import sys; from snakechat.data.tokenizers import load_tokenizer;"
+        " load_tokenizer(sys.argv[1], is_result=True); sys.exit('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program, tmp_path / "result"]
+    subprocess.run(command, cwd=ROOT / "scripts", check=True)
+
+
+class SlowBackend:
+    """A tokenizer that encodes texts in some time."""
+
+    def __init__(self, seconds):
+        self.seconds = seconds
+
+    def encode_batch_fast(self, texts):
+        time.sleep(self.seconds)
+        return []
+
+
+def test_two_threads_that_encode_leave_standard_error_where_it_was():
+    before = os.fstat(2).st_ino
+    with ThreadPoolExecutor(2) as threads:
+        for seconds in (0.2, 0.4):
+            threads.submit(encode_texts, None, SlowBackend(seconds), [])
+            time.sleep(0.1)
+    assert os.fstat(2).st_ino == before
 
 
 @pytest.mark.parametrize("where", ["normalizer", "pre_tokenizer"])
