@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
 from snakechat.data.phase_splits import SPLITS, weighted_rows
@@ -34,7 +35,6 @@ from snakechat.data.row_encoding import (
     encode_turns,
 )
 from snakechat.data.statistics import percentiles
-from snakechat.data.templates import TurnsRejected
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job, run
@@ -86,7 +86,8 @@ def main(job: Job[Any]) -> None:
         InputError: A split has no rows.
     """
     tokenization = tokenization_of(job.settings)
-    encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
+    tokenizer = load_tokenizer(job.inputs["tokenizer"], is_result=True)
+    encoder = Encoder(tokenizer, job.settings.template)
     stats = {}
     for split in SPLITS:
         stats[split] = _tokenize_split(job, tokenization, encoder, split)

@@ -1,4 +1,4 @@
-"""Chat templates, rendered within limits of time and memory, and what they write of tools.
+"""Turns rendered by chat templates, within limits of time and memory.
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
 denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
@@ -9,7 +9,7 @@ values.
 
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NoReturn
 
@@ -20,6 +20,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from snakechat.data.dialogues import Turn, messages_of, tools_of
 from snakechat.data.memory_limit import limited_memory
 from snakechat.workflow.errors import InputError
 
@@ -81,21 +82,37 @@ setattr(SandboxedEnvironment, "call_binop", _bounded_product)  # noqa: B010 (for
 
 Message = dict[str, Any]
 
-# What some templates leave out without an error: a word that nothing else has shows it.
+# What some templates leave out without an error: words that nothing else has show it.
 TOOLS, CALLS, RESULTS = "the definitions of tools", "calls of tools", "results of tools"
-WORD = "probed_word"
+WORDS = {
+    TOOLS: ("probed_tool",),
+    CALLS: ("probed_call", "probed_value"),
+    RESULTS: ("probed_result",),
+}
 # Mistral's templates require identifiers of nine letters or digits.
 IDENTIFIER = "abcdefgh9"
-QUESTION: Message = {"role": "user", "content": "Question"}
+CALL = {"name": "probed_call", "arguments": {"key": "probed_value"}}
+CONVERSATION: list[Message] = [
+    {"role": "user", "content": "Question"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"id": IDENTIFIER, "type": "function", "function": CALL}],
+    },
+    {"role": "tool", "name": "look", "tool_call_id": IDENTIFIER, "content": "probed_result"},
+]
 TOOL: Message = {
     "type": "function",
     "function": {
-        "name": WORD,
+        "name": "probed_tool",
         "description": "Look",
         "parameters": {"type": "object", "properties": {}, "required": []},
     },
 }
-RESULT: Message = {"role": "tool", "name": "look", "tool_call_id": IDENTIFIER, "content": WORD}
+
+
+class TurnsRejected(InputError):
+    """A template rejects the turns of a conversation."""
 
 
 class LimitExceeded(BaseException):
@@ -166,40 +183,60 @@ def limited() -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def unwritten(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: object
-) -> str | None:
-    """Return what the chat template of a tokenizer would leave out of a dialogue, or None."""
+def render_turns(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
+) -> str:
+    """Return turns rendered by the chat template.
+
+    Args:
+        prompt: Whether a response follows.
+
+    Raises:
+        TurnsRejected: There is no template, it rejects the turns, or it would leave out tools,
+            their calls or results.
+    """
+    source = tokenizer.name_or_path or "tokenizer"
+    if not tokenizer.chat_template:
+        raise TurnsRejected(f"{source}: the tokenizer has no chat template")
+    messages, tools = messages_of(turns), tools_of(turns)
     needed = {
         TOOLS: bool(tools),
         CALLS: any("tool_calls" in message for message in messages),
         RESULTS: any(message["role"] == "tool" for message in messages),
     }
-    written = _written(tokenizer)
-    return next((what for what in needed if needed[what] and what not in written), None)
+    for what, is_needed in needed.items():
+        if is_needed and what not in _written(tokenizer):
+            raise TurnsRejected(
+                f"{source}: the chat template does not write {what}: use a model whose template"
+                " does"
+            )
+    try:
+        return render_messages(tokenizer, messages, add_generation_prompt=prompt, tools=tools)
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        reason = " ".join(str(error).split())
+        raise TurnsRejected(
+            f"{source}: the chat template rejects turns of {roles}: {reason}"
+        ) from None
+
+
+def rendered_or_empty(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
+) -> str:
+    """Return what render_turns does, or an empty text if the template rejects the turns."""
+    with suppress(TurnsRejected):
+        return render_turns(tokenizer, turns, prompt)
+    return ""
 
 
 @cache
 def _written(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Return what the chat template of a tokenizer writes."""
-
-    def writes(messages: list[Message], **options: Any) -> bool:
-        try:
-            return WORD in render_messages(tokenizer, messages, **options)
-        except (TemplateError, InputError):
-            return False
-
-    written = {
-        TOOLS: writes([QUESTION], tools=[TOOL]),
-        CALLS: writes([QUESTION, _call(WORD, {})])
-        and writes([QUESTION, _call("look", {"a": WORD})]),
-        RESULTS: writes([QUESTION, _call("look", {}), RESULT]),
-    }
-    return {what for what, is_written in written.items() if is_written}
-
-
-def _call(name: str, arguments: Message) -> Message:
-    """Return a message that calls a tool."""
-    function = {"name": name, "arguments": arguments}
-    call = {"id": IDENTIFIER, "type": "function", "function": function}
-    return {"role": "assistant", "content": "", "tool_calls": [call]}
+    """Return what the chat template of a tokenizer writes of tools."""
+    written: set[str] = set()
+    for length in range(1, len(CONVERSATION) + 1):
+        with suppress(TemplateError, InputError):
+            text = render_messages(tokenizer, CONVERSATION[:length], tools=[TOOL])
+            written |= {
+                what for what, words in WORDS.items() if all(word in text for word in words)
+            }
+    return written

@@ -3,14 +3,14 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from snakechat.data.chat_templates import render_turns
 from snakechat.data.dialogues import Turn
 from snakechat.data.special_tokens import SpecialTokens, end_of_turn_id, text_backend
-from snakechat.data.templates import ChatTemplate, DialogueTemplate, Written, render_turns
+from snakechat.data.templates import ChatTemplate, DialogueTemplate, Written
 from snakechat.data.tokenizers import check_tokenizer, encode_texts, resolved_template
 
 # Characters that stand for special tokens in a text while a chat template renders it. Unicode
@@ -21,8 +21,6 @@ PRIVATE_USE = range(0x100000, 0x10FFFE)
 ROWS = 128
 
 Ids = list[int]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 class Encoded(NamedTuple):
@@ -76,13 +74,11 @@ class Encoder:
         self.is_chat = template == "chat"
         self.end_id: int = end_of_turn_id(tokenizer) if self.is_chat else tokenizer.eos_token_id
         # What writes the turns as texts.
-        self.writer = ChatTemplate(tokenizer) if self.is_chat else DialogueTemplate()
+        self.writer = ChatTemplate(tokenizer, generates) if self.is_chat else DialogueTemplate()
         self.contexts: dict[str, Ids] = {}
         # Special tokens in texts, by the characters that stand for them.
         self.marks: dict[str, str] = {}
         self.num_appended = self._num_appended()
-        if generates:
-            self.writer.check()
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[Ids]:
         """Return the ids of each prompt, with the prefix (bos) of the tokenizer or its template."""
@@ -106,32 +102,15 @@ class Encoder:
         """
         write = self.writer.sampled if sampled else self.writer.response
 
-        def written(start: int) -> list[tuple[str, list[str | None]]]:
-            rows = []
-            for turns, *row in zip(*(each[start : start + ROWS] for each in columns), strict=True):
-                prompt = self.writer.prompt(turns)
-                texts = [None if text is None else write(prompt, turns, text) for text in row]
-                rows.append((prompt, texts))
-            return rows
+        def written(turns: list[Turn], *texts: str | None) -> list[Written]:
+            prompt = self.writer.prompt(turns)
+            return [
+                Written(prompt, None if text is None else write(prompt, turns, text))
+                for text in texts
+            ]
 
-        columns: list[Sequence[Any]] = [prompts, *responses]
-        parts = map(written, range(0, len(prompts), ROWS))
-        yield from chain.from_iterable(_while_next(parts, self._conversation_ids))
-
-    def _conversation_ids(
-        self, rows: Sequence[tuple[str, list[str | None]]]
-    ) -> list[tuple[Ids, list[Ids]]]:
-        """Return the ids of prompts and of the responses of each, given their texts."""
-        present = [
-            Written(prompt, text) for prompt, row in rows for text in row if text is not None
-        ]
-        encoded = iter(self._response_ids(present))
-        return [
-            (ids, [[] if text is None else next(encoded)[0] for text in row])
-            for ids, (_, row) in zip(
-                self._prompt_ids([prompt for prompt, _ in rows]), rows, strict=True
-            )
-        ]
+        for row in self._encoded(written, prompts, *responses):
+            yield row[0].prompt, [each.response for each in row]
 
     def dialogues(
         self, dialogues: Sequence[list[Turn]], places: Sequence[Sequence[int]]
@@ -144,28 +123,41 @@ class Encoder:
             TurnsRejected: As in `conversations`.
         """
 
-        def written(start: int) -> list[list[Written]]:
-            part = slice(start, start + ROWS)
-            return list(map(self.writer.responses, dialogues[part], places[part]))
+        return self._encoded(self.writer.responses, dialogues, places)
 
-        parts = map(written, range(0, len(dialogues), ROWS))
-        yield from chain.from_iterable(_while_next(parts, self._dialogue_ids))
+    def _encoded(
+        self, write: Callable[..., list[Written]], *columns: Sequence[Any]
+    ) -> Iterator[list[Encoded]]:
+        """Yield the ids of what `write` makes of each row.
 
-    def _dialogue_ids(self, dialogues: Sequence[list[Written]]) -> list[list[Encoded]]:
-        """Return the ids of the responses of dialogues, given their texts."""
-        everything = [each for row in dialogues for each in row]
+        The texts of the next rows are written while a thread encodes those of the rows before.
+        """
+        with ThreadPoolExecutor(1) as thread:
+            encoding = None
+            for start in range(0, len(columns[0]), ROWS):
+                parts = [column[start : start + ROWS] for column in columns]
+                rows = list(map(write, *parts))
+                before, encoding = encoding, thread.submit(self._ids_of_rows, rows)
+                if before:
+                    yield from before.result()
+            if encoding:
+                yield from encoding.result()
+
+    def _ids_of_rows(self, rows: Sequence[list[Written]]) -> list[list[Encoded]]:
+        """Return the ids of responses and of their prompts."""
+        everything = [each for row in rows for each in row]
         responses = iter(self._response_ids(everything))
-        starts = iter(
-            self._prompt_ids([each.prompt for each in everything if each.between is None])
-        )
+        # The responses of a pair have one prompt.
+        starts = list({each.prompt: None for each in everything if each.between is None})
+        prompts = dict(zip(starts, self._prompt_ids(starts), strict=True))
         between = iter(self._ids(each.between for each in everything if each.between is not None))
         encoded = []
-        for row in dialogues:
+        for row in rows:
             follows = False
             encoded.append(list[Encoded]())
             for each in row:
                 if each.between is None:
-                    prompt, continues = next(starts), False
+                    prompt, continues = prompts[each.prompt], False
                 else:
                     # The ids of the token that ends the response before it are that response's.
                     prompt, continues = next(between)[1:], follows
@@ -226,18 +218,23 @@ class Encoder:
         return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
     def _response_ids(self, written: Sequence[Written]) -> list[tuple[Ids, bool]]:
-        """Return the ids of each response with the token that ends it.
+        """Return the ids of each response with the token that ends it; none of a missing one.
 
         Each comes with whether these are its ids in the text of the dialogue, too.
         """
         # In text, no token ends a response. In a chat, white space before it may belong to it.
         text_of_end, ids_of_end = self.writer.end, [] if self.is_chat else [self.end_id]
         contexts = [self._context(each.prompt) for each in written]
-        texts = [context + each.response for context, each in zip(contexts, written, strict=True)]
+        texts = [
+            context + (each.response or "") for context, each in zip(contexts, written, strict=True)
+        ]
         responses = []
         for ids, name, each in zip(
             self._ids(text + text_of_end for text in texts), contexts, written, strict=True
         ):
+            if each.response is None:
+                responses.append((list[int](), False))
+                continue
             context = self.contexts[name]
             start, ids = ids[: len(context)], ids[len(context) :] + ids_of_end
             fits = start == context and ids[-1:] == [self.end_id]
@@ -279,15 +276,3 @@ class Encoder:
                 ids += found
         self.backend.encode_special_tokens = not self.is_chat
         return ids
-
-
-def _while_next(parts: Iterable[T], encode: Callable[[T], R]) -> Iterator[R]:
-    """Yield the ids of each part, whose texts are made while the ids of the one before are."""
-    with ThreadPoolExecutor(1) as thread:
-        encoding = None
-        for part in parts:
-            before, encoding = encoding, thread.submit(encode, part)
-            if before:
-                yield before.result()
-        if encoding:
-            yield encoding.result()

@@ -168,9 +168,9 @@ def with_instructions(prompt: list[Turn], template: str | None, system: str | No
         template: A text with "{prompt}" in place of the user's last turn.
     """
     turns = list(prompt)
-    for index in reversed(range(len(turns)) if template is not None else ()):
+    for index in reversed(range(len(turns))):
         role, text = turns[index]
-        if role in ("user", UNMARKED):
+        if template is not None and role in ("user", UNMARKED):
             content = text.removesuffix(RESPONSE)
             turns[index] = role, template.replace("{prompt}", content) + text[len(content) :]
             break

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.chat_templates import render_messages
+from snakechat.data.chat_templates import rendered_or_empty
 from snakechat.workflow.errors import InputError
 
-# Texts of a dialogue that probes a chat template.
+# Turns that show what a chat template writes around them.
 USER, ASSISTANT = "Question", "Answer"
+QUESTION, ANSWER = ("user", USER), ("assistant", ASSISTANT)
 # "<pad>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|fim_pad|>".
 PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
 # "<|reserved_special_token_0|>", "<unused0>", "<|extra_0|>", "<|dummy_0|>".
@@ -29,12 +29,22 @@ LETTERS = frozenset(ByteLevel.alphabet())
 
 
 def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the token that the chat template writes after an assistant turn.
+    """Return the id of the token that ends a response: see end_of_turn."""
+    return end_of_turn(tokenizer)[1]
 
-    This is the first added token after the text of the turn, special or not; eos if the template
-    writes none, or if there is no template.
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
+    """Return the text between an assistant turn and the token that ends it, and this token.
+
+    The token is the first added one that the chat template writes after the text of the turn,
+    special or not; eos if the template writes none, or if there is no template.
     """
-    return _end_of_turn(tokenizer)[1]
+    _, _, after = rendered_or_empty(tokenizer, [QUESTION, ANSWER]).rpartition(ASSISTANT)
+    contents = {token.content for token in _added(tokenizer).values()}
+    if match := _pattern({*contents, tokenizer.eos_token}).search(after):
+        found: Any = tokenizer.convert_tokens_to_ids(match[0])
+        return after[: match.start()], int(found)
+    return "", int(tokenizer.eos_token_id)
 
 
 def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -44,19 +54,6 @@ def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
         # It matches the same texts as before.
         token.special = True
         tokenizer.add_tokens([token], special_tokens=True)
-
-
-def _end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
-    """Return the text between an assistant turn and the token that ends it, and this token."""
-    rendered = render_chat(tokenizer, [("user", USER), ("assistant", ASSISTANT)])
-    if rendered is not None:
-        _, _, after = rendered.rpartition(ASSISTANT)
-        contents = {token.content for token in _added(tokenizer).values()}
-        match = _pattern({*contents, tokenizer.eos_token}).search(after)
-        if match:
-            found: Any = tokenizer.convert_tokens_to_ids(match[0])
-            return after[: match.start()], int(found)
-    return "", int(tokenizer.eos_token_id)
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
@@ -77,42 +74,6 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[in
             break
     # Without duplicates, in this order.
     return tuple(dict.fromkeys(ids))
-
-
-def render_chat(
-    tokenizer: PreTrainedTokenizerBase, turns: list[tuple[str, str]], prompt: bool = False
-) -> str | None:
-    """Return turns rendered by the chat template; None if there is none or it rejects them.
-
-    Args:
-        prompt: Whether a response follows.
-    """
-    if not tokenizer.chat_template:
-        return None
-    messages = [{"role": role, "content": text} for role, text in turns]
-    try:
-        return render_messages(tokenizer, messages, add_generation_prompt=prompt)
-    except TemplateError:
-        return None
-
-
-def response_context(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str, str]:
-    """Return the text that the chat template writes around a response.
-
-    Returns:
-        The text that ends a prompt, from the user's text on; the white space that some templates
-        write in front of a response; and the text between a response and the token that ends it,
-        such as Llama 2's space. All are empty if the template rejects a dialogue.
-    """
-    turns = [("user", USER), ("assistant", ASSISTANT)]
-    prompt, dialogue = render_chat(tokenizer, turns[:1], True), render_chat(tokenizer, turns)
-    if prompt is None or dialogue is None:
-        return "", "", ""
-    start, _, _ = dialogue.rpartition(ASSISTANT)
-    # Other text in front, such as empty thoughts, is left to the model.
-    space = start.removeprefix(prompt)
-    after, _ = _end_of_turn(tokenizer)
-    return prompt.rpartition(USER)[2], space if space.isspace() else "", after
 
 
 class SpecialTokens:
@@ -223,9 +184,9 @@ def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
 
 def _written_by_template(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return the added tokens that a chat template writes, literally or put together."""
-    turns = [("system", USER), ("user", USER), ("assistant", ASSISTANT), ("user", USER)]
-    rendered = (render_chat(tokenizer, some, prompt=True) for some in (turns, turns[1:]))
-    texts = [str(tokenizer.chat_template or ""), *(text or "" for text in rendered)]
+    turns = [("system", USER), QUESTION, ANSWER, QUESTION]
+    texts = [rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])]
+    texts.append(str(tokenizer.chat_template or ""))
     contents = {token.content for token in _added(tokenizer).values()}
     return {content for content in contents if any(content in text for text in texts)}
 

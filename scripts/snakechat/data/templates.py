@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
-from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.chat_templates import render_messages, unwritten
+from snakechat.data.chat_templates import TurnsRejected, render_turns, rendered_or_empty
 from snakechat.data.dialogues import (
     RESPONSE,
     THOUGHTS,
@@ -16,28 +14,21 @@ from snakechat.data.dialogues import (
     has_messages,
     is_message,
     message_of,
-    messages_of,
     recorded_response,
     render_prompt,
     response_content,
     response_turn,
-    tools_of,
 )
 from snakechat.data.special_tokens import (
+    ANSWER,
     ASSISTANT,
+    QUESTION,
     USER,
     SpecialTokens,
-    end_of_turn_id,
-    response_context,
+    end_of_turn,
 )
 from snakechat.data.tokenizers import source_of
-from snakechat.workflow.errors import InputError
 
-# Dialogues on which a chat template is checked: two turns of the user, or one.
-PROBES: tuple[list[Turn], ...] = (
-    [("user", USER), ("assistant", ASSISTANT), ("user", USER)],
-    [("user", USER)],
-)
 # Characters of a difference between two texts that an error shows, before and after its start.
 SHOWN_BEFORE, SHOWN = 20, 40
 # How some templates start the thoughts of a response, in the prompt or in the response.
@@ -45,22 +36,18 @@ THINK = "<think>"
 START_OF_THOUGHTS = re.compile(rf"{THINK}\s*\Z")
 
 
-class TurnsRejected(InputError):
-    """A template rejects the turns of a conversation."""
-
-
 class Written(NamedTuple):
     """A response as it is written behind its prompt.
 
     Attributes:
         prompt: The whole text in front of the response.
-        response: The text of the response, without the token that ends it.
+        response: The text of the response, without the token that ends it; None without one.
         between: The part of `prompt` from the token that ends the response before it; None if the
             prompt does not continue that response.
     """
 
     prompt: str
-    response: str
+    response: str | None
     between: str | None = None
 
 
@@ -95,9 +82,6 @@ class DialogueTemplate:
 
     sampled = response
 
-    def check(self) -> None:
-        """Accept the template, which writes all dialogues."""
-
     def responses(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written]:
         """Return the responses of a dialogue as they are written behind their prompts."""
         texts = [recorded_response(turns[place]) for place in places]
@@ -113,16 +97,35 @@ class ChatTemplate:
     A response is what the template writes between the prompt, rendered alone, and the token that
     ends the turn, when it renders the whole dialogue. Each row is compared with this rendering.
 
+    Args:
+        generates: Whether a model responds; a classifier's template need not write prompts.
+
     Attributes: As of DialogueTemplate.
+
+    Raises:
+        InputError: The template does not continue a prompt by a response.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, generates: bool = True) -> None:
         self.tokenizer, self.special = tokenizer, SpecialTokens(tokenizer)
-        self.end = str(tokenizer.decode([end_of_turn_id(tokenizer)]))
         # Some templates write white space in front of a response, and a text behind it.
-        self.context, self.space, self.after = response_context(tokenizer)
+        self.after, end_id = end_of_turn(tokenizer)
+        self.end = str(tokenizer.decode([end_id]))
+        prompt = rendered_or_empty(tokenizer, [QUESTION], prompt=True)
+        dialogue = rendered_or_empty(tokenizer, [QUESTION, ANSWER])
+        is_written = bool(prompt and dialogue)
+        self.context = prompt.rpartition(USER)[2] if is_written else ""
+        # Other text in front, such as empty thoughts, is left to the model.
+        space = dialogue.rpartition(ASSISTANT)[0].removeprefix(prompt)
+        self.space = space if is_written and space.isspace() else ""
         # Then no text of a turn has it.
         self.has_header = self.special.pattern.search(self.context) is not None
+        # Rows report a template that rejects these turns, or starts a response with thoughts.
+        if generates and is_written:
+            start = START_OF_THOUGHTS.sub("", prompt)
+            text = self.response(start, [QUESTION], ASSISTANT)
+            if self.special.pattern.search(text) and render_turns(tokenizer, [QUESTION]) == prompt:
+                raise self._mismatch(prompt, prompt + text + self.end, ASSISTANT)
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the text of a prompt."""
@@ -154,7 +157,7 @@ class ChatTemplate:
         turn = response_turn(
             response if is_message(response) else response.removesuffix(self.after)
         )
-        for further in ([("user", USER)], []):
+        for further in ([QUESTION], []):
             try:
                 whole = render_turns(self.tokenizer, [*turns, turn, *further])
                 stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
@@ -169,14 +172,16 @@ class ChatTemplate:
 
     def responses(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written]:
         """Return the responses of a dialogue as they are written behind their prompts."""
+        if not places:
+            return []
+        # The dialogue up to its last response, and a further question.
+        whole = rendered_or_empty(self.tokenizer, [*turns[: places[-1] + 1], QUESTION])
         if self.has_header and not has_messages(turns):
-            found = self._found(turns, places)
+            found = self._found(whole, turns, places)
             if found is not None:
                 return found
-        whole = self._whole(turns, places)
         written: list[Written] = []
-        # Where the response before ends in the rendering of the whole dialogue; None if it does
-        # not have it.
+        # Where the response before ends in this rendering; None if it does not have it.
         stop: int | None = None
         for place in places:
             prompt = self.prompt(turns[:place])
@@ -190,7 +195,9 @@ class ChatTemplate:
             stop = len(prompt) + len(text) if is_there else None
         return written
 
-    def _found(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written] | None:
+    def _found(
+        self, whole: str, turns: Sequence[Turn], places: Sequence[int]
+    ) -> list[Written] | None:
         """Return the responses of a dialogue of texts as its rendering as a whole has them.
 
         This saves the rendering of each prompt. The header of a response has a special token, so
@@ -200,10 +207,10 @@ class ChatTemplate:
         Returns:
             None if the rendering differs: the template treats earlier turns in another way.
         """
-        whole, written = self._whole(turns, places), list[Written]()
+        written: list[Written] = []
         # The ends of the last response, and of the last one in `places`.
         stop = before = 0
-        for number, turn in enumerate(turns[: places[-1] + 1] if places else ()):
+        for number, turn in enumerate(turns[: places[-1] + 1]):
             message = message_of(turn)
             if message["role"] != "assistant":
                 continue
@@ -221,16 +228,6 @@ class ChatTemplate:
                 written.append(Written(prompt, text, whole[before:start] if written else None))
                 before = stop
         return written
-
-    def _whole(self, turns: Sequence[Turn], places: Sequence[int]) -> str:
-        """Return the rendering of a dialogue up to its last response, and a further question.
-
-        It is "" if there is no response, or if the template rejects it.
-        """
-        if places:
-            with suppress(TurnsRejected):
-                return render_turns(self.tokenizer, [*turns[: places[-1] + 1], ("user", USER)])
-        return ""
 
     def _require_whole(self, prompt: str, text: str, response: Turn) -> None:
         """Raise TurnsRejected if a template leaves out a part of a response, but for white space.
@@ -268,51 +265,6 @@ class ChatTemplate:
             f" {ours[shown]!r}: correct the template (add_generation_prompt writes the header of a"
             " response, an added token ends it) or set template: dialogue"
         )
-
-    def check(self) -> None:
-        """Raise InputError if the chat template does not continue a prompt by a response.
-
-        A template that rejects the dialogues is not checked: rows report it. Of one that starts a
-        response with thoughts, rows without thoughts report it.
-        """
-        for turns in PROBES:
-            try:
-                prompt = self.prompt(turns)
-                render_turns(self.tokenizer, [*turns, ("assistant", ASSISTANT)])
-            except TurnsRejected:
-                continue
-            start = START_OF_THOUGHTS.sub("", prompt)
-            text = self.response(start, turns, ASSISTANT)
-            if self.special.pattern.search(text) and render_turns(self.tokenizer, turns) == prompt:
-                raise self._mismatch(prompt, prompt + text + self.end, ASSISTANT)
-            return
-
-
-def render_turns(
-    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
-) -> str:
-    """Return turns rendered by the chat template.
-
-    Args:
-        prompt: Whether a response follows.
-
-    Raises:
-        TurnsRejected: The template rejects the turns, or would leave out tools, calls or results.
-    """
-    messages, tools = messages_of(turns), tools_of(turns)
-    if has_messages(turns) and (missing := unwritten(tokenizer, messages, tools)):
-        raise TurnsRejected(
-            f"{source_of(tokenizer)}: the chat template does not write {missing}: use a model whose"
-            " template does"
-        )
-    try:
-        return render_messages(tokenizer, messages, add_generation_prompt=prompt, tools=tools)
-    except TemplateError as error:
-        roles = ", ".join(message["role"] for message in messages)
-        reason = " ".join(str(error).split())
-        raise TurnsRejected(
-            f"{source_of(tokenizer)}: the chat template rejects turns of {roles}: {reason}"
-        ) from None
 
 
 def common_length(first: str, second: str) -> int:

@@ -6,11 +6,11 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
+from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import messages_of, response_turn
 from snakechat.data.encoder import Encoder
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import encode_responses, encode_turns
-from snakechat.data.templates import TurnsRejected
 from snakechat.data.tokenizers import load_tokenizer
 from support.chat_templates import CHATML, OSS_THOUGHTS, QWEN_THOUGHTS, R1_THOUGHTS
 from support.encoding import encode_pair

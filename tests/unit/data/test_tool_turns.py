@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
 from snakechat.data.formats import columns_of, record_of
@@ -15,7 +16,6 @@ from snakechat.data.row_encoding import (
     encode_responses,
     encode_turns,
 )
-from snakechat.data.templates import TurnsRejected
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, CHATML_TOOLS, LLAMA
