@@ -234,14 +234,18 @@ def packed_attention(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     is_grouped, (size, _, length, _) = key.shape[1] != query.shape[1], query.shape
-    states = [each.transpose(1, 2).flatten(end_dim=1) for each in (query, key, value)]
+    query, key, value = (
+        states.transpose(1, 2).flatten(end_dim=1) for states in (query, key, value)
+    )
     bounds, longest = packed_segments.bounds, packed_segments.longest
     output: Any
     if packed_segments.responses is not None:
-        output = shared_prompt_attention(*states, packed_segments, scaling)
+        output = shared_prompt_attention(query, key, value, packed_segments, scaling)
     else:
         output = varlen_attn(
-            *states,
+            query,
+            key,
+            value,
             bounds,
             bounds,
             longest,

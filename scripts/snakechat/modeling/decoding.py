@@ -61,7 +61,9 @@ def generate_batch(
         Token ids, filled with a stop id after the end of a response.
     """
     stops, copies, uniforms = decoder.stops, uniforms.shape[1], uniforms.flatten(end_dim=1)
-    cache = make_cache(decoder.model.config, decoder.cache_length(*input_ids.shape[1:], uniforms))
+    # A FixedDecoder has a cache of its own for the responses.
+    num_tokens = 0 if isinstance(decoder, FixedDecoder) else uniforms.shape[1]
+    cache = make_cache(decoder.model.config, input_ids.shape[1] + num_tokens)
     positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
     logits = next_logits(decoder.model, cache, input_ids, attention_mask, positions)
     first = sample_tokens(logits, uniforms[:, 0].view(-1, copies), decoder.temperature).flatten()
@@ -168,10 +170,6 @@ class Decoder:
         self.takes_dense_mask = takes_dense_mask(model)
         self.number = torch.ones(1, dtype=torch.int64, device=stops.device)
         self.is_finite = torch.ones((), dtype=torch.bool, device=stops.device)
-
-    def cache_length(self, prompt_length: int, uniforms: torch.Tensor) -> int:
-        """Return the tokens of a row in the cache that the prompts are processed with."""
-        return prompt_length + uniforms.shape[1]
 
     def run(
         self,
@@ -317,10 +315,6 @@ class FixedDecoder(Decoder):
     def set_shape(self, num_rows: int, length: int) -> None:
         """Set the rows and the length of the coming batch."""
         self.num_rows, self.length = num_rows, length
-
-    def cache_length(self, prompt_length: int, uniforms: torch.Tensor) -> int:
-        """Return the tokens of a row in the cache that the prompts are processed with."""
-        return prompt_length
 
     def size_for(self, num_rows: int) -> int:
         """Return the number of rows of the smallest graph that has space for some rows."""

@@ -247,13 +247,11 @@ def sample_responses(
     capacity = max(len(rows) * sizes[rows[0]] for rows in batches)
     with merged_adapters(model) if is_captured else contextlib.nullcontext():
         for rows in batches:
+            decoder = Decoder(model, stops, temperature)
             if is_captured:
-                arguments = model, stops, temperature, capacity, max_response_length
-                decoder: Decoder = kept.get(*arguments)
-                num_rows = len(rows) * num_generations
-                decoder.set_shape(num_rows, sizes[rows[0]] // num_generations)
-            else:
-                decoder = Decoder(model, stops, temperature)
+                fixed = kept.get(model, stops, temperature, capacity, max_response_length)
+                fixed.set_shape(len(rows) * num_generations, sizes[rows[0]] // num_generations)
+                decoder = fixed
             padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
             randoms = copy_to_device(uniforms[rows], model.device)
             tokens = generate_batch(decoder, *padded, randoms).tolist()

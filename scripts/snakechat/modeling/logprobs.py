@@ -80,19 +80,12 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
         entropies = torch.empty_like(logprobs) if return_entropies else None
-        is_compiled = acceleration.current().compile
         for chunk, logits in logit_chunks(hidden, weight, bias):
-            if is_compiled:
-                logprobs[chunk], of_chunk = compiled(logprobs_and_entropies)(
-                    logits, tokens[chunk], temperature
-                )
-                if entropies is not None:
-                    entropies[chunk] = of_chunk
-                continue
-            for rows, _, table in fp32_logprobs(chunk, logits, temperature):
-                logprobs[rows] = _select_tokens(table, tokens[rows])
-                if entropies is not None:
-                    entropies[rows] = _entropies(table)
+            logprobs[chunk], of_chunk = _evaluate(
+                logits, tokens[chunk], temperature, return_entropies
+            )
+            if entropies is not None:
+                entropies[chunk] = of_chunk
         if entropies is not None:
             ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
@@ -102,17 +95,9 @@ class _TokenLogprobs(torch.autograd.Function):
         hidden, weight, bias, tokens = ctx.saved_tensors
         gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
         factors = grad_outputs[0][:, None] / ctx.temperature
-        is_compiled = acceleration.current().compile
         for chunk, logits in logit_chunks(hidden, weight, bias):
-            if is_compiled:
-                logits = compiled(scaled_gradients)(
-                    logits, tokens[chunk], ctx.temperature, factors[chunk]
-                )
-            else:
-                for rows, chunk_logits, table in fp32_logprobs(chunk, logits, ctx.temperature):
-                    _negative_gradients_(table, tokens[rows])
-                    chunk_logits.copy_(table.mul_(factors[rows]))
-            gradients.add(chunk, logits)
+            _, of_logits = _differentiate(logits, tokens[chunk], ctx.temperature, factors[chunk])
+            gradients.add(chunk, of_logits)
         return *gradients.scaled(1.0), None, None, None
 
 
@@ -127,17 +112,10 @@ class _SumOfLogprobs(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
         total = torch.zeros((), device=hidden.device)
-        is_compiled = acceleration.current().compile
         for chunk, logits in logit_chunks(hidden, weight, bias):
-            if is_compiled:
-                added, logits = compiled(sum_and_gradients)(logits, tokens[chunk])
-                total += added
-            else:
-                for rows, chunk_logits, table in fp32_logprobs(chunk, logits):
-                    total += _select_tokens(table, tokens[rows]).sum()
-                    _negative_gradients_(table, tokens[rows])
-                    chunk_logits.copy_(table)
-            ctx.gradients.add(chunk, logits)
+            logprobs, of_logits = _differentiate(logits, tokens[chunk])
+            total += logprobs.sum()
+            ctx.gradients.add(chunk, of_logits)
         return total
 
     @staticmethod
@@ -159,8 +137,44 @@ def logit_chunks(
         yield chunk, functional.linear(hidden[chunk], weight, bias)
 
 
+def _evaluate(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, return_entropies: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities [n] of a chunk, and its entropies [n] if they are needed."""
+    if acceleration.current().compile:
+        return compiled(logprobs_and_entropies)(logits, tokens, temperature)
+    logprobs = torch.empty(len(logits), device=logits.device)
+    entropies = torch.empty_like(logprobs)
+    for rows, _, table in fp32_logprobs(logits, temperature):
+        logprobs[rows] = _select_tokens(table, tokens[rows])
+        if return_entropies:
+            entropies[rows] = _entropies(table)
+    return logprobs, entropies
+
+
+def _differentiate(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    temperature: float = 1.0,
+    factors: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probabilities [n] of a chunk, and their negative gradients [n, V].
+
+    The gradients, which may take the place of the logits, are multiplied by factors [n, 1].
+    """
+    if acceleration.current().compile:
+        return compiled(logprobs_and_gradients)(logits, tokens, temperature, factors)
+    logprobs = torch.empty(len(logits), device=logits.device)
+    for rows, chunk_logits, table in fp32_logprobs(logits, temperature):
+        logprobs[rows] = _select_tokens(table, tokens[rows])
+        table.exp_()
+        table[torch.arange(len(table), device=table.device), tokens[rows]] -= 1
+        chunk_logits.copy_(table if factors is None else table.mul_(factors[rows]))
+    return logprobs, logits
+
+
 def fp32_logprobs(
-    chunk: slice, logits: torch.Tensor, temperature: float = 1.0
+    logits: torch.Tensor, temperature: float
 ) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """Yield smaller chunks, views of their logits [m, V], and log-probabilities [m, V] in fp32.
 
@@ -168,25 +182,18 @@ def fp32_logprobs(
     """
     size = len(logits) if logits.is_cuda else max(1, FP32_CHUNK_LOGITS // logits.shape[1])
     buffer = torch.empty(min(size, len(logits)), logits.shape[1], device=logits.device)
-    start = chunk.start
-    for chunk_logits in logits.split(size):
+    for start in range(0, len(logits), max(size, 1)):
+        chunk_logits = logits[start : start + size]
         table = buffer[: len(chunk_logits)].copy_(chunk_logits)
         if temperature != 1:
             table /= temperature
         torch.log_softmax(table, dim=1, out=table)
         yield slice(start, start + len(chunk_logits)), chunk_logits, table
-        start += len(chunk_logits)
 
 
 def _select_tokens(table: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return the entry [n] of each token in its row of a table [n, V]."""
     return table.gather(1, tokens[:, None]).squeeze(1)
-
-
-def _negative_gradients_(table: torch.Tensor, tokens: torch.Tensor) -> None:
-    """Replace log-probabilities [n, V] by -d log p[token] / d logits, at temperature 1."""
-    table.exp_()
-    table[torch.arange(len(tokens), device=tokens.device), tokens] -= 1
 
 
 def _entropies(table: torch.Tensor) -> torch.Tensor:
@@ -203,28 +210,21 @@ def compiled(function: Callable[..., Any]) -> Any:
 def logprobs_and_entropies(
     logits: torch.Tensor, tokens: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the log-probabilities of tokens [n], and the entropies [n]."""
+    """Return what _evaluate returns."""
     table = (logits.float() / temperature).log_softmax(dim=1)
     return _select_tokens(table, tokens), _entropies(table)
 
 
-def scaled_gradients(
-    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, factors: torch.Tensor
-) -> torch.Tensor:
-    """Return negative gradients [n, V] of the log-probabilities of tokens, times factors [n, 1]."""
-    probabilities = (logits.float() / temperature).softmax(dim=1)
-    is_token = torch.arange(logits.shape[1], device=logits.device) == tokens[:, None]
-    return ((probabilities - is_token.float()) * factors).to(logits.dtype)
-
-
-def sum_and_gradients(
-    logits: torch.Tensor, tokens: torch.Tensor
+def logprobs_and_gradients(
+    logits: torch.Tensor, tokens: torch.Tensor, temperature: float, factors: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the sum of the log-probabilities of tokens [n], and its negative gradients [n, V]."""
-    table = logits.float().log_softmax(dim=1)
-    return _select_tokens(table, tokens).sum(), scaled_gradients(
-        logits, tokens, 1.0, table.new_ones(1)
-    )
+    """Return what _differentiate returns."""
+    table = (logits.float() / temperature).log_softmax(dim=1)
+    is_token = torch.arange(logits.shape[1], device=logits.device) == tokens[:, None]
+    gradients = table.exp() - is_token.float()
+    if factors is not None:
+        gradients = gradients * factors
+    return _select_tokens(table, tokens), gradients.to(logits.dtype)
 
 
 class Gradients:

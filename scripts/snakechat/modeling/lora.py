@@ -79,8 +79,8 @@ def merged_adapters(model: nn.Module) -> Iterator[None]:
     for layer in layers:
         weight = cast(Any, layer.base_layer).weight
         if not hasattr(layer, "unmerged_weight"):
-            copy = torch.empty_like(weight, device="cpu", pin_memory=weight.is_cuda).copy_(weight)
-            layer.unmerged_weight = copy.detach()
+            copy = weight.detach().cpu()
+            layer.unmerged_weight = copy.pin_memory() if weight.is_cuda else copy.clone()
         weight.data.copy_(merge(layer))
     try:
         with disable_adapters(model):

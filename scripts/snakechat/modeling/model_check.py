@@ -79,14 +79,26 @@ def check_model(
             check.compare_unpacked()
             check.compare_packed()
             if samples:
-                check.compare_cached()
+                check.compare(
+                    "sampling with a key-value cache",
+                    check.cached_difference,
+                    "outputs with a key-value cache",
+                    "responses cannot be sampled from it: use another model",
+                )
                 if acceleration.current().cuda_graphs:
                     can_be_captured(module.model)
             if any(weight.requires_grad for weight in module.parameters()):
-                check.compare_in_training()
+                check.compare(
+                    "the forward pass in training mode",
+                    check.training_difference,
+                    "outputs in training mode",
+                    "set the noise that config.json adds in training to 0, or use another model",
+                )
         # In fp32, a kernel of 16 bits has not run yet.
         if module.supports_packing and acceleration.current().attn_implementation == "auto":
-            _ModelCheck(module, rows, device).compare_kernel()
+            check, kernel = _ModelCheck(module, rows, device), "the attention kernel of the GPU"
+            remedy = "set attn_implementation: sdpa in the placement"
+            check.compare(kernel, check.packed_difference, f"outputs with {kernel}", remedy)
 
 
 def can_use_fp32(module: Policy | Scorer) -> bool:
@@ -145,41 +157,21 @@ class _ModelCheck:
             self.module.supports_packing = False
             self.compare_unpacked()
 
-    def compare_kernel(self) -> None:
-        """Compare packed rows in the dtype of the model, whose attention kernel may be another."""
-        kernel = "the attention kernel of the GPU"
-        remedy = "set attn_implementation: sdpa in the placement"
-        self.compare(kernel, self.packed_difference, f"outputs with {kernel}", remedy)
-
-    def compare_cached(self) -> None:
-        """Compare passes with a cache, as decoders run them."""
+    def cached_difference(self) -> float:
+        """Return the largest difference of passes with a cache, as decoders run them."""
         prompt, [response, *_] = self.rows[0]
         length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
         text = np.resize([*prompt, *response], length)
         pairs = self.cached_and_own_logprobs([text, text[length // 2 :]])
-        self.compare(
-            "sampling with a key-value cache",
-            lambda: max(largest_difference([cached], [own]) for cached, own in pairs),
-            "outputs with a key-value cache",
-            "responses cannot be sampled from it: use another model",
-        )
+        return max(largest_difference([cached], [own]) for cached, own in pairs)
 
-    def compare_in_training(self) -> None:
-        """Compare passes in training mode with those in evaluation mode."""
-
-        def difference() -> float:
-            expected = self.outputs(self.rows[1:], packing=False)
-            self.module.train()
-            outputs = self.outputs(self.rows[1:], packing=False)
-            self.module.eval()
-            return largest_difference(outputs, expected)
-
-        self.compare(
-            "the forward pass in training mode",
-            difference,
-            "outputs in training mode",
-            "set the noise that config.json adds in training to 0, or use another model",
-        )
+    def training_difference(self) -> float:
+        """Return the largest difference of passes in training mode and in evaluation mode."""
+        expected = self.outputs(self.rows[1:], packing=False)
+        self.module.train()
+        outputs = self.outputs(self.rows[1:], packing=False)
+        self.module.eval()
+        return largest_difference(outputs, expected)
 
     def compare(self, action: str, difference: Callable[[], float], what: str, remedy: str) -> None:
         """Raise InputError if passes fail, or outputs differ by more than the tolerance.
