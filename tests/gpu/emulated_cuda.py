@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from snakechat.modeling import acceleration, forward, logprobs
 from snakechat.modeling import attention as attention_module
-from snakechat.modeling.decoding import FixedDecoder
+from snakechat.modeling.captured_decoding import FixedDecoder
 from support.varlen import loop_over_segments
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from gpu.emulated_cuda import DEVICE, emulation
-from snakechat.modeling import decoding
+from snakechat.modeling import captured_decoding
 
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
 LLAMA |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 64}
@@ -67,10 +67,10 @@ def problem(family, keys):
     torch.manual_seed(0)
     config = AutoConfig.for_model(family.partition(",")[0], **keys)
     model = AutoModelForCausalLM.from_config(config).eval()
-    if not decoding.takes_dense_mask(model):
+    if not captured_decoding.takes_dense_mask(model):
         return "takes no mask of four dimensions, or drops tokens"
     with emulation():
-        return decoding._capture_problem(model.to(DEVICE))
+        return captured_decoding._capture_problem(model.to(DEVICE))
 
 
 def main():

@@ -17,7 +17,7 @@ from unittest import mock
 from gpu.emulated_cuda import emulation
 from gpu.workloads import tiny_job, train
 from snakechat.modeling import acceleration
-from snakechat.modeling.decoding import FixedDecoder
+from snakechat.modeling.captured_decoding import FixedDecoder
 from snakechat.modeling.generation import KeptDecoder
 from snakechat.training.metric_logs import StepTimer
 from snakechat.workflow import deterministic

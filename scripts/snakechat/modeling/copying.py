@@ -34,6 +34,7 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.modeling.deferred_weights import names_in_model
+from snakechat.modeling.loading import check_weights, from_pretrained
 from snakechat.modeling.models import MAX_LAYERS
 from snakechat.modeling.weight_writing import MAX_FILE_SIZE
 from snakechat.workflow.errors import InputError
@@ -187,23 +188,8 @@ def _model_without_weights(auto_class: Any, source: Path, tensors: Tensors) -> P
         )
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
-    model, loading = load_pretrained(
-        auto_class,
-        source,
-        config=config,
-        dtype="auto",
-        device_map={"": "meta"},
-        output_loading_info=True,
-        # They are rejected by name, which transformers' error does not have.
-        ignore_mismatched_sizes=True,
-    )
-    problems = {
-        "are missing": loading["missing_keys"],
-        "do not have the model's shape": {name for name, *_ in loading["mismatched_keys"]},
-    }
-    for problem, names in problems.items():
-        if names:
-            raise InputError(f"weights {problem}: {', '.join(sorted(names))}")
+    model, loading = from_pretrained(auto_class, source, "auto", config, device_map={"": "meta"})
+    check_weights(loading["missing_keys"], set(), loading["mismatched_keys"])
     return model
 
 

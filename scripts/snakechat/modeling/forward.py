@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import compile_layers
 from snakechat.modeling.attention import packed_arguments
-from snakechat.modeling.batching import Examples, MicroBatch
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.modeling.packing import TokenBatch
@@ -163,38 +163,26 @@ def evaluate_sequences(
 
     Args:
         function: returns a value for each sequence [S] of a batch.
-    """
-    values = torch.zeros(examples.response_lengths.shape, dtype=torch.float64)
-    for micro_batch in evaluation_batches(module, examples, micro_batch_tokens, with_prompts):
-        batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
-        if micro_batch.counted:
-            values[:, micro_batch.rows] = batch_values
-    return all_reduce_sum(values).numpy()
-
-
-def evaluation_batches(
-    module: Policy | Scorer,
-    examples: Examples,
-    micro_batch_tokens: int,
-    with_prompts: bool = False,
-) -> Iterator[MicroBatch]:
-    """Yield this rank's micro-batches of all rows, and print the progress.
 
     Raises:
         InputError: The model has too few positions for the longest row.
     """
     lengths = examples.prompt_lengths + examples.response_lengths
     check_sequence_length(module.model, int(lengths.max(initial=0)))
+    values = torch.zeros(lengths.shape, dtype=torch.float64)
     device, rows = next(module.parameters()).device, np.arange(len(examples))
     progress, done = ProgressLines("evaluation", "rows", len(rows), next_line=FIRST_LINE), 0
     for micro_batch in examples.micro_batches(
         rows, micro_batch_tokens, module.supports_packing, device, with_prompts
     ):
-        yield micro_batch
+        batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
+        if micro_batch.counted:
+            values[:, micro_batch.rows] = batch_values
         # The other processes have evaluated about as many rows.
         done = min(done + len(micro_batch.rows) * world_size(), len(rows))
         if rank() == 0:
             progress.update(done)
+    return all_reduce_sum(values).numpy()
 
 
 @contextmanager

@@ -5,6 +5,7 @@ tokens. Samplers are what RLHF samples with: the trained model itself, or vLLM (
 """
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -15,13 +16,8 @@ from transformers import PreTrainedModel
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
-from snakechat.modeling.decoding import (
-    Decoder,
-    FixedDecoder,
-    can_be_captured,
-    generate_batch,
-    pad_left,
-)
+from snakechat.modeling.captured_decoding import FixedDecoder, can_be_captured
+from snakechat.modeling.decoding import Decoder, generate_batch, pad_left
 from snakechat.modeling.key_value_cache import (
     FREE_FRACTION,
     MEMORY_FRACTION,
@@ -57,7 +53,7 @@ class SamplingSettings(Protocol):
     def max_response_length(self) -> int: ...
 
 
-class Sampler(Protocol):
+class Sampler(ABC):
     """Samples responses from the current weights of a model in training.
 
     Attributes:
@@ -65,12 +61,14 @@ class Sampler(Protocol):
         asleep_bytes: memory of the GPU that it keeps while it sleeps, outside of torch's tensors.
     """
 
-    num_ranks: int
-    asleep_bytes: int
+    num_ranks = 1
+    asleep_bytes = 0
 
+    @abstractmethod
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Use the model's current weights from now on; all processes call this function."""
 
+    @abstractmethod
     def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
         """Sample responses to prompts of token ids.
 
@@ -80,14 +78,16 @@ class Sampler(Protocol):
             None if a training forward pass gives the same.
         """
 
+    @abstractmethod
     def sleep(self) -> None:
         """Free memory until the next update, which has to come before the next sample."""
 
-    def step_ended(self) -> None:
-        """Learn that a step of the training has ended, whose peak of memory is known."""
-
+    @abstractmethod
     def close(self) -> None:
         """Free what the sampler holds."""
+
+    def step_ended(self) -> None:  # noqa: B027 most samplers need not know
+        """Learn that a step of the training has ended, whose peak of memory is known."""
 
 
 def make_sampler(
@@ -111,14 +111,12 @@ def make_sampler(
     return HfSampler(settings, stop_ids, micro_batch_tokens)
 
 
-class HfSampler:
+class HfSampler(Sampler):
     """Samples from the trained model itself.
 
     Its decoder, with the captured graphs, stays in memory from the second step of a training on,
     if the first one has left enough of a GPU's memory.
     """
-
-    num_ranks, asleep_bytes = 1, 0
 
     def __init__(
         self, settings: SamplingSettings, stop_ids: Sequence[int], micro_batch_tokens: int

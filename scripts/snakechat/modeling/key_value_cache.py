@@ -1,4 +1,4 @@
-"""Key-value caches whose tensors are allocated once.
+"""A key-value cache whose tensors are allocated once.
 
 Shapes: b rows of a batch, H heads, T tokens, D dimensions of a head.
 """
@@ -47,13 +47,6 @@ def make_cache(config: PreTrainedConfig, max_length: int) -> DynamicCache:
     return cache
 
 
-def make_fixed_cache(config: PreTrainedConfig, capacity: int) -> DynamicCache:
-    """Create a cache of FixedLayers with space for `capacity` tokens of all rows."""
-    cache = DynamicCache(config=config)
-    cache.layers = [FixedLayer(capacity) for _ in cache.layers]
-    return cache
-
-
 class PreallocatedLayer(DynamicLayer):
     """Keys and values [b, H, T, D] of a layer in tensors that are allocated once.
 
@@ -87,82 +80,3 @@ class PreallocatedLayer(DynamicLayer):
         """Select rows of the batch, each any number of times."""
         assert self.buffers is not None
         self.buffers = [buffer[beam_idx] for buffer in self.buffers]
-
-
-class FixedLayer(DynamicLayer):
-    """Keys and values [b, H, T, D] of a layer at addresses that all batches share.
-
-    Each token is written to a column, and the columns of all tokens are returned: the caller masks
-    those that have none yet.
-
-    Args:
-        capacity: b * T of the largest batch.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity = capacity
-        self.buffers: list[torch.Tensor] | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers or ())
-
-    def start(
-        self,
-        prompts: PreallocatedLayer,
-        sources: torch.Tensor,
-        length: int,
-        column: torch.Tensor,
-    ) -> None:
-        """Start a batch from the keys and values of its prompts, which are freed.
-
-        Args:
-            sources: [b], the row in `prompts` of each row.
-            length: T of the batch.
-            column: [1], where the next token is written. The caller advances it.
-        """
-        assert prompts.buffers is not None
-        if self.buffers is None:
-            # Uninitialized memory may contain NaN, which a mask does not remove.
-            self.shapes = [(new.shape[1], new.shape[3]) for new in prompts.buffers]
-            self.buffers = [
-                new.new_zeros(self.capacity * heads * dimensions)
-                for new, (heads, dimensions) in zip(prompts.buffers, self.shapes, strict=True)
-            ]
-        self.num_rows, self.length, self.column = len(sources), length, column
-        for states, new in zip(self.states(), prompts.buffers, strict=True):
-            states[:, :, : prompts.length] = new[sources, :, : prompts.length]
-        prompts.buffers = None
-
-    def states(self) -> list[torch.Tensor]:
-        """Return the keys and the values of the batch."""
-        assert self.buffers is not None
-        return [
-            buffer[: self.num_rows * heads * self.length * dimensions].view(
-                self.num_rows, heads, self.length, dimensions
-            )
-            for buffer, (heads, dimensions) in zip(self.buffers, self.shapes, strict=True)
-        ]
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of a token, and return all columns."""
-        keys, values = (
-            states.index_copy_(2, self.column, new)
-            for states, new in zip(self.states(), (key_states, value_states), strict=True)
-        )
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Return 0: the mask says which columns have tokens."""
-        return 0
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Select rows of the batch, which then has as many."""
-        selected = [states[beam_idx] for states in self.states()]
-        self.num_rows = len(beam_idx)
-        for states, new in zip(self.states(), selected, strict=True):
-            states.copy_(new)

@@ -2,8 +2,7 @@
 
 import math
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,7 @@ from snakechat.data.model_files import (
 from snakechat.data.special_tokens import stop_ids
 from snakechat.modeling.deferred_weights import defer_weights
 from snakechat.modeling.models import DTYPES, SPECIAL_IDS
-from snakechat.workflow.distributed import rank
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 
 
 def load_causal(
@@ -131,25 +129,27 @@ def _load(
     Args:
         new_head: the weight of the score head may be missing.
     """
+
+    def load(**arguments: Any) -> PreTrainedModel:
+        model, loading = from_pretrained(auto_class, folder, dtype, config, **arguments)
+        missing, unexpected = loading["missing_keys"], loading["unexpected_keys"]
+        if new_head:
+            missing -= {"score.weight"}
+            # The output layer is not used.
+            prefix = f"{model.base_model_prefix}."
+            unexpected = {name for name in unexpected if name.startswith(prefix)}
+        check_weights(missing, unexpected, loading["mismatched_keys"], f"{folder}: ")
+        return model
+
     if deferred:
-        model, loading = _from_pretrained(
-            auto_class, folder, dtype, config, device_map={"": "meta"}
-        )
-        _check_weights(model, folder, loading, new_head)
+        model = load(device_map={"": "meta"})
         if defer_weights(model, auto_class, config, Path(folder)):
             return model
-        if rank() == 0:
-            print(
-                f"warning: {folder}: the weights cannot be read in parts: each process loads them"
-                " all",
-                file=sys.stderr,
-            )
-    model, loading = _from_pretrained(auto_class, folder, dtype, config)
-    _check_weights(model, folder, loading, new_head)
-    return model
+        warn(f"{folder}: the weights cannot be read in parts: each process loads them all")
+    return load()
 
 
-def _from_pretrained(
+def from_pretrained(
     auto_class: Any, folder: str | Path, dtype: str, config: PreTrainedConfig, **arguments: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights."""
@@ -157,7 +157,8 @@ def _from_pretrained(
         auto_class,
         folder,
         config=config,
-        dtype=DTYPES[dtype],
+        # auto: that of the files.
+        dtype=DTYPES.get(dtype, dtype),
         output_loading_info=True,
         # They are rejected by name, which transformers' error does not have.
         ignore_mismatched_sizes=True,
@@ -165,23 +166,24 @@ def _from_pretrained(
     )
 
 
-def _check_weights(
-    model: PreTrainedModel, folder: str | Path, loading: Mapping[str, Any], new_head: bool
+def check_weights(
+    missing: set[str], unexpected: set[str], mismatched: Iterable[tuple[str, ...]], where: str = ""
 ) -> None:
-    """Raise InputError if the weights of a folder are not exactly those of the model."""
-    missing, unexpected = loading["missing_keys"], loading["unexpected_keys"]
-    if new_head:
-        missing -= {"score.weight"}
-        # The output layer is not used.
-        unexpected = {name for name in unexpected if name.startswith(f"{model.base_model_prefix}.")}
+    """Raise InputError if weights in files are not exactly those of a model.
+
+    Args:
+        missing, unexpected, mismatched: What transformers reports; mismatched ones have other
+            shapes.
+        where: The start of the error.
+    """
     mismatches = {
         "are missing": missing,
         "are not in the model": unexpected,
-        "do not have the model's shape": {name for name, *_ in loading["mismatched_keys"]},
+        "do not have the model's shape": {name for name, *_ in mismatched},
     }
     for problem, names in mismatches.items():
         if names:
             raise InputError(
-                f"{folder}: weights {problem}: {', '.join(sorted(names))}:"
+                f"{where}weights {problem}: {', '.join(sorted(names))}:"
                 " weights and config.json must belong to the same model"
             )

@@ -170,22 +170,18 @@ def save_adapter(
         return
     with gather(list(trained.values())):
         values = {name: (master or torch.Tensor.detach)(weight) for name, weight in trained.items()}
-        if rank() == 0:
-            _write_adapter(model, values, folder)
-
-
-def _write_adapter(model: PreTrainedModel, trained: dict[str, torch.Tensor], folder: Path) -> None:
-    has_head = hasattr(model, "score")
-    config: Any = model.peft_config["default"]
-    config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
-    config.modules_to_save = ["score"] if has_head else None
-    config.base_model_name_or_path = model.config.name_or_path
-    config.inference_mode = True
-    # peft would write the set in an arbitrary order.
-    config.target_modules = sorted(config.target_modules)
-    config.save_pretrained(folder)
-    weights = {
-        f"base_model.model.{name.replace('.default.', '.')}": weight.cpu().contiguous()
-        for name, weight in trained.items()
-    }
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        if rank() > 0:
+            return
+        config: Any = model.peft_config["default"]
+        config.task_type = "SEQ_CLS" if has_head else "CAUSAL_LM"
+        config.modules_to_save = ["score"] if has_head else None
+        config.base_model_name_or_path = model.config.name_or_path
+        config.inference_mode = True
+        # peft would write the set in an arbitrary order.
+        config.target_modules = sorted(config.target_modules)
+        config.save_pretrained(folder)
+        weights = {
+            f"base_model.model.{name.replace('.default.', '.')}": weight.cpu().contiguous()
+            for name, weight in values.items()
+        }
+        save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})

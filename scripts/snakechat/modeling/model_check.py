@@ -21,7 +21,8 @@ import torch
 from snakechat.modeling import acceleration
 from snakechat.modeling.attention import for_any_length
 from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
-from snakechat.modeling.decoding import can_be_captured, next_logits, pad_left
+from snakechat.modeling.captured_decoding import can_be_captured
+from snakechat.modeling.decoding import next_logits, pad_left
 from snakechat.modeling.forward import Policy, Scorer, fp32_weights
 from snakechat.modeling.key_value_cache import make_cache
 from snakechat.modeling.models import describe, max_positions, whole_shape

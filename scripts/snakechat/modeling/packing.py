@@ -144,46 +144,42 @@ def collate(
         trained: for rows with one response each, which of its tokens are targets: an array of 0 and
             1 of each row, in their order. By default all are.
     """
-    num_responses = len(sequences[0][0][1])
     if not packing:
-        sequences = _one_response_each(sequences, num_responses)
+        # A sequence for each response, all first responses before all second ones.
+        sequences = [
+            [(prompt, [responses[number]])]
+            for number in range(len(sequences[0][0][1]))
+            for [(prompt, responses)] in sequences
+        ]
     lengths = [sum(len(p) + sum(map(len, responses)) for p, responses in s) for s in sequences]
     shape = len(sequences), round_up(max(lengths), multiple if packing else 1)
     ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
-    # Flat indices of each sequence of prompt and response, by the response's number.
-    indices: list[list[np.ndarray]] = [[] for _ in range(num_responses if packing else 1)]
+    # By the response's number: flat indices of each sequence of prompt and response, and which of
+    # them are those of target tokens.
+    places: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in sequences[0][0][1]]
     for number, sequence in enumerate(sequences):
         start = 0
         for row, (prompt, responses) in enumerate(sequence, start=1):
             prompt_index = number * shape[1] + np.arange(start, start + len(prompt))
             for segment, part in enumerate((prompt, *responses)):
-                columns = slice(start, start + len(part))
-                first_position = len(prompt) if segment else 0
+                columns = np.arange(start, start + len(part))
                 ids[number, columns] = part
-                positions[number, columns] = first_position + np.arange(len(part))
+                positions[number, columns] = columns - start + (len(prompt) if segment else 0)
                 row_ids[number, columns], segment_ids[number, columns] = row, segment
-                if segment:
-                    index = number * shape[1] + np.arange(start, start + len(part))
-                    indices[segment - 1].append(np.concatenate([prompt_index, index]))
                 start += len(part)
-    prompt_lengths = [len(prompt) for _ in indices for s in sequences for prompt, _ in s]
-    sequence_indices = [sequence for response in indices for sequence in response]
-    if with_prompts or trained is None:
-        target_columns = [
-            np.arange(1 if with_prompts else length, len(sequence))
-            for length, sequence in zip(prompt_lengths, sequence_indices, strict=True)
-        ]
-    else:
-        target_columns = [
-            length + np.flatnonzero(marks)
-            for length, marks in zip(prompt_lengths, trained, strict=True)
-        ]
-    pairs = [*zip(sequence_indices, target_columns, strict=True)]
-    targets = (
-        np.concatenate([sequence[columns - 1] for sequence, columns in pairs]),
-        np.concatenate([sequence[columns] for sequence, columns in pairs]),
-        np.array([sequence[-1] for sequence in sequence_indices]),
-        np.array([len(columns) for columns in target_columns]),
+                if segment == 0:
+                    continue
+                index = np.concatenate([prompt_index, number * shape[1] + columns])
+                targets = np.arange(1 if with_prompts else len(prompt), len(index))
+                if trained is not None and not with_prompts:
+                    targets = len(prompt) + np.flatnonzero(trained[len(places[0])])
+                places[segment - 1].append((index, targets))
+    pairs = [pair for of_response in places for pair in of_response]
+    arrays = (
+        np.concatenate([index[targets - 1] for index, targets in pairs]),
+        np.concatenate([index[targets] for index, targets in pairs]),
+        np.array([index[-1] for index, _ in pairs]),
+        np.array([len(targets) for _, targets in pairs]),
     )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
@@ -196,14 +192,4 @@ def collate(
     else:
         # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
         inputs = inputs._replace(attention_mask=torch.ones_like(inputs.input_ids))
-    return TokenBatch(inputs, *map(to_device, targets))
-
-
-def _one_response_each(sequences: list[list[Row]], num_responses: int) -> list[list[Row]]:
-    """Return a sequence for each response, all first responses before all second ones."""
-    separate: list[list[Row]] = [
-        [(prompt, [response])] for [(prompt, responses)] in sequences for response in responses
-    ]
-    return [
-        sequence for first in range(num_responses) for sequence in separate[first::num_responses]
-    ]
+    return TokenBatch(inputs, *map(to_device, arrays))

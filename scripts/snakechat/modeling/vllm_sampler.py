@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.generation import Generations, SamplingSettings
+from snakechat.modeling.generation import Generations, Sampler, SamplingSettings
 from snakechat.modeling.models import DTYPES, Gather, no_gather
 from snakechat.modeling.weight_writing import saved_weights
 from snakechat.workflow import deterministic
@@ -39,15 +39,12 @@ CPU_OPTIONS = {
 }
 
 
-class VllmSampler:
+class VllmSampler(Sampler):
     """Samples from vLLM's copy of the trained model.
 
     Attributes:
         num_ranks: processes of an engine.
-        asleep_bytes: memory of the GPU that vLLM keeps while it sleeps, outside of torch's tensors.
     """
-
-    asleep_bytes = 0
 
     def __init__(
         self,
@@ -119,9 +116,6 @@ class VllmSampler:
             self.llm.sleep(level=2)
             self.is_asleep = True
             self.asleep_bytes = _bytes_of_others() - self.bytes_before
-
-    def step_ended(self) -> None:
-        """Do nothing: an engine sleeps in any case."""
 
     def _start(self, on_gpu: bool) -> Any:
         settings, self.on_gpu = self.settings, on_gpu

@@ -6,19 +6,17 @@ prompt have the kernel of a CPU in the place of FlashAttention. tests/gpu runs t
 
 import numpy as np
 import pytest
-import torch
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from snakechat.modeling import acceleration, attention
 from snakechat.modeling.acceleration import Acceleration, compile_layers
-from snakechat.modeling.attention import supports_varlen
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import checkpoint_activations
 from support.families import FAMILIES, WINDOWS, spread
-from support.passes import CPU, assert_equal, loss_and_gradients, saved_policy
+from support.passes import assert_equal, loss_and_gradients, saved_policy
 from support.varlen import loop_over_segments
 
 KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
@@ -128,16 +126,3 @@ def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, allow_v
     calls.clear()
     assert sample() == expected
     assert {*calls} == {"sdpa"}
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "is_supported"),
-    [
-        (torch.bfloat16, 64, True),
-        (torch.float32, 64, False),
-        (torch.float16, 20, False),
-        (torch.float16, 264, False),
-    ],
-)
-def test_flash_attention_takes_16_bits_and_multiples_of_8(dtype, head_dim, is_supported):
-    assert supports_varlen(CPU, dtype, head_dim) == is_supported

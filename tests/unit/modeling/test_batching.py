@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.modeling.acceleration import Acceleration, choose, prefetched
+from snakechat.modeling.acceleration import prefetched
 from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
@@ -16,7 +16,6 @@ from snakechat.modeling.batching import (
     training_batches,
 )
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import placement_of
 
 CPU = torch.device("cpu")
 
@@ -127,22 +126,6 @@ def test_an_error_while_prefetching_is_raised_and_the_thread_ends():
     assert next(abandoned) == 1
     abandoned.close()
     assert threading.active_count() == before
-
-
-@pytest.mark.parametrize(
-    ("device", "placement", "expected"),
-    [
-        ("cpu", {"cuda_graphs": True, "compile": True}, Acceleration(compile=True)),
-        ("cuda", {}, Acceleration(128, True, 8, cuda_graphs=True, attn_implementation="auto")),
-        (
-            "cuda",
-            {"cuda_graphs": False, "generate_tokens": 9, "attn_implementation": "sdpa"},
-            Acceleration(128, True, 8, False, 9, "sdpa"),
-        ),
-    ],
-)
-def test_acceleration_follows_the_placement_and_the_device(device, placement, expected):
-    assert choose(placement_of(placement), torch.device(device)) == expected
 
 
 @pytest.mark.parametrize(("num_rows", "warns"), [(7, True), (8, False)])

@@ -14,7 +14,7 @@ import torch
 from peft.tuners.lora import LoraLayer
 
 from conftest import INIT
-from snakechat.modeling import acceleration, decoding, generation
+from snakechat.modeling import acceleration, captured_decoding, decoding, generation
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
@@ -144,7 +144,7 @@ def test_each_family_generates_what_uncached_passes_predict(member):
 @pytest.mark.parametrize("choices", [{}, {"cuda_graphs": True, "stop_check_steps": 4}])
 def test_logprobs_while_sampling_equal_those_of_training(member, choices, monkeypatch):
     # With a cache and padding on the left, and packed.
-    decoding.can_be_captured(member)
+    captured_decoding.can_be_captured(member)
     tables, sample_tokens = [], decoding.sample_tokens
 
     def record(logits, uniforms, temperature):
@@ -188,7 +188,7 @@ def test_decoding_of_a_gpu_samples_the_same_responses(ending, choices, monkeypat
 )
 def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, model, monkeypatch):
     # The passes of the prompts are right.
-    decoding.can_be_captured(model)
+    captured_decoding.can_be_captured(model)
     steps = itertools.count()
 
     def corrupt(module, arguments, logits):
@@ -260,13 +260,13 @@ def test_batches_respect_the_token_limit(model, monkeypatch):
 
 def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
     alive = weakref.WeakSet()
-    make = decoding.FixedDecoder.__init__
+    make = captured_decoding.FixedDecoder.__init__
 
     def counted(self, *arguments):
         make(self, *arguments)
         alive.add(self)
 
-    monkeypatch.setattr(decoding.FixedDecoder, "__init__", counted)
+    monkeypatch.setattr(captured_decoding.FixedDecoder, "__init__", counted)
     gc.collect()
     # Python looks for cycles at any time, or late.
     gc.disable()
@@ -328,7 +328,7 @@ def test_merged_adapters_sample_what_the_adapters_sample_and_the_weights_come_ba
     [layer, *_] = [each for each in model.modules() if isinstance(each, LoraLayer)]
     layer.lora_A["default"].register_forward_hook(lambda *_: passes.append(1))
     with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
-        assert decoding.can_be_captured(model)
+        assert captured_decoding.can_be_captured(model)
         passes.clear()
         assert sample(model, PROMPTS, 3) == expected
     assert not passes
