@@ -165,7 +165,8 @@ def packed_arguments(
         # A mask of four dimensions keeps models from building one; nothing reads it.
         return {
             "attention_mask": segments.row_ids.new_empty(0, 0, 0, 0),
-            "packed_segments": segments,
+            # Compiled layers would be compiled again for each number.
+            "packed_segments": segments._replace(mean_response=0.0),
         }
     mask = packed_attention_mask(segments.row_ids, segments.segment_ids)
     return {"attention_mask": layer_masks(model.config, mask, position_ids)}
