@@ -23,9 +23,8 @@ from snakechat.data.formats import (
     with_instructions,
 )
 from snakechat.data.memory_limit import limited_memory
-from snakechat.data.records import RecordWriter, texts_of
+from snakechat.data.records import RecordWriter, texts_of, write_statistics
 from snakechat.data.sources import read_rows
-from snakechat.data.statistics import write_statistics
 from snakechat.data.toy import make_rows
 from snakechat.workflow.digests import unchanged_files
 from snakechat.workflow.errors import InputError, warn

@@ -15,8 +15,7 @@ import pyarrow.parquet as pq
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.phase_splits import limited_phases, removed_rows, split_rows
-from snakechat.data.records import RecordWriter, read_records
-from snakechat.data.statistics import write_statistics
+from snakechat.data.records import RecordWriter, read_records, write_statistics
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines

@@ -21,8 +21,7 @@ from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.dialogues import Turn
 from snakechat.data.phase_splits import SPLITS
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import PromptTexts
-from snakechat.data.scored_responses import ScoredPrompt, open_scored_responses
+from snakechat.data.records import PromptTexts, ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.training.evaluated_models import start_evaluation

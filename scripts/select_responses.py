@@ -3,14 +3,20 @@
 Writes what import_dataset writes: train.parquet, eval.parquet and stats.json.
 """
 
+import math
 from collections import Counter
 from types import SimpleNamespace
 
 from snakechat.data.cells import DroppedRow
+from snakechat.data.dialogues import render_response, response_content
+from snakechat.data.formats import Record
 from snakechat.data.phase_splits import SPLITS
-from snakechat.data.records import RecordWriter
-from snakechat.data.scored_responses import read_scored_responses, select_record
-from snakechat.data.statistics import write_statistics
+from snakechat.data.records import (
+    RecordWriter,
+    ScoredPrompt,
+    read_scored_responses,
+    write_statistics,
+)
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -39,6 +45,45 @@ def main(job: Job[SimpleNamespace]) -> None:
                 " (num_generations), or lower min_score and min_margin"
             )
     write_statistics(job)
+
+
+def select_record(
+    scored: ScoredPrompt, select: str, min_score: float | None, min_margin: float
+) -> Record:
+    """Return the record that is selected from the responses to a prompt.
+
+    Responses that did not end are never selected: they would end in the middle of a sentence.
+    Neither are responses without a score. Of equal scores, the first one is selected.
+
+    Args:
+        scored: The prompt with its responses.
+        select: `best` for the best response as chosen; `best_and_worst` for a pair.
+        min_score: Score that the best response must have; None for any.
+        min_margin: Difference of the scores that a pair must have; it must always be above 0.
+
+    Raises:
+        DroppedRow: No response or no pair meets these conditions.
+    """
+    ended = [row for row, has_ended in enumerate(scored.ended) if has_ended]
+    if not ended:
+        raise DroppedRow("no response ended")
+    judged = [row for row in ended if not math.isnan(scored.scores[row])]
+    if not judged:
+        raise DroppedRow("no response has a score")
+    best = max(judged, key=lambda row: scored.scores[row])
+    worst = min(judged, key=lambda row: scored.scores[row])
+    if min_score is not None and scored.scores[best] < min_score:
+        raise DroppedRow("score below min_score")
+    texts = (response_content(scored.responses[row]) for row in (best, worst))
+    chosen, rejected = map(render_response, texts)
+    if select == "best":
+        return scored.prompt, chosen, None
+    margin = scored.scores[best] - scored.scores[worst]
+    if margin == 0:
+        raise DroppedRow("equal scores")
+    if margin < min_margin:
+        raise DroppedRow("difference of scores below min_margin")
+    return scored.prompt, chosen, rejected
 
 
 if __name__ == "__main__":

@@ -21,8 +21,7 @@ from snakechat.data.phase_splits import (
     split_rows,
 )
 from snakechat.data.ragged_arrays import save_array
-from snakechat.data.records import read_texts
-from snakechat.data.statistics import fingerprint
+from snakechat.data.records import fingerprint, read_texts
 from snakechat.workflow.job import Job, run
 
 

@@ -22,6 +22,7 @@ from snakechat.data.records import (
     KEPT,
     kept_columns,
     open_prompt_texts,
+    percentiles,
     read_record_batches,
 )
 from snakechat.data.row_encoding import (
@@ -34,7 +35,6 @@ from snakechat.data.row_encoding import (
     encode_responses,
     encode_turns,
 )
-from snakechat.data.statistics import percentiles
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job, run

@@ -8,9 +8,9 @@ import torch
 
 import generate_responses
 from conftest import ROOT
+from select_responses import select_record
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import read_records
-from snakechat.data.scored_responses import read_scored_responses, select_record
+from snakechat.data.records import read_records, read_scored_responses
 from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.placement import placement_values

@@ -11,18 +11,19 @@ dataset need not fit into memory.
 The prompts of RLHF are also kept as text, for reward functions and for reward models with another
 tokenizer: SPLIT.texts.parquet has a row for each row of the ragged array of prompts, with `prompt`,
 its turns, and kept_NAME for each column that a dataset of the blend keeps; null where a dataset
-does not have the column.
+does not have the column. Scored responses of a model (SPLIT.parquet) have the columns of SCORED.
 """
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 
 from snakechat.data.dialogues import Turn, render_prompt
 from snakechat.data.formats import Record
+from snakechat.workflow.job import Job
 
 COLUMNS = ("prompt", "chosen", "rejected")
 DIGEST = "digest"
@@ -39,6 +41,15 @@ PROMPT = "prompt"
 ROWS_AT_A_TIME = 4096
 MAX_GROUP_BYTES = 64 << 20
 TURNS = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
+SCORED = pa.schema(
+    [
+        ("prompt", TURNS),
+        ("responses", pa.list_(pa.string())),
+        ("ended", pa.list_(pa.bool_())),
+        ("scores", pa.list_(pa.float64())),
+    ]
+)
+PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
 # The texts of a record: prompt as the template `dialogue` renders it, chosen, rejected.
 Texts = tuple[str, str | None, str | None]
@@ -217,3 +228,79 @@ class PromptTexts:
     def _cells(self, name: str, rows: Sequence[int] | np.ndarray) -> list[Any]:
         cells: list[Any] = self.table.column(name).take(pa.array(rows, pa.int64())).to_pylist()
         return cells
+
+
+class ScoredPrompt(NamedTuple):
+    """The turns of a prompt, its responses, whether each of them ended, and their scores.
+
+    A score is NaN where nothing scores a response.
+    """
+
+    prompt: list[Turn]
+    responses: list[str]
+    ended: list[bool]
+    scores: list[float]
+
+
+@contextmanager
+def open_scored_responses(path: Path) -> Iterator[Callable[[Sequence[ScoredPrompt]], None]]:
+    """Open a file for writing; yield a function that appends prompts."""
+    with pq.ParquetWriter(path, SCORED, compression="zstd") as file:
+
+        def write(prompts: Sequence[ScoredPrompt]) -> None:
+            rows = [prompt._asdict() for prompt in prompts]
+            file.write_table(pa.Table.from_pylist(rows, SCORED))
+
+        yield write
+
+
+def read_scored_responses(path: Path) -> Iterator[ScoredPrompt]:
+    """Yield the prompts of a file in their order."""
+    file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        for row in file.read_row_group(group).to_pylist():
+            yield ScoredPrompt(**row)._replace(prompt=turns_of(row["prompt"]))
+
+
+def fingerprint(text: str) -> int:
+    """Return a 64-bit hash of a text without the whitespace around it."""
+    return int.from_bytes(blake2b(text.strip().encode(), digest_size=8).digest())
+
+
+def percentiles(lengths: np.ndarray) -> dict[str, float]:
+    """Return the mean and percentiles ("p50") of lengths, of which there is one at least."""
+    values = np.percentile(lengths, PERCENTILES, method="nearest")
+    summary = {f"p{name}": int(value) for name, value in zip(PERCENTILES, values, strict=True)}
+    return summary | {"mean": round(float(np.mean(lengths)), 1)}
+
+
+def dataset_statistics(records: Iterable[Record]) -> dict[str, Any]:
+    """Return the number of records, and of those whose prompt an earlier one has.
+
+    With pairs, also the share of them whose chosen response is the longer one.
+    """
+    prompts, is_longer = array("Q"), array("b")
+    for turns, chosen, rejected in records:
+        prompts.append(fingerprint(render_prompt(turns) or chosen or ""))
+        if chosen is not None and rejected is not None:
+            is_longer.append(len(chosen) > len(rejected))
+    summary: dict[str, Any] = {"rows": len(prompts)}
+    summary["repeated_prompts"] = len(prompts) - len(np.unique(prompts))
+    if is_longer:
+        summary["chosen_longer_share"] = round(sum(is_longer) / len(is_longer), 4)
+    return summary
+
+
+def write_statistics(job: Job[Any]) -> None:
+    """Write stats.json with statistics of the records of each split, and record their sizes.
+
+    job.facts already has the dropped rows.
+    """
+    stats = {}
+    for path in sorted(job.result.glob("*.parquet")):
+        stats[path.stem] = dataset_statistics(read_records(path))
+        rows = stats[path.stem]["rows"]
+        job.facts.setdefault("size", {})[path.stem] = {"rows": rows}
+        stats[path.stem]["dropped"] = job.facts["dropped"][path.stem]
+        print(f"{job.spec['name']}: {rows:,} rows in split {path.stem}")
+    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from snakechat.data.dialogues import render_prompt
-from snakechat.data.records import read_record_batches
-from snakechat.data.statistics import fingerprint
+from snakechat.data.records import fingerprint, read_record_batches
 
 
 class PromptSample(NamedTuple):

@@ -2,13 +2,9 @@
 
 import pytest
 
+from select_responses import select_record
 from snakechat.data.cells import DroppedRow
-from snakechat.data.scored_responses import (
-    ScoredPrompt,
-    open_scored_responses,
-    read_scored_responses,
-    select_record,
-)
+from snakechat.data.records import ScoredPrompt, open_scored_responses, read_scored_responses
 
 # The best response did not end; of two equal ones, the first is taken.
 SCORED = ScoredPrompt(

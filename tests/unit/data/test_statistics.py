@@ -1,6 +1,6 @@
 """Statistics of a few rows, counted by hand."""
 
-from snakechat.data.statistics import dataset_statistics, fingerprint
+from snakechat.data.records import dataset_statistics, fingerprint
 from support.dialogues import make_record
 
 
