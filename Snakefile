@@ -42,7 +42,7 @@ else:
     BUILD = {"sources": str(installed[VERSION].locate_file("snakechat"))}
 sys.path.insert(0, f"{BUILD['sources']}/scripts")
 
-from snakechat.rules.functions import fails_in_one_line, functions_of
+from snakechat.snakefile import fails_in_one_line, functions_of
 
 # Snakemake has read the files of --configfile already, or the module's `config`.
 FUNCTIONS = fails_in_one_line(functions_of)(workflow, config, BUILD)

@@ -18,8 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from snakechat.jobs.plan import PlannedJob
-from snakechat.jobs.planner import plan_build
+from snakechat.jobs.planner import PlannedJob, plan_build
 from snakechat.jobs.stale_causes import job_name, spec_changes
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors

@@ -11,8 +11,7 @@ nothing.
 import argparse
 from collections.abc import Sequence
 
-from snakechat.jobs.plan import Plan, upstream_paths
-from snakechat.jobs.planner import plan_build
+from snakechat.jobs.planner import Plan, plan_build, upstream_paths
 from snakechat.jobs.stale_causes import NEVER_BUILT, causes_of, job_name
 from snakechat.workflow.errors import one_line_errors
 

@@ -20,8 +20,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.jobs.plan import PlannedJob, upstream_paths
-from snakechat.jobs.planner import plan_build
+from snakechat.jobs.planner import PlannedJob, plan_build, upstream_paths
 from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import one_line_errors

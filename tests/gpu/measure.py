@@ -54,7 +54,7 @@ from snakechat.estimates.activation_memory import POLICY, ModelSpec, measure_siz
 from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
 from snakechat.estimates.job_estimate import job_workload, peak_memory  # noqa: E402
 from snakechat.jobs.model_jobs import TOKENS  # noqa: E402
-from snakechat.jobs.plan import Plan, PlannedJob  # noqa: E402
+from snakechat.jobs.planner import Plan, PlannedJob  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402

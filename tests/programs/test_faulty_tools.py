@@ -18,7 +18,7 @@ ACCEPT = """
 import copy, sys
 import accept
 from pathlib import Path
-from snakechat.jobs.plan import Plan, PlannedJob
+from snakechat.jobs.planner import Plan, PlannedJob
 from snakechat.workflow.manifest import manifest_path, read_manifest
 
 path = Path("output/sft/tiny")

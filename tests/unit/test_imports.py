@@ -31,7 +31,6 @@ ROOMS = (
     "evaluation",
     "estimates",
     "pages",
-    "rules",
 )
 # The rooms that may import a library.
 LIBRARIES = {

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.jobs.plan import Plan
+from snakechat.jobs.planner import Plan
 from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.errors import InputError
 

@@ -27,7 +27,7 @@ from snakechat.estimates.activation_memory import (
 )
 from snakechat.estimates.flops import Gpu
 from snakechat.estimates.inputs import TokenCounts, model_config, token_counts
-from snakechat.jobs.plan import Plan
+from snakechat.jobs.planner import Plan
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens

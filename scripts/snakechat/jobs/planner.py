@@ -5,22 +5,51 @@ jobs of a target are determined a second time: Snakemake derives them from the r
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config, JobId
-from snakechat.jobs.page_jobs import PAGES
+from snakechat.config.recipes import JobId
 from snakechat.jobs.placements import job_placement, run_options
-from snakechat.jobs.plan import Plan, PlannedJob
-from snakechat.jobs.rules import RULES, num_wildcards
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
-from snakechat.workflow.errors import InputError
+from snakechat.jobs.targets import default_targets, jobs_of_target, warn_of_other_configs
+from snakechat.workflow.placement import DEFAULTS, SERIAL, Placement, RunOptions
 from snakechat.workflow.snakemake_command_line import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
+class PlannedJob(NamedTuple):
+    """A job of a build.
+
+    spec: Its spec. placement: Where and how it would run. options: What else its run would use.
+    """
+
+    spec: dict[str, Any]
+    placement: Placement = SERIAL
+    options: RunOptions = DEFAULTS
+
+
+class Plan(NamedTuple):
+    """The jobs of a build that is planned and not run yet.
+
+    Attributes:
+        jobs: All jobs by the path of their result, up-to-date ones included. Jobs follow those
+            upstream.
+        stale: Paths of the results that the build would make.
+        targets: The targets of the command line.
+    """
+
+    jobs: Mapping[str, PlannedJob]
+    stale: set[str]
+    targets: Sequence[str] = ()
+
+    @property
+    def stale_jobs(self) -> dict[str, PlannedJob]:
+        """The jobs that the build would run, by the path of their result."""
+        return {path: job for path, job in self.jobs.items() if path in self.stale}
 
 
 def plan_build(words: list[str]) -> Plan:
@@ -55,51 +84,10 @@ def plan_build(words: list[str]) -> Plan:
     return Plan(planned, stale_results(specs, jobs, wanted), settings.targets)
 
 
-def jobs_of_target(config: Config, target: str) -> list[JobId]:
-    """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
-
-    Raises:
-        InputError: No job makes it.
-    """
-    path = Path(os.path.normpath(target))
-    output, *words = path.parts or (".",)
-    if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
-        return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
-    if output == "output" and len(words) == 3 and words[0] in PAGES and target.endswith(".html"):
-        path = Path("output/pages", *words)
-    result = path
-    for suffix in (".manifest.json", ".html", ".md"):
-        result = Path(str(result).removesuffix(suffix))
-    for folder in (result, *path.parents):
-        for rule, (_, root, *_) in RULES.items():
-            if folder.is_relative_to(f"output/{root}"):
-                name = folder.relative_to(f"output/{root}").as_posix()
-                if is_job(config, rule, name):
-                    return [(rule, name)]
-    raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text can be the name of a recipe rather than of a file."""
-    return RECIPE_NAME.fullmatch(text) is not None and not text.endswith((".manifest", ".html"))
-
-
-def is_job(config: Config, rule: str, name: str) -> bool:
-    """Return whether a rule has jobs of such a name. The config need not have it."""
-    *stages, last = name.split("/")
-    if rule == "draw_page":
-        page, *stages = stages or [""]
-        names = COMPARISON_NAME if page == "compare" else RECIPE_NAME
-        is_stage = len(stages) == 1 and stages[0] in STAGES
-        return page in PAGES and is_stage and names.fullmatch(last) is not None
-    if len(stages) + 1 != num_wildcards(rule):
-        return False
-    # Rules of one folder make different datasets or models.
-    if RULES[rule].folder == "data":
-        return last not in config.values["datasets"] or config.records_job(last)[0] == rule
-    if RULES[rule].folder == "models":
-        return config.pretrained_model(last)[0] == rule
-    return all(stage in STAGES for stage in stages) and RECIPE_NAME.fullmatch(last) is not None
+def upstream_paths(spec: Mapping[str, Any], jobs: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a job's inputs that are results of planned jobs."""
+    paths = [entry["path"] for entry in spec["inputs"].values()]
+    return [path for path in paths if path in jobs]
 
 
 def with_upstream(specs: Specs, wanted: Iterable[JobId]) -> list[JobId]:

@@ -11,8 +11,7 @@ from snakechat.data.ragged_arrays import RaggedWriter
 from snakechat.estimates.activation_memory import measure_size
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate
-from snakechat.jobs.plan import Plan, PlannedJob
-from snakechat.jobs.planner import with_upstream
+from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
 from snakechat.jobs.specs import Specs
 from support.configs import load
 from support.specs import ONE_GPU, SMALL

@@ -290,8 +290,8 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
         "output/sft/350m",
         "output/dpo/tiny",
         "output/rlhf/tiny",
-        "output/prompt_eval/sft/tiny.html",
         "output/compare/rlhf/tiny-kl.html",
+        "output/prompt_eval/sft/tiny.html",
     ]
 
 

@@ -1,7 +1,7 @@
 """What rules ask of a build: inputs, parameters and resources of jobs, and its start and its end.
 
 Snakemake calls these functions while it plans, and several times for a job. A mistake of a user is
-one line. Only rules/common.smk uses this module.
+one line. Only the Snakefile uses this module.
 """
 
 import copy
@@ -27,11 +27,15 @@ from snakechat.jobs.placements import (
     job_resources,
     run_options,
 )
-from snakechat.jobs.planner import jobs_of_target
 from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import default_targets, folder_jobs, warn_of_other_configs
+from snakechat.jobs.targets import (
+    default_targets,
+    folder_jobs,
+    jobs_of_target,
+    warn_of_other_configs,
+)
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import (
