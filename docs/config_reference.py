@@ -23,7 +23,8 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.config.schema import RECIPES, config_schema  # noqa: E402
+from snakechat.config.schema import RECIPES  # noqa: E402
+from snakechat.config.sections import RecipeKeys, Sections  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}
 SCALARS = ("integer", "number", "string", "boolean")
@@ -253,6 +254,40 @@ class Page:
         limits = [f"{sign} {schema[limit]}" for limit, sign in LIMITS.items() if limit in schema]
         is_number = name in ("integer", "number")
         return f"{self.labels[name]} {', '.join(limits) if is_number else ''}".strip()
+
+
+def config_schema() -> Schema:
+    """Return the JSON Schema of the config, without references."""
+    schema = _without_references(Sections.model_json_schema())
+    for stage, declared in RECIPES.items():
+        recipe = _without_references(declared.model_json_schema())
+        keys = recipe["properties"].items()
+        properties = {key: each for key, each in keys if key not in RecipeKeys.not_keys}
+        section = schema["properties"][stage]["properties"]
+        section["defaults"] = {"type": "object", "properties": properties}
+        for key in section.keys() - {"defaults"}:
+            section[key] = {"type": "object", "additionalProperties": section["defaults"]}
+    return schema
+
+
+def _without_references(schema: Schema) -> Schema:
+    """Return a JSON Schema with its definitions in place of references to them."""
+    definitions = schema.get("$defs", {})
+
+    def resolved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolved(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            return resolved(definitions[node["$ref"].rpartition("/")[2]])
+        if "patternProperties" in node:
+            (others,) = node["patternProperties"].values()
+            return {"type": "object", "additionalProperties": resolved(others)}
+        return {key: resolved(inner) for key, inner in node.items() if key != "$defs"}
+
+    found: Schema = resolved(schema)
+    return found
 
 
 def keys_of(schema: Schema, place: tuple[str, ...] = ()) -> Iterator[tuple[str, Schema]]:

@@ -13,13 +13,13 @@ import yaml
 
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.config.recipes import Config
-from snakechat.config.schema import RECIPES, checked, config_schema
+from snakechat.config.schema import RECIPES, checked
 from snakechat.config.sections import Sections
 from support.configs import config_values, project_values
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-from config_reference import PAGES, Page
+from config_reference import PAGES, Page, config_schema
 
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 ENGLISH = [*TOP, *sorted((ROOT / "docs/en").rglob("*.md"))]

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snakechat.config.dpo import has_reference_point
 from snakechat.config.recipes import Config
@@ -71,23 +71,20 @@ def check_references(config: Config) -> None:
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
     for stage in RECIPES:
-        swept = config.swept_names(stage)
         for name in config.values[stage]["recipes"]:
-            if name not in swept:
+            if (stage, name) not in config.swept_recipes:
                 config.check_effects(stage, name, config.values[stage]["recipes"][name])
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
             if stage in ("rlhf", "generations"):
-                _check_reward_models(config, stage, name, "reward")
                 _check_scores(config, stage, name)
             if stage == "rlhf":
-                _check_rlhf_models(config, name)
-            models = {"actor" if stage == "rlhf" else "model": config.origin(stage, name)}
-            if stage == "rlhf" and (teacher := config.teacher(name)):
-                models["teacher"] = teacher
-            for key, model in models.items():
-                if model.section == "models":
-                    _check_is_no_classifier(config, model.name, f"{stage}.recipes.{name}.{key}")
+                _check_tokenizers(config, name)
+            for key, named in config.references(stage, name).items():
+                for text, model in named.items():
+                    if model.section == "models":
+                        use = f"{stage}.recipes.{name}.{key} names {text}"
+                        _check_kind(config, model.name, key in ("reward", "judge"), use)
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -190,10 +187,9 @@ def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
         )
 
 
-def _check_rlhf_models(config: Config, name: str) -> None:
-    """Check the models of a recipe: their kind, and the tokenizer where it must be the actor's."""
+def _check_tokenizers(config: Config, name: str) -> None:
+    """Check that the models that must share the tokenizer of a recipe's actor do."""
     place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
-    _check_reward_models(config, "rlhf", name, "judge")
     for text, model in config.references("rlhf", name)["compare_with"].items():
         if config.tokenizer_model(*model) != config.tokenizer_model("rlhf", name):
             raise ConfigError(f"{place}.compare_with: {text} and {name} have different tokenizers")
@@ -207,42 +203,24 @@ def _check_rlhf_models(config: Config, name: str) -> None:
             )
 
 
-def _check_reward_models(config: Config, stage: str, name: str, key: str) -> None:
-    """Check the models of `reward` or `judge` (key) of a recipe."""
-    place = f"config: {stage}.recipes.{name}.{key}"
-    for text, model in config.reward_models(name, key, stage).items():
-        if model.section == "models":
-            _check_is_classifier(config, model.name, f"{place} names {text}")
+def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
+    """Check that a model of `models` is of the kind that its use needs, as far as files show.
 
-
-def _check_is_classifier(config: Config, name: str, use: str) -> None:
-    """Check that a model of `models` is a reward model, as far as local files show.
-
-    use: Who uses it, for the error.
+    Args:
+        name: The model.
+        scores: Whether it must be a reward model; otherwise it must be a language model.
+        use: Who uses it, for the error.
     """
-    if "init" in config.values["models"][name]:
+    if scores and "init" in config.values["models"][name]:
         raise ConfigError(
-            f"{use}, which is no classifier but a language model with random weights: use a reward"
-            " recipe or a sequence classifier"
+            f"config: {use}, which is no classifier but a language model with random weights: use a"
+            " reward recipe or a sequence classifier"
         )
-    keys = _local_model_config(config, name)
-    problem = keys and reward_model_problem(keys)
-    if problem:
-        raise ConfigError(f"{use}, which {problem}")
-
-
-def _check_is_no_classifier(config: Config, name: str, used_by: str) -> None:
-    """Check that a model of `models` is a language model, as far as local files show."""
-    keys = _local_model_config(config, name)
-    problem = keys and language_model_problem(keys)
-    if problem:
-        raise ConfigError(f"config: {used_by} names {name}, which {problem}")
-
-
-def _local_model_config(config: Config, name: str) -> dict[str, Any] | None:
-    """Return config.json of a model in a local folder; None if it is elsewhere or unreadable."""
     source = config.source_of("models", name)
-    return read_model_config(source) if isinstance(source, Path) else None
+    keys = source and read_model_config(source)
+    problem = keys and (reward_model_problem if scores else language_model_problem)(keys)
+    if problem:
+        raise ConfigError(f"config: {use}, which {problem}")
 
 
 def _check_scores(config: Config, stage: str, name: str) -> None:
@@ -261,24 +239,6 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
             raise ConfigError(f"{place}.reward_functions: {problem}")
 
 
-class Parameters(NamedTuple):
-    """What score takes by keyword.
-
-    Attributes:
-        required: Parameters without a default, after prompts and responses.
-        optional: Parameters with a default.
-        takes_any: Whether it has a parameter such as **columns.
-    """
-
-    required: frozenset[str]
-    optional: frozenset[str]
-    takes_any: bool
-
-    def takes(self, name: str) -> bool:
-        """Return whether score takes a column or an argument."""
-        return self.takes_any or name in self.required | self.optional
-
-
 def _reward_function_problem(
     sources: Path, name: str, arguments: Collection[str], columns: Collection[str]
 ) -> str | None:
@@ -292,11 +252,13 @@ def _reward_function_problem(
     parameters = None if problem else _parameters(sources / f"rewards/{name}.py")
     if parameters is None:
         return problem
-    unknown = [argument for argument in arguments if not parameters.takes(argument)]
+    required, optional, takes_any = parameters
+    known = required | optional
+    unknown = [argument for argument in arguments if argument not in known and not takes_any]
     if unknown:
-        known = ", ".join(sorted(parameters.required | parameters.optional)) or "none"
-        return f"rewards/{name}.py takes no argument {unknown[0]} (available: {known})"
-    missing = sorted(parameters.required - {MESSAGES, *arguments, *columns})
+        names = ", ".join(sorted(known)) or "none"
+        return f"rewards/{name}.py takes no argument {unknown[0]} (available: {names})"
+    missing = sorted(required - {MESSAGES, *arguments, *columns})
     if missing:
         return (
             f"rewards/{name}.py requires {missing[0]}: name this column in `keep` of the recipe's"
@@ -320,8 +282,13 @@ def _program_problem(sources: Path, name: str) -> str | None:
     return None
 
 
-def _parameters(path: Path) -> Parameters | None:
-    """Return the parameters of the function score of a program; None if it defines none."""
+def _parameters(path: Path) -> tuple[set[str], set[str], bool] | None:
+    """Return what the function score of a program takes by keyword; None if it defines none.
+
+    Returns:
+        The parameters without a default, after prompts and responses; those with one; and whether
+        it has a parameter such as **columns.
+    """
     functions = [
         node
         for node in ast.parse(path.read_bytes()).body
@@ -336,4 +303,4 @@ def _parameters(path: Path) -> Parameters | None:
     optional = [parameter.arg for parameter in positional[max(2, without_default) :]]
     for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
         (optional if default else required).append(parameter.arg)
-    return Parameters(frozenset(required), frozenset(optional), given.kwarg is not None)
+    return set(required), set(optional), given.kwarg is not None

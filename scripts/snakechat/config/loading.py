@@ -190,7 +190,10 @@ def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def add_sweeps(config: Config) -> None:
-    """Add the recipes of all sweeps to their stages."""
+    """Add the recipes of all sweeps to their stages.
+
+    They have no gate of the recipe: a sweep explores.
+    """
     for sweep, settings in config.values["sweeps"].items():
         stage = settings["stage"]
         recipes = config.values[stage]["recipes"]
@@ -198,14 +201,14 @@ def add_sweeps(config: Config) -> None:
             raise ConfigError(
                 f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
             )
-        swept = config.sweep_recipes(sweep)
+        origin = config.entry(f"{stage}.recipes", settings["recipe"], f"sweeps.{sweep}.recipe")
         # A mistake of its own is reported at its place.
         config.recipe(stage, settings["recipe"])
-        for name, recipe in swept.items():
+        for name, changes in config.swept_settings[sweep].items():
             if name in recipes:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
-            checked_recipe(stage, config.layers(stage, f"sweeps.{sweep}.over", recipe))
-            recipes[name] = recipe
+            recipes[name] = {key: origin[key] for key in origin if key != "gate"} | changes
+            checked_recipe(stage, config.layers(stage, f"sweeps.{sweep}.over", recipes[name]))
 
 
 def check_presets(config: Config) -> None:

@@ -392,19 +392,13 @@ class Config:
         entries = self.values[section].items()
         return [name for name, entry in entries if not entry.keys().isdisjoint(origins)]
 
-    def sweep_recipes(self, sweep: str) -> dict[str, dict[str, Any]]:
-        """Return the recipes of a sweep by name: one for each combination of its values.
+    @cached_property
+    def swept_settings(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """The values that each recipe of a sweep takes of it, by sweep and recipe."""
+        return {name: self._combinations(name) for name in self.values["sweeps"]}
 
-        They have no gate of the recipe: a sweep explores.
-        """
-        settings = self.values["sweeps"][sweep]
-        section = f"{settings['stage']}.recipes"
-        origin = self.entry(section, settings["recipe"], f"sweeps.{sweep}.recipe")
-        origin = {key: value for key, value in origin.items() if key != "gate"}
-        return {name: {**origin, **changes} for name, changes in self.swept_settings(sweep).items()}
-
-    def swept_settings(self, sweep: str) -> dict[str, dict[str, Any]]:
-        """Return the values that each recipe of a sweep takes of it, by recipe and setting."""
+    def _combinations(self, sweep: str) -> dict[str, dict[str, Any]]:
+        """Return the values of each recipe of a sweep: one for each combination of its values."""
         over = self.values["sweeps"][sweep]["over"]
         recipes: dict[str, dict[str, Any]] = {}
         for values in itertools.product(*over.values()):
@@ -423,23 +417,12 @@ class Config:
         return recipes
 
     @cached_property
-    def swept_placements(self) -> dict[tuple[str, str], str]:
-        """The placements that sweeps compare, by the stage and the name of a recipe."""
+    def swept_recipes(self) -> dict[tuple[str, str], dict[str, Any]]:
+        """The values that sweeps set, by the stage and the name of a recipe."""
         return {
-            (settings["stage"], name): changes["placement"]
-            for sweep, settings in self.values["sweeps"].items()
-            for name, changes in self.swept_settings(sweep).items()
-            if "placement" in changes
-        }
-
-    def swept_names(self, stage: str) -> set[str]:
-        """Return the recipes of a stage that sweeps make."""
-        sweeps = self.values["sweeps"].items()
-        return {
-            name
-            for sweep, settings in sweeps
-            if settings["stage"] == stage
-            for name in self.swept_settings(sweep)
+            (self.values["sweeps"][sweep]["stage"], name): changes
+            for sweep, recipes in self.swept_settings.items()
+            for name, changes in recipes.items()
         }
 
     def check_effects(self, stage: str, name: str, own: Mapping[str, Any]) -> None:
@@ -472,14 +455,11 @@ class Config:
         recipes: list[str] = []
         for name in names.split("-vs-"):
             sweep = self.values["sweeps"].get(name)
-            swept = self.swept_settings(name) if sweep and sweep["stage"] == stage else {name: {}}
+            swept = self.swept_settings[name] if sweep and sweep["stage"] == stage else {name: {}}
             for recipe, settings in swept.items():
-                if settings:
+                if not is_version(recipe):
                     self.check_effects(stage, recipe, settings)
             recipes += swept
-        for name in recipes:
-            if not is_version(name):
-                self.recipe(stage, name)
         recipes = list(dict.fromkeys(recipes))
         if len(recipes) < 2:
             raise ConfigError(

@@ -11,10 +11,8 @@ from pydantic import TypeAdapter, ValidationError
 from snakechat.config.sections import (
     DpoRecipe,
     GenerationRecipe,
-    RecipeKeys,
     RewardRecipe,
     RlhfRecipe,
-    Sections,
     SftRecipe,
 )
 from snakechat.config.settings import Settings
@@ -27,8 +25,6 @@ RECIPES: dict[str, type[Settings]] = {
     "rlhf": RlhfRecipe,
     "generations": GenerationRecipe,
 }
-
-Schema = dict[str, Any]
 
 
 class ConfigError(InputError):
@@ -142,38 +138,3 @@ def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
     if problem["type"] == "unknown_key":
         return [*path, problem["ctx"]["key"]]
     return [*path, problem["loc"][-1]] if problem["type"] == "missing" else path
-
-
-@cache
-def config_schema() -> Schema:
-    """Return the JSON Schema of the config, without references."""
-    schema = _without_references(Sections.model_json_schema())
-    for stage, declared in RECIPES.items():
-        recipe = _without_references(declared.model_json_schema())
-        keys = recipe["properties"].items()
-        properties = {key: each for key, each in keys if key not in RecipeKeys.not_keys}
-        section = schema["properties"][stage]["properties"]
-        section["defaults"] = {"type": "object", "properties": properties}
-        for key in section.keys() - {"defaults"}:
-            section[key] = {"type": "object", "additionalProperties": section["defaults"]}
-    return schema
-
-
-def _without_references(schema: Schema) -> Schema:
-    """Return a JSON Schema with its definitions in place of references to them."""
-    definitions = schema.get("$defs", {})
-
-    def resolved(node: Any) -> Any:
-        if isinstance(node, list):
-            return [resolved(each) for each in node]
-        if not isinstance(node, dict):
-            return node
-        if "$ref" in node:
-            return resolved(definitions[node["$ref"].rpartition("/")[2]])
-        if "patternProperties" in node:
-            (others,) = node["patternProperties"].values()
-            return {"type": "object", "additionalProperties": resolved(others)}
-        return {key: resolved(inner) for key, inner in node.items() if key != "$defs"}
-
-    found: Schema = resolved(schema)
-    return found

@@ -89,7 +89,7 @@ class Specs:
             spec["environment"] = variables
         # A sweep over placements measures each: its trainings share no result.
         if self.rules[rule].work == "training" and (
-            placement := self.config.swept_placements.get(recipe_of(rule, name))
+            placement := self.config.swept_recipes.get(recipe_of(rule, name), {}).get("placement")
         ):
             spec["placement"] = placement
         return spec, digest(spec)

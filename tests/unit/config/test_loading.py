@@ -64,7 +64,7 @@ def sweep(name="mine", **settings):
 def test_sweep_adds_a_recipe_for_each_combination():
     config = load(sweep())
     names = [f"mine-kl_coef-{kl}-seed-{seed}" for kl in (0.1, 0.2) for seed in (1, 2)]
-    assert list(config.sweep_recipes("mine")) == names
+    assert list(config.swept_settings["mine"]) == names
     for name in names:
         recipe = config.recipe("rlhf", name)
         changed = {key for key in recipe if recipe[key] != config.recipe("rlhf", "tiny")[key]}
