@@ -91,6 +91,7 @@ def main() -> None:
     node = node_number() if nodes > 1 and is_node else None
 
     def make_result() -> int:
+        started = time.time()
         log = os.environ.get("SNAKECHAT_LOG")
         job = prepare(spec_file, command[0], placement, options, connects, log, node)
         if job is None:
@@ -98,7 +99,7 @@ def main() -> None:
         with planned_files({} if node else external_files(job)):
             code = launch()
         if code == 0 and not node:
-            publish_result(job)
+            publish_result(job, started)
         return code
 
     sys.exit(report_errors(make_result, spec_file, placement))

@@ -101,8 +101,8 @@ class Stages:
         for folder in (job.result, job.states, job.log_folder):
             folder.mkdir(parents=True, exist_ok=True)
         program.main(job)
-        jobs.write_manifest(job, time.time())
-        publish_result(job)
+        jobs.write_outcome(job)
+        publish_result(job, time.time())
         return job
 
     def describe(self, rule, name):

@@ -47,4 +47,4 @@ try:
 finally:
     sys.setprofile(None)
     Path(record).write_text(json.dumps(sorted(found)))
-publish_result(job)
+publish_result(job, 0.0)

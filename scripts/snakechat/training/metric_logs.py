@@ -15,9 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job
+from snakechat.workflow.job import Job, peak_memory_mb
 from snakechat.workflow.progress_lines import ProgressLines
-from snakechat.workflow.run_record import peak_memory_mb
 
 # Metrics that lines about the progress show where a step has them: their names there.
 SHOWN = {

@@ -1,7 +1,7 @@
-"""Run a program of the build: read a spec, fill a result folder, write its manifest.
+"""Run a program of the build: read a spec, fill a result folder.
 
 A spec (output/specs/RULE/NAME-DIGEST.json) and the content of the inputs determine a result. The
-launcher publishes it (snakechat.workflow.publishing).
+launcher completes and publishes it (snakechat.workflow.publishing).
 
 Standard library only: scripts/launch.py imports it.
 """
@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import signal
 import sys
 import time
@@ -20,12 +21,11 @@ from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
 from snakechat.workflow.deterministic import request_deterministic_kernels
-from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_environment_error
 from snakechat.workflow.links import linked_folder
 from snakechat.workflow.manifest import (
-    MANIFEST,
     RUN_RECORD,
     Lineage,
     Manifest,
@@ -33,9 +33,7 @@ from snakechat.workflow.manifest import (
     named_lineage,
     read_input,
     recorded_inputs,
-    result_files,
     store_key,
-    without_names,
 )
 from snakechat.workflow.placement import (
     DEFAULTS,
@@ -46,11 +44,7 @@ from snakechat.workflow.placement import (
     parse_placement,
     placement_values,
 )
-from snakechat.workflow.run_record import run_record
-from snakechat.workflow.store import (
-    state_folder,
-    unfinished_folder,
-)
+from snakechat.workflow.store import state_folder, unfinished_folder
 
 # The launcher sets it to the key of the job that it has prepared for its processes.
 PREPARED = "SNAKECHAT_PREPARED"
@@ -134,10 +128,10 @@ def run(main: Callable[[Job[SimpleNamespace]], None]) -> None: ...
 @overload
 def run(main: Callable[[Job[S]], None], settings_type: type[S]) -> None: ...
 def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace) -> None:
-    """Run main(job), and complete job.result with its manifest.
+    """Run main(job).
 
     Every process of a job computes; only the first one writes. The launcher, which started them,
-    has checked the spec, the code and the inputs, and publishes the result.
+    has checked the spec, the code and the inputs, and completes and publishes the result.
 
     Args:
         main: Fills job.result.
@@ -154,7 +148,6 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         "--options", default=DEFAULTS, type=parse_options, help="JSON: paths and limits"
     )
     arguments = parser.parse_args()
-    started = time.time()
 
     def work() -> None:
         spec = read_spec(arguments.spec)
@@ -168,7 +161,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         # Slower processes may still read or write in the folder that the first one completes.
         barrier()
         if rank() == 0:
-            write_manifest(job, started)
+            write_outcome(job)
 
     report_errors(work, arguments.spec, arguments.placement)
     if world_size() > 1:
@@ -255,24 +248,21 @@ def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
     return {name: read_input(entry) for name, entry in spec["inputs"].items()}
 
 
-def write_manifest(job: Job[Any], started: float) -> None:
-    """Complete the new folder of a job with its manifest, and store both on disk."""
-    # safetensors writes files that only their owner can read, whatever the umask.
-    mode = job.result.stat().st_mode & 0o666
-    for path in job.result.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
-    manifest = {
-        "spec": without_names(job.spec),
-        "inputs": job.recorded_inputs,
-        "lineage": job.recorded_lineage,
-        "facts": job.facts,
-        "files": result_files(job.result),
+def write_outcome(job: Job[Any]) -> None:
+    """Write what the launcher completes a result with: facts, and measurements of this run."""
+    measured = {
+        **job.record,
+        "peak_memory_mb": peak_memory_mb(),
+        "threads": os.environ.get("OMP_NUM_THREADS"),
+        # A training has replaced `auto`.
+        "placement": placement_values(job.placement),
     }
-    (job.result / RUN_RECORD).write_text(
-        run_record(without_names(job.spec), job.placement, job.options, job.record, started)
-    )
-    for path in sorted(job.result.rglob("*"), reverse=True):
-        fsync(path)
-    text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
-    write_atomically(job.result / MANIFEST, text)
+    outcome = canonical_json({"facts": job.facts, "measured": measured})
+    (job.result / RUN_RECORD).write_text(outcome)
+
+
+def peak_memory_mb() -> int:
+    """Return the peak resident memory of this process in MB."""
+    # ru_maxrss is in bytes on macOS and in kB on Linux.
+    units_per_mb = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb)

@@ -8,6 +8,7 @@ and the others wait.
 Standard library only.
 """
 
+import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from snakechat.workflow.code_digests import Modules, uses_vllm
-from snakechat.workflow.digests import DigestCache
+from snakechat.workflow.digests import DigestCache, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.hermetic import (
     LIMITS,
@@ -35,10 +36,12 @@ from snakechat.workflow.manifest import (
     Manifest,
     manifest_path,
     read_manifest,
+    result_files,
+    without_names,
 )
 from snakechat.workflow.pins import check_installed
 from snakechat.workflow.placement import Placement, RunOptions
-from snakechat.workflow.run_record import REPRODUCED
+from snakechat.workflow.run_record import REPRODUCED, run_record
 from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
 from snakechat.workflow.store import (
     Damaged,
@@ -50,7 +53,6 @@ from snakechat.workflow.store import (
     is_complete,
     lock_path,
     publish,
-    read_checked_manifest,
     replies_folder,
     set_aside,
     work_folder,
@@ -256,23 +258,56 @@ def external_files(job: Job[Any]) -> dict[Path, str]:
 #    not run again, so that nothing is left to do.
 
 
-def publish_result(job: Job[Any]) -> None:
+def publish_result(job: Job[Any], started: float) -> None:
     """Publish what the program of a job wrote.
 
+    started: Unix time of its start, in seconds.
+
     Raises:
-        InputError: It wrote no complete result.
+        InputError: It wrote no result.
         OSError: The store cannot be written.
     """
-    try:
-        read_checked_manifest(job.result, job.key)
-    except Damaged as damage:
-        raise InputError(f"{job.target}: the program wrote no result: {damage}") from None
+    complete(job, started)
     if replaces_stored(job):
         publish(job.place)
     finish(job)
     # Of a program without curves.
     with suppress(OSError):
         job.log_folder.rmdir()
+
+
+def complete(job: Job[Any], started: float) -> None:
+    """Complete the new folder of a job with its record and its manifest, and store all on disk.
+
+    The arguments and the errors are those of publish_result.
+    """
+    paths = sorted(job.result.rglob("*"))
+    for path in paths:
+        # A link could lead to a file that the program had no right to.
+        if path.is_symlink() or not (path.is_file() or path.is_dir()):
+            raise InputError(f"{path}: the program made something else than a file")
+    try:
+        outcome = json.loads((job.result / RUN_RECORD).read_text())
+    except (OSError, ValueError):
+        raise InputError(f"{job.target}: the program wrote no result") from None
+    spec = without_names(job.spec)
+    record = run_record(spec, job.options, outcome["measured"], started)
+    (job.result / RUN_RECORD).write_text(record)
+    # safetensors writes files that only their owner can read, whatever the umask.
+    mode = job.result.stat().st_mode & 0o666
+    for path in paths:
+        if path.is_file():
+            path.chmod(mode)
+    manifest = {
+        "spec": spec,
+        "inputs": job.recorded_inputs,
+        "lineage": job.recorded_lineage,
+        "facts": outcome["facts"],
+        "files": result_files(job.result),
+    }
+    for path in reversed(paths):
+        fsync(path)
+    write_atomically(job.result / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 
 def replaces_stored(job: Job[Any]) -> bool:

@@ -5,18 +5,16 @@ import json
 import os
 import platform
 import re
-import resource
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.hermetic import CONFINED
+from snakechat.workflow.hermetic import hermetic_version
 from snakechat.workflow.manifest import RUN_RECORD
 from snakechat.workflow.pins import PYTHON, installed_versions
-from snakechat.workflow.placement import Placement, RunOptions, changed_values, placement_values
+from snakechat.workflow.placement import RunOptions, changed_values
 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
 # that is set during the run does not change its duration.
@@ -39,36 +37,28 @@ KEYS: dict[str, type | tuple[type, ...]] = {
 
 
 def run_record(
-    spec: Mapping[str, Any],
-    placement: Placement,
-    options: RunOptions,
-    measurements: Mapping[str, Any],
-    started: float,
+    spec: Mapping[str, Any], options: RunOptions, measured: Mapping[str, Any], started: float
 ) -> str:
     """Return the JSON text of run.json.
 
     Args:
         spec: The spec of the job; the record has its digest.
-        placement: Where and how the job ran.
-        options: What else the run used.
-        measurements: What the program measured (throughput, GPU memory).
+        options: What the run used beside its placement.
+        measured: What the program knows: placement, throughput, memory.
         started: Unix time of the start, in seconds.
     """
     record = {
         "spec": digest(spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
         "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
-        "peak_memory_mb": peak_memory_mb(),
-        **measurements,
+        **measured,
         "host": platform.node(),
         "cpu": cpu_name(),
         "cpus": os.cpu_count(),
         "platform": platform.platform(),
-        "threads": os.environ.get("OMP_NUM_THREADS"),
-        "placement": placement_values(placement),
         "options": changed_values(options),
         # The version of Landlock within whose limits the program ran.
-        "hermetic": int(os.environ.get(CONFINED, 0)),
+        "hermetic": hermetic_version(options.hermetic),
         "python": platform.python_version(),
         "versions": installed_versions(spec["requirements"].keys() - {PYTHON}),
     }
@@ -89,13 +79,6 @@ def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, An
     if not all(isinstance(record.get(key), form) for key, form in KEYS.items()):
         return None
     return record if spec in (None, record["spec"]) else None
-
-
-def peak_memory_mb() -> int:
-    """Return the peak resident memory of this process in MB."""
-    # ru_maxrss is in bytes on macOS and in kB on Linux.
-    units_per_mb = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb)
 
 
 def cpu_name() -> str:

@@ -13,16 +13,18 @@ import pytest
 from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import Limits
-from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_manifest
+from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
 from snakechat.workflow.links import link_result
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import read_manifest, result_files, without_names
 from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.publishing import (
     check_inputs,
+    complete,
     external_files,
     finish,
     prepare,
+    publish_result,
     recover,
     replaces_stored,
 )
@@ -94,17 +96,36 @@ def test_a_complete_folder_of_a_killed_job_becomes_the_result(job):
     assert {path.name for path in job.target.parent.iterdir()} == {"tiny", "tiny.manifest.json"}
 
 
-def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
+def test_files_of_a_result_have_the_permissions_of_its_folder(job):
     """Other users of a shared store read them."""
     (job.result / "adapter").mkdir(parents=True)
     job.result.chmod(0o755)
     for name in ("weights", "adapter/weights"):
         (job.result / name).write_text("as safetensors writes them")
         (job.result / name).chmod(0o600)
-    monkeypatch.setattr("snakechat.workflow.job.run_record", lambda *_: "{}")
-    write_manifest(job, 0.0)
+    write_outcome(job)
+    complete(job, 0.0)
     for name in ("weights", "adapter/weights", "manifest.json", "run.json"):
         assert (job.result / name).stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("name", ["run.json", "weights"])
+def test_a_link_in_a_new_result_is_not_followed(job, tmp_path, name):
+    job.result.mkdir(parents=True)
+    write_outcome(job)
+    (tmp_path / "private").write_text("{}")
+    (tmp_path / "private").chmod(0o600)
+    (job.result / name).unlink(missing_ok=True)
+    (job.result / name).symlink_to(tmp_path / "private")
+    with pytest.raises(InputError, match=f"{name}: the program made something else than a file"):
+        complete(job, 0.0)
+    assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_program_that_ends_without_a_result_is_named(job):
+    job.result.mkdir(parents=True)
+    with pytest.raises(InputError, match="output/sft/tiny: the program wrote no result"):
+        publish_result(job, 0.0)
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def launch():
     job = publishing.prepare("spec.json", sys.argv[0], SERIAL, DEFAULTS)
     if job:
         jobs.run(main)
-        publishing.publish_result(job)
+        publishing.publish_result(job, 0.0)
 
 if __name__ == "__main__":
     jobs.report_errors(launch, "spec.json")

@@ -7,11 +7,12 @@ import time
 import pytest
 
 from snakechat.workflow.digests import digest
-from snakechat.workflow.placement import DEFAULTS, SERIAL
+from snakechat.workflow.placement import DEFAULTS
 from snakechat.workflow.run_record import KEYS, read_run_record, run_record
 
 SPEC = {"requirements": {"numpy": "0.1", "not-installed-anywhere": "1.0"}}
-RECORD = json.loads(run_record(SPEC, SERIAL, DEFAULTS, {"steps": 3}, time.time()))
+MEASURED = {"steps": 3, "peak_memory_mb": 1, "placement": {}}
+RECORD = json.loads(run_record(SPEC, DEFAULTS, MEASURED, time.time()))
 
 
 def test_what_jobs_write_is_read(tmp_path):
@@ -40,5 +41,5 @@ def test_other_files_are_unknown(tmp_path, content):
 def test_a_clock_that_is_set_changes_no_duration(monkeypatch, seconds):
     started = time.time()
     monkeypatch.setattr(time, "time", lambda: started + seconds)
-    record = json.loads(run_record(SPEC, SERIAL, DEFAULTS, {}, started))
+    record = json.loads(run_record(SPEC, DEFAULTS, MEASURED, started))
     assert abs(record["seconds"]) < 60
