@@ -28,9 +28,11 @@ from snakechat.workflow.manifest import (
     MANIFEST,
     Manifest,
     input_digest,
+    lock_path,
     manifest_path,
     read_manifest,
     store_key,
+    unfinished_folder,
     without_names,
 )
 from snakechat.workflow.store import (
@@ -39,9 +41,7 @@ from snakechat.workflow.store import (
     copy_result,
     delete_lock,
     delete_work,
-    lock_path,
     publish,
-    unfinished_folder,
 )
 
 # What a person can judge to be equivalent.

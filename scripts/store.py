@@ -20,8 +20,7 @@ from pathlib import Path
 from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_folder, named_versions, root_links, versions_of
-from snakechat.workflow.manifest import MANIFEST, Manifest, content_digest
-from snakechat.workflow.store import STORE
+from snakechat.workflow.manifest import MANIFEST, STORE, Manifest, content_digest
 from snakechat.workflow.store_space import (
     StoredResult,
     collect,

@@ -28,11 +28,11 @@ from snakechat.workflow.manifest import (
     Manifest,
     input_digest,
     read_manifest,
+    read_run_record,
     result_id,
     without_names,
 )
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.snapshot import FOLDER, read_specs
 from snakechat.workflow.store import KEY, Damaged, check_result, find_results
 

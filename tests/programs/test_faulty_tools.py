@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.links import link_result, linked_folder
-from snakechat.workflow.manifest import read_manifest
-from snakechat.workflow.store import STORE, is_complete, stored_folders
+from snakechat.workflow.manifest import STORE, read_manifest
+from snakechat.workflow.store import is_complete, stored_folders
 from support.faults import ERRORS, KINDS, running
 from support.stored_results import make_result
 

@@ -5,11 +5,13 @@ import json
 from snakechat.config.recipes import Config
 from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.jobs.specs import Specs
+from snakechat.workflow.manifest import RECORD_KEYS
 from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_record import KEYS
 
 # An empty value of each key that every run record has.
-EMPTY_RUN = {key: (kind[0] if isinstance(kind, tuple) else kind)() for key, kind in KEYS.items()}
+EMPTY_RUN = {
+    key: (kind[0] if isinstance(kind, tuple) else kind)() for key, kind in RECORD_KEYS.items()
+}
 
 # What every spec has beside its rule, name and path.
 EMPTY_SPEC = {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}

@@ -13,21 +13,13 @@ from conftest import ROOT
 
 pytestmark = pytest.mark.slow
 
-PLACE = "where the result is stored, which no file of it says"
-RECORD = "for run.json, which is not part of the result"
 PLACEMENT = "how the placement uses the hardware"
 REASONS = {
     "errors.is_out_of_memory": PLACEMENT,
-    "links.linked_folder": "where an input is stored, which is compared with its manifest",
     "progress_lines.ProgressLines.is_due": "whether a line of the log is printed",
-    "run_record.peak_memory_mb": RECORD,
-    "run_record.run_record": RECORD,
     "rungs.goes_down": PLACEMENT,
     "rungs.is_open": PLACEMENT,
     "rungs.noted_number": PLACEMENT,
-    "store.replies_folder": "where replies to equal requests are kept",
-    "store.state_folder": PLACE,
-    "store.unfinished_folder": PLACE,
 }
 
 

@@ -19,8 +19,8 @@ from snakechat.config.references import JUDGES
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import replies_folder
 from snakechat.workflow.reply_cache import ReplyCache
-from snakechat.workflow.store import replies_folder
 
 # Folder of the replies, in output/ or in the shared store.
 

@@ -26,8 +26,9 @@ from snakechat.config.settings import NAME_END, RefersTo
 from snakechat.data.formats import has_responses, named_columns
 from snakechat.workflow.errors import warn
 from snakechat.workflow.links import Version, find_version, is_version
+from snakechat.workflow.manifest import STORE
 from snakechat.workflow.placement import Placement
-from snakechat.workflow.store import STORE, is_writable
+from snakechat.workflow.store import is_writable
 from snakechat.workflow.store_space import parse_size
 
 STAGES = ("sft", "reward", "dpo", "rlhf")

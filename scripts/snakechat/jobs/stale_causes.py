@@ -7,9 +7,14 @@ from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.manifest import MANIFEST, input_digest, manifest_path, read_manifest
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    input_digest,
+    manifest_path,
+    read_manifest,
+    read_run_record,
+)
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.run_record import read_run_record
 from snakechat.workflow.snakemake_command_line import config_options
 from snakechat.workflow.store import Damaged, check_files
 

@@ -32,11 +32,11 @@ from snakechat.workflow.manifest import (
     merge_lineages,
     named_lineage,
     read_manifest,
+    read_run_record,
     result_id,
     upstream_first,
 )
 from snakechat.workflow.placement import Placement, placement_of
-from snakechat.workflow.run_record import read_run_record
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
 LIBRARIES = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")

@@ -32,9 +32,14 @@ from snakechat.pages.tables import metric_panels, metric_table
 from snakechat.pages.texts import N_, format_duration, format_memory, format_number, translate
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version, read_version_file
-from snakechat.workflow.manifest import Lineage, merge_lineages, named_lineage, result_id
+from snakechat.workflow.manifest import (
+    Lineage,
+    merge_lineages,
+    named_lineage,
+    read_run_record,
+    result_id,
+)
 from snakechat.workflow.placement import placement_of
-from snakechat.workflow.run_record import read_run_record
 
 # Columns of comparison.csv.
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")

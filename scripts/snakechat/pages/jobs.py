@@ -17,8 +17,7 @@ from snakechat.pages.texts import (
     format_share,
     translate,
 )
-from snakechat.workflow.manifest import Lineage, upstream_first
-from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
 
 Statistics = Mapping[str, Any]
 Runs = dict[str, dict[str, Any] | None]

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 from snakechat.training.zero_stages import stage_used, training_bytes
 from snakechat.workflow.digests import write_atomically
+from snakechat.workflow.manifest import REPRODUCED, read_run_record
 from snakechat.workflow.placement import SERIAL, Placement, placement_of, placement_values
-from snakechat.workflow.run_record import REPRODUCED, read_run_record
 
 AUTO = "auto"
 FILE = "rung.json"

@@ -23,16 +23,12 @@ Key = tuple[str, ...]
 REWARDS = "rewards/"
 
 WORKFLOW = ("snakechat", "workflow")
-# Modules that lock, check, record, copy and place: no content of a result depends on them or on
-# what only they import.
+# Modules that lock, link, report and place: no content of a result depends on them or on what only
+# they import.
 WITHOUT_EFFECT = {
-    (*WORKFLOW, name)
-    for name in (
-        *("store", "links", "store_space"),
-        *("code_digests", "pins", "errors", "locks", "run_record"),
-        *("snapshot", "progress_lines"),
-    )
-} | {("snakechat", "training", "rungs")}
+    *((*WORKFLOW, name) for name in ("errors", "links", "locks", "progress_lines")),
+    ("snakechat", "training", "rungs"),
+}
 # What the launcher sets before a program starts: of every program.
 LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "gpus", "placement")]
 # Only of programs whose settings choose vLLM.

@@ -24,8 +24,8 @@ from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.links import linked_folder
 from snakechat.workflow.manifest import (
+    MANIFEST,
     RUN_RECORD,
     Lineage,
     Manifest,
@@ -33,7 +33,9 @@ from snakechat.workflow.manifest import (
     named_lineage,
     read_input,
     recorded_inputs,
+    state_folder,
     store_key,
+    unfinished_folder,
 )
 from snakechat.workflow.placement import (
     DEFAULTS,
@@ -44,7 +46,6 @@ from snakechat.workflow.placement import (
     parse_placement,
     placement_values,
 )
-from snakechat.workflow.store import state_folder, unfinished_folder
 
 # The launcher sets it to the key of the job that it has prepared for its processes.
 PREPARED = "SNAKECHAT_PREPARED"
@@ -116,9 +117,9 @@ class Job(Generic[S]):
 def _input_folder(entry: Mapping[str, str]) -> Path:
     """Return the folder of an input in the store, relative to the working directory if below."""
     path = Path(entry["path"])
-    folder = linked_folder(path)
-    if folder is None:
+    if not path.is_symlink():
         return path
+    folder = Path(os.path.realpath(path / MANIFEST)).parent
     here = Path.cwd().resolve()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 

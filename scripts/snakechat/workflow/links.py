@@ -30,12 +30,13 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
+    STORE,
     Manifest,
     content_digest,
     manifest_path,
     read_manifest,
 )
-from snakechat.workflow.store import KEY, ROOTS, STORE, walk_files
+from snakechat.workflow.store import KEY, ROOTS, walk_files
 
 VERSIONS = "versions"
 # The folders of output/ whose results users name as targets: Snakemake writes its timestamp into

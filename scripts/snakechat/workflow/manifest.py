@@ -30,6 +30,9 @@ from snakechat.workflow.errors import InputError
 
 Manifest = dict[str, Any]
 
+STORE = Path("output/store")
+REPLIES = "llm_replies"
+
 MANIFEST = "manifest.json"
 # When, where and how the run was that made a result: it differs from run to run.
 RUN_RECORD = "run.json"
@@ -182,6 +185,69 @@ def read_input(entry: Mapping[str, str]) -> Manifest:
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete it and start the build again")
     return manifest
+
+
+# --- places -----------------------------------------------------------------------------------
+
+
+def work_folder(folder: Path) -> Path:
+    """Return the folder with the lock, the unfinished files and the checkpoints of a result."""
+    return folder.with_name(f".{folder.name}")
+
+
+def lock_path(folder: Path) -> Path:
+    """Return the file that the process locks which makes or removes a result."""
+    return work_folder(folder) / "lock"
+
+
+def unfinished_folder(folder: Path) -> Path:
+    """Return the folder that becomes a result in the store."""
+    return work_folder(folder) / "result"
+
+
+def state_folder(folder: Path) -> Path:
+    """Return the folder with the checkpoints of the job that makes a result."""
+    return work_folder(folder) / "state"
+
+
+def replies_folder(store: Path) -> Path:
+    """Return the folder of the replies of LLM judges: in a shared store, or beside the own."""
+    return (store.parent if store == STORE else store) / REPLIES
+
+
+# --- records of runs ---------------------------------------------------------------------------
+
+# A variable: the folder of results from whose records a build takes its rungs (make reproduce).
+REPRODUCED = "SNAKECHAT_RUNGS_OF"
+# What every record has.
+RECORD_KEYS: dict[str, type | tuple[type, ...]] = {
+    "spec": str,
+    "started": str,
+    "seconds": (int, float),
+    "peak_memory_mb": (int, float),
+    "host": str,
+    "platform": str,
+    "python": str,
+    "placement": dict,
+    "options": dict,
+    "versions": dict,
+}
+
+
+def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:
+    """Return the record of the run that made a result; None if it is missing or damaged.
+
+    spec: The digest of a spec: the record of a run with another one counts as missing.
+    """
+    try:
+        record = json.loads(Path(folder, RUN_RECORD).read_text())
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict):
+        return None
+    if not all(isinstance(record.get(key), form) for key, form in RECORD_KEYS.items()):
+        return None
+    return record if spec in (None, record["spec"]) else None
 
 
 # --- lineage --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any, Literal
 
-from snakechat.workflow.store import STORE
+from snakechat.workflow.manifest import STORE
 
 ZeroStage = Literal[0, 1, 2, 3]
 Offload = Literal["none", "optimizer", "parameters"]

@@ -8,9 +8,13 @@ and the others wait.
 Standard library only.
 """
 
+import datetime
 import json
 import os
+import platform
+import re
 import shutil
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from snakechat.workflow.code_digests import Modules, uses_vllm
-from snakechat.workflow.digests import DigestCache, fsync, write_atomically
+from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.hermetic import (
     LIMITS,
@@ -32,16 +36,19 @@ from snakechat.workflow.links import link_result, root_links
 from snakechat.workflow.locks import make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
+    REPRODUCED,
     RUN_RECORD,
     Manifest,
+    lock_path,
     manifest_path,
     read_manifest,
+    replies_folder,
     result_files,
     without_names,
+    work_folder,
 )
-from snakechat.workflow.pins import check_installed
-from snakechat.workflow.placement import Placement, RunOptions
-from snakechat.workflow.run_record import REPRODUCED, run_record
+from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
+from snakechat.workflow.placement import Placement, RunOptions, changed_values
 from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
 from snakechat.workflow.store import (
     Damaged,
@@ -51,12 +58,13 @@ from snakechat.workflow.store import (
     delete_lock,
     delete_work,
     is_complete,
-    lock_path,
     publish,
-    replies_folder,
     set_aside,
-    work_folder,
 )
+
+# What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
+# that is set during the run does not change its duration.
+CLOCK_OFFSET = time.time() - time.monotonic()
 
 # --- before the program -----------------------------------------------------------------------
 
@@ -308,6 +316,45 @@ def complete(job: Job[Any], started: float) -> None:
     for path in reversed(paths):
         fsync(path)
     write_atomically(job.result / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def run_record(
+    spec: Mapping[str, Any], options: RunOptions, measured: Mapping[str, Any], started: float
+) -> str:
+    """Return the JSON text of run.json.
+
+    Args:
+        spec: The spec of the job; the record has its digest.
+        options: What the run used beside its placement.
+        measured: What the program knows: placement, throughput, memory.
+        started: Unix time of the start, in seconds.
+    """
+    record = {
+        "spec": digest(spec),
+        "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
+        "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
+        **measured,
+        "host": platform.node(),
+        "cpu": cpu_name(),
+        "cpus": os.cpu_count(),
+        "platform": platform.platform(),
+        "options": changed_values(options),
+        # The version of Landlock within whose limits the program ran.
+        "hermetic": hermetic_version(options.hermetic),
+        "python": platform.python_version(),
+        "versions": installed_versions(spec["requirements"].keys() - {PYTHON}),
+    }
+    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+
+
+def cpu_name() -> str:
+    """Return the model name of the CPU, or its architecture if the system does not name it."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        text = ""
+    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
+    return match[1] if match else platform.machine()
 
 
 def replaces_stored(job: Job[Any]) -> bool:

@@ -31,15 +31,19 @@ from snakechat.workflow.locks import make_folders
 from snakechat.workflow.manifest import (
     KEY_DIGITS,
     MANIFEST,
+    REPLIES,
     RUN_RECORD,
+    STORE,
     UNLISTED_FILES,
     Manifest,
+    lock_path,
     parse_manifest,
     result_id,
+    unfinished_folder,
+    work_folder,
 )
 
-STORE = Path("output/store")
-ROOTS, REPLIES = "roots", "llm_replies"
+ROOTS = "roots"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
 
 # Returns the digests of files by their paths.
@@ -55,34 +59,6 @@ class Stored(NamedTuple):
 
     folder: Path
     manifest: Manifest
-
-
-# --- places -----------------------------------------------------------------------------------
-
-
-def work_folder(folder: Path) -> Path:
-    """Return the folder with the lock, the unfinished files and the checkpoints of a result."""
-    return folder.with_name(f".{folder.name}")
-
-
-def lock_path(folder: Path) -> Path:
-    """Return the file that the process locks which makes or removes a result."""
-    return work_folder(folder) / "lock"
-
-
-def unfinished_folder(folder: Path) -> Path:
-    """Return the folder that becomes a result in the store."""
-    return work_folder(folder) / "result"
-
-
-def state_folder(folder: Path) -> Path:
-    """Return the folder with the checkpoints of the job that makes a result."""
-    return work_folder(folder) / "state"
-
-
-def replies_folder(store: Path) -> Path:
-    """Return the folder of the replies of LLM judges: in a shared store, or beside the own."""
-    return (store.parent if store == STORE else store) / REPLIES
 
 
 def is_writable(store: Path) -> bool:

@@ -14,16 +14,20 @@ from typing import NamedTuple
 
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest
-from snakechat.workflow.run_record import read_run_record
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    Manifest,
+    lock_path,
+    read_manifest,
+    read_run_record,
+    work_folder,
+)
 from snakechat.workflow.store import (
     delete_lock,
     delete_work,
-    lock_path,
     stored_folders,
     unfinished_results,
     walk_files,
-    work_folder,
 )
 
 SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}

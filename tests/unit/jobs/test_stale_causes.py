@@ -5,7 +5,7 @@ import json
 import pytest
 
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
-from snakechat.workflow import run_record
+from snakechat.workflow.manifest import RECORD_KEYS
 from support.specs import EMPTY_SPEC
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -54,7 +54,7 @@ def test_of_many_changes_ten_are_described():
 
 def test_a_forgotten_config_file_is_named(tmp_path, monkeypatch):
     words = ["--configfile", "mine.yaml", "more.yaml", "--config", "seed=3"]
-    record = dict.fromkeys(run_record.KEYS, "") | {"seconds": 1, "peak_memory_mb": 1}
+    record = dict.fromkeys(RECORD_KEYS, "") | {"seconds": 1, "peak_memory_mb": 1}
     record |= {"placement": {}, "versions": {}, "options": {"snakemake": words}}
     (tmp_path / "run.json").write_text(json.dumps(record))
     monkeypatch.setattr("sys.argv", ["snakemake", "-n", "--configfile", "more.yaml"])

@@ -12,6 +12,7 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import (
+    STORE,
     manifest_path,
     merge_lineages,
     read_manifest,
@@ -20,7 +21,6 @@ from snakechat.workflow.manifest import (
     store_key,
     without_names,
 )
-from snakechat.workflow.store import STORE
 from support.specs import specs_of_rules
 
 

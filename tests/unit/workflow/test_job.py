@@ -16,7 +16,7 @@ from snakechat.workflow.hermetic import Limits
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
 from snakechat.workflow.links import link_result
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.manifest import read_manifest, result_files, without_names
+from snakechat.workflow.manifest import lock_path, read_manifest, result_files, without_names
 from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.publishing import (
     check_inputs,
@@ -28,7 +28,7 @@ from snakechat.workflow.publishing import (
     recover,
     replaces_stored,
 )
-from snakechat.workflow.store import delete_lock, lock_path, publish
+from snakechat.workflow.store import delete_lock, publish
 from support.specs import EMPTY_SPEC
 
 

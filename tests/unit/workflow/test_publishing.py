@@ -10,13 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.manifest import read_manifest
-from snakechat.workflow.store import (
-    is_complete,
-    stored_folders,
-    unfinished_folder,
-    unfinished_results,
-)
+from snakechat.workflow.manifest import read_manifest, unfinished_folder
+from snakechat.workflow.store import is_complete, stored_folders, unfinished_results
 from support.faults import ERRORS, KINDS, running
 
 pytestmark = pytest.mark.slow

@@ -7,8 +7,9 @@ import time
 import pytest
 
 from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import RECORD_KEYS, read_run_record
 from snakechat.workflow.placement import DEFAULTS
-from snakechat.workflow.run_record import KEYS, read_run_record, run_record
+from snakechat.workflow.publishing import run_record
 
 SPEC = {"requirements": {"numpy": "0.1", "not-installed-anywhere": "1.0"}}
 MEASURED = {"steps": 3, "peak_memory_mb": 1, "placement": {}}
@@ -23,7 +24,7 @@ def test_what_jobs_write_is_read(tmp_path):
 
 
 def test_a_record_without_a_key_is_unknown(tmp_path):
-    for key in KEYS:
+    for key in RECORD_KEYS:
         for changes in ({}, {key: None}):
             record = {name: value for name, value in RECORD.items() if name != key} | changes
             (tmp_path / "run.json").write_text(json.dumps(record))

@@ -11,15 +11,13 @@ import pytest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result, register_root, root_links
 from snakechat.workflow.locks import acquire_lock
+from snakechat.workflow.manifest import lock_path, state_folder, unfinished_folder
 from snakechat.workflow.store import (
     complete_result,
     find_results,
     is_complete,
-    lock_path,
     publish,
-    state_folder,
     stored_folders,
-    unfinished_folder,
 )
 from snakechat.workflow.store_space import collect, parse_size, warn_of_size
 from support.stored_results import make_result
