@@ -77,7 +77,7 @@ def main() -> None:
     os.environ.update(placement.environment or {})
     # torchrun's options replace the placement.
     nodes = 1 if group else placement.nodes
-    is_node = nodes == 1 or options_of_this_node(nodes) is not None
+    is_node = bool(group) or options_of_this_node(nodes) is not None or nodes == 1
 
     def launch() -> int:
         if not is_node:

@@ -204,11 +204,7 @@ class RewardModules:
         is_reward_module = (FOLDER / f"{name}.py").is_file() and importer != f"rewards.{name}"
         if level == 0 and is_reward_module and name not in sys.stdlib_module_names:
             return self.load(name)
-        # The function __import__, which programs do not name in another way: what a reward function
-        # imports is found where it is planned.
-        python_import = vars(builtins)["__import__"]
-        module: ModuleType = python_import(name, namespace, local_names, attributes or (), level)
-        return module
+        return builtins.__import__(name, namespace, local_names, attributes or (), level)
 
 
 def shorten(text: str) -> str:

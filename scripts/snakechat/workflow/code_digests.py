@@ -1,8 +1,9 @@
 """Digests of programs: one for each module of ours that a program imports, at any depth.
 
 A module counts by its syntax tree without docstrings, so that comments and layout change nothing.
-An import counts wherever it stands, also in a function or in a branch that may never run. A module
-that can read its own source counts byte for byte.
+An import counts wherever it stands, also in a function or in a branch that may never run. What no
+statement imports, the kernel denies to a job (snakechat.workflow.hermetic). A module that can read
+its own source counts byte for byte.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -37,8 +38,6 @@ VLLM = ("snakechat", "modeling", "vllm_sampler")
 # it themselves.
 WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed"), (*WORKFLOW, "gpus")}
 
-# Names by which code imports modules that no import statement names.
-DYNAMIC_IMPORTS = {"__import__", "exec_module", "import_module", "load_module", "runpy"}
 # Names by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {
     *("__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "findsource"),
@@ -76,13 +75,11 @@ class Source(NamedTuple):
     Attributes:
         digest: Digest of the syntax tree, or of the bytes if the module can read them.
         imports: Level, module and attribute of each import. The attribute is "" in `import module`.
-        is_dynamic: Whether the module may import modules that no statement names.
         strings: Strings that may be names of data files.
     """
 
     digest: str
     imports: list[tuple[int, str, str]]
-    is_dynamic: bool
     strings: list[str]
 
 
@@ -127,7 +124,6 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
     return Source(
         hashlib.sha256(text).hexdigest(),
         imports,
-        not names.isdisjoint(DYNAMIC_IMPORTS),
         sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text)),
     )
 
@@ -276,8 +272,6 @@ class Modules:
         source = read_source(path.read_bytes(), str(path), key[0] == REWARDS)
         for each in source.imports:
             imports += self._imported(key, *each, libraries)
-        if source.is_dynamic:
-            imports += self._all_modules(key[0] == REWARDS)
         self._modules[key] = Module(source, imports, libraries)
         return self._modules[key]
 
@@ -349,13 +343,6 @@ class Modules:
         """
         is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
         return is_file and name != key[-1] and name not in sys.stdlib_module_names
-
-    def _all_modules(self, with_rewards: bool) -> list[Key]:
-        paths = [path.relative_to(self.scripts) for path in self.scripts.rglob("*.py")]
-        keys = [path.with_suffix("").parts for path in paths if path.name != "__init__.py"]
-        if with_rewards:
-            keys += [(REWARDS, path.stem) for path in self.rewards.glob("*.py")]
-        return keys
 
 
 def _closure(

@@ -7,13 +7,15 @@ uses, by files in a folder of the user under the temporary directory.
 import fcntl
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 
 
 def claim_gpus(number: int) -> None:
-    """Reserve GPUs for this process and those that it becomes or starts; set CUDA_VISIBLE_DEVICES.
+    """Reserve GPUs for this process and those that it starts; set CUDA_VISIBLE_DEVICES.
 
     Does nothing if the machine has fewer GPUs: the program that needs them reports that.
 
@@ -34,30 +36,16 @@ def claim_gpus(number: int) -> None:
     with open(folder / "choice.lock", "w") as choice:
         fcntl.flock(choice, fcntl.LOCK_EX)
         for device in devices:
-            if len(claimed) < number and try_lock(folder / f"{device.replace('/', '-')}.lock"):
-                claimed.append(device)
+            with suppress(AlreadyLocked):
+                if len(claimed) < number:
+                    acquire_lock(folder / f"{device.replace('/', '-')}.lock")
+                    claimed.append(device)
     if len(claimed) < number:
         raise InputError(
             f"{len(claimed)} of {len(devices)} GPUs are free and this job needs {number}: start"
             f" Snakemake with --resources gpu={len(devices)}, so that it counts them"
         )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
-
-
-def try_lock(path: Path) -> bool:
-    """Lock a file for the lifetime of this process; return False if another process holds it.
-
-    Not the filelock library, which closes its descriptor on exec: the lock has to outlive the
-    os.execv of scripts/launch.py.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
-    os.set_inheritable(descriptor, True)
-    return True
 
 
 def has_gpu() -> bool:

@@ -41,13 +41,6 @@ def test_the_modules_of_our_programs_are_those_that_python_finds(program):
     assert found - counted <= without_effect | modules_found_from(*without_effect)
 
 
-def test_nothing_in_our_programs_makes_all_modules_count():
-    modules = Modules(SCRIPTS)
-    for program in sorted(SCRIPTS.glob("*.py")):
-        names = modules.code(program.stem).digests
-        assert {name for name in names if "/" not in name} == {program.name}
-
-
 def test_vllm_counts_where_it_samples_alone():
     program = SCRIPTS / "generate_responses.py"
     more = code_digests(program, uses_vllm=True).keys() - code_digests(program).keys()
