@@ -101,3 +101,36 @@ def test_modes(monkeypatch):
     assert hermetic_version("auto") == 0
     with pytest.raises(InputError, match="has none: use `hermetic: auto`"):
         hermetic_version("require")
+
+
+# The system calls of Landlock end as on a kernel that does not know them.
+WITHOUT_LANDLOCK = """
+import errno, platform
+from snakechat.evaluation.sandbox import check_sandbox
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.preflight import check_limits
+from snakechat.workflow.seccomp import ALLOW, FAIL, Rule, filter_program, install_filter
+
+unknown = [Rule(number, FAIL | errno.ENOSYS) for number in (444, 445, 446)]
+install_filter(filter_program(platform.machine(), unknown, ALLOW))
+check_limits("auto")
+for check in (check_sandbox, lambda: check_limits("require")):
+    try:
+        check()
+    except InputError as error:
+        print(error)
+"""
+
+
+def test_without_landlock_builds_run_and_unit_tests_do_not():
+    process = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LANDLOCK],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
+        capture_output=True,
+        text=True,
+    )
+    assert process.returncode == 0
+    assert process.stderr.startswith("warning: this kernel has no Landlock: ")
+    tests, limits = process.stdout.splitlines()
+    assert tests.startswith("unit tests of responses need Landlock")
+    assert limits.startswith("hermetic: require needs version 4 of Landlock")

@@ -1,0 +1,92 @@
+"""A program that was edited to cheat, as a job: the kernel denies what does not count."""
+
+import json
+import re
+
+import pytest
+
+from snakechat.workflow.landlock import landlock_version
+
+pytestmark = pytest.mark.slow
+
+# What the program tries, in the folder of the build. `records` is its input, `older` another
+# version of that, and `work` the folder with its lock and its unfinished result.
+ATTEMPTS = (
+    # Files that do not count.
+    "open('output/models/tiny/config.json')",
+    "open(older / 'train.parquet')",
+    "os.listdir(older)",
+    "open(os.environ['SNAKECHAT_BUILD'])",
+    "open(code / 'train_sft.py')",
+    "open(code.parent / 'rewards/exact_match.py')",
+    "open(code.parent / 'requirements.txt')",
+    "open('scripts/split_dataset.py')",
+    "open('output/logs/import_dataset/toy.log')",
+    "open(next(Path('output/specs/import_dataset').iterdir()))",
+    "open(private)",
+    "open(f'/proc/{os.getppid()}/environ')",
+    "subprocess.run(['cat', private], check=True)",
+    "__import__('train_sft')",
+    # What others made, and the build itself.
+    "open(records / 'manifest.json', 'a')",
+    "os.remove(records / 'train.parquet')",
+    "os.rename(job.result, records)",
+    "os.rename(job.result / 'x', records / 'train.parquet')",
+    "job.place.mkdir()",
+    "open(work / 'lock', 'w')",
+    "open(work / 'limits.json', 'w')",
+    "open(code / 'split_dataset.py', 'a')",
+    "open('output/logs/import_dataset/toy.log', 'w')",
+    "os.symlink(job.result, 'output/data/mine')",
+    "os.remove('output/data/toy')",
+    "open('.snakemake/mine', 'w')",
+    "open(private, 'a')",
+    # Other processes and machines.
+    "socket.create_connection(('127.0.0.1', 9), 1)",
+    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
+    "socket.socket(socket.AF_UNIX)",
+    "os.kill(os.getppid(), 0)",
+)
+CHEAT = """
+def cheat(job):
+    import os, socket, subprocess, sys
+    from pathlib import Path
+
+    private, older, attempts = {private!r}, Path({older!r}), {attempts!r}
+    records, code = job.inputs["records"], Path(__file__).parent
+    work = job.result.parent
+    (job.result / "x").write_text("x")
+    for attempt in attempts:
+        try:
+            eval(attempt, {{**globals(), **locals()}})
+            print("ALLOWED", attempt)
+        except (OSError, subprocess.CalledProcessError) as error:
+            print("DENIED", attempt, error)
+    (job.result / "x").unlink()
+
+
+def main(job: Job) -> None:
+    cheat(job)
+"""
+
+
+def test_an_edited_program_reaches_nothing_that_does_not_count(sources, tmp_path):
+    if landlock_version() < 6:
+        pytest.skip("this kernel has no Landlock for signals")
+    private = tmp_path / "private"
+    private.write_text("secret")
+    options = ("--config", "hermetic=require")
+    sources.build("output/data/toy", *options, "seed=7")
+    older = (sources.folder / "output/data/toy/manifest.json").resolve().parent
+    sources.build("output/data/toy", "output/models/tiny", *options)
+    program = sources.folder / "scripts/split_dataset.py"
+    cheat = CHEAT.format(private=str(private), older=str(older), attempts=ATTEMPTS)
+    text = program.read_text()
+    program.write_text(text.replace("def main(job: Job) -> None:\n", cheat.lstrip(), 1))
+    sources.build("output/split/toy", *options)
+    log = (sources.folder / "output/logs/split_dataset/toy.log").read_text()
+    assert re.findall("^ALLOWED .*", log, re.MULTILINE) == []
+    assert len(re.findall("^DENIED ", log, re.MULTILINE)) == len(ATTEMPTS)
+    record = json.loads((sources.folder / "output/split/toy/run.json").read_text())
+    assert record["hermetic"] == landlock_version()
+    assert private.read_text() == "secret"
