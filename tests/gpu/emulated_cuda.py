@@ -296,9 +296,9 @@ def on_inner_tensors(function):
 join = torch.distributed.init_process_group
 
 
-def init_process_group(backend, **named):
+def init_process_group(backend, *arguments, **named):
     """Join a group of CPUs in place of NCCL."""
-    join("gloo", **named)
+    join("gloo", *arguments, **named)
 
 
 move = torch.nn.Module.to
