@@ -11,14 +11,13 @@ The reason, the date and the digests of both specs are recorded in the manifest,
 results that are made later, in the model card and in the report. scripts/verify.py lists them.
 """
 
-import argparse
 import datetime
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
-from snakechat.jobs.planner import PlannedJob, plan_build
+from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
 from snakechat.jobs.stale_causes import job_name, spec_changes
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors
@@ -50,12 +49,7 @@ ACCEPTABLE = ("code", "requirements")
 
 @one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] --because REASON target [targets and options of snakemake]",
-        allow_abbrev=False,
-    )
+    parser = plan_parser(__doc__, "--because REASON target ")
     parser.add_argument("--because", required=True, metavar="REASON")
     arguments, words = parser.parse_known_args()
     reason = " ".join(arguments.because.split())

@@ -9,7 +9,6 @@ targets, of all results that exist. Builds nothing, and downloads nothing but co
 of the Hub. The modules in snakechat/estimates/ describe the method.
 """
 
-import argparse
 import math
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from snakechat.estimates.job_estimate import (
     JobEstimate,
     format_bytes,
 )
-from snakechat.jobs.planner import plan_build
+from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.workflow.errors import one_line_errors
 
 COLUMNS = ("job", "state", "GPUs", *COMPONENTS, "total", "at", "disk", "hours")
@@ -33,12 +32,7 @@ CHECKPOINTS = 3
 @one_line_errors()
 def main() -> None:
     """Plan the build and print the estimates of its jobs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [--gpu GPU] [targets and options of snakemake]",
-        allow_abbrev=False,
-    )
+    parser = plan_parser(__doc__, "[--gpu GPU] ")
     parser.add_argument(
         "--gpu",
         default="a100-80g",

@@ -8,22 +8,16 @@ config, with the options of Snakemake, says what they would be made from now. Bu
 nothing.
 """
 
-import argparse
 from collections.abc import Sequence
 
-from snakechat.jobs.planner import Plan, plan_build, upstream_paths
+from snakechat.jobs.planner import Plan, plan_build, plan_parser, upstream_paths
 from snakechat.jobs.stale_causes import NEVER_BUILT, causes_of, job_name
 from snakechat.workflow.errors import one_line_errors
 
 
 @one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [targets and options of snakemake]",
-        allow_abbrev=False,
-    )
+    parser = plan_parser(__doc__)
     plan = plan_build(parser.parse_known_args()[1])
     if not plan.stale:
         verb = "is" if len(plan.targets) == 1 else "are"

@@ -10,7 +10,6 @@ are skipped; if there are no others, an error names the command that builds the 
 Builds nothing and writes spec files only.
 """
 
-import argparse
 import os
 import re
 import shlex
@@ -20,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.jobs.planner import PlannedJob, plan_build, upstream_paths
+from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser, upstream_paths
 from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import one_line_errors
@@ -41,12 +40,7 @@ Document = dict[str, Any]
 
 @one_line_errors()
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        usage="%(prog)s [-h] [targets and options of snakemake]",
-        allow_abbrev=False,
-    )
+    parser = plan_parser(__doc__)
     _, words = parser.parse_known_args()
     plan = plan_build(words)
     jobs = plan.stale_jobs

@@ -20,7 +20,6 @@ from typing import Any
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import COMPARISON_NAME, STAGES, JobId
 from snakechat.config.references import check_keys
-from snakechat.jobs.files import unread_files_remark
 from snakechat.jobs.placements import (
     RESOURCES,
     job_placement,
@@ -38,11 +37,7 @@ from snakechat.jobs.targets import (
 )
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
-from snakechat.workflow.errors import (
-    InputError,
-    describe_environment_error,
-    warn,
-)
+from snakechat.workflow.errors import InputError, describe_environment_error
 from snakechat.workflow.links import PARTS, link_part, register_root
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import MANIFEST, manifest_path
@@ -173,7 +168,6 @@ class RuleFunctions:
         self._jobs: dict[str, JobId] = {}
         self._placement = functools.cache(self._find_placement)
         self._will_run = functools.cache(self._find_will_run)
-        self._warn_of_unread_files = functools.cache(self._find_unread_files)
         # The names of our rules in the workflow, where a module may have changed them.
         rules = (*RULES, *STAGES, "report", "result_folder", "result_file")
         self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
@@ -210,7 +204,6 @@ class RuleFunctions:
             spec, _ = self._specs.spec(rule, name)
             for key in spec["inputs"].keys() & fixed.keys():
                 assert spec["inputs"][key]["path"] == fixed[key].format(**wildcards), (rule, key)
-            self._warn_of_unread_files(rule, name)
             self._jobs[self._specs.manifest(rule, name)] = (rule, name)
             self._is_planned = True
             is_stale = spec["path"] in self._staleness.stale or self._is_forced(rule, name)
@@ -570,10 +563,3 @@ class RuleFunctions:
         placement = job_placement(self.config, rule, name)
         threads = snakemake_command_line.threads_option(self.workflow, rule)
         return placement if threads is None else replace(placement, threads=threads)
-
-    def _find_unread_files(self, rule: str, dataset: str) -> None:
-        """Print a warning if a dataset to import has data files that belong to no split."""
-        is_planned = rule == "import_dataset" and self.workflow.is_main_process
-        remark = unread_files_remark(self.config, dataset) if is_planned else None
-        if remark:
-            warn(remark)

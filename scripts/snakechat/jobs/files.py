@@ -21,7 +21,7 @@ from snakechat.data.dataset_files import (
 )
 from snakechat.data.model_files import CARD, TEXTS, model_files
 from snakechat.data.resolution import splits_in_child
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 
 
 def dataset_folder(config: Config, name: str) -> Path | None:
@@ -44,21 +44,18 @@ def card_settings(config: Config, section: str, name: str) -> dict[str, Any]:
 def dataset_files(config: Config, name: str) -> dict[str, Path]:
     """Return the files of a dataset with a path by SPLIT/PATH, which is relative to its folder.
 
+    Files that may have rows and belong to no split are a warning.
+
     Raises:
         InputError: The source does not exist, or its files cannot be assigned to splits.
     """
     folder = dataset_folder(config, name)
     if folder is None:
         return {}
-    splits = _local_splits(config, name).files
+    splits, remark = _local_splits(config, name)
+    if remark:
+        warn(f"datasets.{name}: {folder}: {remark}")
     return {f"{split}/{path}": folder / path for split, paths in splits.items() for path in paths}
-
-
-def unread_files_remark(config: Config, name: str) -> str | None:
-    """Return a remark on files of a dataset that belong to no split, or None without any."""
-    source = config.source_of("datasets", name)
-    remark = None if source is None else _local_splits(config, name).remark
-    return None if remark is None else f"datasets.{name}: {source}: {remark}"
 
 
 def _local_splits(config: Config, name: str) -> Splits:

@@ -4,6 +4,7 @@ Jobs, specs and staleness come from the modules that the workflow uses (snakecha
 jobs of a target are determined a second time: Snakemake derives them from the rules.
 """
 
+import argparse
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +51,19 @@ class Plan(NamedTuple):
     def stale_jobs(self) -> dict[str, PlannedJob]:
         """The jobs that the build would run, by the path of their result."""
         return {path: job for path, job in self.jobs.items() if path in self.stale}
+
+
+def plan_parser(description: str | None, usage: str = "") -> argparse.ArgumentParser:
+    """Return the parser of a tool that plans. Its unknown words are those of plan_build.
+
+    usage: Its own options, with a space at the end.
+    """
+    return argparse.ArgumentParser(
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage=f"%(prog)s [-h] {usage}[targets and options of snakemake]",
+        allow_abbrev=False,
+    )
 
 
 def plan_build(words: list[str]) -> Plan:

@@ -12,7 +12,6 @@ from snakechat.jobs.files import (
     dataset_folder,
     prompt_set_files,
     tokenizer_files,
-    unread_files_remark,
 )
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
 from snakechat.jobs.rules import RULES
@@ -163,16 +162,18 @@ def test_files_of_a_dataset_are_named_by_split(load, tmp_path):
     assert dataset_files(config, "toy") == {} and dataset_folder(config, "toy") is None
 
 
-def test_a_remark_names_data_files_that_no_split_has(load, tmp_path):
+def test_a_warning_names_data_files_that_no_split_has(load, tmp_path, capsys):
     write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "mine/README.md")
-    assert unread_files_remark(local(load), "local") is None
+    dataset_files(local(load), "local")
     write_files(tmp_path, "mine/more.jsonl", "mine/other.jsonl")
-    assert unread_files_remark(local(load), "local") == (
-        "datasets.local: mine: not read: more.jsonl and 1 more, of another kind or without a split"
-        " in the name: rename them, or select the files by train:"
+    for config in (local(load, train="train.jsonl"), local(load, "mine/train.jsonl")):
+        dataset_files(config, "local")
+    assert capsys.readouterr().err == ""
+    dataset_files(local(load), "local")
+    assert capsys.readouterr().err == (
+        "warning: datasets.local: mine: not read: more.jsonl and 1 more, of another kind or without"
+        " a split in the name: rename them, or select the files by train:\n"
     )
-    selected = local(load, train="train.jsonl"), local(load, "mine/train.jsonl")
-    assert [unread_files_remark(config, "local") for config in selected] == [None, None]
 
 
 def test_files_that_cannot_be_read_are_errors(load, tmp_path):
