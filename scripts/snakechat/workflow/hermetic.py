@@ -42,7 +42,8 @@ FOLDER_VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")
 REQUIRED_VERSION = 4
 
 # What every job may read besides what its key counts, and why. Their content is not counted: it
-# belongs to the system that the locks name, or to this machine.
+# belongs to the system that the locks name, or to this machine. What GPUs and InfiniBand need is
+# taken from the documentation of their drivers and not yet tried.
 SYSTEM = {
     "/usr": "programs and libraries of the system, CUDA in /usr/local",
     "/lib": "as /usr",
