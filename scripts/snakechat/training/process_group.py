@@ -39,7 +39,8 @@ def init_process_group(placement: Placement) -> torch.device:
             f"placement: gpus_per_node is {gpus_per_node}, torch finds"
             f" {torch.cuda.device_count()} GPUs: set gpus_per_node to the available hardware"
         )
-    is_alone = "RANK" not in os.environ
+    # Also after an earlier training of the process.
+    is_alone = not {"RANK", "MASTER_ADDR"} <= os.environ.keys()
     if is_alone:
         # Libraries read them.
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1")
