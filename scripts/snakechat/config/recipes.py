@@ -380,8 +380,10 @@ class Config:
         return size and parse_size(size)
 
     def local_path(self, path: str | Path) -> Path:
-        """Return a path of the config relative to the working directory."""
-        return Path(os.path.relpath(self.root / Path(path).expanduser()))
+        """Return a path of the config, relative if it is in the working directory."""
+        whole = os.path.normpath(Path.cwd() / self.root / Path(path).expanduser())
+        relative = os.path.relpath(whole)
+        return Path(whole if relative.startswith("..") else relative)
 
     def source_of(self, section: str, name: str) -> Path | None:
         """Return the `path` of a dataset or a model (section); None if it has none."""

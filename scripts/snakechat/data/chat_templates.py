@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
 from jinja2.filters import do_round
 from jinja2.sandbox import SandboxedEnvironment
@@ -162,6 +162,15 @@ def render_messages(
         ) from None
 
 
+def syntax_problem(error: TemplateSyntaxError) -> str:
+    """Return what is wrong with a chat template that is not Jinja, without its text."""
+    reason = str(error.message).rstrip(".")
+    return (
+        f"line {error.lineno} of the chat template: {reason}: replace the template in the"
+        " tokenizer's files"
+    )
+
+
 @contextmanager
 def limited() -> Iterator[None]:
     """Limit the memory of a context, and raise LimitExceeded in it if it takes too much time.
@@ -212,6 +221,8 @@ def render_turns(
             )
     try:
         return render_messages(tokenizer, messages, add_generation_prompt=prompt, tools=tools)
+    except TemplateSyntaxError as error:
+        raise InputError(f"{source}: {syntax_problem(error)}") from None
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())

@@ -15,7 +15,7 @@ from typing import Literal
 # The HTTP library of huggingface_hub.
 import httpx2
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
@@ -28,6 +28,7 @@ SHA256_LENGTH = 64
 # Seconds after which a request for the list of files fails.
 TIMEOUT = 30
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
+UNKNOWN = "check the name, and set HF_TOKEN if it is private or gated"
 WITHOUT_NETWORK = (
     "the Hub is unreachable: set path to a local copy, or HF_HUB_OFFLINE=1 if its cache has the"
     " files"
@@ -139,4 +140,6 @@ def hub_errors(source: str) -> Iterator[None]:
         # The first line is often only "404 Client Error.".
         reason = " ".join(str(cause).split()) or type(cause).__name__
         hint = f": {WITHOUT_NETWORK}" if isinstance(cause, UNREACHABLE) else ""
+        if isinstance(cause, RepositoryNotFoundError):
+            reason, hint = reason.partition(". Please make sure")[0], f": {UNKNOWN}"
         raise InputError(f"{source}: {reason}{hint}") from None

@@ -12,12 +12,12 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Environment, nodes
+from jinja2 import Environment, TemplateSyntaxError, nodes
 from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from snakechat.data.chat_templates import DAY
+from snakechat.data.chat_templates import DAY, syntax_problem
 from snakechat.data.dialogues import chat_template
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token, text_backend
@@ -163,13 +163,16 @@ def set_template_defaults(
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
     # transformers adds the statement `generation` to those of Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
-    program = environment.parse(statements)
-    variables = find_undeclared_variables(program)
+    try:
+        program = environment.parse(statements)
+        variables = find_undeclared_variables(program)
+    except TemplateSyntaxError as error:
+        raise InputError(f"template_arguments: {syntax_problem(error)}") from None
     for name in arguments:
         if name not in variables:
             raise InputError(
                 f"template_arguments: the chat template does not read {name}, but"
-                f" {', '.join(sorted(variables))}: correct the name or remove it"
+                f" {', '.join(sorted(variables)) or 'nothing'}: correct the name or remove it"
             )
     # The newline leaves the template at the start of a line, where Jinja strips white space.
     tokenizer.chat_template = (
