@@ -13,7 +13,6 @@ from snakechat.config.references import MESSAGES, Reference, weighted_functions
 from snakechat.config.schema import RECIPES, ConfigError, checked
 from snakechat.config.sections import RecipePlacement
 from snakechat.data.formats import (
-    columns_of,
     has_dialogues,
     has_pairs,
     has_responses,
@@ -25,9 +24,6 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.workflow.code_digests import reward_function_files
-
-# Names of the first two parameters of score, which no column can have.
-POSITIONAL = ("prompts", "responses")
 
 
 def check_placements(config: Config) -> None:
@@ -50,12 +46,6 @@ def check_references(config: Config) -> None:
             config.entry("generations.recipes", dataset["generations"], used_by)
         if "label" in dataset:
             _check_labels(config, name)
-        try:
-            if "format" in dataset:
-                columns_of(dataset["format"], dataset.get("columns"))
-        except ValueError as error:
-            raise ConfigError(f"config: datasets.{name}: {error}") from None
-        _check_kept_columns(config, name)
     for name, model in config.values["models"].items():
         if "template_arguments" in model and config.template("models", name) == "dialogue":
             raise ConfigError(
@@ -132,19 +122,6 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
         config.entry("datasets", dataset, f"{recipe.section}.recipes.{recipe.name}.datasets")
         if generations := config.generated_by(dataset):
             yield Reference("generations", generations)
-
-
-def _check_kept_columns(config: Config, dataset: str) -> None:
-    """Check that reward functions can receive the columns of `keep` by keyword."""
-    try:
-        names = config.kept_columns(dataset)
-    except ValueError as error:
-        raise ConfigError(f"config: datasets.{dataset}.keep: {error}") from None
-    for name in names:
-        if name in (*POSITIONAL, MESSAGES):
-            raise ConfigError(
-                f"config: datasets.{dataset}.keep: {name} is what reward functions receive anyway"
-            )
 
 
 def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:

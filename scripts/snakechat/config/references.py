@@ -19,6 +19,8 @@ RewardReferences = str | Mapping[str, float] | Sequence[tuple[str, float]] | Non
 JUDGES = "llm_judges"
 # What every reward function receives by keyword besides the columns that datasets keep.
 MESSAGES = "messages"
+# Names of the first two parameters of every reward function, which no column can have.
+POSITIONAL = ("prompts", "responses")
 
 
 class Reference(NamedTuple):

@@ -18,7 +18,7 @@ from pydantic import (
 )
 
 from snakechat.config.dpo import DpoSettings
-from snakechat.config.references import Reward
+from snakechat.config.references import MESSAGES, POSITIONAL, Reward
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import (
     ABSENT,
@@ -37,7 +37,7 @@ from snakechat.config.settings import (
     only_with,
 )
 from snakechat.config.training_settings import RewardSettings, SftSettings, Template
-from snakechat.data.formats import FORMATS, has_dialogues
+from snakechat.data.formats import FORMATS, columns_of, has_dialogues, named_columns
 
 
 def _form_by_key(**forms: Any) -> Any:
@@ -224,6 +224,19 @@ class SourceDataset(DatasetKeys, Source):
             raise ValueError(
                 "train: selects files by a glob: remove name, and train and eval of split"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        key = "columns"
+        try:
+            columns_of(self.format, self.columns)
+            key = "keep"
+            names = named_columns(self.keep or {})
+        except ValueError as error:
+            raise ValueError(f"{key}: {error}") from None
+        if received := names.keys() & {*POSITIONAL, MESSAGES}:
+            raise ValueError(f"keep: {received.pop()} is what reward functions receive anyway")
         return self
 
 

@@ -40,7 +40,7 @@ MISTAKES = [
     ("sft.recipes.tiny.placement", tiny("sft", placement="laptop")),
     ("rlhf.recipes.tiny.reward", tiny("rlhf", reward="llm_judges/wise")),
     # Datasets without what a recipe needs.
-    ("datasets.mine", with_dataset(format="scored", columns={"prompt": "q", "first": "a"})),
+    ("datasets.mine.columns", with_dataset(format="scored", columns={"prompt": "q", "first": "a"})),
     ("datasets.mine.keep", with_dataset(keep=["first.answer", "second.answer"])),
     ("sft.recipes.tiny.datasets", tiny("sft", datasets=["toy", {"toy": 2}])),
     ("reward.recipes.mine.datasets", with_dataset("reward", format="messages")),
