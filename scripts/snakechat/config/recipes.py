@@ -138,7 +138,8 @@ class Config:
         defaults = {"seed": self.values["seed"], **self.values[stage]["defaults"]}
         layers = [Layer(f"{stage}.defaults", defaults)]
         preset = own.get("preset", defaults.get("preset"))
-        if preset is not None:
+        # Another value, or a stage without presets, is an error when the layers are checked.
+        if isinstance(preset, str) and "presets" in self.values[stage]:
             keys = self.entry(f"{stage}.presets", preset, f"{place}.preset")
             layers.append(Layer(f"{stage}.presets.{preset}", keys))
         return [*layers, Layer(place, own)]

@@ -77,7 +77,8 @@ def checked_recipe(stage: str, layers: list[Layer], is_whole: bool = True) -> di
         settings |= keys
         places |= dict.fromkeys(keys, place)
     try:
-        return RECIPES[stage](**settings).model_dump(mode="json", exclude_unset=True)
+        recipe = RECIPES[stage].model_validate(settings)
+        return recipe.model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         path, message = _describe(error, settings)
         place = places.get(path[0], layers[-1].place)

@@ -39,6 +39,8 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
         (tiny("sft", adam_betas=[0.9, False]), "sft.recipes.tiny.adam_betas.1: expected a number"),
         ({"models": {"mine\n": {"hub": "gpt2"}}}, "models.'mine\\n': String should match pattern"),
         ({"models": {"mine": {"hub": "a", "revision": 12}}}, "models.mine.revision: Input should"),
+        (tiny("rlhf", preset=3), "rlhf.recipes.tiny.preset: Input should be a valid string"),
+        ({"generations": {"recipes": {"tiny": {"preset": "modern"}}}}, "generations.recipes.tiny"),
         ({"sft": {"recipes": {1.3: {}}}}, "sft.recipes: Input should be a valid string, found 1.3"),
     ):
         with pytest.raises(ConfigError) as error:
