@@ -19,7 +19,7 @@ from snakechat.data.ragged_arrays import save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
@@ -30,7 +30,7 @@ def main(job: Job[Any]) -> None:
     start_evaluation(job.placement, settings.dtype)
     tokenizer = load_tokenizer(folder)
     pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    with loaded_policy(folder, settings.dtype, tokenizer, job.placement, pairs) as model:
+    with load_frozen(Policy, folder, settings.dtype, tokenizer, job.placement, pairs) as model:
         compute(job, model.module)
 
 

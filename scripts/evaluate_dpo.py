@@ -18,7 +18,7 @@ from snakechat.evaluation.held_out_pairs import write_metrics
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.forward import Policy
 from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
@@ -35,7 +35,7 @@ def main(job: Job[Any]) -> None:
 
     def load(key: str) -> FrozenModel[Policy]:
         folder = job.inputs[key]
-        return loaded_policy(folder, DTYPE, tokenizer, placement, data.rows, samples=True)
+        return load_frozen(Policy, folder, DTYPE, tokenizer, placement, data.rows, samples=True)
 
     def sample(key: str, model: FrozenModel[Policy]) -> None:
         name = "before" if key == "base" else "dpo"

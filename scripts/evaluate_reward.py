@@ -12,8 +12,8 @@ from snakechat.algorithms.preference import pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_metrics
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import response_scores
-from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
+from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
@@ -28,7 +28,7 @@ def main(job: Job[Any]) -> None:
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
-    with loaded_scorer(job.inputs["model"], DTYPE, tokenizer, placement, pairs) as model:
+    with load_frozen(Scorer, job.inputs["model"], DTYPE, tokenizer, placement, pairs) as model:
         scored = response_scores(model.module, pairs, placement.micro_batch_tokens)
     if rank() > 0:
         return

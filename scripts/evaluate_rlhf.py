@@ -49,7 +49,7 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length
 from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -273,8 +273,8 @@ class Evaluator:
         examples = prompt_examples(
             self.prompts, settings.max_response_length, settings.num_generations
         )
-        return loaded_policy(
-            folder, settings.dtype, self.tokenizer, self.job.placement, examples, samples=True
+        return load_frozen(
+            Policy, folder, settings.dtype, self.tokenizer, self.job.placement, examples, True
         )
 
     def _sample(

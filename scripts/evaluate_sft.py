@@ -16,7 +16,7 @@ from snakechat.evaluation.intervals import clusters_of, ratio_interval
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -41,7 +41,7 @@ def main(job: Job[Any]) -> None:
     responses = {}
     for moment, key in MOMENTS.items():
         folder = job.inputs[key]
-        with loaded_policy(folder, dtype, tokenizer, placement, examples, samples=True) as model:
+        with load_frozen(Policy, folder, dtype, tokenizer, placement, examples, True) as model:
             max_tokens = placement.micro_batch_tokens
             logprobs[moment] = row_logprobs(model.module, examples, max_tokens)
             responses[NAMES[key]] = held_out_responses(

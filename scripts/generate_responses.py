@@ -23,7 +23,7 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import loaded_policy
+from snakechat.training.evaluated_models import load_frozen
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run
@@ -42,8 +42,8 @@ def main(job: Job[GenerationSettings]) -> None:
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
     examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
     samples = settings.generation_backend == "hf"
-    with loaded_policy(
-        folder, settings.dtype, tokenizer, job.placement, examples, samples
+    with load_frozen(
+        Policy, folder, settings.dtype, tokenizer, job.placement, examples, samples
     ) as policy:
         generate(job, policy, tokenizer)
 

@@ -175,9 +175,9 @@ def ladder_of(command: Sequence[str], placement: Placement) -> Ladder | None:
     if not spec["rule"].startswith("train_"):
         return None
     ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
-    if ladder.is_trying:
+    if ladder.state == "trying":
         # The whole job was killed while it tried this rung, possibly for its memory.
-        ladder.step_down()
+        ladder.go_down()
     return ladder
 
 
@@ -194,13 +194,14 @@ def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Sequence[str], words: Seq
         # A process has noted the next rung; the others may wait for it.
         code, is_signalled = run(launcher, is_stepping_down)
         ladder.read()
-        if is_signalled and ladder.is_trying:
-            ladder.write(ladder.rung, ladder.number, is_tried=False, is_trying=False)
+        is_trying = ladder.state == "trying"
+        if is_signalled and is_trying:
+            ladder.note("open")
         if is_signalled or code == 0:
             return code
-        if code == 128 + signal.SIGKILL and ladder.is_trying and ladder.number == started:
+        if code == 128 + signal.SIGKILL and is_trying and ladder.number == started:
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
-            ladder.step_down()
+            ladder.go_down()
         for _ in range(NODES_TIMEOUT if nodes > 1 else 0):
             if ladder.number > started:
                 break

@@ -16,7 +16,8 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.evaluation.sample_responses import Response, respond
 from snakechat.modeling.batching import prompt_examples
-from snakechat.training.evaluated_models import loaded_policy, start_evaluation
+from snakechat.modeling.forward import Policy
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -60,8 +61,8 @@ def generate(
     ids = encoder.prompts([[("user", prompt)] for _, prompt in prompts])
     examples = prompt_examples(ids, settings.max_response_length, 1)
     generated = {}
-    with loaded_policy(
-        folder, settings.dtype, tokenizer, job.placement, examples, samples=True
+    with load_frozen(
+        Policy, folder, settings.dtype, tokenizer, job.placement, examples, samples=True
     ) as policy:
         for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
             torch.manual_seed(settings.seed)

@@ -18,8 +18,8 @@ from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import response_scores
-from snakechat.training.evaluated_models import loaded_scorer, start_evaluation
+from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
@@ -38,8 +38,9 @@ def main(job: Job[Any]) -> None:
     scores = {}
     for name in ("base", "model"):
         torch.manual_seed(settings.seed)
-        with loaded_scorer(
-            *(job.inputs[name], DTYPE, tokenizer, job.placement, examples), new_head=name == "base"
+        folder, placement = job.inputs[name], job.placement
+        with load_frozen(
+            Scorer, folder, DTYPE, tokenizer, placement, examples, new_head=name == "base"
         ) as model:
             scores[name] = response_scores(model.module, examples, job.placement.micro_batch_tokens)
     if rank() > 0:

@@ -13,68 +13,44 @@ from snakechat.algorithms.pair_metrics import StepScores, pair_metrics
 from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
 from snakechat.config.training_settings import RewardSettings
 from snakechat.modeling.batching import Examples, training_batches
-from snakechat.modeling.forward import pad_with_last, response_scores
+from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import Engine
-from snakechat.training.evaluations import Evaluations
-from snakechat.training.loop import TrainingLoop
-from snakechat.training.start import load_reward_model, on_rungs, start_training
-from snakechat.workflow.job import Job, run
+from snakechat.training.trainer import Metrics, Training, trainer
+from snakechat.workflow.job import run
 
 
-@on_rungs
-def main(job: Job[RewardSettings]) -> None:
+@trainer
+def main(training: Training[RewardSettings]) -> None:
     """Load data and model, train, save."""
-    settings = job.settings
-    device, trial = start_training(job)
-    max_tokens = job.placement.micro_batch_tokens
+    settings, tokens = training.settings, training.job.inputs["tokens"]
+    device, max_tokens = training.device, training.max_tokens
 
     # Data.
-    pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    eval_pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
-    num_tokens = pairs.num_tokens(with_prompts=True)
+    pairs = Examples.read(tokens, "train", "chosen", "rejected")
+    eval_pairs = Examples.read(tokens, "eval", "chosen", "rejected")
     batches = training_batches(len(pairs), settings.global_batch_size, settings)
 
     # Model.
-    trained = load_reward_model(job, pairs, len(batches))
-    scorer, engine = trained.module, trained.engine
+    scorer, engine = training.load(Scorer, pairs, len(batches))
 
-    def train(rows: np.ndarray) -> StepScores:
-        """Update the model on pairs; return their losses and scores."""
+    def update(step: int, rows: np.ndarray) -> Metrics:
         step_scores = StepScores(rows, device)
         for micro_batch in pairs.micro_batches(rows, max_tokens, scorer.supports_packing, device):
-            counted = micro_batch.counted
             losses, scores = losses_and_scores(engine, micro_batch.batch, settings.loss)
-            engine.backward(counted / len(rows) * losses.sum(), micro_batch.is_last)
+            loss = micro_batch.counted / len(rows) * losses.sum()
+            engine.backward(loss, micro_batch.is_last)
             step_scores.add(micro_batch, losses, scores)
         engine.step()
-        return step_scores
+        return pair_metrics(*step_scores.gathered())
 
     def evaluate() -> dict[str, float]:
         scores = torch.from_numpy(response_scores(scorer, eval_pairs, max_tokens))
         return pair_metrics(pairwise_loss(*scores), scores)
 
-    # Training.
-    evaluations = Evaluations(job, len(batches), evaluate, trained.save)
-    with TrainingLoop(job, batches, evaluations, device, scorer=engine) as loop:
-        largest = pairs.largest_rows(max_tokens, scorer.supports_packing)
-        trial.run(loop, [engine], lambda: train(largest))
-        loop.evaluate_initial_model()
-        for step, rows in loop.steps():
-            learning_rate = engine.learning_rate
-            with loop.timer("train"):
-                scores = train(rows)
-            metrics = {
-                **pair_metrics(*scores.gathered()),
-                "learning_rate": learning_rate,
-                **engine.metrics,
-            }
-            tokens = int(num_tokens[rows].sum())
-            loop.end_step(step, rows, ["loss", "accuracy"], metrics, tokens, {"pairs": len(rows)})
-
-        # Result.
-        evaluations.save_result()
-        trained.record_changed_weights()
+    # Steps and result.
+    num_tokens, shown = pairs.num_tokens(with_prompts=True), ["loss", "accuracy"]
+    training.train(engine, pairs, batches, update, evaluate, num_tokens, "pairs", shown)
 
 
 def losses_and_scores(

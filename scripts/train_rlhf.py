@@ -14,7 +14,7 @@ responses; every rank holds the tensors of the whole step.
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -22,22 +22,21 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import (
+    KLController,
     evaluate_tokens,
     evaluated_in_update,
     make_experience,
-    make_rewards,
 )
-from snakechat.algorithms.kl_coefficient import KLController
 from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.policy_updates import Updater, minibatch_prompts
 from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
-from snakechat.algorithms.rlhf_models import RlhfJob, RlhfModels, load_models, make_engines
+from snakechat.algorithms.rlhf_models import RlhfModels, load_models, make_engines
 from snakechat.algorithms.rollouts import Rollouts, TokenLists, sample_on_all_ranks
-from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck
 from snakechat.algorithms.step_metrics import (
-    Metrics,
+    ResponseCheck,
+    ScoreCheck,
     evaluation_metrics,
     kl_name,
     response_kl,
@@ -53,13 +52,11 @@ from snakechat.modeling.batching import Examples, num_steps, prompt_examples, tr
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model
-from snakechat.modeling.saving import save_model
-from snakechat.training.changed_weights import record_changed_weights, saved_values
+from snakechat.training.changed_weights import record_changed_weights
 from snakechat.training.engine import Ema
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.loop import TrainingLoop
-from snakechat.training.start import on_rungs, start_training
-from snakechat.workflow.distributed import all_reduce_sum, rank
+from snakechat.training.trainer import Step, Training, save_trained, trainer
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import run
 
 # Prompts of a step whose responses are logged.
@@ -68,54 +65,31 @@ LOGGED_PROMPTS = 8
 BEST_METRIC = "objective/rlhf_reward"
 
 
-@on_rungs
-def main(job: RlhfJob) -> None:
+@trainer
+def main(training: Training[RlhfSettings]) -> None:
     """Load data and models, train, save."""
-    settings = job.settings
+    job, settings = training.job, training.settings
     # Before the models are loaded: a missing API key is noticed at once.
     judges = load_judges(job)
-    device, trial = start_training(job)
-
     prompts = Ragged(job.inputs["tokens"], "train.prompt")
     ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
     batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
     tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
     models = load_models(job, tokenizer)
-    trainer = RlhfTrainer(job, tokenizer, models, judges, prompts, ptx, batches, device)
+    rlhf = RlhfTrainer(training, tokenizer, models, judges, prompts, ptx, batches)
 
     # All ranks start from the same weights, and sample different responses.
     torch.manual_seed(settings.seed + rank())
     evaluations = Evaluations(
-        job, len(batches), trainer.evaluate, trainer.save, BEST_METRIC, greater_is_better=True
+        job, len(batches), rlhf.evaluate, rlhf.save, BEST_METRIC, greater_is_better=True
     )
-    with TrainingLoop(job, batches, evaluations, device, **trainer.components) as loop:
-        trial.run(loop, loop.engines, trainer.try_step)
-        if evaluations.is_due(0):
-            loop.evaluate_initial_model()
-        for step, rows in loop.steps():
-            result = trainer.run_step(loop, step, rows)
-            job.record["seconds_by_section"] = loop.timer.medians()
-            if trainer.sampler.asleep_bytes:
-                job.record["vllm_asleep_gb"] = round(trainer.sampler.asleep_bytes / 1e9, 2)
-            if step % settings.log_responses_steps == 0 or step == 1:
-                loop.logger.log_responses(step, response_lines(settings.algorithm, result))
-            shown = ["objective/scores", kl_name(settings.algorithm)]
-            num_tokens = int(result.rollouts.lengths.sum())
-            counts = {"responses": result.rollouts.num_responses}
-            loop.end_step(step, rows, shown, result.metrics, num_tokens, counts)
-        trainer.sampler.close()
+
+    def finish() -> None:
         record_usage(job, judges.values())
-        evaluations.save_result()
         record_changed_weights(job, models.actor.model, job.inputs["actor"])
 
-
-class StepResult(NamedTuple):
-    """The outcome of a step. scores: before normalization. kl: [B] to the reference, in nats."""
-
-    rollouts: Rollouts
-    scores: Scores
-    kl: Tensor
-    metrics: Metrics
+    training.run(batches, rlhf.step, rlhf.try_step, evaluations, finish, **rlhf.components)
+    rlhf.sampler.close()
 
 
 class RlhfTrainer:
@@ -123,18 +97,18 @@ class RlhfTrainer:
 
     def __init__(
         self,
-        job: RlhfJob,
+        training: Training[RlhfSettings],
         tokenizer: PreTrainedTokenizerBase,
         models: RlhfModels,
         judges: Mapping[str, LlmJudge],
         prompts: Ragged,
         ptx: Examples | None,
         batches: list[np.ndarray],
-        device: torch.device,
     ) -> None:
-        settings = self.settings = job.settings
+        job, settings = training.job, training.settings
+        self.settings, self.timer, self.record = settings, training.timer, job.record
         self.tokenizer, self.models, self.prompts = tokenizer, models, prompts
-        self.device, self.micro_batch_tokens = device, job.placement.micro_batch_tokens
+        self.device, self.micro_batch_tokens = training.device, training.max_tokens
         functions = load_functions(settings.reward_functions)
         rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
         weighted = weighted_judges(settings.reward, judges)
@@ -183,17 +157,17 @@ class RlhfTrainer:
         # All state that a step changes, for checkpoints.
         self.components = {name: each for name, each in components.items() if each is not None}
 
-    def run_step(self, loop: TrainingLoop, step: int, rows: np.ndarray) -> StepResult:
+    def step(self, step: int, rows: np.ndarray) -> Step:
         """Train on the prompts in the given rows."""
         settings, models = self.settings, self.models
 
         # 1. Sample responses.
-        with loop.timer("generate"):
+        with self.timer("generate"):
             rollouts = self.sample([self.prompts[row] for row in rows])
         self.response_check.check(rollouts, step)
 
         # 2. Score the responses.
-        with loop.timer("score"):
+        with self.timer("score"):
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
                 self.score_check.check(scores.sum, step)
@@ -203,26 +177,22 @@ class RlhfTrainer:
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
         in_update = evaluated_in_update(settings, rollouts, step)
-        with loop.timer("logprobs"):
+        with self.timer("logprobs"):
             actor = None if in_update else models.actor
             evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)
 
         # 4. Compute rewards, advantages and returns.
         kl_coef = self.kl_controller.coef
-        rewards = make_rewards(settings, rollouts, evaluation, normalized_scores, kl_coef)
-        experience = make_experience(
-            settings, rollouts, evaluation, normalized_scores, rewards, not in_update
+        experience, rewards = make_experience(
+            settings, rollouts, evaluation, normalized_scores, kl_coef, not in_update
         )
 
         # 5. Update actor and critic.
-        with loop.timer("train"):
+        with self.timer("train"):
             updates = self.updater.update(step, rollouts, experience, kl_coef)
         self.sampler.step_ended()
-        if in_update:
-            # Each rank has filled in its own responses.
-            tables = torch.stack([evaluation.logprobs, evaluation.entropies])
-            logprobs, entropies = all_reduce_sum(tables)
-            evaluation = evaluation._replace(logprobs=logprobs, entropies=entropies)
+        if self.sampler.asleep_bytes:
+            self.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
         kl = response_kl(rollouts, evaluation)
         self.kl_controller.update(kl.mean().item(), rollouts.num_responses)
 
@@ -236,7 +206,12 @@ class RlhfTrainer:
             kl_coef,
             updates,
         )
-        return StepResult(rollouts, scores, kl, metrics)
+        shown = ["objective/scores", kl_name(settings.algorithm)]
+        counts = {"responses": rollouts.num_responses}
+        logged: list[dict[str, Any]] = []
+        if step % settings.log_responses_steps == 0 or step == 1:
+            logged = response_lines(settings.algorithm, rollouts, scores, kl)
+        return Step(metrics, shown, int(rollouts.lengths.sum()), counts, logged)
 
     def try_step(self) -> None:
         """Run all models on the longest prompts and the longest responses, and update.
@@ -253,8 +228,7 @@ class RlhfTrainer:
         RewardSum(self.scorer.rewards, {}, self.scorer.prompt_texts).score(rollouts, 0, rows)
         evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
         scores = torch.zeros(rollouts.num_responses, device=self.device)
-        rewards = make_rewards(settings, rollouts, evaluation, scores, 0.0)
-        experience = make_experience(settings, rollouts, evaluation, scores, rewards)
+        experience, _ = make_experience(settings, rollouts, evaluation, scores, 0.0)
         minibatch = np.arange(min(len(rows), minibatch_prompts(settings)))
         # After the warmup of the critic, actor and critic are updated.
         step = settings.critic_warmup_steps + 1
@@ -305,12 +279,10 @@ class RlhfTrainer:
 
     def save(self, folder: Path) -> None:
         """Save the actor, and the average of its weights, if any, in the subfolder ema."""
-        model, gather = self.models.actor.model, self.actor.gathered
-        master = saved_values(self.actor, self.settings)
-        save_model(model, self.tokenizer, folder, gather, master)
+        save_trained(self.actor, self.settings, self.tokenizer, folder)
         if self.ema:
             with self.ema.average_weights():
-                save_model(model, self.tokenizer, folder / "ema", gather, master)
+                save_trained(self.actor, self.settings, self.tokenizer, folder / "ema")
 
 
 def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[int]:
@@ -319,22 +291,27 @@ def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[
     return [num_steps(len(rows), size, settings.ppo_epochs) for rows in batches]
 
 
-def response_lines(algorithm: str, result: StepResult) -> list[dict[str, Any]]:
-    """Return the responses to the first prompts of a step, with their scores, if any."""
-    prompts, responses = result.rollouts.decode()
-    scores, kl = result.scores, kl_name(algorithm).removeprefix("objective/")
+def response_lines(
+    algorithm: str, rollouts: Rollouts, scores: Scores, kl: Tensor
+) -> list[dict[str, Any]]:
+    """Return the responses to the first prompts of a step, with their scores, if any.
+
+    scores: Before normalization. kl: [B] to the reference or the teacher, in nats.
+    """
+    prompts, responses = rollouts.decode()
+    name = kl_name(algorithm).removeprefix("objective/")
     return [
         {
             "prompt": prompt,
             "response": response,
             # Nothing may score a response.
             **({"score": score} if scores.by_source and not math.isnan(score) else {}),
-            kl: result.kl[row].item(),
+            name: kl[row].item(),
         }
         for row, (prompt, response, score) in enumerate(
             zip(prompts, responses, scores.sum.tolist(), strict=True)
         )
-        if row % result.rollouts.num_prompts < LOGGED_PROMPTS
+        if row % rollouts.num_prompts < LOGGED_PROMPTS
     ]
 
 

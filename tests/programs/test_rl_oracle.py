@@ -1,6 +1,7 @@
 """A step of RL, recomputed by loops over single responses: models, grouping, KL, loss, gradient."""
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,18 +48,25 @@ def test_a_step_is_that_of_loops_over_responses(
     algorithm, generations, kl_in, train, inputs, monkeypatch
 ):
     steps = []
-    run_step = train_rlhf.RlhfTrainer.run_step
+    take_step, metrics_of = train_rlhf.RlhfTrainer.step, train_rlhf.step_metrics
+    seen = {}
 
-    def recorded(self, loop, step, rows):
+    def step_metrics(algorithm, rollouts, evaluation, experience, scores, *arguments):
+        seen.update(rollouts=rollouts, scores=scores)
+        return metrics_of(algorithm, rollouts, evaluation, experience, scores, *arguments)
+
+    def recorded(self, step, rows):
         critic = self.models.critic and copy.deepcopy(self.models.critic.model)
         actor = copy.deepcopy(self.models.actor.model)
-        result = run_step(self, loop, step, rows)
+        outcome = take_step(self, step, rows)
         reward = self.models.rewards["reward"].module
         with reward.on_device() as module:
+            result = SimpleNamespace(metrics=outcome.metrics, **seen)
             steps.append((actor, critic, copy.deepcopy(module.model), result))
-        return result
+        return outcome
 
-    monkeypatch.setattr(train_rlhf.RlhfTrainer, "run_step", recorded)
+    monkeypatch.setattr(train_rlhf, "step_metrics", step_metrics)
+    monkeypatch.setattr(train_rlhf.RlhfTrainer, "step", recorded)
     train(
         algorithm=algorithm,
         teacher="models/teacher" if algorithm == "distill" else None,

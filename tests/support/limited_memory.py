@@ -8,6 +8,7 @@ a process is killed in its trial, as the kernel does it where a node has no memo
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -29,7 +30,7 @@ def train():
     zero_stages.DEFAULT_BUFFERS = zero_stages.ZeroBuffers(1 << 16, 1 << 16, 1 << 16)
     import train_sft
     from snakechat.config.training_settings import SftSettings
-    from snakechat.training import engine, loop
+    from snakechat.training import engine, trainer
     from snakechat.workflow import job
 
     class Limited(MemoryTracker):
@@ -38,19 +39,23 @@ def train():
             if self.bytes > LIMIT:
                 raise torch.OutOfMemoryError(f"{self.bytes} of {LIMIT} bytes")
 
-    end_step, trial = loop.TrainingLoop.end_step, engine.Engine.trial
+    train_model, trial = trainer.Training.train, engine.Engine.trial
 
-    def end_and_stop(self, step, *arguments):
-        end_step(self, step, *arguments)
-        if step == STOP:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def stopping_train(self, engine, examples, batches, update, *arguments):
+        def update_and_stop(step, rows):
+            if step == STOP + 1 and STOP:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            return update(step, rows)
+
+        train_model(self, engine, examples, batches, update_and_stop, *arguments)
 
     def killed_trial(self):
         if self.stage <= KILLED_STAGE and os.environ["RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
         return trial(self)
 
-    loop.TrainingLoop.end_step, engine.Engine.trial = end_and_stop, killed_trial
+    trainer.Training.train, engine.Engine.trial = stopping_train, killed_trial
     with Limited(torch.nn.Module()):
         job.run(train_sft.main, SftSettings)
 

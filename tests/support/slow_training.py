@@ -18,19 +18,18 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from snakechat.training.evaluations import Evaluations  # noqa: E402
-from snakechat.training.loop import TrainingLoop  # noqa: E402
-from snakechat.training.process_group import init_process_group  # noqa: E402
+from snakechat.training.trainer import Step, Training  # noqa: E402
 from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size  # noqa: E402
 from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
 from support.engines import engine_for, network, rows, squared_error  # noqa: E402
 
 STEPS, SLOW_STEP = 6, 4
 SETTINGS = {"eval_steps": 2, "early_stopping_patience": 0, "save_strategy": "best", "keep_steps": 0}
+SETTINGS |= {"dtype": "fp32", "seed": 1}
 
 
 def main(folder, phase):
     placement = placement_of({"nodes": world_size()})
-    device = init_process_group(placement)
     job = SimpleNamespace(
         spec={"rule": "train_sft", "name": "slow"},
         settings=SimpleNamespace(**SETTINGS),
@@ -43,6 +42,7 @@ def main(folder, phase):
         record={},
     )
     job.result.mkdir(parents=True, exist_ok=True)
+    training = Training(job)
     engine = engine_for(network())
     torch.manual_seed(rank())
     inputs, targets = rows(8)
@@ -62,20 +62,19 @@ def main(folder, phase):
         if rank() == 0:
             torch.save(engine.module.state_dict(), target / "model.pt")
 
-    evaluations = Evaluations(job, STEPS, evaluate, save)
-    batches = [np.arange(8)] * STEPS
-    with TrainingLoop(job, batches, evaluations, device, policy=engine) as loop:
-        for step, _ in loop.steps():
-            draws = torch.rand(1)
-            wait("sample", step)
-            with loop.timer("train"):
-                own = slice(rank(), None, world_size())
-                loss = squared_error(engine(inputs[own]), targets[own], 8) + 0 * draws.sum()
-                engine.backward(loss, last=True)
-                engine.step()
-            metrics = {"loss": all_reduce_sum(loss.detach()).item(), "draws": draws.item()}
-            loop.end_step(step, np.arange(8), ["loss"], metrics, 8, {"rows": 8})
-        evaluations.save_result()
+    def take_step(step, _):
+        draws = torch.rand(1)
+        wait("sample", step)
+        with training.timer("train"):
+            own = slice(rank(), None, world_size())
+            loss = squared_error(engine(inputs[own]), targets[own], 8) + 0 * draws.sum()
+            engine.backward(loss, last=True)
+            engine.step()
+        metrics = {"loss": all_reduce_sum(loss.detach()).item(), "draws": draws.item()}
+        return Step(metrics, ["loss"], 8, {"rows": 8})
+
+    evaluations, batches = Evaluations(job, STEPS, evaluate, save), [np.arange(8)] * STEPS
+    training.run(batches, take_step, None, evaluations, lambda: None, policy=engine)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,16 @@ Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py; N response tokens 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from snakechat.algorithms import policy_gradient
-from snakechat.algorithms.group_advantages import (
-    grpo_advantages,
-    rloo_advantages,
-    uniform_groups,
-)
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.forward import Policy, Scorer
+from snakechat.training.checkpointing import Attributes
 
 # Returns a context with the reference model.
 Reference = Callable[[], AbstractContextManager[nn.Module]]
@@ -60,19 +56,12 @@ class Experience(NamedTuple):
 
     def select(self, tokens: Tensor) -> "Experience":
         """Return the tokens [N] at flat indices of the tables."""
-
-        def selected(table: Tensor) -> Tensor:
-            return table.flatten()[tokens]
-
-        return Experience(
-            selected(self.logprobs),
-            selected(self.ref_logprobs),
-            selected(self.advantages),
-            selected(self.importance_weights),
-            None if self.values is None else selected(self.values),
-            None if self.returns is None else selected(self.returns),
-            self.is_uniform,
-        )
+        tables: dict[str, Any] = {
+            name: table.flatten()[tokens]
+            for name, table in self._asdict().items()
+            if table is not None and name not in ("is_uniform", "entropies")
+        }
+        return self._replace(**tables, entropies=None)
 
 
 def evaluated_in_update(settings: RlhfSettings, rollouts: Rollouts, step: int) -> bool:
@@ -106,66 +95,51 @@ def evaluate_tokens(
     return TokenEvaluation(logprobs, entropies, ref_logprobs, values)
 
 
-def make_rewards(
-    settings: RlhfSettings,
-    rollouts: Rollouts,
-    evaluation: TokenEvaluation,
-    scores: Tensor,
-    kl_coef: float,
-) -> Tensor:
-    """Return rewards [B, R] of normalized scores [B]; kl_in: rewards adds the KL penalty.
-
-    A score of NaN adds nothing.
-
-    The rewards of `distill` have no part of the scores.
-    """
-    if settings.algorithm == "distill":
-        return policy_gradient.distillation_rewards(
-            evaluation.logprobs, evaluation.ref_logprobs, rollouts.response_mask
-        )
-    penalties = policy_gradient.kl_penalty(
-        evaluation.logprobs, evaluation.ref_logprobs, settings.kl_estimator
-    )
-    coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
-    return policy_gradient.token_rewards(
-        scores.nan_to_num(), penalties, rollouts.response_mask, coefficient
-    )
-
-
 def make_experience(
     settings: RlhfSettings,
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
     scores: Tensor,
-    rewards: Tensor,
+    kl_coef: float,
     is_evaluated: bool = True,
-) -> Experience:
-    """Compute advantages, returns and importance weights from rewards [B, R].
+) -> tuple[Experience, Tensor]:
+    """Return the experience of a step, and the rewards [B, R] that it has been computed from.
+
+    Rewards are normalized scores, of which NaN adds nothing; kl_in: rewards adds the KL penalty.
+    The rewards of `distill` have no part of the scores.
 
     Args:
         scores: [B], normalized. They determine which groups are uniform: with kl_in: rewards, the
             KL penalty makes the rewards of equal scores differ.
         is_evaluated: Whether the evaluation has the actor's tables (evaluated_in_update).
     """
-    judged = ~scores.isnan()
+    logprobs, ref_logprobs = evaluation.logprobs, evaluation.ref_logprobs
+    mask = rollouts.response_mask
+    if settings.algorithm == "distill":
+        rewards = policy_gradient.distillation_rewards(logprobs, ref_logprobs, mask)
+    else:
+        penalties = policy_gradient.kl_penalty(logprobs, ref_logprobs, settings.kl_estimator)
+        coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
+        rewards = policy_gradient.token_rewards(scores.nan_to_num(), penalties, mask, coefficient)
     advantages, returns = compute_advantages(
-        settings, rewards, evaluation.values, rollouts.response_mask, judged
+        settings, rewards, evaluation.values, mask, ~scores.isnan()
     )
-    importance_weights = torch.ones_like(evaluation.logprobs)
+    importance_weights = torch.ones_like(logprobs)
     if rollouts.sampler_logprobs is not None:
         importance_weights = policy_gradient.importance_weights(
-            evaluation.logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
+            logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
         )
-    return Experience(
-        evaluation.logprobs,
-        evaluation.ref_logprobs,
+    experience = Experience(
+        logprobs,
+        ref_logprobs,
         advantages,
         importance_weights,
         evaluation.values,
         returns,
-        uniform_groups(by_prompt(settings, scores)),
+        policy_gradient.uniform_groups(by_prompt(settings, scores)),
         None if is_evaluated else evaluation.entropies,
     )
+    return experience, rewards
 
 
 def by_prompt(settings: RlhfSettings, values: Tensor) -> Tensor:
@@ -208,7 +182,24 @@ def compute_advantages(
     totals = rewards.sum(dim=1).masked_fill(~judged, math.nan)
     groups = by_prompt(settings, totals)
     if settings.algorithm == "rloo":
-        advantages = rloo_advantages(groups)
+        advantages = policy_gradient.rloo_advantages(groups)
     else:
-        advantages = grpo_advantages(groups, settings.scale_by_std)
+        advantages = policy_gradient.grpo_advantages(groups, settings.scale_by_std)
     return advantages.view(-1, 1) * mask, None
+
+
+class KLController(Attributes):
+    """Holds kl_coef: constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2)."""
+
+    saved = ("coef",)
+
+    def __init__(self, settings: RlhfSettings) -> None:
+        self.coef = settings.kl_coef
+        self.target, self.horizon = settings.kl_target, settings.kl_horizon
+
+    def update(self, kl: float, num_responses: int) -> None:
+        """Adapt the coefficient to the mean KL of a step, in nats per response."""
+        if self.target is not None:
+            self.coef = policy_gradient.adapted_kl_coef(
+                self.coef, kl, self.target, self.horizon, num_responses
+            )

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from snakechat.algorithms import policy_gradient
-from snakechat.algorithms.group_advantages import overlong_penalties
 from snakechat.config.rlhf import RlhfSettings
 
 
@@ -96,7 +95,7 @@ class ScoreNormalization:
         settings = self.settings
         clip = settings.score_clip or math.inf
         normalized = self.normalizer(scores).clamp(-clip, clip)
-        overlong = overlong_penalties(
+        overlong = policy_gradient.overlong_penalties(
             lengths, settings.max_response_length, settings.overlong_buffer
         )
         return normalized - settings.missing_eos_penalty * torch.maximum(overlong, (~ended).float())

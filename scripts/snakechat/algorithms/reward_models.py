@@ -21,7 +21,7 @@ from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.models import max_positions
 from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import loaded_scorer
+from snakechat.training.evaluated_models import load_frozen
 from snakechat.workflow.job import Job
 
 # A conversation whose encoding shows whether two models read responses alike.
@@ -143,24 +143,38 @@ def sequence_examples(sequences: Sequence[list[int]]) -> Examples:
 
 
 def load_reward(
-    job: Job[Any], key: str, name: str, weight: float, actor: str, dtype: str, split: str
+    job: Job[Any],
+    key: str,
+    name: str,
+    weight: float,
+    actor: str,
+    dtype: str,
+    split: str,
+    offload: bool | None = None,
+    longest: int = 0,
 ) -> RewardModel:
-    """Load a reward model for a job that trains no model.
+    """Load a reward model.
 
     Args:
         key: The job's input with the model.
         name: The model's reference in `reward` or `judge`.
         actor: The job's input with the model whose responses are scored.
         split: The split of the prompts.
+        offload: As for load_frozen.
+        longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
 
     Raises:
-        InputError: As choose_reader, load_scorer and check_model do.
+        InputError: As choose_reader and load_frozen do.
     """
     settings, folder = job.settings, job.inputs[key]
     template = settings.reward_templates[name]
     reader = choose_reader(name, folder, template, job.inputs[actor], settings.template)
     examples = reader_examples(reader, job.inputs["tokens"], split, settings)
-    module = loaded_scorer(folder, dtype, reader.tokenizer, job.placement, examples)
+    module = load_frozen(
+        *(Scorer, folder, dtype, reader.tokenizer, job.placement, examples),
+        offload=offload,
+        longest=longest if reader.encoder is None else 0,
+    )
     return RewardModel(name, module, weight, reader)
 
 

@@ -4,16 +4,12 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
-from snakechat.algorithms.reward_models import (
-    RewardModel,
-    choose_reader,
-    reader_examples,
-)
+from snakechat.algorithms.reward_models import RewardModel, load_reward
 from snakechat.config.references import input_names, weighted_references
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.ragged_arrays import Ragged
@@ -22,16 +18,15 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters
-from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, model_size
-from snakechat.training.engine import Engine, FrozenModel, make_engine, make_frozen
+from snakechat.training.engine import Engine, make_engine
+from snakechat.training.evaluated_models import load_frozen
 from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.placement import Placement
 
 RlhfJob = Job[RlhfSettings]
-M = TypeVar("M", Policy, Scorer)
 
 
 class RlhfModels(NamedTuple):
@@ -60,9 +55,14 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     longest = settings.max_prompt_length + settings.max_response_length
     actor, reference = load_actor_and_reference(job, tokenizer)
     check_sequence_length(actor.model, longest)
+    weights = weighted_references(settings.reward)
     rewards = {
-        key: load_reward(job, key, reference)
-        for key, reference in input_names("reward", settings.reward).items()
+        key: load_reward(
+            *(job, key, name, weights[name], "actor", settings.dtype, "train"),
+            job.placement.offload_frozen,
+            longest,
+        )
+        for key, name in input_names("reward", settings.reward).items()
     }
     origins = [key for key, reward in rewards.items() if reward.reader.shares_tokenizer]
     origin = origins[0] if origins else None
@@ -83,7 +83,12 @@ def load_actor_and_reference(
 ) -> tuple[Policy, Reference]:
     """Load the model that training starts from as actor and as frozen reference.
 
-    With `distill`, the teacher takes the place of the reference.
+    With `distill`, the teacher takes the place of the reference, and reads the token ids of the
+    actor.
+
+    Raises:
+        InputError: The teacher has another tokenizer, too few positions, or passes that do not
+            agree.
     """
     settings, folder = job.settings, job.inputs["actor"]
     deferred = is_partitioned(job.placement, settings.dtype)
@@ -91,36 +96,30 @@ def load_actor_and_reference(
     if settings.lora_rank:
         model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
     actor = Policy(model)
+    frozen = partial(
+        load_frozen,
+        Policy,
+        dtype=settings.dtype,
+        tokenizer=tokenizer,
+        placement=job.placement,
+        offload=job.placement.offload_frozen,
+    )
     if settings.algorithm == "distill":
-        return actor, load_teacher(job, tokenizer).on_device
+        folder = job.inputs["teacher"]
+        if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
+            raise InputError(
+                f"teacher: {folder} has another tokenizer than the actor, {job.inputs['actor']}:"
+                " expected the same one: use a teacher with the tokenizer of the actor"
+            )
+        prompts = Ragged(job.inputs["tokens"], "train.prompt")
+        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
+        longest = settings.max_prompt_length + settings.max_response_length
+        return actor, frozen(folder, examples=examples, longest=longest).on_device
     if settings.lora_rank and settings.train_base == "none":
         # The actor without its adapters is the initial model: no second copy is needed.
         return actor, partial(without_adapters, actor)
-    reference = Policy(load_causal(folder, settings.dtype, tokenizer, deferred))
-    return actor, frozen_model(job, reference).on_device
-
-
-def load_teacher(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> FrozenModel[Policy]:
-    """Load the teacher, which reads the token ids of the actor.
-
-    Raises:
-        InputError: It has another tokenizer, too few positions, or passes that do not agree.
-    """
-    settings, folder = job.settings, job.inputs["teacher"]
-    if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
-        raise InputError(
-            f"teacher: {folder} has another tokenizer than the actor, {job.inputs['actor']}:"
-            " expected the same one: use a teacher with the tokenizer of the actor"
-        )
-    deferred = is_partitioned(job.placement, settings.dtype)
-    teacher = Policy(load_causal(folder, settings.dtype, tokenizer, deferred))
-    check_sequence_length(teacher.model, settings.max_prompt_length + settings.max_response_length)
-    module = frozen_model(job, teacher)
-    prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-    with module.on_device():
-        check_model(teacher, examples, module.sampling)
-    return module
+    # It is compared with transformers as the actor, whose model it is.
+    return actor, frozen(folder, examples=None).on_device
 
 
 @contextlib.contextmanager
@@ -128,27 +127,6 @@ def without_adapters(actor: Policy) -> Iterator[Policy]:
     """Yield the actor with its adapters disabled."""
     with disable_adapters(actor.model):
         yield actor
-
-
-def load_reward(job: RlhfJob, key: str, name: str) -> RewardModel:
-    """Load a reward model.
-
-    key: The job's input with the model. name: The model's reference in `reward`.
-    """
-    settings, folder = job.settings, job.inputs[key]
-    template = settings.reward_templates[name]
-    reader = choose_reader(name, folder, template, job.inputs["actor"], settings.template)
-    deferred = is_partitioned(job.placement, settings.dtype)
-    scorer = Scorer(load_scorer(folder, settings.dtype, reader.tokenizer, deferred=deferred))
-    if reader.encoder is None:
-        longest = settings.max_prompt_length + settings.max_response_length
-        check_sequence_length(scorer.model, longest)
-    module = frozen_model(job, scorer)
-    examples = reader_examples(reader, job.inputs["tokens"], "train", settings)
-    with module.on_device():
-        check_model(scorer, examples, module.sampling)
-    weight = weighted_references(settings.reward)[name]
-    return RewardModel(name, module, weight, reader)
 
 
 def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | None) -> Scorer:
@@ -164,12 +142,6 @@ def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | 
     if settings.critic_lora_rank:
         model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)
     return Scorer(model)
-
-
-def frozen_model(job: RlhfJob, module: M) -> FrozenModel[M]:
-    """Return the reference, the teacher or a reward model, offloaded with offload_frozen: true."""
-    offload = job.placement.offload_frozen
-    return make_frozen(module, job.settings.dtype, job.placement, offload)
 
 
 def critic_placement(job: RlhfJob) -> Placement:

@@ -1,4 +1,4 @@
-"""Metrics of a step and of an evaluation of RLHF, named as in TRL.
+"""Metrics of a step and of an evaluation of RLHF, named as in TRL; checks that stop it early.
 
 Shapes: B and R as in snakechat/algorithms/rollouts.py.
 """
@@ -13,6 +13,14 @@ from snakechat.algorithms.experience import Experience, TokenEvaluation
 from snakechat.algorithms.policy_updates import Metrics
 from snakechat.algorithms.reward_sum import Scores
 from snakechat.algorithms.rollouts import Rollouts
+from snakechat.training.checkpointing import Attributes
+from snakechat.workflow.errors import InputError
+
+# Number of responses after which reward functions that have returned a single score are considered
+# useless. Before, sparse rewards may have found no success yet.
+MAX_EQUAL_SCORES = 1000
+# Number of consecutive responses without eos after which the actor is considered unable to end.
+MAX_UNENDED = 500
 
 
 def response_kl(rollouts: Rollouts, evaluation: TokenEvaluation) -> Tensor:
@@ -135,3 +143,73 @@ def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:
             if value is not None:
                 values[name].append(value)
     return {name: float(np.mean(present)) for name, present in values.items() if present}
+
+
+class ResponseCheck(Attributes):
+    """Checks the responses of each step; counts consecutive responses without eos."""
+
+    saved = ("num_unended",)
+
+    def __init__(self) -> None:
+        self.num_unended = 0
+
+    def check(self, rollouts: Rollouts, step: int) -> None:
+        """Check the responses of the next step.
+
+        Raises:
+            InputError: All responses are empty, or the last MAX_UNENDED ones have no eos.
+        """
+        number = len(rollouts.ended)
+        if rollouts.ended.all() and rollouts.lengths.max() == 1:
+            raise InputError(
+                f"step {step}: all {number} responses are empty: the actor samples eos as its first"
+                " token; check the responses that sft was trained on"
+            )
+        if rollouts.ended.any():
+            self.num_unended = 0
+            return
+        self.num_unended += number
+        if self.num_unended >= MAX_UNENDED:
+            raise InputError(
+                f"step {step}: none of the last {self.num_unended} responses ended within"
+                " max_response_length tokens: increase it, or train sft on responses that are not"
+                " truncated"
+            )
+
+
+class ScoreCheck(Attributes):
+    """Checks that scores differ; counts responses until they do.
+
+    has_rewards: Whether reward models score, whose scores always differ.
+    """
+
+    saved = ("num_equal", "score")
+
+    def __init__(self, has_rewards: bool) -> None:
+        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
+        # Responses with the same score, or none, since the first step; -1 after two different
+        # scores.
+        self.num_equal = 0
+        self.score: float | None = None
+
+    def check(self, scores: Tensor, step: int) -> None:
+        """Check the scores [B] of the next step. A response may have none, NaN.
+
+        Raises:
+            InputError: All scores so far are equal, of max_equal responses or more.
+        """
+        if self.num_equal < 0:
+            return
+        judged = scores[~scores.isnan()]
+        if self.score is None and len(judged):
+            self.score = judged[0].item()
+        if self.score is not None and (judged != self.score).any():
+            self.num_equal = -1
+            return
+        self.num_equal += len(scores)
+        if self.num_equal >= self.max_equal:
+            raise InputError(
+                f"step {step}: all {self.num_equal:,} responses so far have"
+                f" {'no score' if self.score is None else f'the score {self.score:g}'}: without"
+                " differences there is no training signal; check the reward model and functions"
+            )

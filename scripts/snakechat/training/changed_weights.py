@@ -7,11 +7,9 @@ from typing import Any
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import weight_files
-from snakechat.modeling.models import DTYPES, Master
+from snakechat.modeling.models import DTYPES
 from snakechat.modeling.weight_writing import saved_weights, weights_in_files
-from snakechat.training.engine import Engine
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import warn
 from snakechat.workflow.job import Job
@@ -22,11 +20,6 @@ from snakechat.workflow.job import Job
 # others hold 1 - c of the squared length of the update: below one half, rounding discards more of
 # the update than it keeps.
 MIN_CHANGED = 0.5
-
-
-def saved_values(engine: Engine, settings: TrainingSettings) -> Master | None:
-    """Return the function that gives save_model the fp32 values of weights; None for `dtype`."""
-    return engine.master if settings.save_dtype == "fp32" else None
 
 
 def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) -> None:

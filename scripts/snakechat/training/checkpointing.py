@@ -8,29 +8,27 @@ A checkpoint contains everything that the training loop changes. The order of ro
 the seed and the step, so a run can resume under another placement.
 
 After SIGTERM or SIGINT, a thread of each process saves the state after its last step, while the
-process samples, scores, evaluates or waits for others. Processes may stop in the middle of a step:
-what they lose is that step.
+process samples, scores, evaluates or waits for others, and ends the process once all have saved the
+same. Processes may stop in the middle of a step: what they lose is that step. A process that has
+run out of memory saves its part likewise, and the launcher sends SIGTERM to the others.
 """
 
 import contextlib
 import copy
 import json
 import os
-import select
 import shutil
 import signal
 import statistics
-import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any, BinaryIO, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from snakechat.training.engine import StateLock
 from snakechat.training.rungs import noted_number
@@ -59,20 +57,9 @@ WRITTEN_ELEMENTS = 1 << 24
 # Seconds between two looks for the checkpoints of other processes, and those that the main thread
 # has to end after the state is saved. It may wait for another process, or for a reply of a server.
 POLL_SECONDS, EXIT_SECONDS = 0.2, 10
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What a process prints that another one has ended for.
 OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
-# As safetensors names them.
-DTYPE_NAMES = {
-    torch.float32: "F32",
-    torch.bfloat16: "BF16",
-    torch.float16: "F16",
-    torch.float64: "F64",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
 Batch = TypeVar("Batch")
 
 
@@ -81,6 +68,20 @@ class Stateful(Protocol):
 
     def state_dict(self) -> Mapping[str, Any]: ...
     def load_state_dict(self, state: Any) -> None: ...
+
+
+class Attributes:
+    """A component whose state is some of its attributes, JSON values."""
+
+    saved: tuple[str, ...]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of a checkpoint."""
+        return {name: getattr(self, name) for name in self.saved}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state of a checkpoint."""
+        vars(self).update(state)
 
 
 class State(NamedTuple):
@@ -123,27 +124,40 @@ class Checkpointer:
         self.gpu_record = gpu_record() if torch.cuda.is_available() else {}
         self.unfinished: dict[str, Any] | None = None
         self.last_step = self._restore()
-        self.saved_name = State(self.last_step, {}, {}, self.unfinished).name
         self.seconds: list[float] = []
         job.record.update(
             resumed_after_step=self.last_step, steps=self.last_step, saving_seconds=0.0
         )
         self.keep_state(self.last_step, self.unfinished)
         self.rung_number = noted_number(job.states)
-        self.watch = SignalWatch(self._save_after_signal)
+        self.signal, self.line, self.closed = 0, "", threading.Event()
 
     def __enter__(self) -> "Checkpointer":
-        self.watch.start()
+        # Python's handlers run in the main thread, which may be in a call that does not return.
+        # This file descriptor is written to at once.
+        self.reader, self.writer = os.pipe()
+        os.set_blocking(self.writer, False)
+        self.previous = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
+        self.handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self.main_thread = threading.get_ident()
+        self.thread = threading.Thread(target=self._end_after_signal, daemon=True)
+        self.thread.start()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
         if is_out_of_memory(error) and not self.lock.is_changing:
-            # The run goes on with another placement. The launcher ends the other processes, which
-            # save their parts.
+            # The run goes on with another placement.
             self._save_part()
-        self.watch.is_closed = True
+        self.closed.set()
         self.lock.end()
-        self.watch.close()
+        signal.set_wakeup_fd(self.previous)
+        os.write(self.writer, bytes(1))
+        self.thread.join()
+        for descriptor in (self.reader, self.writer):
+            os.close(descriptor)
+        for number, handler in self.handlers.items():
+            # A cluster and Snakemake may signal a job again while it stops.
+            signal.signal(number, signal.SIG_IGN if self.signal else handler)
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of the remaining steps.
@@ -162,17 +176,18 @@ class Checkpointer:
             self.finish_step(step)
 
     def finish_step(self, step: int) -> None:
-        """Save a checkpoint if one is due; exit after a signal."""
+        """Save a checkpoint if one is due; wait for the end after a signal to any process."""
         self.keep_state(step)
-        stop = stop_signal(self.watch.received)
         due = step % self.job.options.save_steps == 0
-        if stop or (due and broadcast_from_first(time.monotonic() >= self.next_save)):
+        if due and broadcast_from_first(time.monotonic() >= self.next_save):
             with self.lock:
                 self._save()
-            # A signal may have arrived during the save.
-            stop = stop or stop_signal(self.watch.received)
-        if stop:
-            sys.exit(stopped_line(stop, step) if rank() == 0 else 1)
+        if number := all_reduce_max(self.signal):
+            if not self.signal:
+                os.kill(os.getpid(), number)
+            self.thread.join()
+            # The thread could not save the state.
+            self._save_part()
 
     def keep_state(self, step: int, unfinished: dict[str, Any] | None = None) -> None:
         """Note the state after a step, which a signal saves until the next call.
@@ -218,64 +233,71 @@ class Checkpointer:
             os.replace(temporary, folder)
             for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
-        self.saved_name = self.state.name
         now = time.monotonic()
         self.next_save = now + (now - started) / MAX_SAVING_FRACTION
         saving_seconds = self.job.record["saving_seconds"] + now - started
         self.job.record["saving_seconds"] = round(saving_seconds, 3)
 
-    def _save_after_signal(self, number: int) -> str | None:
-        """Save the part of this process of a checkpoint of the last step.
+    def _handle(self, number: int, _: object) -> None:
+        """Note the first signal, in the main thread; or exit, if the other thread asks for it."""
+        self.signal = self.signal or number
+        if self.line and not self.closed.is_set():
+            self.closed.set()
+            sys.exit(self.line if rank() == 0 else 1)
 
-        Returns:
-            What this process prints before it exits, once all processes have saved their parts;
-            None if the run ends in another way. For example, if others received no signal, all
-            processes learn of it at the end of the step.
-        """
-        while not self.lock.lock.acquire(timeout=POLL_SECONDS):
-            if self._is_abandoned():
-                return OUT_OF_MEMORY_LINE
-        try:
-            state = self.state
-            if not self.watch.is_closed:
-                self._save_part()
-        finally:
-            self.lock.lock.release()
-        folder = self.job.states / state.name
-        parts = [folder / f"{part}-of-{world_size()}" for part in range(world_size())]
-        while not (self._is_saved(state) or all(part.exists() for part in parts)):
-            if self.watch.is_closed:
-                return None
-            if self._is_abandoned():
-                return OUT_OF_MEMORY_LINE
-            time.sleep(POLL_SECONDS)
-        return stopped_line(number, state.step)
+    def _end_after_signal(self) -> None:
+        """Wait for a signal; save the state, and exit when all processes have saved the same."""
+        number = 0
+        # Reward functions may use other signals.
+        while number not in SIGNALS:
+            [number] = os.read(self.reader, 1)
+            if self.closed.is_set():
+                return
+        # The steps of the checkpoints of which this process has saved its part. Other processes may
+        # be a step ahead, or learn of the signal at the end of the step.
+        steps: dict[Path, int] = {}
+        while not self.line:
+            # Without the lock, the state changes now.
+            if self.lock.lock.acquire(timeout=POLL_SECONDS):
+                try:
+                    if self.closed.is_set():
+                        return
+                    steps[self._save_part()] = self.state.step
+                except OSError as error:
+                    warn(f"the state cannot be saved: {error}")
+                    return
+                finally:
+                    self.lock.lock.release()
+            saved = [step for folder, step in steps.items() if not step or has_all_parts(folder)]
+            if noted_number(self.job.states) > self.rung_number:
+                # Another process, which may have no part.
+                self.line = OUT_OF_MEMORY_LINE
+            elif saved:
+                self.line = stopped_line(number, saved[0])
+            elif self.closed.wait(POLL_SECONDS):
+                return
+        signal.pthread_kill(self.main_thread, number)
+        if not self.closed.wait(EXIT_SECONDS):
+            if rank() == 0:
+                print(self.line, file=sys.stderr, flush=True)
+            os._exit(1)
 
-    def _is_abandoned(self) -> bool:
-        """Return whether a process has run out of memory, so that all start again."""
-        return noted_number(self.job.states) > self.rung_number
-
-    def _is_saved(self, state: State) -> bool:
-        """Return whether there is nothing to save."""
-        return not state.step or state.name == self.saved_name
-
-    def _save_part(self) -> None:
-        """Save the part of this process of a checkpoint, without the others."""
-        state = self.state
-        folder = self.job.states / state.name
+    def _save_part(self) -> Path:
+        """Save the part of this process of a checkpoint, without the others; return its folder."""
+        folder = self.job.states / self.state.name
         own, temporary = folder / process_folder(), folder / f".{process_folder()}"
-        if self._is_saved(state) or own.exists():
-            return
-        shutil.rmtree(temporary, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._write(temporary)
-        os.replace(temporary, own)
+        if self.state.step and not own.exists():
+            shutil.rmtree(temporary, ignore_errors=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write(temporary)
+            os.replace(temporary, own)
+        return folder
 
     def _write(self, folder: Path) -> None:
         """Write the part of this process of a checkpoint."""
         state = self.state
         folder.mkdir()
-        write_tensors(folder / "tensors.safetensors", state.tensors)
+        write_tensors(folder, state.tensors)
         values = {**state.values, "step": state.step, "unfinished": state.unfinished}
         (folder / "values.json").write_text(json.dumps(values))
         if rank() == 0:
@@ -290,12 +312,15 @@ class Checkpointer:
             own = folder / process_folder()
             if all_reduce_max(not is_undamaged(own)):
                 if rank() == 0:
-                    print(f"warning: {folder} is damaged and ignored", file=sys.stderr)
+                    # Otherwise, the run ended before all processes had saved their parts.
+                    if has_all_parts(folder):
+                        print(f"warning: {folder} is damaged and ignored", file=sys.stderr)
                     shutil.rmtree(folder)
                 continue
             values = json.loads((own / "values.json").read_text())
             self.unfinished = values.pop("unfinished")
-            state = {**load_file(own / "tensors.safetensors"), **values}
+            tensors = {path.stem: torch.from_numpy(np.load(path)) for path in own.glob("*.npy")}
+            state = {**tensors, **values}
             for name, component in self.components.items():
                 prefix = f"{name}."
                 component.load_state_dict(
@@ -339,28 +364,15 @@ def gpu_record() -> dict[str, str]:
     return {name: version for name, version in versions.items() if version}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file in parts of a tensor, where save_file would copy all of them."""
-    header, end = {}, 0
+def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write tensors on any device as npy files, in parts, where np.save would copy each whole."""
     for name, tensor in tensors.items():
-        start, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPE_NAMES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header).encode()
-    # Tensors begin at a multiple of 8 bytes, as those of save_file do.
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for tensor in tensors.values():
-            _write_tensor(file, tensor)
-
-
-def _write_tensor(file: BinaryIO, tensor: torch.Tensor) -> None:
-    for part in tensor.detach().reshape(-1).split(WRITTEN_ELEMENTS):
-        file.write(memoryview(part.cpu().contiguous().view(torch.uint8).numpy()))
+        flat = tensor.detach().reshape(-1)
+        header = {"descr": flat[:0].cpu().numpy().dtype.str, "fortran_order": False}
+        with (folder / f"{name}.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, header | {"shape": tuple(tensor.shape)})
+            for part in flat.split(WRITTEN_ELEMENTS):
+                file.write(part.cpu().numpy())
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -395,6 +407,12 @@ def process_folder() -> str:
     return f"{rank()}-of-{world_size()}"
 
 
+def has_all_parts(checkpoint: Path) -> bool:
+    """Return whether all processes have saved their parts of a checkpoint."""
+    parts = (checkpoint / f"{part}-of-{world_size()}" for part in range(world_size()))
+    return all(part.exists() for part in parts)
+
+
 def check_num_processes(folder: Path) -> None:
     """Raise InputError if a checkpoint was saved by another number of processes."""
     numbers = {path.name.rpartition("-")[2] for path in folder.iterdir()}
@@ -416,90 +434,8 @@ def is_undamaged(folder: Path) -> bool:
     return files == saved
 
 
-def stop_signal(received: list[int]) -> int:
-    """Return the number of the first signal that a process received, 0 if none did."""
-    return all_reduce_max(received[0] if received else 0)
-
-
 def stopped_line(number: int, step: int) -> str:
     """Return what a run prints that a signal ends after a step."""
     after = f"after step {step}" if step else "before the first step ended"
     name = signal.Signals(number).name
     return f"stopped by {name} {after}: run the same command again to resume"
-
-
-class SignalWatch:
-    """Has a thread act on SIGTERM and SIGINT, whatever the main thread waits for.
-
-    The first one counts. After it, both are ignored until the process ends: a cluster and Snakemake
-    may signal a job again while it stops.
-
-    Args:
-        act: Called with the number of the signal. The process exits with code 1 and the line that
-            it returns, unless it returns None.
-
-    Attributes:
-        received: The number of the first signal, once it has arrived.
-    """
-
-    def __init__(self, act: Callable[[int], str | None]) -> None:
-        self.act, self.is_closed = act, False
-        self.received: list[int] = []
-        self.line: str | None = None
-
-    def start(self) -> None:
-        """Start the thread."""
-        # Python's handlers run in the main thread, which may be in a call that does not return.
-        # This file descriptor is written to at once.
-        self.reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self.writer, self.previous = writer, signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        self.handlers = {
-            number: signal.signal(number, self._handle)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        self.main_thread = threading.get_ident()
-        self.thread = threading.Thread(target=self._watch, daemon=True)
-        self.thread.start()
-
-    def close(self) -> None:
-        """Stop the thread, and restore the handlers unless a signal has arrived."""
-        self.is_closed = True
-        signal.set_wakeup_fd(self.previous)
-        os.write(self.writer, bytes(1))
-        self.thread.join()
-        for descriptor in (self.reader, self.writer):
-            os.close(descriptor)
-        for number, handler in self.handlers.items():
-            signal.signal(number, signal.SIG_IGN if self.received else handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        """Note a signal, in the main thread; or exit, if the other thread asks for it."""
-        if not self.received:
-            self.received.append(number)
-        if self.line is not None and not self.is_closed:
-            self.is_closed = True
-            sys.exit(self.line if rank() == 0 else 1)
-
-    def _watch(self) -> None:
-        """Wait for a signal, and act on it."""
-        numbers = {signal.SIGTERM, signal.SIGINT}
-        while not self.is_closed:
-            select.select([self.reader], [], [])
-            number = next((n for n in os.read(self.reader, 64) if n in numbers), None)
-            if number is None or self.is_closed:
-                continue
-            try:
-                self.line = self.act(number)
-            except OSError as error:
-                warn(f"the state cannot be saved: {error}")
-                return
-            if self.line is None or self.is_closed:
-                return
-            signal.pthread_kill(self.main_thread, number)
-            for _ in range(round(EXIT_SECONDS / POLL_SECONDS)):
-                time.sleep(POLL_SECONDS)
-                if self.is_closed:
-                    return
-            if rank() == 0:
-                print(self.line, file=sys.stderr, flush=True)
-            os._exit(1)

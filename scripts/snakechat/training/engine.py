@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, get_scheduler
 
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.models import DTYPES, checkpoint_activations, choose_device
-from snakechat.training.zero_stages import is_partitioned, stage_used
+from snakechat.training.zero_stages import evaluates_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.placement import Placement
@@ -78,7 +78,7 @@ def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> "
         placement: zero_stage and gpus_per_node.
         offload: Keep the weights in CPU memory while they are not in use.
     """
-    if is_partitioned(placement, dtype):
+    if evaluates_partitioned(placement, dtype):
         # That module imports this one.
         from snakechat.training.deepspeed_engine import PartitionedModel
 
@@ -94,15 +94,25 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
 
     def __init__(self, module: M, device: torch.device, offload: bool) -> None:
         self.module = module.requires_grad_(False).eval()
-        self.device, self.offload = device, offload
-        self.module.to("cpu" if offload else device)
+        self.device = device
+        # The weights in CPU memory, from which they are copied to the device for each use. Pinned
+        # memory is copied without a pass through other memory.
+        self.offloaded: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if not (offload and device.type == "cuda"):
+            self.module.to(device)
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.data = tensor.data.cpu().pin_memory()
+            self.offloaded.append((tensor, tensor.data))
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[M]:
         """Yield the module, on its device within the context."""
-        yield self.module.to(self.device)
-        if self.offload:
-            self.module.to("cpu")
+        for tensor, kept in self.offloaded:
+            tensor.data = kept.to(self.device, non_blocking=True)
+        yield self.module
+        for tensor, kept in self.offloaded:
+            tensor.data = kept
 
     def sampling(self) -> AbstractContextManager[None]:
         """Return a context in which this process may call the model any number of times.
@@ -117,6 +127,7 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
 
     def close(self) -> None:
         """Free the weights. The model cannot be used any more."""
+        self.offloaded.clear()
         del self.module
 
     def __exit__(self, *_: object) -> None:

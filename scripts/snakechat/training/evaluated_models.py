@@ -14,8 +14,9 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
-from snakechat.modeling.models import choose_device
+from snakechat.modeling.models import check_sequence_length, choose_device
 from snakechat.training.engine import FrozenModel, make_frozen
+from snakechat.training.process_group import init_process_group
 from snakechat.training.zero_stages import evaluates_partitioned
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.placement import Placement
@@ -30,60 +31,44 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
     """
     if world_size() == 1 and not evaluates_partitioned(placement, dtype):
         return choose_device(placement)
-    # It imports DeepSpeed, which takes seconds.
-    from snakechat.training.process_group import init_process_group
-
     return init_process_group(placement)
 
 
-def loaded_policy(
+def load_frozen(
+    wrapper: type[P],
     folder: Path,
     dtype: str,
     tokenizer: PreTrainedTokenizerBase,
     placement: Placement,
-    examples: Examples,
+    examples: Examples | None,
     samples: bool = False,
-) -> FrozenModel[Policy]:
-    """Return a language model, which is closed at the end of a context.
+    new_head: bool = False,
+    offload: bool | None = None,
+    longest: int = 0,
+) -> FrozenModel[P]:
+    """Return a model that is evaluated and never trained; it is closed at the end of a context.
 
     Args:
-        examples, samples: As for check_model.
+        wrapper: Policy for a language model, Scorer for a reward model.
+        examples, samples: As for check_model; None for a model that was checked already.
+        new_head: As for load_scorer.
+        offload: Keep the weights in CPU memory while they are not in use; by default as the
+            placement's `offload` says.
+        longest: Tokens of the longest sequence, if they are known.
 
     Raises:
-        InputError: As load_causal and check_model do.
+        InputError: As load_causal, load_scorer, check_sequence_length and check_model do.
     """
-    deferred = evaluates_partitioned(placement, dtype)
-    model = load_causal(folder, dtype, tokenizer, deferred)
-    return _checked(Policy(model), dtype, placement, examples, samples)
-
-
-def loaded_scorer(
-    folder: Path,
-    dtype: str,
-    tokenizer: PreTrainedTokenizerBase,
-    placement: Placement,
-    examples: Examples,
-    new_head: bool = False,
-) -> FrozenModel[Scorer]:
-    """Return a reward model, which is closed at the end of a context.
-
-    new_head: As for load_scorer.
-
-    Raises:
-        InputError: As load_scorer and check_model do.
-    """
-    deferred = evaluates_partitioned(placement, dtype)
-    model = load_scorer(folder, dtype, tokenizer, new_head, deferred)
-    return _checked(Scorer(model), dtype, placement, examples)
-
-
-def _checked(
-    module: P, dtype: str, placement: Placement, examples: Examples, samples: bool = False
-) -> FrozenModel[P]:
-    """Return a module on the device of this process, or partitioned over all of them."""
-    if evaluates_partitioned(placement, dtype):
-        frozen = make_frozen(module, dtype, placement, placement.offload == "parameters")
+    partitioned = evaluates_partitioned(placement, dtype)
+    if offload is None:
+        offload = partitioned and placement.offload == "parameters"
+    if wrapper is Policy:
+        model = load_causal(folder, dtype, tokenizer, partitioned)
     else:
-        frozen = FrozenModel(module, choose_device(placement), offload=False)
-    check_model(frozen.module, examples, frozen.sampling, samples)
+        model = load_scorer(folder, dtype, tokenizer, new_head, partitioned)
+    check_sequence_length(model, longest)
+    frozen = make_frozen(wrapper(model), dtype, placement, offload)
+    if examples is not None:
+        with frozen.on_device() as module:
+            check_model(module, examples, frozen.sampling, samples)
     return frozen

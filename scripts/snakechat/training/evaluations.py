@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.training_settings import TrainingSettings
-from snakechat.training.checkpointing import saved_values
+from snakechat.training.checkpointing import Attributes, saved_values
 from snakechat.workflow.distributed import barrier, broadcast_from_first, rank
 from snakechat.workflow.job import Job
 
 
-class Evaluations:
+class Evaluations(Attributes):
     """Evaluates a model every `eval_steps`, tracks the best one and saves the result.
 
     With `save_strategy: best`, copies of the best model lie next to the checkpoints of the run. A
@@ -32,6 +32,8 @@ class Evaluations:
         best_step, best_value: Step and metric of the best evaluation.
         since_best: Number of evaluations since the best one.
     """
+
+    saved = ("best_step", "best_value", "since_best")
 
     def __init__(
         self,
@@ -128,11 +130,3 @@ class Evaluations:
             # A run that resumed from an earlier step makes the same copy again.
             shutil.rmtree(target, ignore_errors=True)
             os.replace(temporary, target)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of a checkpoint."""
-        return {name: getattr(self, name) for name in ("best_step", "best_value", "since_best")}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint."""
-        vars(self).update(state)

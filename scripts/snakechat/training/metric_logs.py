@@ -97,11 +97,8 @@ class MetricsLogger:
             self._print_progress(step, shown, values)
 
     def log_responses(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Append responses of a step to responses.jsonl.
-
-        lines: With any keys.
-        """
-        if rank() > 0:
+        """Append responses of a step, with any keys, to responses.jsonl."""
+        if rank() > 0 or not lines:
             return
         with self.responses.open("a") as file:
             file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)

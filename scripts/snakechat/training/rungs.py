@@ -14,7 +14,7 @@ import os
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from snakechat.training.zero_stages import stage_used, training_bytes
 from snakechat.workflow.digests import write_atomically
@@ -43,11 +43,6 @@ class Rung(NamedTuple):
     def __str__(self) -> str:
         return ", ".join(f"{key}: {str(value).lower()}" for key, value in self._asdict().items())
 
-    @classmethod
-    def used(cls, placement: Placement) -> "Rung":
-        """Return the rung of a placement without `auto`."""
-        return cls(*(getattr(placement, key) for key in cls._fields))
-
     def of(self, placement: Placement) -> Placement:
         """Return a placement with the values of this rung."""
         return replace(placement, **self._asdict())
@@ -64,42 +59,35 @@ class Ladder:
     Attributes:
         rungs: In the order in which they are tried; one if the placement has no `auto`.
         number: How many times the training has gone down.
-        is_tried: Whether the training has taken a step on the current rung.
-        is_trying: Whether a run tried it and has not said how that ended.
+        state: Whether a run has taken a step on the current rung ("tried"), or has begun to and has
+            not said how that ended ("trying").
     """
 
     def __init__(self, states: Path, placement: Placement, dtype: str) -> None:
         self.file, self.placement = states / FILE, placement
         self.rungs = possible_rungs(placement, dtype)
+        # With another placement, all rungs are open again.
+        self.identity: dict[str, Any] = json.loads(json.dumps(placement_values(placement)))
         self.read()
 
     def read(self) -> None:
         """Read what the file says, if it is about this placement."""
-        self.rung, self.number, self.is_tried, self.is_trying = self.rungs[0], 0, False, False
-        try:
-            values = json.loads(self.file.read_text())
-            rung = Rung(*values["rung"])
-            if values["placement"] == self._identity() and rung in self.rungs:
-                self.rung, self.number = rung, values["number"]
-                self.is_tried, self.is_trying = values["is_tried"], values["is_trying"]
-        except (OSError, ValueError, KeyError, TypeError):
-            # There is no file, or a damaged one: the training starts on the first rung.
-            return
+        self.rung, self.number = self.rungs[0], 0
+        self.state: Literal["open", "trying", "tried"] = "open"
+        noted = _read(self.file)
+        if noted.get("placement") == self.identity and Rung(*noted["rung"]) in self.rungs:
+            self.rung, self.number = Rung(*noted["rung"]), noted["number"]
+            self.state = noted["state"]
 
-    def write(self, rung: Rung, number: int, is_tried: bool, is_trying: bool) -> None:
-        """Write the file."""
-        values = {
-            "placement": self._identity(),
-            "rung": rung,
-            "number": number,
-            "is_tried": is_tried,
-            "is_trying": is_trying,
-        }
+    def note(self, state: Literal["open", "trying", "tried"]) -> None:
+        """Write the file, with another state of the current rung."""
+        self.state = state
+        names = "rung", "number", "state"
+        values = {"placement": self.identity} | {name: getattr(self, name) for name in names}
         self.file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self.file, json.dumps(values))
-        self.read()
 
-    def step_down(self, zero_stage: int | None = None) -> bool:
+    def go_down(self, zero_stage: int | None = None) -> bool:
         """Note the next rung; return False, and forget all, if there is none.
 
         zero_stage: That of the last checkpoint, which has to stay.
@@ -110,31 +98,33 @@ class Ladder:
         if not following:
             self.file.unlink(missing_ok=True)
             return False
-        self.write(following[0], self.number + 1, is_tried=False, is_trying=False)
+        self.rung, self.number = following[0], self.number + 1
+        self.note("open")
         return True
-
-    def _identity(self) -> dict[str, Any]:
-        """Return the placement as JSON values: with another one, all rungs are open again."""
-        values: dict[str, Any] = json.loads(json.dumps(placement_values(self.placement)))
-        return values
 
 
 def noted_number(states: Path) -> int:
     """Return how many times the training with this folder of checkpoints has gone down."""
+    return int(_read(states / FILE).get("number", 0))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return what a file says; nothing if it is missing or damaged."""
     try:
-        return int(json.loads((states / FILE).read_text())["number"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0
-
-
-def is_open(placement: Placement) -> bool:
-    """Return whether a placement has `auto` for a key."""
-    return any(getattr(placement, key) == AUTO for key in Rung._fields)
+        values: dict[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return values
 
 
 def goes_down(placement: Placement) -> bool:
     """Return whether a training may go down the ladder; a CPU takes the first rung."""
     return is_open(placement) and placement.gpus_per_node > 0
+
+
+def is_open(placement: Placement) -> bool:
+    """Return whether a placement has `auto` for a key."""
+    return any(getattr(placement, key) == AUTO for key in Rung._fields)
 
 
 def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
@@ -192,5 +182,6 @@ def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
     record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
     if record is None:
         return None
-    made = Rung.used(placement_of(record["placement"]))
+    placement = placement_of(record["placement"])
+    made = Rung(*(getattr(placement, key) for key in Rung._fields))
     return made if made in rungs else None

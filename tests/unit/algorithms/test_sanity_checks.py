@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from snakechat.algorithms import sanity_checks
-from snakechat.algorithms.sanity_checks import ResponseCheck, ScoreCheck, check_first_update
+from snakechat.algorithms import step_metrics
+from snakechat.algorithms.policy_updates import check_first_update
+from snakechat.algorithms.step_metrics import ResponseCheck, ScoreCheck
 from snakechat.workflow.errors import InputError
 
 
@@ -27,7 +28,7 @@ def test_only_empty_responses_are_an_error():
 
 
 def test_unended_responses_are_counted_until_one_ends(monkeypatch):
-    monkeypatch.setattr(sanity_checks, "MAX_UNENDED", 6)
+    monkeypatch.setattr(step_metrics, "MAX_UNENDED", 6)
     unended, one_ended = rollouts_of((4, False), (4, False)), rollouts_of((4, False), (2, True))
     check = ResponseCheck()
     for step, expected in enumerate((2, 4, 0, 2, 4), start=1):
@@ -43,7 +44,7 @@ def test_equal_scores_of_a_reward_model_are_an_error():
 
 
 def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
-    monkeypatch.setattr(sanity_checks, "MAX_EQUAL_SCORES", 10)
+    monkeypatch.setattr(step_metrics, "MAX_EQUAL_SCORES", 10)
     equal = torch.zeros(4)
     check = ScoreCheck(has_rewards=False)
     check.check(equal, 1)

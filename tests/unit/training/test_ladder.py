@@ -84,12 +84,12 @@ def test_rungs_without_memory_for_16_bytes_of_each_weight_are_skipped():
 
 def test_a_ladder_goes_down_and_remembers(tmp_path):
     ladder = Ladder(tmp_path, NODE, "bf16")
-    assert ladder.rung == Rung(0, False, 8192) and not ladder.is_tried
-    assert ladder.step_down() and ladder.step_down()
+    assert ladder.rung == Rung(0, False, 8192) and ladder.state == "open"
+    assert ladder.go_down() and ladder.go_down()
     again = Ladder(tmp_path, NODE, "bf16")
     assert (again.rung, again.number) == (Rung(0, False, 2048), 2)
     # With checkpoints of stage 0, checkpointing comes next.
-    assert again.step_down(zero_stage=0)
+    assert again.go_down(zero_stage=0)
     assert again.rung == Rung(0, True, 8192)
     # Another placement begins again, as does one with a damaged file.
     assert Ladder(tmp_path, replace(NODE, gpus_per_node=4), "bf16").number == 0
@@ -99,7 +99,7 @@ def test_a_ladder_goes_down_and_remembers(tmp_path):
 
 def test_the_last_rung_has_none_below(tmp_path):
     ladder = Ladder(tmp_path, replace(NODE, gpus_per_node=1, activation_checkpointing=True), "fp32")
-    assert [ladder.step_down() for _ in range(3)] == [True, True, False]
+    assert [ladder.go_down() for _ in range(3)] == [True, True, False]
     assert not ladder.file.exists()
 
 

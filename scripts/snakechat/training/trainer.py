@@ -1,0 +1,378 @@
+"""What all trainings have in common: processes and placement, the model, the loop of steps.
+
+A trainer computes and updates in each step. From the end of the updates on, a run that is
+interrupted evaluates and logs this step when it resumes. A process that runs out of memory notes
+the next rung (snakechat/training/rungs.py) and ends: the launcher starts all processes again.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from snakechat.config.training_settings import TrainingSettings
+from snakechat.data.tokenizers import load_training_tokenizer
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.acceleration import can_compile, compile_layers
+from snakechat.modeling.deferred_weights import count_stored_weights
+from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.lora import add_lora
+from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
+from snakechat.modeling.models import check_sequence_length, choose_device, model_size
+from snakechat.modeling.saving import save_model
+from snakechat.training.changed_weights import record_changed_weights
+from snakechat.training.checkpointing import (
+    Checkpointer,
+    Generators,
+    Stateful,
+    saved_zero_stage,
+)
+from snakechat.training.engine import Engine, make_engine
+from snakechat.training.evaluations import Evaluations
+from snakechat.training.metric_logs import MetricsLogger, StepTimer
+from snakechat.training.process_group import init_process_group
+from snakechat.training.rungs import (
+    Ladder,
+    goes_down,
+    is_open,
+    reproduced_rung,
+    without_hopeless,
+)
+from snakechat.training.zero_stages import is_partitioned
+from snakechat.workflow.distributed import all_reduce_max, barrier, broadcast_from_first, rank
+from snakechat.workflow.errors import is_out_of_memory
+from snakechat.workflow.job import Job
+
+S = TypeVar("S", bound=TrainingSettings)
+M = TypeVar("M", Policy, Scorer)
+# Values by name; None for a metric that a step does not have, as in an fp16 step that was skipped.
+Metrics = Mapping[str, float | None]
+
+# A model is compiled by default if it has more weights than these, and is trained for more than
+# these seconds after COMPILED_AFTER steps of this run. A smaller model was compared with
+# transformers in fp32 (modeling/model_check.py). Compiling takes up to a few minutes.
+COMPILED_WEIGHTS, COMPILED_SECONDS, COMPILED_AFTER = MAX_FP32_WEIGHTS, 600, 2
+
+
+def trainer(main: Callable[["Training[S]"], None]) -> Callable[[Job[S]], None]:
+    """Make a program of a function that trains."""
+
+    @functools.wraps(main)
+    def run(job: Job[S]) -> None:
+        training = Training(job)
+        try:
+            main(training)
+        except Exception as error:
+            if not is_out_of_memory(error) or not training.goes_down():
+                raise
+            sys.stderr.flush()
+            # Other processes may wait in a collective operation: the launcher ends them.
+            os._exit(1)
+
+    return run
+
+
+class Step(NamedTuple):
+    """The outcome of a step.
+
+    shown: Names of the metrics in lines about the progress.
+    tokens: Tokens that the step processed, for the throughput.
+    counts: Further counts for times.jsonl, such as rows.
+    responses: Lines of responses.jsonl, with any keys.
+    """
+
+    metrics: Metrics
+    shown: Sequence[str]
+    tokens: int
+    counts: Mapping[str, int]
+    responses: Sequence[Mapping[str, Any]] = ()
+
+
+class Training(Generic[S]):
+    """A training in one of its processes.
+
+    Attributes:
+        device: The device of this process.
+        timer: Times the sections of a step.
+    """
+
+    def __init__(self, job: Job[S]) -> None:
+        self.job, self.settings = job, job.settings
+        self.given, self.ladder = (
+            job.placement,
+            Ladder(job.states, job.placement, job.settings.dtype),
+        )
+        self.device = init_process_group(job.placement)
+        self.timer = StepTimer(self.device)
+        if is_open(self.given):
+            self._choose_rung()
+        self.max_tokens: int = job.placement.micro_batch_tokens
+        torch.manual_seed(job.settings.seed)
+
+    # --- placement ------------------------------------------------------------------------------
+
+    def _choose_rung(self) -> None:
+        """Complete a placement that has `auto`."""
+        job, ladder = self.job, self.ladder
+        rungs = ladder.rungs[ladder.rungs.index(ladder.rung) :]
+        if self._is_untried:
+            weights, memory = _trained_weights(job), _gpu_memory()
+            rungs = without_hopeless(rungs, self.given, weights, memory)
+        if stage := saved_zero_stage(job.states):
+            rungs = [rung for rung in rungs if rung.zero_stage == stage] or rungs
+        made = reproduced_rung(job.target, ladder.rungs)
+        # Each process reads the same, but a file may change.
+        index = broadcast_from_first(ladder.rungs.index(made or rungs[0]))
+        ladder.rung = ladder.rungs[index]
+        job.placement = ladder.rung.of(self.given)
+        if rank() == 0 and self.given.gpus_per_node:
+            print(f"placement: {ladder.rung}", flush=True)
+
+    @property
+    def _is_untried(self) -> bool:
+        """Whether the rung has to be tried."""
+        return goes_down(self.given) and self.ladder.state != "tried"
+
+    def _try(self, engines: Sequence[Engine], step: Callable[[], object]) -> None:
+        """Take a step that changes nothing, unless an earlier run did, or there is no choice.
+
+        Raises:
+            OutOfMemoryError: A process has too little memory.
+        """
+        if not self._is_untried:
+            return
+        generators = Generators()
+        state = generators.state_dict()
+        self._note("trying")
+        with contextlib.ExitStack() as trials:
+            for engine in engines:
+                trials.enter_context(engine.trial())
+            step()
+        self._note("tried")
+        generators.load_state_dict(state)
+
+    def _note(self, state: Any) -> None:
+        """Note the state of the rung, once all processes are here."""
+        barrier()
+        if rank() == 0:
+            self.ladder.note(state)
+        barrier()
+
+    def goes_down(self) -> bool:
+        """Return whether the next rung is noted, after this process has run out of memory."""
+        ladder = self.ladder
+        failed, number = ladder.rung, ladder.number
+        if not goes_down(self.given):
+            return False
+        ladder.read()
+        if ladder.number > number:
+            # Another process has noted it.
+            return True
+        ladder.rung = failed
+        if ladder.number < number or not ladder.go_down(saved_zero_stage(self.job.states)):
+            return False
+        print(f"out of memory with {failed}: starting again with {ladder.rung}", flush=True)
+        return True
+
+    # --- one model ------------------------------------------------------------------------------
+
+    def load(self, wrapper: type[M], examples: Examples, num_steps: int) -> tuple[M, Engine]:
+        """Load the model that is trained, with its tokenizer; return it and its engine.
+
+        Adapters are added, and its passes are compared with transformers'.
+
+        Args:
+            wrapper: Policy for a language model, Scorer for one with a new score head.
+            examples: Rows of the training.
+            num_steps: Number of optimizer steps.
+
+        Raises:
+            InputError: The model is not supported, or has too few positions.
+        """
+        job, settings, folder = self.job, cast(Any, self.settings), self.job.inputs["model"]
+        deferred = is_partitioned(job.placement, settings.dtype)
+        self.tokenizer = load_training_tokenizer(folder, settings.template)
+        if wrapper is Policy:
+            model = load_causal(folder, settings.dtype, self.tokenizer, deferred)
+        else:
+            model = load_scorer(folder, settings.dtype, self.tokenizer, True, deferred)
+        check_sequence_length(model, settings.max_length)
+        if settings.lora_rank:
+            model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
+        job.record["models"] = {"model": model_size(model)}
+        module: M = wrapper(model)
+        rate = settings.learning_rate
+        engine = make_engine(module, settings, rate, num_steps, job.placement)
+        check_model(module, examples, engine.sampling)
+        return module, engine
+
+    def train(
+        self,
+        engine: Engine,
+        examples: Examples,
+        batches: Sequence[np.ndarray],
+        update: Callable[[int, np.ndarray], Metrics],
+        evaluate: Callable[[], Mapping[str, float]],
+        num_tokens: np.ndarray,
+        unit: str,
+        shown: Sequence[str],
+    ) -> None:
+        """Train the model of `load`, and save the result.
+
+        Args:
+            examples: Rows of the training.
+            batches: The numbers of the rows of each step.
+            update: Updates the model on the rows of a step, given its number and them; returns
+                metrics.
+            evaluate: Returns metrics on the eval split by name.
+            num_tokens: Tokens of each row, for the throughput.
+            unit: What a row is.
+            shown: Names of the metrics in lines about the progress.
+        """
+        model = cast(PreTrainedModel, engine.module.model)
+        largest = examples.largest_rows(self.max_tokens, bool(engine.module.supports_packing))
+
+        def step(number: int, rows: np.ndarray) -> Step:
+            learning_rate = engine.learning_rate
+            with self.timer("train"):
+                metrics = update(number, rows)
+            metrics = {**metrics, "learning_rate": learning_rate, **engine.metrics}
+            return Step(metrics, shown, int(num_tokens[rows].sum()), {unit: len(rows)})
+
+        def save(folder: Path) -> None:
+            save_trained(engine, self.settings, self.tokenizer, folder)
+
+        self.run(
+            batches,
+            step,
+            lambda: update(1, largest),
+            Evaluations(self.job, len(batches), evaluate, save),
+            lambda: record_changed_weights(self.job, model, self.job.inputs["model"]),
+            model=engine,
+        )
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        batches: Sequence[np.ndarray],
+        step: Callable[[int, np.ndarray], Step],
+        try_step: Callable[[], object],
+        evaluations: Evaluations,
+        finish: Callable[[], object],
+        **components: Stateful,
+    ) -> None:
+        """Take the steps of a run, or those that remain, and save the result.
+
+        Until the end, a signal saves the state and ends the run.
+
+        Args:
+            batches: The rows of each step.
+            step: Computes and updates on rows, given the number of the step and them.
+            try_step: Computes and updates as in a step, on the largest micro-batch.
+            evaluations: When and how the model is evaluated.
+            finish: Called after the result is saved.
+            **components: All state that a step changes, by name; engines among them.
+
+        Raises:
+            InputError: A metric is not finite.
+        """
+        checkpointer = Checkpointer(self.job, evaluations=evaluations, **components)
+        engines = [each for each in components.values() if isinstance(each, Engine)]
+        logger = MetricsLogger(self.job, len(batches))
+
+        def finish_step(
+            step: int, rows: list[int], seconds: dict[str, float], outcome: dict[str, Any]
+        ) -> None:
+            """Evaluate and log a step whose updates are done."""
+            done = Step(**outcome)
+            eval_metrics = evaluations.after_step(step)
+            # A state is saved before both of these or after both.
+            checkpointer.lock.begin()
+            logger.log(step, done.shown, rows, **done.metrics, **eval_metrics)
+            logger.log_times(step, seconds, done.tokens, **done.counts)
+            checkpointer.keep_state(step)
+
+        with checkpointer, logger:
+            if checkpointer.last_step == 0:
+                self._try(engines, try_step)
+                if evaluations.is_due(0):
+                    logger.log(0, [], (), **evaluations.run(0))
+            if checkpointer.unfinished:
+                finish_step(**checkpointer.unfinished)
+                checkpointer.finish_step(checkpointer.last_step)
+            for number, rows in checkpointer.steps(batches):
+                if evaluations.should_stop:
+                    break
+                outcome = step(number, rows)
+                self.job.record["seconds_by_section"] = self.timer.medians()
+                logger.log_responses(number, outcome.responses)
+                unfinished: dict[str, Any] = {
+                    "step": number,
+                    "rows": sorted(map(int, rows)),
+                    "seconds": dict(self.timer.seconds),
+                    "outcome": outcome._replace(responses=())._asdict(),
+                }
+                checkpointer.keep_state(number, unfinished)
+                finish_step(**unfinished)
+                if number - checkpointer.last_step == COMPILED_AFTER:
+                    self._compile(engines, len(batches) - number)
+            evaluations.save_result()
+            finish()
+
+    def _compile(self, engines: Sequence[Engine], steps_left: int) -> None:
+        """Compile the layers of models whose training takes long enough, by the last step's time.
+
+        steps_left: Number of the steps that follow.
+        """
+        placement = self.job.placement
+        if placement.compile is not None or not placement.gpus_per_node:
+            return
+        # Stage 3 runs no compiled layers.
+        models = [
+            cast(PreTrainedModel, engine.module.model) for engine in engines if engine.stage < 3
+        ]
+        models = [model for model in models if model_size(model)["weights"] > COMPILED_WEIGHTS]
+        seconds = steps_left * sum(self.timer.seconds.values())
+        is_worth_it = seconds > COMPILED_SECONDS and can_compile()
+        if self.job.spec.get("deterministic") or not broadcast_from_first(is_worth_it):
+            return
+        if rank() == 0 and models:
+            print(f"compile: true: the {steps_left} steps left take {seconds / 60:.0f} minutes")
+        for model in models:
+            compile_layers(model)
+        if models:
+            self.job.placement = replace(placement, compile=True)
+            choose_device(self.job.placement)
+
+
+def save_trained(
+    engine: Engine, settings: TrainingSettings, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Write the model of an engine, in save_dtype, into a folder that from_pretrained loads."""
+    model = cast(PreTrainedModel, engine.module.model)
+    master = engine.master if settings.save_dtype == "fp32" else None
+    save_model(model, tokenizer, folder, engine.gathered, master)
+
+
+def _trained_weights(job: Job[Any]) -> int:
+    """Return the number of weights that a training updates, 0 with adapters, which are few."""
+    settings: TrainingSettings = job.settings
+    if settings.lora_rank and settings.train_base == "none":
+        return 0
+    return count_stored_weights(job.inputs["actor" if "actor" in job.inputs else "model"])
+
+
+def _gpu_memory() -> float:
+    """Return the bytes of the smallest GPU of all processes."""
+    memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 62
+    return -all_reduce_max(-float(memory))
