@@ -192,7 +192,7 @@ class PartitionedModel(FrozenModel[M]):
         for weight in self.module.parameters():
             for tensor in (weight, cast(Any, weight).ds_tensor):
                 tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        super().close()
+        del self.module
 
 
 class DeepSpeedEngine(Engine):

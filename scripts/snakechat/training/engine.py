@@ -102,8 +102,9 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
             self.module.to(device)
             return
         for tensor in (*module.parameters(), *module.buffers()):
-            tensor.data = tensor.data.cpu().pin_memory()
-            self.offloaded.append((tensor, tensor.data))
+            kept = tensor.data.cpu().pin_memory()
+            self.offloaded.append((tensor, kept))
+            tensor.data = kept
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[M]:

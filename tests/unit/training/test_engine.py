@@ -244,23 +244,25 @@ def test_weights_are_bf16_and_buffers_stay_fp32(zero_stage):
 # Frozen models.
 
 
-@pytest.mark.parametrize(
-    ("offload", "devices"),
-    [
-        (False, ["cuda:1"] * 3),
-        # Moved to its device and back, each time.
-        (True, ["cpu", "cuda:1", "cpu", "cuda:1", "cpu"]),
-    ],
-)
-def test_an_offloaded_module_is_on_its_device_only_in_use(offload, devices):
-    module, moves = network(), []
-    module.to = lambda device: moves.append(str(device)) or module
-    frozen = FrozenModel(module, torch.device("cuda", 1), offload)
-    for _ in range(2):
+def test_an_offloaded_module_is_copied_to_its_device_and_never_back(monkeypatch):
+    module, copies = network(), []
+
+    def copied(tensor, device, **_):
+        assert device == torch.device("cuda", 1)
+        copies.append(tensor.data_ptr())
+        return tensor.clone()
+
+    def places():
+        return [weight.data_ptr() for weight in module.parameters()]
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    monkeypatch.setattr(torch.Tensor, "to", copied)
+    frozen = FrozenModel(module, torch.device("cuda", 1), offload=True)
+    kept = places()
+    for number in (1, 2):
         with frozen.on_device() as moved:
-            assert moved is module
-            assert moves[-1] == "cuda:1"
-    assert moves == devices
+            assert moved is module and not set(places()) & set(kept)
+        assert places() == kept and copies == kept * number
 
 
 def trained(zero_stage, dtype, steps=0, shift=0.0):
