@@ -20,8 +20,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.batching import Examples
 from snakechat.modeling.acceleration import can_compile, compile_layers
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.deferred_weights import count_stored_weights
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
