@@ -50,7 +50,10 @@ def main(training: Training[RewardSettings]) -> None:
 
     # Steps and result.
     num_tokens, shown = pairs.num_tokens(with_prompts=True), ["loss", "accuracy"]
-    training.train(engine, pairs, batches, update, evaluate, num_tokens, "pairs", shown)
+    training.train(
+        *(engine, pairs, batches, update, evaluate, num_tokens, "pairs", shown),
+        evaluates_first=True,
+    )
 
 
 def losses_and_scores(

@@ -88,7 +88,7 @@ def main(training: Training[RlhfSettings]) -> None:
         record_usage(job, judges.values())
         record_changed_weights(job, models.actor.model, job.inputs["actor"])
 
-    training.run(batches, rlhf.step, rlhf.try_step, evaluations, finish, **rlhf.components)
+    training.run(batches, rlhf.step, rlhf.try_step, evaluations, finish, rlhf.components)
     rlhf.sampler.close()
 
 

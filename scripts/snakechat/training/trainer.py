@@ -225,6 +225,7 @@ class Training(Generic[S]):
         num_tokens: np.ndarray,
         unit: str,
         shown: Sequence[str],
+        evaluates_first: bool = False,
     ) -> None:
         """Train the model of `load`, and save the result.
 
@@ -237,6 +238,7 @@ class Training(Generic[S]):
             num_tokens: Tokens of each row, for the throughput.
             unit: What a row is.
             shown: Names of the metrics in lines about the progress.
+            evaluates_first: As for `run`.
         """
         model = cast(PreTrainedModel, engine.module.model)
         largest = examples.largest_rows(self.max_tokens, bool(engine.module.supports_packing))
@@ -257,7 +259,8 @@ class Training(Generic[S]):
             lambda: update(1, largest),
             Evaluations(self.job, len(batches), evaluate, save),
             lambda: record_changed_weights(self.job, model, self.job.inputs["model"]),
-            model=engine,
+            {"model": engine},
+            evaluates_first,
         )
 
     # --- steps ----------------------------------------------------------------------------------
@@ -269,7 +272,8 @@ class Training(Generic[S]):
         try_step: Callable[[], object],
         evaluations: Evaluations,
         finish: Callable[[], object],
-        **components: Stateful,
+        components: Mapping[str, Stateful],
+        evaluates_first: bool = False,
     ) -> None:
         """Take the steps of a run, or those that remain, and save the result.
 
@@ -281,7 +285,8 @@ class Training(Generic[S]):
             try_step: Computes and updates as in a step, on the largest micro-batch.
             evaluations: When and how the model is evaluated.
             finish: Called after the result is saved.
-            **components: All state that a step changes, by name; engines among them.
+            components: All state that a step changes, by name; engines among them.
+            evaluates_first: Evaluate the model before training even without eval_steps.
 
         Raises:
             InputError: A metric is not finite.
@@ -305,7 +310,7 @@ class Training(Generic[S]):
         with checkpointer, logger:
             if checkpointer.last_step == 0:
                 self._try(engines, try_step)
-                if evaluations.is_due(0):
+                if evaluates_first or evaluations.is_due(0):
                     logger.log(0, [], (), **evaluations.run(0))
             if checkpointer.unfinished:
                 finish_step(**checkpointer.unfinished)

@@ -261,11 +261,6 @@ def test_equal_scores_have_advantages_of_0(score):
     assert not policy_gradient.rloo_advantages(scores).any()
 
 
-def test_groups_are_uniform_if_all_their_scores_are_equal():
-    scores = torch.tensor([[1.0, 0.0, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 1.0]])
-    assert policy_gradient.uniform_groups(scores).tolist() == [True, True, False]
-
-
 def test_overlong_penalties_rise_over_the_buffer():
     # The buffer is from 6 to 10 tokens.
     lengths = torch.tensor([1, 6, 7, 9, 10])
