@@ -9,7 +9,7 @@ with the mean reward of responses to other prompts.
 
 import numpy as np
 
-from snakechat.algorithms.pair_metrics import StepScores
+from snakechat.algorithms.preference import StepScores
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.dpo import DpoSettings
 from snakechat.modeling.batching import num_steps, training_batches

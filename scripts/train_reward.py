@@ -9,8 +9,13 @@ responses differ to the end of the longer one, as in DeepSpeed-Chat.
 import numpy as np
 import torch
 
-from snakechat.algorithms.pair_metrics import StepScores, pair_metrics
-from snakechat.algorithms.preference import divergent_positions, pairwise_loss, per_token_loss
+from snakechat.algorithms.preference import (
+    StepScores,
+    divergent_positions,
+    pair_metrics,
+    pairwise_loss,
+    per_token_loss,
+)
 from snakechat.config.training_settings import RewardSettings
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores

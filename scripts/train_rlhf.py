@@ -52,9 +52,8 @@ from snakechat.modeling.batching import Examples, num_steps, prompt_examples, tr
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model
-from snakechat.training.changed_weights import record_changed_weights
 from snakechat.training.engine import Ema
-from snakechat.training.evaluations import Evaluations
+from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.trainer import Step, Training, save_trained, trainer
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import run

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snakechat.algorithms.pair_metrics import labelled_metrics, pair_metrics
 from snakechat.algorithms.preference import (
     kto_reference_point,
+    labelled_metrics,
+    pair_metrics,
     preference_losses,
     response_rewards,
     reward_rounding,

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from snakechat.algorithms.pair_metrics import labelled_metrics, pair_metrics, placements
+from snakechat.algorithms.preference import labelled_metrics, pair_metrics, placements
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
 from snakechat.training.metric_logs import write_json

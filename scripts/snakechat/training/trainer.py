@@ -29,7 +29,6 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import check_sequence_length, choose_device, model_size
 from snakechat.modeling.saving import save_model
-from snakechat.training.changed_weights import record_changed_weights
 from snakechat.training.checkpointing import (
     Checkpointer,
     Generators,
@@ -37,7 +36,7 @@ from snakechat.training.checkpointing import (
     saved_zero_stage,
 )
 from snakechat.training.engine import Engine, make_engine
-from snakechat.training.evaluations import Evaluations
+from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
 from snakechat.training.process_group import init_process_group
 from snakechat.training.rungs import (
