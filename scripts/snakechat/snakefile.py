@@ -57,7 +57,7 @@ from snakechat.workflow.snapshot import (
 )
 from snakechat.workflow.stamp import Stamp, forget, without_time
 from snakechat.workflow.store import is_writable
-from snakechat.workflow.store_space import warn_of_size
+from snakechat.workflow.store_space import parse_size, warn_of_size
 
 # The lock of the build.
 LOCK = Path("output/.lock")
@@ -352,8 +352,9 @@ class RuleFunctions:
 
         Without any, it matches no name.
         """
-        entries = self.config.entries_with(section, *origins)
-        return "|".join(map(re.escape, entries)) or "(?!)"
+        entries = self.config.values[section].items()
+        names = (name for name, entry in entries if not entry.keys().isdisjoint(origins))
+        return "|".join(map(re.escape, names)) or "(?!)"
 
     # --- builds -------------------------------------------------------------------------------
 
@@ -470,8 +471,9 @@ class RuleFunctions:
             # Of a team, another user may have made it.
             with suppress(PermissionError):
                 os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
-        if self._ran_jobs:
-            warn_of_size(self.config.stores[0], self.config.store_max_bytes)
+        limit = self.config.values["store_max_size"]
+        if self._ran_jobs and limit:
+            warn_of_size(self.config.stores[0], parse_size(limit))
 
     # --- planning -----------------------------------------------------------------------------
 

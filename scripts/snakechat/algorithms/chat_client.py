@@ -85,7 +85,7 @@ class ChatClient:
     Args:
         name: Name of the judge in the config, for messages.
         settings: Settings of the judge: model, and parameters, further fields of each request.
-        access: Where and how it is asked (snakechat/config/llm_judges.py). Several processes of a
+        access: Where and how it is asked (snakechat/config/sections.py). Several processes of a
             job share concurrency and requests_per_minute.
         cache: The cache of its replies.
 

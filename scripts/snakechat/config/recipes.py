@@ -29,7 +29,6 @@ from snakechat.workflow.links import Version, find_version, is_version
 from snakechat.workflow.manifest import STORE
 from snakechat.workflow.placement import Placement
 from snakechat.workflow.store import is_writable
-from snakechat.workflow.store_space import parse_size
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Rates that may be written for the adapters alone: the settings of all weights, and of adapters.
@@ -374,12 +373,6 @@ class Config:
         warn(f"{store} is read-only: its results are used, and new ones go to {STORE}")
         return [STORE, store]
 
-    @property
-    def store_max_bytes(self) -> int | None:
-        """Bytes that a store may use, None for any."""
-        size = self.values["store_max_size"]
-        return size and parse_size(size)
-
     def local_path(self, path: str | Path) -> Path:
         """Return a path of the config, relative if it is in the working directory."""
         whole = os.path.normpath(Path.cwd() / self.root / Path(path).expanduser())
@@ -390,11 +383,6 @@ class Config:
         """Return the `path` of a dataset or a model (section); None if it has none."""
         path = self.values[section][name].get("path")
         return None if path is None else self.local_path(path)
-
-    def entries_with(self, section: str, *origins: str) -> list[str]:
-        """Return the names of the datasets or models (section) that have one of these keys."""
-        entries = self.values[section].items()
-        return [name for name, entry in entries if not entry.keys().isdisjoint(origins)]
 
     @cached_property
     def swept_settings(self) -> dict[str, dict[str, dict[str, Any]]]:

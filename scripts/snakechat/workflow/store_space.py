@@ -149,10 +149,8 @@ def _remove(result: StoredResult, started: float) -> bool:
         os.close(descriptor)
 
 
-def warn_of_size(store: Path, max_bytes: int | None) -> None:
+def warn_of_size(store: Path, max_bytes: int) -> None:
     """Print a line if a store uses more space than it should, and how to trim it."""
-    if max_bytes is None:
-        return
     num_bytes = sum(result.num_bytes for result in stored_results(store))
     if num_bytes > max_bytes:
         limit = format_size(max_bytes)

@@ -163,7 +163,6 @@ def test_what_killed_jobs_left_is_removed_and_what_a_job_makes_is_not(store, age
 
 
 def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
-    warn_of_size(store, None)
     warn_of_size(store, size_of(*aged))
     assert not capsys.readouterr().err
     warn_of_size(store, 100)
