@@ -14,7 +14,8 @@ of the user's shell that change how libraries compute are removed before.
 
 Options before the program are options of torchrun, which replace the placement.
 
-This program locks the job, and publishes what its program wrote (snakechat.workflow.publishing).
+This program locks the job, and completes and publishes what its program wrote
+(snakechat.workflow.publishing).
 Where the result exists already, for example because the inputs were rebuilt and came out the same,
 no process is started: this program links it, within a second. Unless the result is kept, the
 log of the last run, whose path is in SNAKECHAT_LOG, is emptied. Processes run within the limits of

@@ -169,15 +169,13 @@ def check_result(
     return manifest
 
 
-def is_complete(
-    folder: Path, key: str | None = None, digests: FileDigests | None = file_digests
-) -> bool:
+def is_complete(folder: Path, key: str | None = None) -> bool:
     """Return whether a folder is a result with the files of its manifest.
 
-    key, digests: As in check_result.
+    key: As in check_result.
     """
     try:
-        check_result(folder, key, digests)
+        check_result(folder, key)
     except (Damaged, OSError):
         return False
     return True
@@ -189,10 +187,8 @@ def publish(folder: Path) -> None:
     A damaged result is moved aside first. If the process is killed in between, the next one
     continues from the unfinished folder, which is complete.
     """
-    aside = work_folder(folder) / "replaced"
-    shutil.rmtree(aside, ignore_errors=True)
     with suppress(FileNotFoundError):
-        os.rename(folder, aside)
+        set_aside(folder)
     os.rename(unfinished_folder(folder), folder)
     fsync(folder.parent)
 
