@@ -42,9 +42,10 @@ from snakechat.evaluation.comparisons import (
     means_by_dataset,
     pass_rates,
     repetition,
+    win_rates,
 )
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
-from snakechat.evaluation.llm_win_rates import llm_win_rates
+from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length
@@ -77,7 +78,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     evaluator.add_pass_rates(models)
     rates = None
     if settings.llm_judge and rank() == 0:
-        rates = evaluator.llm_win_rates(models, job.result)
+        rates = evaluator.llm_win_rates(models, job.result / "llm_judge.jsonl")
     # All processes add up what they used.
     record_usage(job, judges.values())
     if judges:
@@ -252,21 +253,36 @@ class Evaluator:
         scorer = RewardSum([], self.functions, self.texts)
         return scorer.score(responses.rollouts, 0, self.rows).sum.double().cpu().numpy()
 
-    def llm_win_rates(self, models: dict[str, ModelResponses], folder: Path) -> dict[str, Any]:
+    def llm_win_rates(self, models: dict[str, ModelResponses], log: Path) -> dict[str, Any]:
         """Return the win rates of the chat model over the initial model by the LLM judge.
 
-        It compares the first responses to each prompt. folder: For the log.
+        It compares the first responses to prompts at equal distances, in both orders; a tie is half
+        a win. Pairs with an unreadable reply are counted and skipped.
+
+        Args:
+            log: File for messages, replies and verdicts.
+
+        Raises:
+            InputError: The endpoint failed, or no reply is readable.
         """
-        ours, theirs = models["rlhf"], models[initial_model(models)]
-        number = len(self.rows)
-        return llm_win_rates(
-            self.judges[self.settings.llm_judge],
-            self.texts.prompts(self.rows),
-            (ours.rollouts.response_texts()[:number], theirs.rollouts.response_texts()[:number]),
-            (ours.metrics["length"][0], theirs.metrics["length"][0]),
-            self.settings.llm_judge_prompts,
-            folder,
+        pair, prompts = (models["rlhf"], models[initial_model(models)]), len(self.rows)
+        number = min(prompts, self.settings.llm_judge_prompts)
+        rows = np.linspace(0, prompts - 1, number).round().astype(int)
+        texts = self.texts.prompts(self.rows)
+        responses = [responses.rollouts.response_texts() for responses in pair]
+        wins, lines = self.judges[self.settings.llm_judge].compare(
+            [texts[row] for row in rows], *([each[row] for row in rows] for each in responses)
         )
+        with log.open("w") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+        readable = ~np.isnan(wins)
+        rows, won = rows[readable], wins[None, readable]
+        ours, theirs = (
+            {"llm_judge": values, "length": responses.metrics["length"][:1, rows]}
+            for values, responses in zip((won, 1 - won), pair, strict=True)
+        )
+        rates = win_rates(ours, theirs, "llm_judge", clusters_of(texts[row] for row in rows))
+        return {**rates, "prompts": len(rows), "unreadable": number - len(rows)}
 
     def _loaded_policy(self, folder: Path) -> AbstractContextManager[FrozenModel[Policy]]:
         settings = self.settings
