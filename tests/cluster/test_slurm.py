@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -232,19 +233,42 @@ def test_the_same_command_resumes_a_cancelled_job(slow_tree, cluster):
     assert resumed_after(slow_tree) == last
 
 
-def test_a_job_that_reaches_its_time_limit_saves(slow_tree, cluster):
+def test_a_job_that_reaches_its_time_limit_resumes_with_the_same_resources(slow_tree, cluster):
     # Without the signal that the profile requests before the limit.
     no_signal = ["--set-resources", "train_sft:slurm_extra=--open-mode=append"]
     with started(
-        with_settings(slow_tree, epochs=10000), SLOW, "--retries", "0", *no_signal
+        with_settings(slow_tree, epochs=10000), SLOW, "--retries", "1", *no_signal
     ) as build:
         wait_for_steps(slow_tree, build)
-        job = trainings(cluster)[-1]["JobId"]
-        cluster.run("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+        first = trainings(cluster)[-1]
+        cluster.run("scontrol", "update", f"JobId={first['JobId']}", "TimeLimit=1")
+        wait_until(lambda: trainings(cluster)[-1]["JobId"] != first["JobId"], 2 * LIMIT)
+        step = saved_step(slow_tree)
+        wait_until(lambda: saved_step(slow_tree) > step or not build.runs(), LIMIT)
+        second = trainings(cluster)[-1]
+        cluster.run("scancel", second["JobId"])
         status, output = build.end()
     assert status == 1
-    assert f"SLURM-job '{job}' failed, SLURM status is: 'TIMEOUT'" in output
-    assert saved_step(slow_tree) == stopped_after(log_of(job, output))
+    assert f"SLURM-job '{first['JobId']}' failed, SLURM status is: 'TIMEOUT'" in output
+    assert f"SLURM-job '{second['JobId']}' failed, SLURM status is: 'CANCELLED'" in output
+    assert stopped_after(log_of(first["JobId"], output)) == step
+    asked = ("TimeLimit", "MinMemoryNode", "NumCPUs", "Partition")
+    assert [second[key] for key in asked] == [first[key] for key in asked]
+    # As much as the partition allows.
+    assert first["TimeLimit"] == "02:00:00"
+
+
+def test_the_same_command_after_the_head_was_killed_links_what_its_job_makes(slow_tree, cluster):
+    before, tree = len(trainings(cluster)), with_settings(slow_tree, epochs=8)
+    with started(tree, SLOW, "--retries", "0") as build:
+        wait_for_steps(tree, build)
+        build.send(signal.SIGKILL)
+        build.process.wait()
+    output = built(tree, SLOW, "--retries", "0")
+    first, second = trainings(cluster)[before:]
+    assert (first["JobState"], second["JobState"]) == ("COMPLETED", "COMPLETED")
+    assert resumed_after(slow_tree) == 0
+    assert "output/sft/slow is kept" in log_of(second["JobId"], output).read_text()
 
 
 def test_a_job_whose_node_fails_resumes_on_another_node(slow_tree, cluster):
@@ -275,4 +299,4 @@ def test_a_preempted_job_of_two_nodes_saves_and_is_resubmitted(slow_tree, cluste
     assert (first["JobState"], second["JobState"]) == ("FAILED", "COMPLETED")
     assert resumed_after(slow_tree) >= step
     # A job that resumes asks for the same time.
-    assert [job["TimeLimit"] for job in (first, second)] == ["01:00:00", "01:00:00"]
+    assert [job["TimeLimit"] for job in (first, second)] == ["02:00:00", "02:00:00"]

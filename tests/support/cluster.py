@@ -52,9 +52,11 @@ MinJobAge=3600
 GresTypes=gpu
 SlurmdParameters=config_overrides
 {nodes}
-PartitionName=gpu Nodes=ALL Default=YES MaxTime=UNLIMITED DefMemPerCPU=500 GraceTime=60
-PartitionName=cpu Nodes=ALL MaxTime=UNLIMITED DefMemPerCPU=500 GraceTime=60
-PartitionName=urgent Nodes=ALL MaxTime=UNLIMITED DefMemPerCPU=500 PriorityTier=2
+# The time of tests/configs/slurm.yaml, and no more.
+EnforcePartLimits=ALL
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=02:00:00 DefMemPerCPU=500 GraceTime=60
+PartitionName=cpu Nodes=ALL MaxTime=02:00:00 DefMemPerCPU=500 GraceTime=60
+PartitionName=urgent Nodes=ALL MaxTime=02:00:00 DefMemPerCPU=500 PriorityTier=2
 """
 NODE = (
     "NodeName={name} NodeHostname={name} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=64000"
