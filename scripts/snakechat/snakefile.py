@@ -164,6 +164,8 @@ class RuleFunctions:
         self._is_checked = self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
+        # The manifests of stale jobs that were planned after others had started.
+        self._planned_later: list[str] = []
         # The jobs that were asked for, by the paths of their manifests.
         self._jobs: dict[str, JobId] = {}
         self._placement = functools.cache(self._find_placement)
@@ -207,6 +209,8 @@ class RuleFunctions:
             self._jobs[self._specs.manifest(rule, name)] = (rule, name)
             self._is_planned = True
             is_stale = spec["path"] in self._staleness.stale or self._is_forced(rule, name)
+            if is_stale and self._stamp and self._stamp.is_later:
+                self._planned_later.append(self._specs.manifest(rule, name))
             return {
                 **{
                     key: self._input((upstream["rule"], upstream["name"]), will_run)
@@ -446,6 +450,8 @@ class RuleFunctions:
 
         The folder of a model gets its card, and links to its evaluation and its report.
         """
+        for path in self._planned_later:
+            forget(self.workflow, f"{self._prefix}{path}")
         current = Staleness(self._specs)
         recipes = sorted(
             recipe_of(rule, name)

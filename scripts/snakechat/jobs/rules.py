@@ -76,12 +76,7 @@ RULES: dict[str, Rule] = {
         loss="sft",
         model="a chat model, fine-tuned on chosen responses",
     ),
-    "evaluate_sft": Rule(
-        model_jobs.evaluate_sft,
-        "eval/sft",
-        stage="sft",
-        work="evaluation",
-    ),
+    "evaluate_sft": Rule(model_jobs.evaluate_sft, "eval/sft", stage="sft", work="evaluation"),
     # Reward model.
     "tokenize_reward": _tokenization("reward"),
     "train_reward": Rule(
@@ -93,19 +88,12 @@ RULES: dict[str, Rule] = {
         model="a reward model, trained on pairs of responses",
     ),
     "evaluate_reward": Rule(
-        model_jobs.evaluate_reward,
-        "eval/reward",
-        stage="reward",
-        work="evaluation",
-        loss="score",
+        model_jobs.evaluate_reward, "eval/reward", stage="reward", work="evaluation", loss="score"
     ),
     # DPO.
     "tokenize_dpo": _tokenization("dpo"),
     "compute_reference": Rule(
-        model_jobs.compute_reference,
-        "reference",
-        stage="dpo",
-        work="evaluation",
+        model_jobs.compute_reference, "reference", stage="dpo", work="evaluation"
     ),
     "train_dpo": Rule(
         model_jobs.train_dpo,
@@ -114,12 +102,7 @@ RULES: dict[str, Rule] = {
         work="training",
         model="a chat model, trained on pairs of responses with DPO",
     ),
-    "evaluate_dpo": Rule(
-        model_jobs.evaluate_dpo,
-        "eval/dpo",
-        stage="dpo",
-        work="evaluation",
-    ),
+    "evaluate_dpo": Rule(model_jobs.evaluate_dpo, "eval/dpo", stage="dpo", work="evaluation"),
     # RL.
     "tokenize_rlhf": _tokenization("rlhf"),
     "train_rlhf": Rule(
@@ -129,26 +112,14 @@ RULES: dict[str, Rule] = {
         work="training",
         model="a chat model, trained with RLHF on scores of its own responses",
     ),
-    "evaluate_rlhf": Rule(
-        model_jobs.evaluate_rlhf,
-        "eval/rlhf",
-        stage="rlhf",
-        work="evaluation",
-    ),
+    "evaluate_rlhf": Rule(model_jobs.evaluate_rlhf, "eval/rlhf", stage="rlhf", work="evaluation"),
     # Responses to train on.
     "tokenize_generations": _tokenization("generations"),
     "generate_responses": Rule(
-        model_jobs.generate_responses,
-        "generations",
-        stage="generations",
-        work="sampling",
+        model_jobs.generate_responses, "generations", stage="generations", work="sampling"
     ),
     "score_responses": Rule(
-        model_jobs.score_responses,
-        "scores",
-        stage="generations",
-        work="evaluation",
-        loss="score",
+        model_jobs.score_responses, "scores", stage="generations", work="evaluation", loss="score"
     ),
     "select_responses": Rule(data_jobs.select_responses, "data"),
     # Gates and pages.

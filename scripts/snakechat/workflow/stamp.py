@@ -39,10 +39,14 @@ class Stamp:
 
     Attributes:
         path: Its path.
+        paths: The paths that it may have and had in this process.
+        is_later: Whether jobs have started: Snakemake would miss its path among the inputs of
+            another plan.
     """
 
     def __init__(self) -> None:
         self._of_builds, self.path = MEMORY / "build", MEMORY / "stale"
+        self.is_later = False
         try:
             if not self.path.exists() or self.path.stat().st_mtime != LATEST:
                 self._write("")
@@ -52,11 +56,7 @@ class Stamp:
             self._file = tempfile.NamedTemporaryFile(prefix="stale-")  # noqa: SIM115
             self.path = self._fresh = Path(self._file.name)
             os.utime(self.path, (LATEST, LATEST))
-
-    @property
-    def paths(self) -> set[str]:
-        """The paths that the stamp may have in this process."""
-        return {str(path) for path in (self._of_builds, self.path)}
+        self.paths = {str(self._of_builds), str(self.path)}
 
     def begin_build(self) -> None:
         """Use the stamp of builds, with new content.
@@ -73,7 +73,9 @@ class Stamp:
         Jobs that are planned after a checkpoint have another one, which is newer again.
         """
         os.utime(self.path, (0, 0))
-        self.path = MEMORY / "later"
+        self.is_later = True
+        self.path = MEMORY / f"later-{len(self.paths)}"
+        self.paths.add(str(self.path))
         self._write(uuid.uuid4().hex)
 
     def input(self, is_stale: bool) -> Any:
