@@ -22,8 +22,6 @@ from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import replies_folder
 from snakechat.workflow.reply_cache import ReplyCache
 
-# Folder of the replies, in output/ or in the shared store.
-
 RATE = (
     "You rate the response to the last turn of a dialogue by this rubric:\n\n{rubric}\n\nReply with"
     " one number from {low:g} to {high:g} and nothing else; {high:g} is the best rating."
