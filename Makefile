@@ -18,6 +18,7 @@ TORCH := $(shell grep '^torch==' requirements.in)
 # The documentation tools, TRL, the converter of GGUF files, vLLM and uv have environments of their own.
 DOCS := .venv-docs
 TRL := .venv-trl
+EVAL := .venv-eval
 QUALITY := .venv-quality
 VLLM := .venv-vllm
 LOCK := .venv-lock
@@ -117,7 +118,7 @@ clean-output:
 	rm -rf output .snakemake
 
 clean:
-	rm -rf $(VENV) $(DOCS) $(TRL) $(QUALITY) $(VLLM) $(LOCK) .snakemake docs/site docs/.cache reproduced
+	rm -rf $(VENV) $(DOCS) $(TRL) $(EVAL) $(QUALITY) $(VLLM) $(LOCK) .snakemake docs/site docs/.cache reproduced
 
 $(VENV)/demo: requirements.txt requirements.in
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "error: Python 3.11 or newer is required, found " + sys.version.split()[0] + ": name one, make PYTHON=python3.11")'
@@ -141,9 +142,14 @@ $(LOCK)/ready:
 	$(LOCK)/bin/pip install --quiet uv==0.13.9
 	touch $@
 
-$(TRL)/ready: tests/benchmarks/requirements-trl.txt
+$(TRL)/ready: programs/requirements-trl.txt
 	$(PYTHON) -m venv $(TRL)
 	$(TRL)/bin/pip install --quiet --requirement $<
+	touch $@
+
+$(EVAL)/ready: programs/requirements-eval.txt
+	$(PYTHON) -m venv $(EVAL)
+	$(EVAL)/bin/pip install --quiet --requirement $<
 	touch $@
 
 # A folder of packages, which quality.py adds to its path: the others are those of $(VENV).

@@ -39,3 +39,15 @@ use rule job as split_dataset with:
         name=RECIPE_NAME.pattern,
     message:
         "Splitting dataset {wildcards.name} into the phases"
+
+
+# For commands of users in place of our trainers.
+use rule job as render_rows with:
+    input:
+        unpack(inputs("render_rows")),
+    output:
+        "output/rows/{stage}/{name}.manifest.json",
+    log:
+        "output/logs/render_rows/{stage}/{name}.log",
+    message:
+        "Rendering the rows of {wildcards.stage}/{wildcards.name}"

@@ -40,3 +40,19 @@ use rule job as rw_eval with:
         **OF_PLACEMENT,
     message:
         "Scoring good and bad responses with reward model {wildcards.name}"
+
+
+use rule job as run_benchmark with:
+    input:
+        unpack(inputs("run_benchmark")),
+    output:
+        "output/benchmark/{benchmark}/{stage}/{name}.manifest.json",
+    log:
+        "output/logs/run_benchmark/{benchmark}/{stage}/{name}.log",
+    wildcard_constraints:
+        benchmark=RECIPE_NAME.pattern,
+        stage="|".join([*STAGES, "models"]),
+    resources:
+        **OF_PLACEMENT,
+    message:
+        "Running benchmark {wildcards.benchmark} on {wildcards.stage}/{wildcards.name}"

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.pages.metrics import read_figure
+from snakechat.pages.metrics import read_figure, read_metrics
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -21,7 +21,7 @@ def main(job: Job[Any]) -> None:
     """Write gate.json, or fail."""
     gate = job.settings.gate
     recipe, metric = job.spec["name"], gate["metric"]
-    metrics = json.loads((job.inputs["evaluation"] / "metrics.json").read_text())
+    metrics = read_metrics(job.inputs, "evaluation", "benchmark.")
     value = figure_value(metrics, metric, f"{recipe}: gate")
     bounds = {key: gate[key] for key in ("min", "max") if key in gate}
     low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)

@@ -97,7 +97,9 @@ def main() -> None:
         job = prepare(spec_file, command[0], placement, options, connects, log, node)
         if job is None:
             return 0
-        with planned_files({} if node else external_files(job)):
+        # A command of a user reads copies of its files.
+        is_apart = node or runs_command(command)
+        with planned_files({} if is_apart else external_files(job)):
             code = launch()
         if code == 0 and not node:
             publish_result(job, started)
@@ -125,7 +127,9 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
             # Blocks of memory grow in place: tensors of many sizes leave fewer gaps that are too
             # small for the next one. vLLM has memory pools that this does not work with.
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    processes = max(gpus, 1)
+    # The command of a user starts its own processes.
+    is_command = runs_command(command)
+    processes = 1 if is_command else max(gpus, 1)
     ladder = ladder_of(command, placement)
     set_threads(max(threads // processes, 1))
     # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
@@ -138,10 +142,13 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
         of_node = [f"--nproc-per-node={processes}", *words]
         if ladder:
             return run_on_rungs(ladder, nodes, torchrun, of_node)
-        if nodes * processes > 1:
+        if nodes * processes > 1 and not is_command:
             return run([*torchrun, *group_options(nodes), *of_node]).code
-        for name in GROUP_VARIABLES:
-            os.environ.pop(name, None)
+        if nodes > 1:
+            prepare_node(nodes)
+        else:
+            for name in GROUP_VARIABLES:
+                os.environ.pop(name, None)
         code, is_signalled = run([sys.executable, *words])
     if code > 128 and not is_signalled:
         print(f"error: {describe_kill(command[0], code - 128)}", file=sys.stderr)
@@ -170,7 +177,7 @@ def group_options(nodes: int, number: int = 0) -> list[str]:
 
 def ladder_of(command: Sequence[str], placement: Placement) -> Ladder | None:
     """Return the ladder of a training that may go down, or None."""
-    if not goes_down(placement) or "--spec" not in command:
+    if not goes_down(placement) or "--spec" not in command or runs_command(command):
         return None
     spec = read_spec(word_after("--spec", command, ""))
     if not spec["rule"].startswith("train_"):
@@ -271,6 +278,22 @@ def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) ->
 def word_after(option: str, command: Sequence[str], default: str) -> str:
     """Return the value of an option of a command, or a default if it has no such option."""
     return command[command.index(option) + 1] if option in command else default
+
+
+def runs_command(command: Sequence[str]) -> bool:
+    """Return whether a program runs the command of a user."""
+    return Path(command[0]).stem in ("run_command", "run_benchmark")
+
+
+def prepare_node(nodes: int) -> None:
+    """Set the variables by which torchrun, in the command of a user, finds the other nodes."""
+    node = str(node_number())
+    os.environ.update(PET_NNODES=str(nodes), PET_NODE_RANK=node)
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        os.environ[f"PET_{name}"] = first_variable(f"PET_{name}", name) or ""
+        os.environ.pop(name, None)
+    # The first node completes the result.
+    os.environ["RANK"] = node
 
 
 def samples_by_vllm(command: Sequence[str]) -> bool:

@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
-from snakechat.data.phase_splits import SPLITS, weighted_rows
+from snakechat.data.phase_splits import ROW, SPLITS, Batch, batches, phase_rows, records_path
 from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
 from snakechat.data.records import (
     COLUMNS,
@@ -23,10 +22,10 @@ from snakechat.data.records import (
     kept_columns,
     open_prompt_texts,
     percentiles,
-    read_record_batches,
 )
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
+    REJECTED,
     SYSTEM,
     TOO_LONG,
     Encoded,
@@ -42,12 +41,6 @@ from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05
-
-REJECTED = "rejected by the chat template"
-
-# {column: cells} of some records, with their numbers from 0 in the column ROW.
-Batch = dict[str, list[Any]]
-ROW = "row"
 
 
 class Tokenization(NamedTuple):
@@ -243,38 +236,6 @@ def _encode_batch(
             for reason, number, row in zip(reasons, batch[ROW], texts, strict=True)
         ]
     return [reason or next(encoded) for reason in reasons]
-
-
-def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
-    """Return {dataset: row numbers} of the phase; training rows are repeated by their weight."""
-    phase, rows = job.settings.phase, {}
-    for dataset, weight in job.settings.datasets:
-        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
-        if split == "train":
-            numbers = weighted_rows(numbers, weight, job.settings.seed)
-        rows[dataset] = numbers
-    return rows
-
-
-def batches(
-    job: Job[Any],
-    split: str,
-    rows: dict[str, np.ndarray],
-    columns: Sequence[str],
-) -> Iterator[tuple[str, Batch]]:
-    """Yield (dataset, batch of records with their numbers), one dataset after the other."""
-    for dataset, numbers in rows.items():
-        start = 0
-        for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):
-            end = start + len(batch["prompt"])
-            yield dataset, {**batch, ROW: numbers[start:end].tolist()}
-            start = end
-
-
-def records_path(job: Job[Any], dataset: str, split: str) -> Path:
-    """Return the records of a split. Without an eval split, its rows are in train.parquet."""
-    path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
-    return path if path.exists() else path.with_stem("train")
 
 
 if __name__ == "__main__":

@@ -267,8 +267,7 @@ class RuleFunctions:
             return sys.executable if shared else "python"
 
         def program(wildcards: Any, output: Any) -> list[str]:
-            rule, _ = self._job_of(output)
-            names = ("launch", RULES[rule].program or rule)
+            names = ("launch", self._specs.program(*self._job_of(output)))
             return [f"{self.snapshot.folder}/scripts/{name}.py" for name in names]
 
         functions = (python, program, spec, placement, options)

@@ -54,7 +54,9 @@ def test_all_blocks_are_files_or_commands(page):
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("page", ["tutorials/deepspeed-chat", "tutorials/trl", "api"])
+@pytest.mark.parametrize(
+    "page", ["tutorials/deepspeed-chat", "tutorials/trl", "tutorials/commands", "api"]
+)
 def test_pages_that_continue_there(page, followed, tmp_path, monkeypatch):
     # The estimate of a page reads configs of the Hub.
     with serving_opt(tmp_path / "home") as (_, environment):

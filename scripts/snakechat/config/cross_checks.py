@@ -1,12 +1,13 @@
 """Checks of the config that a schema cannot state: names, splits, templates, generations."""
 
 import ast
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
+from snakechat.config.commands import NAMES, recipe_names
 from snakechat.config.dpo import has_reference_point
 from snakechat.config.recipes import Config
 from snakechat.config.references import MESSAGES, Reference, weighted_functions
@@ -24,6 +25,7 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.workflow.code_digests import reward_function_files
+from snakechat.workflow.commands import command_words, names_in
 
 
 def check_placements(config: Config) -> None:
@@ -37,6 +39,7 @@ def check_placements(config: Config) -> None:
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
     _check_cycles(config)
+    _check_benchmarks(config)
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
@@ -64,6 +67,8 @@ def check_references(config: Config) -> None:
         for name in config.values[stage]["recipes"]:
             if (stage, name) not in config.swept_recipes:
                 config.check_effects(stage, name, config.values[stage]["recipes"][name])
+            if command := config.recipe(stage, name).get("command"):
+                _check_command(command, recipe_names(stage), f"{stage}.recipes.{name}")
             for dataset, _ in config.blend(stage, name):
                 _check_dataset(config, dataset, stage, name)
             if stage in ("rlhf", "generations"):
@@ -198,6 +203,24 @@ def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
     problem = keys and (reward_model_problem if scores else language_model_problem)(keys)
     if problem:
         raise ConfigError(f"config: {use}, which {problem}")
+
+
+def _check_benchmarks(config: Config) -> None:
+    """Check the command and the placement of each benchmark."""
+    for name in config.values["benchmarks"]:
+        keys, place = config.recipe("benchmarks", name), f"benchmarks.{name}"
+        _check_command(keys["command"], NAMES, place)
+        checked(keys["placement"], RecipePlacement, f"{place}.placement")
+
+
+def _check_command(command: str, names: Iterable[str], place: str) -> None:
+    """Check the words of a command, which has names in braces."""
+    try:
+        command_words(command, dict.fromkeys(names, ""))
+        if "output" not in names_in(command):
+            raise ValueError("expected {output}, the folder that it fills")
+    except ValueError as error:
+        raise ConfigError(f"config: {place}.command: {error}") from None
 
 
 def _check_scores(config: Config, stage: str, name: str) -> None:

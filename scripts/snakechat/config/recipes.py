@@ -115,6 +115,8 @@ class Config:
         return dict(self._recipe(stage, name))
 
     def _settings_of(self, stage: str, name: str) -> dict[str, Any]:
+        if stage == "benchmarks":
+            return self._benchmark(name)
         recipes = self.values[stage]["recipes"]
         if name not in recipes:
             raise ConfigError(
@@ -131,6 +133,16 @@ class Config:
             settings["reward"] = None
         settings["placement"] = self._placement_of(stage, layers)
         return settings
+
+    def _benchmark(self, name: str) -> dict[str, Any]:
+        """Return the keys of a benchmark, with its placement, by default that of RLHF."""
+        keys = self.entry("benchmarks", name, "the target")
+        layers = [
+            Layer("rlhf.defaults", self.values["rlhf"]["defaults"]),
+            Layer(f"benchmarks.{name}", keys),
+        ]
+        seed = {"seed": self.values["seed"]}
+        return {**seed, **keys, "placement": self._placement_of("benchmarks", layers)}
 
     def layers(self, stage: str, place: str, own: Mapping[str, Any]) -> list[Layer]:
         """Return the defaults of a stage, the preset and the keys of a recipe at a place."""
@@ -171,7 +183,7 @@ class Config:
         if "reward" in settings:
             settings["reward_templates"] = self.reward_templates(settings["reward"])
             settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
-        for key in ("placement", "judge", "compare_with", "gate", "evaluation"):
+        for key in ("placement", "judge", "compare_with", "gate", "benchmarks", "evaluation"):
             settings.pop(key, None)
         return settings
 
@@ -193,7 +205,8 @@ class Config:
         found: dict[str, dict[str, Reference]] = {}
         for key, allowed in RECIPES[stage].references().items():
             used_by, value = f"{stage}.recipes.{name}.{key}", recipe[key]
-            texts = value if key == "compare_with" else weighted_references(value)
+            is_list = key in ("compare_with", "benchmarks")
+            texts = value if is_list else weighted_references(value)
             found[key] = {text: self._reference(text, allowed, used_by) for text in texts}
         return found
 
@@ -207,7 +220,8 @@ class Config:
             # Names on the Hub have a slash, too.
             hint = _new_entry("models") if slash and section not in self.values else ""
             raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
-        path = section if section in ("models", JUDGES) else f"{section}.recipes"
+        has_recipes = section not in ("models", "benchmarks", JUDGES)
+        path = f"{section}.recipes" if has_recipes else section
         self.entry(path, name, used_by)
         return Reference(section, name)
 

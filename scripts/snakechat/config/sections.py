@@ -17,6 +17,7 @@ from pydantic import (
     model_validator,
 )
 
+from snakechat.config.commands import READ_WITH_COMMAND, CommandKeys
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.references import MESSAGES, POSITIONAL, Reward
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
@@ -439,11 +440,22 @@ class RecipeKeys(Settings):
     placement: str | PlacementChanges = ABSENT
 
 
-class TrainingKeys(RecipeKeys):
+class TrainingKeys(RecipeKeys, CommandKeys):
     """Keys of recipes of all stages that train; training does not use them."""
 
     gate: Gate | None = ABSENT
     preset: str | None = ABSENT
+    benchmarks: Annotated[list[str], RefersTo((), "benchmarks")]
+
+    @classmethod
+    def without_effect(cls, settings: Mapping[str, Any]) -> dict[str, str]:
+        """Return the keys that nothing reads; of our trainers, a command reads no setting."""
+        unread = super().without_effect(settings)
+        if settings.get("command"):
+            read = READ_WITH_COMMAND | TrainingKeys.model_fields.keys()
+            reason = "with a command, which does not receive it"
+            unread |= dict.fromkeys(cls.model_fields.keys() - read, reason)
+        return unread
 
 
 class SftRecipe(SftSettings, TrainingKeys):
@@ -478,6 +490,18 @@ class RlhfRecipe(RlhfSettings, TrainingKeys):
 
 class GenerationRecipe(GenerationSettings, RecipeKeys):
     """A recipe of generated responses."""
+
+
+# A glob of files in {output}, and the keys that lead to a number or to a list of numbers.
+MetricPath = Annotated[list[NonEmptyText | NonNegativeInt], Field(min_length=1)]
+
+
+class Benchmark(CommandKeys):
+    """A command that measures a model."""
+
+    command: NonEmptyText
+    metrics: Annotated[dict[Name, MetricPath], Field(min_length=1)]
+    placement: str | PlacementChanges = ABSENT
 
 
 class LlmJudge(Settings):
@@ -576,6 +600,7 @@ class Sections(Settings):
     rlhf: Stage
     generations: Generations
     llm_judges: dict[Name, LlmJudge]
+    benchmarks: dict[Name, Benchmark]
     sweeps: dict[Name, Sweep]
     evaluation: Evaluation
     prompt_eval: PromptEval

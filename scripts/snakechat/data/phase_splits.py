@@ -4,18 +4,21 @@ Rows that `exclude` of a dataset names are removed after the split, so that no o
 phase. What else reads whole records, such as the training of a tokenizer, removes the same rows.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from snakechat.data.records import read_digests
+from snakechat.data.records import read_digests, read_record_batches
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
 SPLITS = ("train", "eval")
+# {column: cells} of some records, with their numbers from 0 in the column ROW.
+Batch = dict[str, list[Any]]
+ROW = "row"
 PHASES = ("sft", "reward", "rlhf")
 
 
@@ -123,3 +126,35 @@ def removed_rows(
     }
     print(f"{dataset}: {sum(map(len, rows.values())):,} rows excluded")
     return rows
+
+
+def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
+    """Return {dataset: row numbers} of the phase; training rows are repeated by their weight."""
+    phase, rows = job.settings.phase, {}
+    for dataset, weight in job.settings.datasets:
+        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
+        if split == "train":
+            numbers = weighted_rows(numbers, weight, job.settings.seed)
+        rows[dataset] = numbers
+    return rows
+
+
+def batches(
+    job: Job[Any],
+    split: str,
+    rows: dict[str, np.ndarray],
+    columns: Sequence[str],
+) -> Iterator[tuple[str, Batch]]:
+    """Yield (dataset, batch of records with their numbers), one dataset after the other."""
+    for dataset, numbers in rows.items():
+        start = 0
+        for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):
+            end = start + len(batch["prompt"])
+            yield dataset, {**batch, ROW: numbers[start:end].tolist()}
+            start = end
+
+
+def records_path(job: Job[Any], dataset: str, split: str) -> Path:
+    """Return the records of a split. Without an eval split, its rows are in train.parquet."""
+    path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
+    return path if path.exists() else path.with_stem("train")

@@ -24,6 +24,8 @@ from snakechat.data.encoder import Encoder
 # Why a row is dropped whose last user turn leaves no room for a response.
 TOO_LONG = "last user turn too long"
 
+REJECTED = "rejected by the chat template"
+
 # What was cut of a row.
 SYSTEM, OLDER_TURNS, END = "system turn", "older turns", "end of response"
 
@@ -156,7 +158,7 @@ def encode_turns(
         [*turns, response_turn(response)]
         for turns, response in zip(prompts, responses, strict=True)
     ]
-    places = [_trained_places(dialogue) for dialogue in dialogues]
+    places = [trained_places(dialogue) for dialogue in dialogues]
     encoded = encoder.dialogues(dialogues, places)
     for turns, ends, pieces in zip(dialogues, places, encoded, strict=True):
         rows: list[EncodedRow] = []
@@ -185,7 +187,7 @@ def encode_turns(
         yield rows
 
 
-def _trained_places(dialogue: list[Turn]) -> list[int]:
+def trained_places(dialogue: list[Turn]) -> list[int]:
     """Return the numbers of the turns that are trained: responses to a user."""
     first = next((n for n, (role, _) in enumerate(dialogue) if role in ("user", UNMARKED)), 0)
     return [

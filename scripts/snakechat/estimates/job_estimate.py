@@ -41,7 +41,7 @@ from snakechat.training.zero_stages import (
     training_bytes,
 )
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.manifest import manifest_path, read_manifest, read_run_record
 from snakechat.workflow.placement import Placement
 
 GIB = 1 << 30
@@ -518,12 +518,18 @@ class JobEstimate:
         self.disk = math.nan if self.stale else size_on_disk(path)
         self.warnings: list[str] = []
         self.notes: list[str] = []
+        self.num_gpus = 0
+        if "command" in self.spec["settings"]:
+            if record := read_run_record(path):
+                self.seconds = record["seconds"]
+            else:
+                self.notes.append("unknown: measured by run.json after the first run")
+            return
         try:
             self._place()
         except InputError as error:
             self.warnings.append(str(error))
         if not self.workload:
-            self.num_gpus = 0
             return
         self.num_gpus = self.placement.nodes * self.placement.gpus_per_node
         if self.num_gpus:

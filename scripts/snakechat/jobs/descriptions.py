@@ -19,9 +19,11 @@ class Description(NamedTuple):
             its digest.
         options: RunOptions that this job has, such as the folder of the files. No result is made
             from them.
+        program: Name of the program in scripts/ that runs in place of the rule's.
     """
 
     settings: dict[str, Any]
     inputs: Mapping[str, JobId] = {}
     files: Mapping[str, Path | str] = {}
     options: Mapping[str, Any] = {}
+    program: str | None = None

@@ -12,7 +12,9 @@ from snakechat.config.recipes import Config, JobId
 from snakechat.config.references import Reference, input_names
 from snakechat.config.schema import ConfigError
 from snakechat.data.formats import FORMATS
+from snakechat.jobs.commands import command_job
 from snakechat.jobs.descriptions import Description, Jobs
+from snakechat.workflow.commands import names_in
 
 # What a stage reads of datasets: the phase whose rows it has, and its arrays of tokens. As in
 # DeepSpeed-Chat, DPO has the rows of the reward phase.
@@ -52,6 +54,14 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
     )
 
 
+def render_rows(config: Config, stage: str, name: str) -> Description:
+    """Describe the rows that commands read: those of the tokens, whatever their length."""
+    rows = tokenize(config, name, stage)
+    lengths = ("max_length", "max_prompt_length")
+    settings = {key: value for key, value in rows.settings.items() if key not in lengths}
+    return rows._replace(settings=settings)
+
+
 def _train_on(config: Config, recipe: Mapping[str, Any], datasets: list[str]) -> dict[str, str]:
     """Return train_on where tokens depend on it, or where responses may have weight 0."""
     formats = [config.values["datasets"][name].get("format") for name in datasets]
@@ -75,14 +85,40 @@ def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
     return {"model": config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
 
 
+def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
+    """Return the description of a training by our program, or by a command.
+
+    inputs: What our program reads. A command reads the initial model, and what it names in braces.
+    """
+    recipe = config.recipe(stage, name)
+    if "command" not in recipe:
+        return Description(config.program_settings(stage, name), inputs)
+    named, place = names_in(recipe["command"]), f"{stage}.recipes.{name}"
+    rewards = [key for key in inputs if key.partition(".")[0] == "reward"]
+    if "reward" in named and len(rewards) != 1:
+        raise ConfigError(
+            f"config: {place}.command: {{reward}} is one reward model, and reward has"
+            f" {len(rewards)}"
+        )
+    read = {"model", "actor", *(rewards if "reward" in named else ()), *named & {"tokens"}}
+    description = command_job(config, recipe, place)
+    description.settings.update(
+        datasets=config.blend(stage, name),
+        template=config.template(stage, name),
+    )
+    return description._replace(
+        inputs={
+            **{key: job for key, job in inputs.items() if key in read},
+            **({"data": ("render_rows", f"{stage}/{name}")} if "data" in named else {}),
+        }
+    )
+
+
 # --- SFT and reward model ---------------------------------------------------------------------
 
 
 def train_sft(config: Config, name: str) -> Description:
-    return Description(
-        settings=config.program_settings("sft", name),
-        inputs=_model_and_tokens(config, "sft", name),
-    )
+    return _train(config, "sft", name, _model_and_tokens(config, "sft", name))
 
 
 def evaluate_sft(config: Config, name: str) -> Description:
@@ -100,10 +136,7 @@ def evaluate_sft(config: Config, name: str) -> Description:
 
 
 def train_reward(config: Config, name: str) -> Description:
-    return Description(
-        settings=config.program_settings("reward", name),
-        inputs=_model_and_tokens(config, "reward", name),
-    )
+    return _train(config, "reward", name, _model_and_tokens(config, "reward", name))
 
 
 def evaluate_reward(config: Config, name: str) -> Description:
@@ -143,7 +176,7 @@ def train_dpo(config: Config, name: str) -> Description:
     inputs = _model_and_tokens(config, "dpo", name)
     if has_reference(config.recipe("dpo", name)["loss"]):
         inputs["reference"] = ("compute_reference", name)
-    return Description(settings=config.program_settings("dpo", name), inputs=inputs)
+    return _train(config, "dpo", name, inputs)
 
 
 def evaluate_dpo(config: Config, name: str) -> Description:
@@ -177,7 +210,7 @@ def train_rlhf(config: Config, name: str) -> Description:
     inputs |= _reward_models(config, "rlhf", name, "reward")
     if ptx is not None:
         inputs["ptx"] = ("tokenize_sft", ptx)
-    return Description(settings=config.program_settings("rlhf", name), inputs=inputs)
+    return _train(config, "rlhf", name, inputs)
 
 
 def evaluate_rlhf(config: Config, name: str) -> Description:
@@ -292,7 +325,14 @@ def score_responses(config: Config, name: str) -> Description:
 
 
 def check_gate(config: Config, stage: str, name: str) -> Description:
-    gate = config.recipe(stage, name)["gate"]
+    recipe = config.recipe(stage, name)
+    gate = recipe["gate"]
     if gate is None:
         raise ConfigError(f"config: {stage}.recipes.{name} has no gate: set one")
-    return Description(settings={"gate": gate}, inputs={"evaluation": (f"evaluate_{stage}", name)})
+    read = {
+        f"benchmark.{benchmark}": ("run_benchmark", f"{benchmark}/{stage}/{name}")
+        for benchmark in recipe["benchmarks"]
+        if gate["metric"].startswith(f"benchmarks.{benchmark}.")
+    }
+    inputs = {"evaluation": (f"evaluate_{stage}", name), **read}
+    return Description(settings={"gate": gate}, inputs=inputs)

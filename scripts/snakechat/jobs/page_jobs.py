@@ -6,15 +6,46 @@ A function has the name of the rule whose jobs it describes.
 import os
 from typing import Any
 
-from snakechat.config.recipes import Config
+from snakechat.config.recipes import STAGES, Config
+from snakechat.config.references import Reference
 from snakechat.config.schema import ConfigError
-from snakechat.jobs.descriptions import Description
+from snakechat.jobs.commands import command_job
+from snakechat.jobs.descriptions import Description, Jobs
 from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
 from snakechat.jobs.model_jobs import models_of, train_reward
 from snakechat.workflow.links import is_version
 
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
 PAGES = ("compare", "prompt_eval", "rw_eval")
+
+
+def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
+    keys = config.recipe("benchmarks", benchmark)
+    place = f"benchmarks.{benchmark}"
+    description = command_job(config, keys, place)
+    description.settings["metrics"] = keys["metrics"]
+    return description._replace(
+        inputs={"model": config.model_job(Reference(section, name))}, program=None
+    )
+
+
+def _benchmarks(config: Config, stage: str, name: str) -> Jobs:
+    """Return the benchmarks of a recipe's model and of the models that it is compared with.
+
+    Their keys are benchmark.BENCHMARK/LABEL.
+    """
+    models = models_of(config, stage, name)
+    if stage == "reward":
+        models = {stage: models[stage]}
+    sections = {f"train_{each}": each for each in STAGES}
+    return {
+        f"benchmark.{benchmark}/{label}": (
+            "run_benchmark",
+            f"{benchmark}/{sections.get(rule, 'models')}/{model}",
+        )
+        for benchmark in config.recipe(stage, name)["benchmarks"]
+        for label, (rule, model) in models.items()
+    }
 
 
 def draw_report(config: Config, stage: str, name: str) -> Description:
@@ -33,6 +64,7 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
                 for stage, name in recipes.items()
                 for verb in ("train", "evaluate")
             },
+            **_benchmarks(config, stage, name),
         },
         options={"licenses": declared_licenses(config)},
     )
@@ -106,6 +138,12 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
             for result, verb in (("training", "train"), ("evaluation", "evaluate"))
             for recipe in recipes
             if not is_version(recipe)
+        }
+        | {
+            f"benchmark.{recipe}/{benchmark}": ("run_benchmark", f"{benchmark}/{stage}/{recipe}")
+            for recipe in recipes
+            if not is_version(recipe)
+            for benchmark in config.recipe(stage, recipe)["benchmarks"]
         },
         files={
             f"{recipe}/{file}": path

@@ -66,6 +66,8 @@ RULES: dict[str, Rule] = {
     "split_dataset": Rule(data_jobs.split_dataset, "split"),
     "fetch_model": Rule(data_jobs.fetch_model, "models"),
     "init_model": Rule(data_jobs.init_model, "models"),
+    # For commands of users.
+    "render_rows": Rule(model_jobs.render_rows, "rows"),
     # SFT.
     "tokenize_sft": _tokenization("sft"),
     "train_sft": Rule(
@@ -122,6 +124,10 @@ RULES: dict[str, Rule] = {
         model_jobs.score_responses, "scores", stage="generations", work="evaluation", loss="score"
     ),
     "select_responses": Rule(data_jobs.select_responses, "data"),
+    # Benchmarks of models by commands of users.
+    "run_benchmark": Rule(
+        page_jobs.run_benchmark, "benchmark", stage="benchmarks", work="sampling"
+    ),
     # Gates and pages.
     "check_gate": Rule(model_jobs.check_gate, "gate"),
     "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", work="evaluation"),
@@ -140,7 +146,8 @@ def num_wildcards(rule: str) -> int:
 def recipe_of(rule: str, name: str) -> tuple[str, str]:
     """Return the stage and the name of the recipe that a job belongs to."""
     stage = RULES[rule].stage
-    if stage is not None:
-        return stage, name
     first, _, recipe = name.partition("/")
-    return first, recipe
+    # The placement of a benchmark is its own.
+    if stage == "benchmarks":
+        return stage, first
+    return (first, recipe) if stage is None else (stage, name)

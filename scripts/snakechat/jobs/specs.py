@@ -46,6 +46,10 @@ class Specs:
         """Return the path of the manifest of a job's result."""
         return f"{self.result(rule, name)}.manifest.json"
 
+    def program(self, rule: str, name: str) -> str:
+        """Return the name of the program of a job in scripts/."""
+        return self.describe(rule, name).program or self.rules[rule].program or rule
+
     def _describe(self, rule: str, name: str) -> Description:
         """Return the description of a job."""
         return self.rules[rule].describe(self.config, *name.split("/"))
@@ -63,9 +67,8 @@ class Specs:
         digests = self.file_digests.digests(
             path for path in files.values() if isinstance(path, Path)
         )
-        program = self.rules[rule].program or rule
         functions = tuple(settings.get("reward_functions", ()))
-        code = self._code(program, functions, uses_vllm(settings))
+        code = self._code(self.program(rule, name), functions, uses_vllm(settings))
         spec: dict[str, Any] = {
             "rule": rule,
             "name": name,

@@ -56,6 +56,9 @@ def is_job(config: Config, rule: str, name: str) -> bool:
         return page in PAGES and is_stage and names.fullmatch(last) is not None
     if len(stages) + 1 != num_wildcards(rule):
         return False
+    if rule == "run_benchmark":
+        benchmark, section = stages
+        return benchmark in config.values["benchmarks"] and section in (*STAGES, "models")
     # Rules of one folder make different datasets or models.
     if RULES[rule].folder == "data":
         return last not in config.values["datasets"] or config.records_job(last)[0] == rule

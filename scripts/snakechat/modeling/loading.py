@@ -75,6 +75,20 @@ def load_scorer(
     return model
 
 
+def check_loadable(folder: Path, tokenizer: PreTrainedTokenizerBase, is_classifier: bool) -> None:
+    """Check that load_causal, or load_scorer of a classifier, loads a model, without its weights.
+
+    Raises:
+        InputError: the model is of another kind, or its weights do not match its config.
+    """
+    _check_kind(folder, reward_model_problem if is_classifier else language_model_problem)
+    config = _load_config(folder, tokenizer, **({"num_labels": 1} if is_classifier else {}))
+    auto_class = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
+    _, found = from_pretrained(auto_class, folder, "fp32", config, device_map={"": "meta"})
+    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
+    check_weights(missing, unexpected, found["mismatched_keys"], f"{folder}: ")
+
+
 def _check_kind(
     folder: str | Path, find_problem: Callable[[Mapping[str, Any]], str | None]
 ) -> None:

@@ -39,7 +39,16 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.placement import Placement, placement_of
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
-LIBRARIES = ("torch", "transformers", "deepspeed", "peft", "tokenizers", "safetensors", "numpy")
+LIBRARIES = (
+    "trl",
+    "torch",
+    "transformers",
+    "deepspeed",
+    "peft",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+)
 # The last line of a card that nobody has edited.
 SEAL = "<!-- Written by Snakechat; an edited card is left alone. {digest} -->\n"
 
@@ -119,7 +128,7 @@ def model_card(
         auto_class=auto_class,
         is_chat_model="Causal" in auto_class,
         spec_digest=digest(spec),
-        seed=spec["settings"]["seed"],
+        seed=spec["settings"].get("seed"),
         sources=Table("", ["job", "source", "languages", "rows", "spec"], rows),
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
@@ -128,7 +137,7 @@ def model_card(
         versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
         saved_step=facts.get("saved_step"),
         changed_weights=facts.get("changed_weights"),
-        saved_dtype=spec["settings"]["save_dtype"] or spec["settings"]["dtype"],
+        saved_dtype=spec["settings"].get("save_dtype") or spec["settings"].get("dtype"),
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )
     data = card_data(name, spec, lineage, licenses, metrics)

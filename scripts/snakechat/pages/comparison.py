@@ -22,8 +22,11 @@ from snakechat.pages.metrics import (
     STAGES,
     WIN_CRITERIA,
     Figure,
+    benchmark_paths,
     is_fraction,
+    own_metrics,
     read_figure,
+    read_metrics,
     with_metrics_before,
 )
 from snakechat.pages.page import Page, Section, Table, as_text
@@ -75,7 +78,7 @@ class Run(NamedTuple):
 
     Attributes:
         name: Name of the recipe.
-        seed: Seed of the training.
+        seed: Seed of the training; None of a command that does not name it.
         settings: Settings of the training, without the seed, and of the jobs before it; keys of its
             placement.
         steps: The lines of metrics.jsonl.
@@ -84,7 +87,7 @@ class Run(NamedTuple):
     """
 
     name: str
-    seed: int
+    seed: int | None
     settings: dict[str, Any]
     steps: list[dict[str, Any]]
     metrics: dict[str, Any]
@@ -185,22 +188,22 @@ def _read_run(job: Job[Any], name: str) -> Run:
         path = result_id(manifest)
         lineage = named_lineage({path: path}, merge_lineages([manifest]), {})
         steps = read_version_file(folder, "metrics.jsonl")
-        metrics = read_version_file(folders["evaluation"], "metrics.json")
+        metrics = json.loads(read_version_file(folders["evaluation"], "metrics.json"))
     else:
         folder = str(job.inputs[f"training.{name}"])
         path, lineage = job.spec["inputs"][f"training.{name}"]["path"], job.lineage
         steps = Path(folder, "metrics.jsonl").read_text()
-        metrics = (job.inputs[f"evaluation.{name}"] / "metrics.json").read_text()
+        metrics = read_metrics(job.inputs, f"evaluation.{name}", f"benchmark.{name}/")
     record = read_run_record(folder, lineage[path]["spec"])
     placement = placement_of(record["placement"] if record else {})
     lines = [json.loads(line) for line in steps.splitlines()]
     return Run(
         name=name,
-        seed=lineage[path]["settings"]["seed"],
+        seed=lineage[path]["settings"].get("seed"),
         settings=comparable_settings(lineage, path)
         | {f"placement: {key}": getattr(placement, key) for key in PLACEMENT},
         steps=lines,
-        metrics=with_metrics_before(json.loads(metrics), lines),
+        metrics=with_metrics_before(metrics, lines),
         record=record,
     )
 
@@ -225,12 +228,19 @@ def group_by_settings(runs: Sequence[Run]) -> list[Group]:
     return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
 
 
+def result_paths(groups: Sequence[Group], stage: str) -> list[str]:
+    """Return the paths of the results of a stage, and of the benchmarks of its runs."""
+    runs = [run for group in groups for run in group.runs]
+    found = [path for run in runs for path in benchmark_paths(run.metrics)]
+    return [*RESULTS[stage], *dict.fromkeys(found)]
+
+
 def long_rows(groups: Sequence[Group], stage: str) -> Iterator[tuple[Any, ...]]:
     """Yield rows of COLUMNS: of each metric and group the mean, then the value of each seed.
 
     A mean has no seed. n is 1 for the value of a seed, which has the interval of its evaluation.
     """
-    for metric in RESULTS[stage]:
+    for metric in result_paths(groups, stage):
         for group in groups:
             results: list[tuple[int | None, Figure | None]] = [(None, group.result(metric))]
             results += [(run.seed, run.result(metric)) for run in group.runs]
@@ -247,12 +257,14 @@ def comparison_page(groups: Sequence[Group], stage: str, name: str) -> Page:
         " Of a single seed, the thin line shows the values and the thick line their moving mean."
     )
     lines = {group.name: group.points for group in groups}
+    runs = [run for group in groups for run in group.runs]
+    own = [key for run in runs for key in own_metrics(stage, run.settings, run.steps)]
     return Page(
         eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
         title=name,
         sections=[
-            result_section(groups, RESULTS[stage]),
-            curve_section(translate("Curves"), caption, stage, lines),
+            result_section(groups, result_paths(groups, stage)),
+            curve_section(translate("Curves"), caption, stage, lines, own),
             setting_section(groups),
         ],
         notes=[
@@ -344,7 +356,8 @@ def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
 def _job_settings(job: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return the settings of a job of a lineage, and the digest of its external files."""
     files = [("files", job["files"]["digest"][:12])] if job["files"]["number"] else []
-    return [*job["settings"].items(), *files]
+    settings = [each for each in job["settings"].items() if each[0] != "distributions"]
+    return [*settings, *files]
 
 
 def setting_differences(columns: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:

@@ -242,7 +242,8 @@ def run_section(
         train: stats.json of the tokens that it was trained on.
     """
     prefix = "policy/" if stage == "rlhf" else ""
-    scaling = {key: steps[-1].get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
+    last = steps[-1] if steps else {}
+    scaling = {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
     measured = {"command": rebuild_command(path, run), **training["facts"], **scaling, **run}
     if "seconds_per_step" in run:
         measured |= throughput(stage, training["settings"], run, steps, train)

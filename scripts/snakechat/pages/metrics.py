@@ -3,7 +3,9 @@
 Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (evaluations).
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
@@ -20,6 +22,8 @@ STAGES = {
     "rlhf": N_("RLHF"),
 }
 MOMENTS = {"before": N_("before training"), "after": N_("after training")}
+# The key of the metrics of benchmarks among those of an evaluation.
+BENCHMARKS = "benchmarks"
 # Groups of metrics: of the curves of a stage, and of evaluations.
 CURVES = {"sft": "sft_curves", "reward": "pair_curves", "dpo": "pair_curves", "rlhf": "rlhf_curves"}
 PERPLEXITIES, PAIRS = METRICS["perplexities"], METRICS["pairs"]
@@ -81,6 +85,8 @@ def model_label(model: str) -> str:
 def label_of(path: str) -> str:
     """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
     keys = path.split(".")
+    if keys[0] == BENCHMARKS:
+        return path.removeprefix(f"{BENCHMARKS}.")
     if keys[0] == "wins":
         return translate(
             "win rate of {model} against {other}, {criterion}",
@@ -150,6 +156,48 @@ def with_metrics_before(
         if key.startswith("eval_")
     }
     return {**metrics, "before": before}
+
+
+def read_metrics(folders: Mapping[str, Path], key: str, prefix: str) -> dict[str, Any]:
+    """Return metrics.json of an evaluation, with those of benchmarks under BENCHMARKS.
+
+    Args:
+        folders: Results by the names of inputs.
+        key: Name of the evaluation.
+        prefix: Start of the names of the benchmarks, before their own names.
+    """
+    metrics: dict[str, Any] = json.loads((folders[key] / "metrics.json").read_text())
+    found = {
+        name.removeprefix(prefix): json.loads((folder / "metrics.json").read_text())
+        for name, folder in folders.items()
+        if name.startswith(prefix)
+    }
+    return {**metrics, BENCHMARKS: found} if found else metrics
+
+
+def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the metrics of benchmarks."""
+    return [
+        f"{BENCHMARKS}.{name}.{key}"
+        for name, of in metrics.get(BENCHMARKS, {}).items()
+        for key in of
+        if key not in ("intervals_95", "items")
+    ]
+
+
+def own_metrics(
+    stage: str, settings: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """Return the metrics of a user's command that our trainings of a stage do not have.
+
+    Args:
+        settings: Settings of the training.
+        steps: The lines of metrics.jsonl.
+    """
+    if "command" not in settings:
+        return []
+    found = dict.fromkeys(key.removeprefix("eval_") for line in steps for key in line)
+    return [key for key in found if key not in ("step", *METRICS[CURVES[stage]])]
 
 
 def _find(values: Mapping[str, Any], path: str) -> Any:

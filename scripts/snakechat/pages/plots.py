@@ -5,7 +5,7 @@ Text is text, in the fonts of the browser.
 
 import io
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -43,16 +43,20 @@ Point = tuple[float, ...]
 Line = Callable[[str], Sequence[Point]]
 
 
-def curve_section(title: str, caption: str, stage: str, lines: Mapping[str, Line]) -> Section:
+def curve_section(
+    title: str, caption: str, stage: str, lines: Mapping[str, Line], own: Iterable[str] = ()
+) -> Section:
     """Return the section with a figure of each metric of a stage that a line has.
 
-    lines: The lines of each figure, by name.
+    Args:
+        lines: The lines of each figure, by name.
+        own: Metrics of a user's command (snakechat.pages.metrics.own_metrics).
     """
     panels = []
-    for key, names in METRICS[CURVES[stage]].items():
+    known = {key: translate(names["en"]) for key, names in METRICS[CURVES[stage]].items()}
+    for key, label in (known | {key: key for key in own}).items():
         points = {name: line(key) for name, line in lines.items()}
         if any(points.values()):
-            label = translate(names["en"])
             panels.append(draw_lines(label, points, translate("step"), is_fraction(key)))
     return Section(title, panels, caption)
 

@@ -16,10 +16,16 @@ from snakechat.pages.jobs import (
     run_section,
     total_cost,
 )
-from snakechat.pages.metrics import STAGES, with_metrics_before
+from snakechat.pages.metrics import STAGES, own_metrics, with_metrics_before
 from snakechat.pages.page import Card, Page, Section, value_table
 from snakechat.pages.plots import curve_section, points_of
-from snakechat.pages.results import headline, remarks_on, response_sections, result_section
+from snakechat.pages.results import (
+    benchmark_sections,
+    headline,
+    remarks_on,
+    response_sections,
+    result_section,
+)
 from snakechat.pages.rows import row_section
 from snakechat.pages.texts import format_share, translate
 from snakechat.workflow.job import Job
@@ -55,6 +61,11 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
         lines = read_json_lines(job.inputs[f"evaluate_{stage}"] / "responses.jsonl")
         responses = response_sections(lines, metrics[stage].get("num_generations", 1))
     settings = lineage[trainings[stage]]["settings"]
+    benchmarks = {
+        name.removeprefix("benchmark."): read_json(folder / "metrics.json")
+        for name, folder in job.inputs.items()
+        if name.startswith("benchmark.")
+    }
     page = Page(
         eyebrow=translate("Report"),
         title=f"{stage}/{job.settings.name}",
@@ -74,8 +85,12 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
                 result_section(each, metrics[each])
                 for each in sorted(stages, key=lambda each: each != stage)
             ),
+            *benchmark_sections(stage, benchmarks),
             *responses,
-            *(training_section(each, steps[each]) for each in stages),
+            *(
+                training_section(each, lineage[trainings[each]]["settings"], steps[each])
+                for each in stages
+            ),
             *(
                 row_section(
                     translate("Training rows: {model}", model=translate(STAGES[each])),
@@ -89,9 +104,7 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
             phase_section({each: statistics[f"tokens.{each}"] for each in stages}),
             prompt_section(statistics),
             lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
-            Section(
-                translate("Settings"), tables=[value_table("", dict(sorted(settings.items())))]
-            ),
+            Section(translate("Settings"), tables=[value_table("", shown_settings(settings))]),
             cost_section(runs),
             *(
                 run_section(
@@ -116,10 +129,12 @@ def report(job: Job[Any]) -> tuple[Page, list[Card], dict[str, Any]]:
     return page, [*page.cards, Card(translate("time of all jobs"), total_cost(runs))], metrics
 
 
-def training_section(stage: str, steps: list[dict[str, Any]]) -> Section:
+def training_section(
+    stage: str, settings: Mapping[str, Any], steps: list[dict[str, Any]]
+) -> Section:
     """Return the section of the curves of a training.
 
-    steps: The lines of metrics.jsonl.
+    Args: As of own_metrics.
     """
     title = translate("Training: {model}", model=translate(STAGES[stage]))
     caption = translate("Thin lines show the values of the steps, thick lines their moving mean.")
@@ -127,7 +142,12 @@ def training_section(stage: str, steps: list[dict[str, Any]]) -> Section:
         translate("training"): lambda key: points_of(steps, key),
         translate("held-out rows"): lambda key: points_of(steps, f"eval_{key}"),
     }
-    return curve_section(title, caption, stage, lines)
+    return curve_section(title, caption, stage, lines, own_metrics(stage, settings, steps))
+
+
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings in their order; the table of software has the distributions of a command."""
+    return {key: settings[key] for key in sorted(settings.keys() - {"distributions"})}
 
 
 def training_remark(training: Mapping[str, Any]) -> str:
@@ -143,7 +163,7 @@ def training_remark(training: Mapping[str, Any]) -> str:
         ),
         "rounding": translate(
             "rounding to {dtype} has discarded most of the training, and save_dtype: fp32 keeps it",
-            dtype=training["settings"]["dtype"],
+            dtype=training["settings"].get("dtype"),
         ),
     }
     if "unchanged_because" not in facts:

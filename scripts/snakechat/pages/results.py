@@ -1,11 +1,16 @@
 """The results of an evaluation: main results, tables of all metrics, responses and remarks."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from snakechat.evaluation.comparisons import initial_model
+from snakechat.evaluation.intervals import mean_with_interval
 from snakechat.pages.metrics import (
+    BENCHMARKS,
     MODELS,
     MOMENTS,
     PAIRS,
@@ -14,6 +19,7 @@ from snakechat.pages.metrics import (
     STAGES,
     WIN_CRITERIA,
     Figure,
+    benchmark_paths,
     headline_paths,
     label_of,
     model_label,
@@ -161,6 +167,55 @@ def _win_table(models: Sequence[str], metrics: Metrics) -> Table:
             rows.append([label_of(path), *cells])
     head = ["", translate("win rate (a tie is half a win)"), *map(translate, LENGTHS.values())]
     return Table(translate("Win rates and response lengths"), head, rows)
+
+
+def benchmark_sections(stage: str, benchmarks: Mapping[str, Metrics]) -> list[Section]:
+    """Return the section of the benchmarks of a recipe; none if it has no benchmarks.
+
+    benchmarks: Their metrics.json by BENCHMARK/MODEL.
+    """
+    models: dict[str, dict[str, Any]] = {}
+    for key, metrics in benchmarks.items():
+        benchmark, _, model = key.partition("/")
+        of_model = models.setdefault(model.removeprefix("compare_with."), {BENCHMARKS: {}})
+        of_model[BENCHMARKS][benchmark] = metrics
+    if not models:
+        return []
+    trained = models[stage]
+    order = [name for name in MODELS if name in models]
+    order += [name for name in models if name not in MODELS]
+    columns = {model_label(name): partial(read_figure, models[name]) for name in order}
+    paths = benchmark_paths(trained)
+    tables = [metric_table("", columns, paths)]
+    if others := models.keys() - {stage}:
+        initial = initial_model(others)
+        name = f"{model_label(stage)} \N{MINUS SIGN} {model_label(initial)}"
+        change = partial(benchmark_change, models[initial], trained)
+        tables.insert(0, metric_table("", {name: change}, paths, differences=True))
+    return [Section(translate("Benchmarks"), tables=tables)]
+
+
+def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | None:
+    """Return how a metric of a benchmark changed, with its interval where both have one.
+
+    Of results by item, the interval is of the differences of the items.
+    """
+    old, new = (read_figure(metrics, path) for metrics in (before, after))
+    if old is None or new is None:
+        return None
+    benchmark, _, key = path.removeprefix(f"{BENCHMARKS}.").rpartition(".")
+    items = [of[BENCHMARKS][benchmark].get("items", {}).get(key, ()) for of in (before, after)]
+    interval = None
+    if items[0] and len(items[0]) == len(items[1]):
+        differences = np.subtract(*reversed(items))
+        # No limits: all differences may be 0.
+        _, interval = mean_with_interval(differences, np.arange(len(differences)), 0, 0)
+    elif old.interval and new.interval:
+        # Half of each width; both are symmetric and independent.
+        halves = [(high - low) / 2 for low, high in (old.interval, new.interval)]
+        half = math.hypot(*halves)
+        interval = [new.value - old.value - half, new.value - old.value + half]
+    return Figure(new.value - old.value, interval, scale=abs(old.value))
 
 
 def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> list[Section]:

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from snakechat.workflow.code_digests import Modules, uses_vllm
+from snakechat.workflow.commands import read_interpreter
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.hermetic import (
@@ -225,8 +226,15 @@ def limits_of(
     if reproduced := os.environ.get(REPRODUCED):
         records.append(Path(reproduced, *job.target.parts[1:]))
     read += [path / RUN_RECORD for path in records]
+    # The command of a user: its files, its interpreter, and the check of the model that it writes.
+    is_command = "command" in spec["settings"]
+    if is_command:
+        read += modules.files(("check_model",))
+        python = job.options.python
+        read += map(Path, read_interpreter(python).folders if python else ())
     write = [job.result, job.states, job.log_folder]
-    fetches, asks = "hub" in spec["settings"], bool(job.options.llm_judges)
+    fetches = "hub" in spec["settings"] or spec["settings"].get("network", False)
+    asks = bool(job.options.llm_judges)
     network = network_limits() if fetches or asks else Limits()
     if asks:
         write.append(replies_folder(Path(job.options.stores[0])))
@@ -239,9 +247,10 @@ def limits_of(
         folders=[*map(str, modules.folders)],
         write=[*map(str, write)],
         network=network.network,
-        connects=connects,
+        # Its processes may connect to each other in any way.
+        connects=connects or is_command,
         nodes=job.placement.nodes > 1,
-        gpus=job.placement.gpus_per_node > 0,
+        gpus=job.placement.gpus_per_node > 0 or is_command,
     )
 
 
@@ -342,7 +351,10 @@ def run_record(
         # The version of Landlock within whose limits the program ran.
         "hermetic": hermetic_version(options.hermetic),
         "python": platform.python_version(),
-        "versions": installed_versions(spec["requirements"].keys() - {PYTHON}),
+        "versions": {
+            **installed_versions(spec["requirements"].keys() - {PYTHON}),
+            **measured.get("versions", {}),
+        },
     }
     return json.dumps(record, indent=1, sort_keys=True) + "\n"
 

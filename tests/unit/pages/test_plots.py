@@ -32,7 +32,7 @@ def test_many_points_are_averaged():
 
 def test_curves_have_held_out_rows():
     steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
-    [panel] = training_section("sft", steps).panels
+    [panel] = training_section("sft", {}, steps).panels
     assert panel.title == "loss (nats per token)"
     assert {"training", "held-out rows", "step"} <= {*texts_in(panel.svg, "text")}
 

@@ -1,0 +1,112 @@
+"""Run a benchmark: a command of a user that measures a model. Writes metrics.json.
+
+The result has the files of the command in the folder output.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from snakechat.evaluation.intervals import TAILS, mean_with_interval
+from snakechat.workflow.command_runs import run_command
+from snakechat.workflow.distributed import rank
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job, run
+
+
+def main(job: Job[Any]) -> None:
+    """Run the command, and read the metrics from its files.
+
+    metrics.json has each metric by name, the 95 % intervals of those with a standard error or with
+    results by item, and these results.
+
+    Raises:
+        InputError: As run_command, or a file has no such metric.
+    """
+    output = job.result / "output"
+    output.mkdir()
+    run_command(job, output)
+    if rank() > 0:
+        return
+    metrics: dict[str, Any] = {"intervals_95": {}, "items": {}}
+    for name, (pattern, *keys) in job.settings.metrics.items():
+        try:
+            value, interval, items = read_metric(output, pattern, keys)
+        except InputError as error:
+            raise InputError(f"{job.target}: metrics.{name}: {error}") from None
+        metrics[name] = value
+        metrics["intervals_95"] |= {name: interval} if interval else {}
+        metrics["items"] |= {name: items} if items else {}
+        print(f"{name} {value:.4g}")
+    (job.result / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n")
+
+
+def read_metric(
+    folder: Path, pattern: str, keys: Sequence[str | int]
+) -> tuple[float, list[float] | None, list[float]]:
+    """Return a metric, its interval and its results by item.
+
+    Args:
+        folder: The files of the command.
+        pattern: A glob that matches one file, of JSON or of JSON lines.
+        keys: They lead to a number or to a list of numbers; in each of several lines, to a number.
+
+    Raises:
+        InputError: They do not.
+    """
+    files = [path for path in sorted(folder.glob(pattern)) if path.is_file()]
+    if len(files) != 1:
+        names = ", ".join(path.relative_to(folder).as_posix() for path in files) or "none"
+        raise InputError(f"{pattern} matches {len(files)} files in {{output}}, expected 1: {names}")
+    [path], text = files, files[0].read_text(encoding="utf-8")
+    try:
+        if path.suffix == ".jsonl":
+            found: Any = [value_at(json.loads(line), keys) for line in text.splitlines()]
+        else:
+            found = value_at(content := json.loads(text), keys)
+    except ValueError as error:
+        raise InputError(f"{path.name} is not JSON: {error}") from None
+    values = found if isinstance(found, list) else [found]
+    if not values or not all(isinstance(value, int | float) for value in values):
+        raise InputError(f"{path.name}: expected a number, found {found!r}")
+    if isinstance(found, list):
+        value, interval = mean_with_interval(np.array(values, float), np.arange(len(values)))
+        return value, interval, [float(value) for value in values]
+    deviation = standard_error(content, keys)
+    half = deviation and deviation * float(stats.norm.ppf(TAILS[1]))
+    return float(found), [found - half, found + half] if half else None, []
+
+
+def value_at(content: Any, keys: Sequence[str | int]) -> Any:
+    """Return the value that keys lead to.
+
+    Raises:
+        InputError: One of them does not exist.
+    """
+    for key in keys:
+        try:
+            content = content[key]
+        except (KeyError, IndexError, TypeError):
+            found = ", ".join(content) if isinstance(content, Mapping) else repr(content)[:80]
+            raise InputError(f"there is no {key!r} in {found}") from None
+    return content
+
+
+def standard_error(content: Any, keys: Sequence[str | int]) -> float | None:
+    """Return the standard error beside a metric, as lm-evaluation-harness names it, or None.
+
+    Of "acc" it is "acc_stderr", of "exact_match,strict-match" "exact_match_stderr,strict-match".
+    """
+    if not keys or not isinstance(keys[-1], str):
+        return None
+    name, comma, filter_name = keys[-1].partition(",")
+    found = value_at(content, keys[:-1]).get(f"{name}_stderr{comma}{filter_name}")
+    return found if isinstance(found, int | float) else None
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,122 @@
+"""What a command may write: a model of the stage, with the tokenizer that it started from."""
+
+import json
+import shutil
+
+import pytest
+from torch.utils.tensorboard import SummaryWriter
+
+from check_model import check_folder, write_metrics
+from conftest import INIT
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
+from snakechat.workflow.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def source(tokenizer, tmp_path_factory):
+    """The folder of a language model."""
+    folder = tmp_path_factory.mktemp("source")
+    save_model(make_causal(INIT, tokenizer, 1), tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def output(source, tmp_path):
+    """A copy of it."""
+    return shutil.copytree(source, tmp_path / "output")
+
+
+def changed(path, **keys):
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+def test_a_copy_of_the_model_is_a_language_model(output, source):
+    check_folder(output, source, is_classifier=False)
+
+
+def without_config(output):
+    (output / "config.json").unlink()
+
+
+def with_adapters(output):
+    for name in ("config.json", "model.safetensors"):
+        (output / name).unlink()
+    (output / "adapter_config.json").write_text("{}")
+
+
+def without_tokenizer(output):
+    for path in output.glob("tokenizer*"):
+        path.unlink()
+
+
+def with_another_tokenizer(output):
+    path = output / "tokenizer.json"
+    content = json.loads(path.read_text())
+    content["normalizer"] = {"type": "Lowercase"}
+    path.write_text(json.dumps(content))
+
+
+def without_weights(output):
+    (output / "model.safetensors").unlink()
+
+
+def with_truncated_weights(output):
+    path = output / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def with_fewer_layers(output):
+    changed(output / "config.json", num_hidden_layers=1)
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    {
+        without_config: "has no config.json: expected what save_pretrained writes",
+        with_adapters: "has adapters of peft without their base model: save model.merge_and_unload",
+        without_tokenizer: "has no tokenizer: save the one of {model}",
+        with_another_tokenizer: "has another tokenizer than {model}",
+        without_weights: "no file named model.safetensors",
+        with_truncated_weights: "",
+        with_fewer_layers: "weights are not in the model",
+    }.items(),
+)
+def test_another_folder_is_one_line(edit, message, output, source):
+    edit(output)
+    with pytest.raises(InputError) as error:
+        check_folder(output, source, is_classifier=False)
+    assert message in str(error.value)
+    assert str(output) in str(error.value)
+
+
+def test_a_language_model_is_no_reward_model(output, source):
+    with pytest.raises(InputError, match="is no classifier but"):
+        check_folder(output, source, is_classifier=True)
+
+
+def test_events_of_tensorboard_become_metrics_by_the_names_of_pages(tmp_path):
+    with SummaryWriter(tmp_path / "logs") as writer:
+        for step in (1, 2):
+            writer.add_scalar("train/rewards/accuracies", step / 4, step)
+            writer.add_scalar("train/mine", step, step)
+        writer.add_scalar("eval/rewards/accuracies", 0.5, 2)
+        writer.add_scalar("eval/loss", float("nan"), 2)
+    write_metrics(tmp_path / "metrics.jsonl", tmp_path / "logs")
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [
+        {"step": 1, "accuracy": 0.25, "mine": 1},
+        {"step": 2, "accuracy": 0.5, "mine": 2, "eval_accuracy": 0.5},
+    ]
+
+
+def test_metrics_of_the_command_stay_and_are_checked(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2}\n')
+    write_metrics(path, tmp_path)
+    assert path.read_text() == '{"step": 1, "loss": 2}\n'
+    path.write_text('{"step": 1}\n{"loss": 2}\n')
+    with pytest.raises(InputError, match="line 2: expected an object with the integer"):
+        write_metrics(path, tmp_path)
+    write_metrics(tmp_path / "other.jsonl", tmp_path)
+    assert (tmp_path / "other.jsonl").read_text() == ""

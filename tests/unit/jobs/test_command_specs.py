@@ -1,0 +1,171 @@
+"""Specs of trainings by commands: all that a command reads counts, and nothing else."""
+
+import re
+import sys
+
+import pytest
+import yaml
+
+from conftest import ROOT
+from snakechat.config.loading import load_config
+from snakechat.config.schema import ConfigError
+from snakechat.jobs.placements import run_options
+from snakechat.jobs.specs import Specs
+from support.configs import config_values
+
+RECIPE = {
+    "model": "sft/tiny",
+    "datasets": ["toy"],
+    "max_length": 96,
+    "command": "bash train.sh {model} {data} {output}",
+    "files": ["train.sh", "lib"],
+    "placement": {"deployment": "cpu"},
+}
+FILES = {"train.sh": "train", "lib/a.sh": "a", "lock.txt": "pytest==1", "other.sh": "other"}
+
+
+@pytest.fixture
+def specs(tmp_path):
+    """A function that returns the Specs of recipe dpo/mine with changes of its keys."""
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+
+    def of_changes(stage="dpo", config=(), **changes):
+        recipe = {key: value for key, value in (RECIPE | changes).items() if value is not None}
+        values = yaml.safe_load(yaml.safe_dump(dict(config)))
+        values.setdefault(stage, {}).setdefault("recipes", {})["mine"] = recipe
+        return Specs(load_config(config_values(values), tmp_path, ROOT, {}), ROOT)
+
+    return of_changes
+
+
+def spec_of(specs, rule="train_dpo", name="mine"):
+    return specs.spec(rule, name)[0]
+
+
+def test_a_command_reads_its_model_its_rows_and_its_files(specs):
+    found = specs()
+    spec = spec_of(found)
+    assert spec["settings"] == {
+        "command": RECIPE["command"],
+        "datasets": [["toy", 1.0]],
+        "template": "dialogue",
+    }
+    jobs = {key: (up["rule"], up["name"]) for key, up in spec["inputs"].items()}
+    assert jobs == {"model": ("train_sft", "tiny"), "data": ("render_rows", "dpo/mine")}
+    assert spec["files"].keys() == {"train.sh", "lib/a.sh"}
+    # Of ours, the program that runs it, and no library.
+    assert "run_command.py" in spec["code"]
+    assert not any("modeling" in name for name in spec["code"])
+    assert spec["requirements"].keys() == {"python"}
+    description = found.describe("train_dpo", "mine")
+    assert run_options(found.config, "train_dpo", description, []).source == str(
+        found.config.local_path("")
+    )
+
+
+def test_rows_are_those_of_the_tokens_whatever_their_length(specs):
+    before, after = (
+        spec_of(specs(max_length=length), "render_rows", "dpo/mine") for length in (96, 64)
+    )
+    assert before == after
+    tokens = spec_of(specs(), "tokenize_dpo")
+    assert tokens["settings"] == {**before["settings"], "max_length": 96}
+    assert tokens["inputs"] == before["inputs"]
+
+
+def edit(name):
+    return lambda folder: (folder / name).write_text("pytest==2")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "action", "is_stale"),
+    {
+        "a named file": ({}, {}, edit("train.sh"), True),
+        "a file of a named folder": ({}, {}, edit("lib/a.sh"), True),
+        "a new file of a named folder": ({}, {}, edit("lib/new.sh"), True),
+        "an unnamed file": ({}, {}, edit("other.sh"), False),
+        "the lock": ({"lock": "lock.txt"}, {"lock": "lock.txt"}, edit("lock.txt"), True),
+        "the command": ({}, {"command": "bash train.sh {model} {data} {output} 2"}, None, True),
+        "the network": ({}, {"network": True}, None, True),
+        "the initial model": ({}, {"model": "sft/other"}, None, True),
+        "the dataset": ({}, {"datasets": [{"toy": 2}]}, None, True),
+        "the maximum length, which tokens alone have": ({}, {"max_length": 64}, None, False),
+        "the seed, which the command does not name": ({}, {"seed": 7}, None, False),
+        "the seed, which the command names": (
+            {"command": "bash train.sh {output} {seed}"},
+            {"command": "bash train.sh {output} {seed}", "seed": 7},
+            None,
+            True,
+        ),
+        "the loss of the evaluation": ({}, {"beta": 0.7}, None, False),
+        "the gate": ({}, {"gate": {"metric": "accuracy", "min": 0.5}}, None, False),
+        "the placement": ({}, {"placement": {"deployment": "single_gpu"}}, None, False),
+        "an interpreter": ({}, {"python": sys.executable}, None, True),
+    }.values(),
+    ids=lambda value: "",
+)
+def test_an_edit_makes_a_training_stale_that_depends_on_it(
+    before, after, action, is_stale, specs, tmp_path
+):
+    other = {"sft": {"recipes": {"other": {"model": "tiny", "datasets": ["toy"], "seed": 9}}}}
+    first = spec_of(specs(config=other, **before))
+    if action:
+        action(tmp_path)
+    second = spec_of(specs(config=other, **after))
+    assert (first != second) == is_stale
+
+
+def test_without_a_lock_the_distributions_of_the_interpreter_count(specs):
+    command = "{python} train.sh {output}"
+    settings = spec_of(specs(command=command))["settings"]
+    assert settings["python"] == sys.version.split()[0]
+    assert "torch" in settings["distributions"]
+    settings = spec_of(specs(command=command, lock="lock.txt"))["settings"]
+    assert "distributions" not in settings and settings["lock"] == "lock.txt"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    {
+        "files": ({"files": ["train.sh", "gone.py"]}, "files: gone.py: there is no such file"),
+        "lock": ({"lock": "gone.txt"}, "lock: gone.txt: there is no such file"),
+        "python": ({"python": "gone/python"}, "python: .*gone/python does not exist"),
+    }.values(),
+)
+def test_what_does_not_exist_is_one_line(changes, message, specs):
+    found = specs(**changes)
+    with pytest.raises(ConfigError, match=rf"^config: dpo\.recipes\.mine\.{message}"):
+        spec_of(found)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    {
+        "unknown": ({"command": "a {modle} {output}"}, "command: {modle} is unknown: expected {py"),
+        "no output": ({"command": "a {model}"}, "command: expected {output}, the folder that it"),
+        "reward": ({"command": "a {reward} {output}"}, "command: {reward} is unknown"),
+        "setting": (
+            {"learning_rate": 1e-3},
+            "learning_rate: 0.001 has no effect with a command, which does not receive it: remove",
+        ),
+        "without": ({"command": None}, "files: ['train.sh', 'lib'] has no effect without command"),
+    }.values(),
+)
+def test_a_wrong_recipe_is_one_line(changes, message, specs):
+    with pytest.raises(ConfigError, match=rf"^config: dpo\.recipes\.mine\.{re.escape(message)}"):
+        specs(**changes)
+
+
+RLHF = {"model": None, "max_length": None, "actor": "sft/tiny", "reward": "reward/tiny"}
+
+
+def test_rlhf_has_a_reward_model(specs):
+    command = "train {model} {reference} {reward} {data} {output}"
+    spec = spec_of(specs("rlhf", command=command, **RLHF), "train_rlhf")
+    assert spec["inputs"].keys() == {"actor", "reward", "data"}
+    assert spec_of(specs("rlhf", **RLHF), "train_rlhf")["inputs"].keys() == {"actor", "data"}
+    several = {**RLHF, "reward": {"reward/tiny": 1, "reward/judge": 1}}
+    with pytest.raises(ConfigError, match=r"{reward} is one reward model, and reward has 2"):
+        spec_of(specs("rlhf", command=command, **several), "train_rlhf")

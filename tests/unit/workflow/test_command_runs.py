@@ -1,0 +1,154 @@
+"""Words of commands, their interpreter and their files."""
+
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from snakechat.workflow.command_runs import FORWARDED, command_environment, run_words
+from snakechat.workflow.commands import (
+    check_lock,
+    command_words,
+    named_files,
+    read_interpreter,
+    unnamed_file,
+)
+from snakechat.workflow.errors import InputError
+
+VALUES = {"model": "/store/a b; touch x", "output": "/out"}
+
+
+def test_values_replace_names_within_words_and_no_shell_reads_them():
+    words = command_words('train --model={model} \'--args={{"o": "{output}"}}\' $HOME *', VALUES)
+    assert words == [
+        *("train", "--model=/store/a b; touch x", '--args={"o": "/out"}', "$HOME", "*"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    {
+        "train {mode}": "{mode} is unknown: expected {model}, {output}, or doubled braces",
+        "train {model.x}": "{model.x} is unknown",
+        "train {}": "{} is unknown",
+        "train {": "{ is unknown",
+        "train 'a": "No closing quotation",
+        " ": "expected a program",
+    }.items(),
+)
+def test_a_wrong_command_is_an_error(command, message):
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        command_words(command, VALUES)
+
+
+def test_an_interpreter_has_its_version_and_the_distributions_of_its_environment():
+    found = read_interpreter(sys.executable)
+    assert found.version == sys.version.split()[0]
+    assert {"torch", "huggingface-hub"} <= found.distributions.keys()
+    assert sys.prefix in found.folders
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    {"nowhere/python": "does not exist", "/bin/false": "is not an interpreter"}.items(),
+)
+def test_a_missing_interpreter_is_one_line(python, message):
+    with pytest.raises(InputError, match=message):
+        read_interpreter(python)
+
+
+@pytest.mark.parametrize(
+    ("lock", "message"),
+    {
+        "trl==1.16.0\n# torch==1\nTorch[cpu]==2.13.0 --hash=a\nother==1": None,
+        "trl==1.15.0": "trl 1.16.0 is installed",
+        "other==1": "nothing of it is installed",
+        "trl>=1": "pins no version",
+    }.items(),
+)
+def test_an_environment_has_the_versions_of_its_lock(lock, message, tmp_path):
+    path, installed = tmp_path / "lock.txt", {"trl": "1.16.0", "torch": "2.13.0+cpu"}
+    path.write_text(lock)
+    if message is None:
+        check_lock(path, installed)
+    else:
+        with pytest.raises(InputError, match=message):
+            check_lock(path, installed)
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A folder with programs [a], of which some are named."""
+    folder = tmp_path / "project [a]"
+    for name in ("train.py", "lib/one.py", "lib/two.py", "lib/.hidden", "lib/__pycache__/one.pyc"):
+        path = folder / "programs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    return folder
+
+
+def test_paths_folders_and_globs_name_files(root):
+    assert list(named_files(root, ["programs/train.py"])) == ["programs/train.py"]
+    both = ["programs/lib/one.py", "programs/lib/two.py"]
+    assert list(named_files(root, ["programs/lib"])) == both
+    assert list(named_files(root, ["**/lib/*.py"])) == both
+    assert list(named_files(root, [str(root / "programs/train.py")])) == ["programs/train.py"]
+    with pytest.raises(InputError, match=r"programs/\*.sh: there is no such file"):
+        list(named_files(root, ["programs/*.sh"]))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    {
+        "FileNotFoundError: [Errno 2] No such file or directory: 'programs/lib/one.py'": (
+            "programs/lib/one.py"
+        ),
+        "cat: programs/lib/one.py: No such file or directory": "programs/lib/one.py",
+        "ModuleNotFoundError: No module named 'helper'": "programs/helper.py",
+        "ModuleNotFoundError: No module named 'numpy.core'": None,
+        "cat: programs/other.py: No such file or directory": None,
+        "cat: programs/train.py: is there": None,
+    }.items(),
+)
+def test_a_file_that_no_key_names_is_found_in_the_output(line, name, root, tmp_path):
+    (root / "programs/helper.py").touch()
+    copy = tmp_path / "copy"
+    (copy / "programs").mkdir(parents=True)
+    (copy / "programs/train.py").touch()
+    assert unnamed_file(f"Traceback:\n{line}\n", root, copy) == name
+
+
+def test_a_file_that_the_kernel_denies_is_found_by_its_absolute_path(root, tmp_path, monkeypatch):
+    secret = root / "programs/lib/one.py"
+
+    def denied(path, *arguments):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", denied)
+    line = f"PermissionError: [Errno 13] Permission denied: '{secret}'"
+    assert unnamed_file(line, root, tmp_path) == "programs/lib/one.py"
+
+
+def test_a_command_gets_the_signals_of_its_job(tmp_path):
+    before = {number: signal.getsignal(number) for number in FORWARDED}
+    # It asks the job to stop, which forwards the signal to it.
+    script = "trap 'echo saved; exit 3' TERM; kill -TERM $PPID; sleep 20 & wait"
+    try:
+        code, output = run_words(["bash", "-c", script], tmp_path, os.environ)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert (code, output) == (128 + signal.SIGTERM, "saved\n")
+
+
+def test_the_environment_of_a_command_has_folders_of_the_job(tmp_path):
+    variables = {"HOME": "/home/me", "PYTHONPATH": "/mine", "SNAKECHAT_LOG": "x", "OMP": "2"}
+    found = command_environment(variables, tmp_path, "/env/bin/python", network=False)
+    assert found["OMP"] == "2" and found["HF_HUB_OFFLINE"] == "1"
+    assert found["PATH"].startswith("/env/bin:")
+    assert not {"PYTHONPATH", "SNAKECHAT_LOG"} & found.keys()
+    for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR"):
+        assert Path(found[name]).parent == tmp_path

@@ -1,0 +1,132 @@
+"""Recipes with a command: results, errors, a kill and its resume."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from conftest import ROOT, Workflow
+
+COPY = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"
+FILES = {
+    "copy.sh": (ROOT / "programs/copy_model.sh").read_text(),
+    "fail.py": "import sys; print('step 1'); sys.exit('the loss is nan')",
+    "helper.py": "VALUE = 1",
+    "imports.py": "import helper",
+    "reads.py": "open(__import__('sys').argv[1]).read()",
+    # It is killed in its first attempt, after half of its steps.
+    "resumes.py": """
+import os, shutil, signal, sys
+from pathlib import Path
+
+model, output, state = map(Path, sys.argv[1:])
+step = state / "step"
+first = int(step.read_text()) if step.exists() else 0
+print(f"starting at step {first}", flush=True)
+for number in range(first, 4):
+    step.write_text(str(number + 1))
+    if (first, number) == (0, 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+shutil.copytree(model, output, dirs_exist_ok=True)
+(output / "metrics.jsonl").write_text('{"step": 4, "first": %d}\\n' % first)
+""",
+}
+RECIPE = {"model": "sft/tiny", "datasets": ["toy"], "max_length": 96, "dtype": "fp32"}
+RECIPE["placement"] = {"deployment": "cpu"}
+
+
+def recipe(command, *files, **keys):
+    return {**RECIPE, "command": command, "files": [f"programs/{file}" for file in files], **keys}
+
+
+RECIPES = {
+    "copied": recipe("bash programs/copy.sh {model} {output}", "copy.sh"),
+    "resumed": recipe("{python} programs/resumes.py {model} {output} {state}", "resumes.py"),
+    "fails": recipe("{python} programs/fail.py {output}", "fail.py"),
+    "empty": {**RECIPE, "command": "true {output}"},
+    "unloadable": {**RECIPE, "command": "touch {output}/config.json"},
+    "no-program": {**RECIPE, "command": "nowhere/train {output}"},
+    "imports": recipe("{python} programs/imports.py {output}", "imports.py"),
+    "reads": recipe("{python} programs/reads.py $ROOT/programs/helper.py {output}", "reads.py"),
+}
+ERRORS = {
+    "fails": "the command ended with exit code 1: the loss is nan",
+    "empty": "the command wrote nothing to {output}",
+    "unloadable": "{output} has no tokenizer: save the one of {model} there",
+    "no-program": "the command cannot run nowhere/train: No such file or directory",
+    "imports": "the command cannot read programs/helper.py: add it to `files`",
+    "reads": "the command cannot read programs/helper.py: add it to `files`",
+}
+
+
+class Build(Workflow):
+    """A build in which programs run by Python itself, whose path commands get."""
+
+    def snakemake(self, *arguments):
+        program = Path(sys.executable).with_name("snakemake")
+        return self.run(sys.executable, program, *arguments, *self.options)
+
+
+@pytest.fixture(scope="module")
+def build(quick, tmp_path_factory):
+    """A copy of the quick build with recipes of dpo that have commands."""
+    folder = tmp_path_factory.mktemp("commands") / "work"
+    quick.copy(folder)
+    (folder / "programs").mkdir(exist_ok=True)
+    for name, text in FILES.items():
+        (folder / "programs" / name).write_text(text)
+    text = yaml.safe_dump({"dpo": {"recipes": RECIPES}}).replace("$ROOT", str(folder))
+    (folder / "commands.yaml").write_text(text)
+    return Build(folder, *quick.options, "commands.yaml")
+
+
+def test_a_command_makes_a_result_like_ours(build):
+    build.build("output/dpo/copied", "output/compare/dpo/copied-vs-tiny.html")
+    folder = build.folder / "output/dpo/copied"
+    names = {path.name for path in folder.iterdir()}
+    assert {"model.safetensors", "metrics.jsonl", "README.md", "evaluation", "report"} <= names
+    assert "bash programs/copy.sh" in (folder / "README.md").read_text()
+    metrics = json.loads((build.folder / "output/eval/dpo/copied/metrics.json").read_text())
+    # It did not train.
+    assert metrics["accuracy"] == 0 and metrics["ties"] == 1
+    assert build.planned("output/dpo/copied") == set()
+    verified = build.run(sys.executable, ROOT / "scripts/verify.py", "output")
+    assert verified.stdout.endswith("all as recorded\n")
+    # An edit of the file, and no edit of another one, makes it stale.
+    program = build.folder / "programs/copy.sh"
+    (build.folder / "programs/helper.py").write_text("VALUE = 2")
+    assert build.planned("output/dpo/copied") == set()
+    program.write_text(program.read_text() + "# edited\n")
+    tool = [sys.executable, build.folder / "scripts/explain.py", "output/dpo/copied"]
+    explained = build.run(*tool, *build.options).stdout
+    assert "programs/copy.sh changed" in explained
+    tool[1] = build.folder / "scripts/estimate.py"
+    estimated = build.run(*tool, *build.options).stdout
+    assert "unknown: measured by run.json after the first run" not in estimated
+    program.write_text(FILES["copy.sh"])
+
+
+def test_a_killed_command_resumes_from_its_state(build):
+    process = build.snakemake("output/dpo/resumed.manifest.json", "--cores", "2")
+    assert process.returncode == 1
+    assert "output/dpo/resumed: the command ended with exit code 137: starting at step 0" in (
+        process.stdout
+    )
+    [state] = build.folder.glob("output/store/train_dpo/.*/state")
+    assert (state / "step").read_text() == "2"
+    build.build("output/dpo/resumed.manifest.json")
+    metrics = build.folder / "output/dpo/resumed/metrics.jsonl"
+    assert json.loads(metrics.read_text()) == {"step": 4, "first": 2}
+    assert not state.exists()
+
+
+def test_each_mistake_is_one_line_and_publishes_nothing(build):
+    targets = [f"output/dpo/{name}.manifest.json" for name in ERRORS]
+    process = build.snakemake(*targets, "--cores", "2", "--keep-going")
+    assert process.returncode == 1
+    for name, message in ERRORS.items():
+        assert f"error: output/dpo/{name}: {message}" in process.stdout, process.stdout[-4000:]
+        assert not os.path.lexists(build.folder / f"output/dpo/{name}")
