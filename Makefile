@@ -27,7 +27,7 @@ LOCK := .venv-lock
 CORES ?= 2
 TARGET ?= output/rlhf/tiny
 
-.PHONY: demo test-quick test test-all test-slurm test-gpu test-vllm lint docs reproduce bench-train bench-rlhf bench-gpu bench-quality lock clean clean-output
+.PHONY: demo environments test-quick test test-all test-slurm test-gpu test-vllm lint docs reproduce bench-train bench-rlhf bench-gpu bench-quality lock clean clean-output
 
 demo: $(VENV)/demo
 	$(ACTIVATE) snakemake --logger rich --cores $(CORES) output/rlhf/tiny
@@ -151,6 +151,9 @@ $(EVAL)/ready: programs/requirements-eval.txt
 	$(PYTHON) -m venv $(EVAL)
 	$(EVAL)/bin/pip install --quiet --requirement $<
 	touch $@
+
+# The environments of the shipped commands: TRL, and lm-evaluation-harness.
+environments: $(TRL)/ready $(EVAL)/ready
 
 # A folder of packages, which quality.py adds to its path: the others are those of $(VENV).
 $(QUALITY)/ready: tests/benchmarks/requirements-quality.txt $(VENV)/demo

@@ -111,11 +111,13 @@ class Workflow:
         self.folder = folder
         self.options = options
         self.environment = {}
+        # Programs run in forks of one process, which is no interpreter for a user's command.
+        self.python = PYTHON
 
     def snakemake(self, *arguments):
         """Run Snakemake with the workflow's options, as `run` runs a command."""
         program = Path(sys.executable).with_name("snakemake")
-        return self.run(PYTHON, program, *arguments, *self.options)
+        return self.run(self.python, program, *arguments, *self.options)
 
     def run(self, *command):
         """Run a command; return the finished process with its output as text."""

@@ -4,6 +4,7 @@ The tutorial of Slurm is executed in tests/cluster.
 """
 
 import re
+import sys
 
 import pytest
 import yaml
@@ -61,6 +62,8 @@ def test_pages_that_continue_there(page, followed, tmp_path, monkeypatch):
     # The estimate of a page reads configs of the Hub.
     with serving_opt(tmp_path / "home") as (_, environment):
         monkeypatch.setattr(followed, "environment", environment)
+        if page == "tutorials/commands":
+            monkeypatch.setattr(followed, "python", sys.executable)
         follow(page, followed)
 
 

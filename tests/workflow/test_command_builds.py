@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 import sys
-from pathlib import Path
 
 import pytest
 import yaml
 
 from conftest import ROOT, Workflow
+from support.tutorials import blocks_of
 
 COPY = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"
 FILES = {
@@ -20,7 +21,6 @@ FILES = {
     # It is killed in its first attempt, after half of its steps.
     "resumes.py": """
 import os, shutil, signal, sys
-from pathlib import Path
 
 model, output, state = map(Path, sys.argv[1:])
 step = state / "step"
@@ -62,12 +62,11 @@ ERRORS = {
 }
 
 
-class Build(Workflow):
-    """A build in which programs run by Python itself, whose path commands get."""
-
-    def snakemake(self, *arguments):
-        program = Path(sys.executable).with_name("snakemake")
-        return self.run(sys.executable, program, *arguments, *self.options)
+def build_in(folder, *options):
+    """Return a build whose programs are run by Python itself, which commands run too."""
+    workflow = Workflow(folder, *options)
+    workflow.python = sys.executable
+    return workflow
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def build(quick, tmp_path_factory):
         (folder / "programs" / name).write_text(text)
     text = yaml.safe_dump({"dpo": {"recipes": RECIPES}}).replace("$ROOT", str(folder))
     (folder / "commands.yaml").write_text(text)
-    return Build(folder, *quick.options, "commands.yaml")
+    return build_in(folder, *quick.options, "commands.yaml")
 
 
 def test_a_command_makes_a_result_like_ours(build):
@@ -130,3 +129,30 @@ def test_each_mistake_is_one_line_and_publishes_nothing(build):
     for name, message in ERRORS.items():
         assert f"error: output/dpo/{name}: {message}" in process.stdout, process.stdout[-4000:]
         assert not os.path.lexists(build.folder / f"output/dpo/{name}")
+
+
+@pytest.mark.exhaustive
+def test_trl_trains_and_lm_evaluation_harness_measures(build):
+    for name in (".venv-trl", ".venv-eval"):
+        if not (ROOT / name / "bin/python").exists():
+            pytest.skip(f"needs {name}: make environments")
+        (build.folder / name).symlink_to(ROOT / name)
+    shutil.copytree(ROOT / "programs", build.folder / "programs", dirs_exist_ok=True)
+    [page] = [block for block in blocks_of("tutorials/commands") if block.title == "trl.yaml"]
+    (build.folder / "trl.yaml").write_text(page.text)
+    with_trl = build_in(build.folder, *build.options, "trl.yaml")
+    with_trl.build("output/compare/dpo/trl-vs-tiny.html")
+    steps = (build.folder / "output/dpo/trl/metrics.jsonl").read_text().splitlines()
+    first, last = (json.loads(steps[number]) for number in (0, -1))
+    assert last["loss"] < first["loss"]
+    path = build.folder / "output/benchmark/toy_pairs/dpo/trl/metrics.json"
+    metrics = json.loads(path.read_text())
+    low, high = metrics["intervals_95"]["accuracy"]
+    assert low < metrics["accuracy"] < high
+    for bound, code in ((0.0, 0), (1.0, 1)):
+        gate = f"{{metric: benchmarks.toy_pairs.accuracy, min: {bound}}}"
+        change = f"dpo={{recipes: {{trl: {{gate: {gate}}}}}}}"
+        gated = build_in(build.folder, *with_trl.options, "--config", change)
+        process = gated.snakemake("output/gate/dpo/trl.manifest.json", "--cores", "2")
+        assert process.returncode == code, process.stdout[-3000:]
+    assert "error: dpo/trl: benchmarks.toy_pairs.accuracy is" in process.stdout
