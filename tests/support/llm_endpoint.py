@@ -66,9 +66,13 @@ def llm_server(monkeypatch):
 
 
 def judge_entry(server, **settings):
-    """Return the entry of `llm_judges` for a judge; requests are sent one after the other."""
+    """Return the entry of `llm_judges` for a judge; requests are sent one after the other.
+
+    A setting of None is not in the entry.
+    """
     entry = {"url": server.url, "model": "lab/wise", "rubric": "Be kind.", "key_env": "JUDGE_KEY"}
-    return {**entry, "concurrency": 1, **settings}
+    entry |= {"concurrency": 1, **settings}
+    return {key: value for key, value in entry.items() if value is not None}
 
 
 def judge_of(server, cache, **settings):

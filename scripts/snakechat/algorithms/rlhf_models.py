@@ -17,7 +17,7 @@ from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.lora import add_lora, disable_adapters
+from snakechat.modeling.lora import add_lora, disable_adapters, select_trained
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine, make_engine
 from snakechat.training.evaluated_models import load_frozen
@@ -93,9 +93,7 @@ def load_actor_and_reference(
     settings, folder = job.settings, job.inputs["actor"]
     deferred = is_partitioned(job.placement, settings.dtype)
     model = load_causal(folder, settings.dtype, tokenizer, deferred)
-    if settings.lora_rank:
-        model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
-    actor = Policy(model)
+    actor = Policy(select_trained(model, settings))
     frozen = partial(
         load_frozen,
         Policy,

@@ -1,6 +1,5 @@
 """Keys of the config other than training settings: datasets, models, placement, evaluation."""
 
-import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
@@ -27,12 +26,14 @@ from snakechat.config.settings import (
     Count,
     Entry,
     Name,
+    NonEmptyText,
     NonNegative,
     NonNegativeInt,
     Number,
     Positive,
     ReadIf,
     RefersTo,
+    Regex,
     Seed,
     Settings,
     only_with,
@@ -66,14 +67,6 @@ def _form_by_key(**forms: Any) -> Any:
 EnvironmentVariable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
-def _check_regex(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"not a regular expression ({error})") from None
-    return text
-
-
 def _check_address(url: str) -> str:
     try:
         HttpUrl(url)
@@ -105,8 +98,6 @@ SET_BY_CLIENT = (
     *("tools", "tool_choice", "functions", "function_call", "modalities", "audio"),
 )
 BadRowPolicy = Literal["fail", "skip"]
-NonEmptyText = Annotated[str, Field(min_length=1)]
-Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
 PromptSets = Annotated[list[Name], Field(min_length=1)]
 Format = Annotated[str, GetPydanticSchema(lambda _, handler: handler(Literal[tuple(FORMATS)]))]
 

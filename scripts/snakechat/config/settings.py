@@ -1,11 +1,13 @@
 """Settings as pydantic models: their base, and the types of values with their constraints."""
 
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -123,6 +125,14 @@ class Entry(Settings):
         return self
 
 
+def _check_regex(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"not a regular expression ({error})") from None
+    return text
+
+
 def _check_number(value: Any) -> Any:
     """Reject true and false, which pydantic reads as 1 and 0."""
     if isinstance(value, bool):
@@ -132,6 +142,8 @@ def _check_number(value: Any) -> Any:
 
 IS_NUMBER = BeforeValidator(_check_number)
 
+NonEmptyText = Annotated[str, Field(min_length=1)]
+Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
 Number = Annotated[float, IS_NUMBER]
 Count = Annotated[int, Field(ge=1), IS_NUMBER]
 NonNegativeInt = Annotated[int, Field(ge=0), IS_NUMBER]

@@ -11,11 +11,13 @@ from snakechat.config.settings import (
     Count,
     DecayRate,
     Fraction,
+    NonEmptyText,
     NonNegative,
     NonNegativeInt,
     Positive,
     ReadIf,
     RefersTo,
+    Regex,
     Seed,
     SequenceLength,
     Settings,
@@ -69,6 +71,10 @@ LearningRate = Annotated[
     ReadIf(_trains_more_than_adapters, "with lora_learning_rate: adapters have it"),
 ]
 WITH_LORA = only_with("lora_rank")
+WITHOUT_LORA = ReadIf(
+    lambda settings: not settings.get("lora_rank"), "with lora_rank: adapters are trained"
+)
+LayerNames = Annotated[list[NonEmptyText], Field(min_length=1)]
 
 
 class OptimizerSettings(Settings):
@@ -89,6 +95,10 @@ class LoraSettings(Settings):
     lora_alpha: Annotated[Positive, WITH_LORA] = ABSENT
     lora_learning_rate: Annotated[Positive | None, WITH_LORA] = None
     train_base: Annotated[TrainBase, WITH_LORA] = "none"
+    # Names of layers, or a regular expression of whole names.
+    lora_target_modules: Annotated[Regex | LayerNames, WITH_LORA] = ABSENT
+    # A regular expression, found in the names of the weights that are trained.
+    train_only: Annotated[Regex, WITHOUT_LORA] = ABSENT
 
 
 class TrainingSettings(OptimizerSettings, LoraSettings):

@@ -4,7 +4,8 @@ The model stays a transformers model whose linear layers are replaced by adapter
 """
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,32 +17,70 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
+from snakechat.config.training_settings import LoraSettings
 from snakechat.modeling.models import Gather, Master, describe, no_gather
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 
 
+def select_trained(model: PreTrainedModel, settings: LoraSettings) -> PreTrainedModel:
+    """Add the adapters of a recipe, or freeze the weights that it does not train.
+
+    Raises:
+        InputError: As add_lora, or the recipe names layers or weights that the model has not.
+    """
+    if settings.lora_rank:
+        return add_lora(
+            model,
+            settings.lora_rank,
+            settings.lora_alpha,
+            settings.train_base,
+            settings.lora_target_modules,
+        )
+    if settings.train_only is None:
+        return model
+    weights = dict(model.named_parameters())
+    for name, weight in weights.items():
+        # A new score head has no values that training could keep.
+        is_trained = re.search(settings.train_only, name) or name == "score.weight"
+        weight.requires_grad_(bool(is_trained))
+    if not any(re.search(settings.train_only, name) for name in weights):
+        raise InputError(
+            f"train_only: no weight of {describe(model)} matches {settings.train_only!r}; it has"
+            f" {', '.join([*weights][:2])}, ..., {[*weights][-1]}"
+        )
+    return model
+
+
 def add_lora(
-    model: PreTrainedModel, rank: int, alpha: float, train_base: str = "none"
+    model: PreTrainedModel,
+    rank: int,
+    alpha: float,
+    train_base: str = "none",
+    target_modules: Sequence[str] | str | None = None,
 ) -> PreTrainedModel:
-    """Add adapters to all linear layers of the transformer blocks, and return the model.
+    """Add adapters to linear layers of the transformer blocks, and return the model.
 
     Only the adapters and a score head (if any) are trained. The experts of a mixture get no
     adapters: they are not linear layers.
 
     Args:
-        train_base: "embeddings_and_norms" also trains all weights without an adapter, and the
-            biases of layers with one; "none" trains nothing else.
+        train_base: "embeddings_and_norms" also trains the biases of these layers, and all other
+            weights; "none" trains nothing else.
+        target_modules: The layers that get adapters: the last parts of their names, or a regular
+            expression that matches whole names. Defaults to all.
 
     Raises:
-        InputError: the blocks have no linear layers, or peft does not support one.
+        InputError: The blocks have no linear layers, or none that target_modules names, or peft
+            does not support one.
     """
     layers = linear_layers(model)
+    matrices = {id(layer.weight) for layer in layers.values()}
     config = LoraConfig(
         r=rank,
         # peft scales adapters by any number, and declares an int.
         lora_alpha=cast(int, alpha),
-        target_modules=[name.rpartition(".")[2] for name in layers],
+        target_modules=_adapted_names(model, layers, target_modules),
         # GPT-2's Conv1D is a linear layer whose weight is transposed.
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
@@ -51,11 +90,36 @@ def add_lora(
         reason = str(error).splitlines()[0]
         raise InputError(f"{describe(model)}: {reason}: set lora_rank: 0") from None
     if train_base == "embeddings_and_norms":
-        for name, weight in model.named_parameters():
-            weight.requires_grad_(not name.endswith(".base_layer.weight"))
+        for weight in model.parameters():
+            weight.requires_grad_(id(weight) not in matrices)
     if hasattr(model, "score"):
         model.score.requires_grad_()
     return model
+
+
+def _adapted_names(
+    model: nn.Module, layers: Mapping[str, nn.Module], targets: Sequence[str] | str | None
+) -> list[str]:
+    """Return the names of the layers that get adapters, or ends of these names."""
+    ends = {name.rpartition(".")[2] for name in layers}
+    if targets is None:
+        return [*ends]
+    if isinstance(targets, str):
+        names = {id(module): name for name, module in model.named_modules()}
+        found = [names[id(layer)] for layer in layers.values()]
+        chosen = [name for name in found if re.fullmatch(targets, name)]
+        if chosen:
+            return chosen
+        raise InputError(
+            f"lora_target_modules: {targets!r} matches none of the linear layers, such as"
+            f" {found[0]}"
+        )
+    if unknown := set(targets) - ends:
+        raise InputError(
+            f"lora_target_modules: {', '.join(sorted(unknown))}: the linear layers of the blocks"
+            f" are {', '.join(sorted(ends))}"
+        )
+    return [*targets]
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.deferred_weights import count_stored_weights
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.lora import add_lora
+from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import check_sequence_length, choose_device, model_size
 from snakechat.modeling.saving import save_model
@@ -205,8 +205,7 @@ class Training(Generic[S]):
         else:
             model = load_scorer(folder, settings.dtype, self.tokenizer, True, deferred)
         check_sequence_length(model, settings.max_length)
-        if settings.lora_rank:
-            model = add_lora(model, settings.lora_rank, settings.lora_alpha, settings.train_base)
+        model = select_trained(model, settings)
         job.record["models"] = {"model": model_size(model)}
         module: M = wrapper(model)
         rate = settings.learning_rate
@@ -369,9 +368,9 @@ def save_trained(
 
 
 def _trained_weights(job: Job[Any]) -> int:
-    """Return the number of weights that a training updates, 0 with adapters, which are few."""
+    """Return the number of weights that a training updates, 0 where they may be few."""
     settings: TrainingSettings = job.settings
-    if settings.lora_rank and settings.train_base == "none":
+    if (settings.lora_rank and settings.train_base == "none") or settings.train_only:
         return 0
     return count_stored_weights(job.inputs["actor" if "actor" in job.inputs else "model"])
 

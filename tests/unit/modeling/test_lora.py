@@ -1,6 +1,7 @@
 """LoRA: adapted layers, trained weights, merging and saving."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from transformers.pytorch_utils import Conv1D
 
 from conftest import SEQUENCES
 from snakechat.modeling.loading import load_causal, load_scorer
-from snakechat.modeling.lora import add_lora, base_weights, linear_layers
+from snakechat.modeling.lora import add_lora, base_weights, linear_layers, select_trained
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.modeling.vllm_sampler import merged_weights
@@ -23,6 +24,7 @@ from support.models import files
 # DeepSpeed calls deprecated functions of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
+EMBEDDINGS = "embeddings_and_norms"
 IDS = torch.tensor(SEQUENCES[:1])
 
 
@@ -60,6 +62,54 @@ def test_exactly_the_linear_layers_of_the_blocks_have_adapters(family, tokenizer
     assert all(".0." in name or ".1." in name for name in adapted)
     assert len(trained(model)) == 2 * len(adapted)
     assert len(adapted) == 2 * len([name for name in adapted if ".1." in name])
+
+
+@pytest.mark.parametrize(
+    ("targets", "expected"),
+    [
+        (["q_proj", "v_proj"], ["0.q_proj", "0.v_proj", "1.q_proj", "1.v_proj"]),
+        (r".*layers\.1\..*(q|k)_proj", ["1.k_proj", "1.q_proj"]),
+    ],
+)
+def test_named_layers_have_adapters(targets, expected, tokenizer):
+    model = add_lora(make_causal(FAMILIES["opt"], tokenizer, 1), 2, 1, "none", targets)
+    adapted = {tuple(name.partition(".lora_")[0].split(".")) for name in trained(model)}
+    assert sorted(f"{parts[-3]}.{parts[-1]}" for parts in adapted) == expected
+    # Layers without an adapter stay frozen beside embeddings and norms that are trained.
+    model = add_lora(make_causal(FAMILIES["opt"], tokenizer, 1), 2, 1, EMBEDDINGS, targets)
+    matrices = {name for name in trained(model) if name.endswith("_proj.weight")}
+    assert not matrices
+    assert any("embed_tokens" in name for name in trained(model))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"lora_target_modules": ["q_proj", "qkv"]},
+            "qkv: the linear layers of the",
+        ),
+        ({"lora_target_modules": "q_proj"}, "'q_proj' matches none of the linear layers, such as"),
+        (
+            {"lora_rank": 0, "train_only": "mlp"},
+            "train_only: no weight of .* matches 'mlp'",
+        ),
+    ],
+)
+def test_names_that_the_model_has_not_are_an_error(settings, message, tokenizer):
+    settings = {"lora_rank": 2, "lora_alpha": 1, "lora_target_modules": None, **settings}
+    settings = SimpleNamespace(train_base="none", **settings)
+    with pytest.raises(InputError, match=message) as error:
+        select_trained(make_causal(FAMILIES["opt"], tokenizer, 1), settings)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_that_a_recipe_does_not_name_are_frozen(tokenizer):
+    settings = SimpleNamespace(lora_rank=0, train_only=r"layers\.1\.|norm")
+    model = select_trained(make_causal(FAMILIES["opt"], tokenizer, 1), settings)
+    assert trained(model) == {
+        name for name, _ in model.named_parameters() if ".layers.1." in name or "norm" in name
+    }
 
 
 # Merging.
