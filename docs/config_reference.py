@@ -36,6 +36,7 @@ VALUES = {"weights", "split", "datasets", "placement", "reward_functions", "gate
 
 MIGRATION = {language: DOCS / language / "migration.md" for language in PAGES}
 TIMES = "\N{MULTIPLICATION SIGN}"
+SEPARATORS = {"en": ", ", "zh": "、"}
 MARKS = ("<!-- flags -->\n", "<!-- end of flags -->")
 # Titles of the tables of flags, and the programs in each. A flag is in the first table that has one
 # of its programs.
@@ -68,19 +69,26 @@ def with_flags(text: str, language: str) -> str:
     tables = []
     for (en, zh), programs in FLAG_TABLES.items():
         key_title = "key" if language == "en" else "键"
-        rows = [f"| {en if language == 'en' else zh} | {key_title} | |", "|---|---|---|"]
-        rows += [flag_row(flag, language) for flag in flags if programs & set(flag["programs"])]
+        rows: dict[str, list[str]] = {}
+        for flag in (flag for flag in flags if programs & set(flag["programs"])):
+            names, rest = flag_row(flag, language)
+            # The page says that a flag without a row has the key of its name.
+            if rest != f"| {names.replace('--', '')} | |":
+                rows.setdefault(rest, []).append(names)
         flags = [flag for flag in flags if not programs & set(flag["programs"])]
-        tables.append("\n".join(rows) + "\n")
+        separator = SEPARATORS[language]
+        lines = [f"| {separator.join(names)} {rest}" for rest, names in rows.items()]
+        head = [f"| {en if language == 'en' else zh} | {key_title} | |", "|---|---|---|"]
+        tables.append("\n".join([*head, *lines]) + "\n")
     before, rest = text.split(MARKS[0])
     _, after = rest.split(MARKS[1])
     return before + MARKS[0] + "\n".join(tables) + MARKS[1] + after
 
 
-def flag_row(flag: dict[str, Any], language: str) -> str:
-    """Return the row of the flags of one key."""
+def flag_row(flag: dict[str, Any], language: str) -> tuple[str, str]:
+    """Return the flags of one key, and the rest of their row."""
     product = flag.get("type") == "factor"
-    separator = f" {TIMES} " if product else ", " if language == "en" else "、"
+    separator = f" {TIMES} " if product else SEPARATORS[language]
     names = separator.join(f"`{name}`" for name in flag["flags"])
     if product:
         names += f" {TIMES} GPUs" if language == "en" else f" {TIMES} GPU 数"
@@ -89,7 +97,7 @@ def flag_row(flag: dict[str, Any], language: str) -> str:
         key += f": {flag['is']}"
     key = f"`{key.removeprefix('config.')}`" if key else NO_DEFAULT
     note = flag.get("note", {}).get(language)
-    return f"| {names} | {key} | {note} |" if note else f"| {names} | {key} | |"
+    return names, f"| {key} | {note} |" if note else f"| {key} | |"
 
 
 class Page:
