@@ -45,7 +45,7 @@ def main() -> None:
     plan = plan_build(words)
     jobs = plan.stale_jobs
     folder = os.getcwd()
-    parallel = [job for job in jobs.values() if num_processes(job) > 1]
+    parallel = [job for job in jobs.values() if job.placement.num_processes > 1]
     if not parallel:
         targets = ", ".join(plan.targets) or "all results"
         sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
@@ -59,11 +59,6 @@ def main() -> None:
     profile = yaml.safe_load(PROFILE.read_text())
     documents = [pytorch_job(job, folder, profile) for job in ready]
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
-
-
-def num_processes(job: PlannedJob) -> int:
-    """Return the processes that the launcher starts."""
-    return job.placement.nodes * max(job.placement.gpus_per_node, 1)
 
 
 def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
@@ -136,7 +131,7 @@ def pod_spec(job: PlannedJob, folder: str, profile: Document) -> Document:
 
 def command(job: PlannedJob) -> list[str]:
     """Write the spec of a job; return the command that Snakemake would run."""
-    names = ("launch", job.spec["rule"])
+    names = ("launch", job.program)
     programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in names]
     placement = canonical_json(placement_values(job.placement))
     options = canonical_json(changed_values(job.options))

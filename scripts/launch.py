@@ -87,7 +87,7 @@ def main() -> None:
 
     if is_inner:
         sys.exit(launch())
-    connects = bool(group) or nodes * placement.gpus_per_node > 1
+    connects = bool(group) or placement.num_processes > 1
     # Nodes that an operator of Kubernetes started have to decide the same.
     node = node_number() if nodes > 1 and is_node else None
 

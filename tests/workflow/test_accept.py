@@ -12,7 +12,7 @@ from snakechat.workflow.manifest import manifest_path, read_manifest
 
 TARGET = "output/rlhf/tiny"
 BECAUSE = "the refactoring | keeps\nall losses"
-CHANGE = ("tokens = engine.learning_rate", "tokens = 0 + engine.learning_rate")
+CHANGE = ("loss_sum += loss.detach()", "loss_sum += 0 + loss.detach()")
 
 
 def accept(workflow, *options, target=TARGET):

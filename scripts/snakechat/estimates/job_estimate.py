@@ -141,7 +141,7 @@ class PlannedSizes:
         self.spec, self.placement, self.plan, self.gpu_memory = spec, placement, plan, gpu_memory
         self.settings, self.inputs = spec["settings"], spec["inputs"]
         self.rule = RULES[spec["rule"]]
-        self.num_processes = placement.nodes * max(placement.gpus_per_node, 1)
+        self.num_processes = placement.num_processes
 
     def model(self, key: str, loss: str, dtype: str | None = None, lora: str = "") -> ModelSpec:
         """Return the model of an input.
@@ -372,7 +372,7 @@ def _sum(*memories: Memory) -> Memory:
 def _resident(runs: list[Run], ema: bool, placement: Placement) -> list[Memory]:
     """Return what a process holds of models at all times. Offloaded tensors are on the CPU."""
     found: list[Memory] = []
-    processes = placement.nodes * max(placement.gpus_per_node, 1)
+    processes = placement.num_processes
     trains = runs[0].epochs > 0
     offloads_frozen = placement.offload_frozen if trains else placement.offload == "parameters"
     for run in runs:

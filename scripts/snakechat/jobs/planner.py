@@ -25,12 +25,17 @@ ROOT = Path(__file__).resolve().parents[3]
 class PlannedJob(NamedTuple):
     """A job of a build.
 
-    spec: Its spec. placement: Where and how it would run. options: What else its run would use.
+    Attributes:
+        spec: Its spec.
+        placement: Where and how it would run.
+        options: What else its run would use.
+        program: Name of its program in scripts/.
     """
 
     spec: dict[str, Any]
     placement: Placement = SERIAL
     options: RunOptions = DEFAULTS
+    program: str = ""
 
 
 class Plan(NamedTuple):
@@ -92,6 +97,7 @@ def plan_build(words: list[str]) -> Plan:
             specs.spec(rule, name)[0],
             job_placement(config, rule, name),
             run_options(config, rule, specs.describe(rule, name), config_words),
+            specs.program(rule, name),
         )
         for rule, name in jobs
     }

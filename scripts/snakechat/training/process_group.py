@@ -26,7 +26,7 @@ def init_process_group(placement: Placement) -> torch.device:
         InputError: The number of processes or GPUs differs from the one in the placement.
     """
     nodes, gpus_per_node = placement.nodes, placement.gpus_per_node
-    started, expected = world_size(), nodes * max(gpus_per_node, 1)
+    started, expected = world_size(), placement.num_processes
     if started != expected:
         raise InputError(
             f"placement: expected {expected} processes (nodes: {nodes}, gpus_per_node:"

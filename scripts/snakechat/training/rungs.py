@@ -136,7 +136,7 @@ def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
     if placement.compile:
         # Stage 3 runs no compiled layers.
         stages.remove(3)
-    if placement.nodes * max(placement.gpus_per_node, 1) == 1:
+    if placement.num_processes == 1:
         # There is nothing to partition.
         del stages[1:]
     given: dict[str, object] = {key: getattr(placement, key) for key in Rung._fields}

@@ -85,7 +85,7 @@ def run_command(job: Job[Any], output: Path) -> None:
                 ) from None
         unnamed = unnamed_file(tail, root, copy) if code else None
     job.record["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
-    if code == 128 + signal.SIGTERM:
+    if code in [128 + number for number in FORWARDED]:
         sys.exit(code)
     if unnamed:
         raise InputError(f"{job.target}: the command cannot read {unnamed}: add it to `files`")

@@ -46,6 +46,11 @@ class Placement:
     max_mem_mb: int | None = None
     slurm: dict[str, str] | None = None
 
+    @property
+    def num_processes(self) -> int:
+        """Processes of a job: one for each GPU, or one on the CPU of each node."""
+        return self.nodes * max(self.gpus_per_node, 1)
+
 
 # A job without models runs in one process on a CPU. Snakemake's defaults limit its memory and time.
 SERIAL = Placement(

@@ -58,7 +58,7 @@ def test_row_in_a_file_becomes_a_record(name, tmp_path):
     columns = columns_of(dataset["format"], dataset["columns"])
     settings = {"on_bad_row": "fail", "keep": {}, **dataset, "columns": columns}
     job = SimpleNamespace(settings=SimpleNamespace(**settings), result=tmp_path)
-    job.spec, job.facts = {"name": name}, {}
+    job.spec, job.facts, job.states = {"name": name}, {}, tmp_path
     import_split(job, "train", {"source.parquet": tmp_path / "source.parquet"})
     prompt = f"\n\nHuman: {question}\n\nAssistant:"
     assert list(read_texts(tmp_path / "train.parquet")) == [(prompt, *responses)]
