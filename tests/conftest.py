@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 
 from snakechat.config.recipes import STAGES
+from snakechat.workflow.hermetic import LIMITS
+from snakechat.workflow.job import PREPARED, STATES
 from snakechat.workflow.manifest import without_names
 from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.snapshot import read_specs
@@ -35,17 +37,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PYTHON = ROOT / "tests/bin/python"
 
 # The files of a checkout that a build reads.
-SOURCES = ("Snakefile", "config.yaml", "config", "requirements.txt", "rules", "scripts", "envs")
-SOURCES += ("rewards", "prompts", "profiles", "slurm")
-SOURCES += ("requirements-torch.txt",)
-
+SOURCES = ("Snakefile", "config.yaml", "config", "requirements.txt", "requirements-torch.txt")
+SOURCES += ("rules", "scripts", "envs", "rewards", "prompts", "profiles", "slurm")
 
 # The rules of paths that users ask for, and the last line of a dry run.
 NO_COMMAND = {*STAGES, "report", "result_folder", "result_file", "total"}
 
 # Of folders in memory: a tree of a build has 15 MB, and a worker has two at a time.
 SCRATCH_BYTES = 1 << 30
-
 
 # The config of a tiny language model.
 INIT = {
@@ -92,8 +91,9 @@ def opt_hub(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def signal_handlers():
-    """Restore the handlers that a training in the process of the test replaces.
+def process_state():
+    """Restore the handlers that a training in the process of the test replaces, and the variables
+    of the launcher.
 
     A training that was stopped ignores further signals, and so would the programs that later tests
     start.
@@ -102,6 +102,8 @@ def signal_handlers():
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+    for name in (PREPARED, STATES, LIMITS):
+        os.environ.pop(name, None)
 
 
 class Workflow:

@@ -224,8 +224,8 @@ class RuleFunctions:
     def _input(self, job: JobId, will_run: bool) -> Any:
         """Return an input of a job: the manifest of an upstream job.
 
-        Its time makes what reads it stale if the reader runs anyway: then the upstream job may
-        run, too. Otherwise it decides nothing.
+        If the reader will run, the input is a plain path, because the upstream job may run first.
+        Otherwise it is `ancient()`, and Snakemake ignores its time.
         """
         # The link of a result that is up to date may be missing. A build makes it.
         self._will_run(*job)

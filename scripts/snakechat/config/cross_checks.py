@@ -24,7 +24,7 @@ from snakechat.data.model_files import (
     read_model_config,
     reward_model_problem,
 )
-from snakechat.workflow.code_digests import reward_function_files
+from snakechat.workflow.code_digests import REWARDS, Modules
 from snakechat.workflow.commands import command_words, names_in
 
 
@@ -274,7 +274,7 @@ def _program_problem(sources: Path, name: str) -> str | None:
     if name not in available:
         return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
     try:
-        reward_function_files(sources / "scripts", [name])
+        Modules(sources / "scripts").imported_by([(REWARDS, name)])
     except (SyntaxError, ValueError) as error:
         return f"rewards/{name}.py is not valid Python ({error})"
     except FileNotFoundError as error:

@@ -56,6 +56,9 @@ def used_settings(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
             used[general] = used[of_adapters]
         if general in used and used.get(of_adapters) in (None, used[general]):
             used.pop(of_adapters, None)
+    for key in ("lora_target_modules", "train_only"):
+        if used.get(key) is None:
+            used.pop(key, None)
     if used.get("clip_range_high") in (None, used.get("clip_range")):
         used.pop("clip_range_high", None)
     if used.get("save_dtype") == used["dtype"]:
@@ -131,7 +134,7 @@ class Config:
         }:
             # It trains without scores: no default is built for it.
             settings["reward"] = None
-        settings["placement"] = self._placement_of(stage, layers)
+        settings["placement"] = self._placement_of(layers)
         return settings
 
     def _benchmark(self, name: str) -> dict[str, Any]:
@@ -142,7 +145,7 @@ class Config:
             Layer(f"benchmarks.{name}", keys),
         ]
         seed = {"seed": self.values["seed"]}
-        return {**seed, **keys, "placement": self._placement_of("benchmarks", layers)}
+        return {**seed, **keys, "placement": self._placement_of(layers)}
 
     def layers(self, stage: str, place: str, own: Mapping[str, Any]) -> list[Layer]:
         """Return the defaults of a stage, the preset and the keys of a recipe at a place."""
@@ -155,7 +158,7 @@ class Config:
             layers.append(Layer(f"{stage}.presets.{preset}", keys))
         return [*layers, Layer(place, own)]
 
-    def _placement_of(self, stage: str, layers: list[Layer]) -> dict[str, Any]:
+    def _placement_of(self, layers: list[Layer]) -> dict[str, Any]:
         """Return the placement of a recipe with the keys of the deployment that it names."""
         placement: dict[str, Any] = {}
         for place, keys in layers:
@@ -270,11 +273,11 @@ class Config:
         found = self.references(stage, name)[key].items()
         return {text: model for text, model in found if model.section != JUDGES}
 
-    def llm_judges(self, stage: str, name: str) -> list[str]:
-        """Return the LLM judges that the jobs of a recipe ask."""
-        recipe = self.recipe(stage, name)
-        names = judge_names(recipe.get("reward"), recipe.get("judge"))
-        judge = self.values["evaluation"]["llm_judge"] if stage == "rlhf" else None
+    def llm_judges(self, name: str) -> list[str]:
+        """Return the LLM judges that the evaluation of a recipe of RLHF asks."""
+        recipe = self.recipe("rlhf", name)
+        names = judge_names(recipe["reward"], recipe["judge"])
+        judge = self.values["evaluation"]["llm_judge"]
         return list(dict.fromkeys([*names, *([judge] if judge else [])]))
 
     def judge_settings(self, names: list[str]) -> dict[str, dict[str, Any]]:

@@ -96,9 +96,9 @@ class LoraSettings(Settings):
     lora_learning_rate: Annotated[Positive | None, WITH_LORA] = None
     train_base: Annotated[TrainBase, WITH_LORA] = "none"
     # Names of layers, or a regular expression of whole names.
-    lora_target_modules: Annotated[Regex | LayerNames, WITH_LORA] = ABSENT
+    lora_target_modules: Annotated[Regex | LayerNames | None, WITH_LORA] = None
     # A regular expression, found in the names of the weights that are trained.
-    train_only: Annotated[Regex, WITHOUT_LORA] = ABSENT
+    train_only: Annotated[Regex | None, WITHOUT_LORA] = None
 
 
 class TrainingSettings(OptimizerSettings, LoraSettings):

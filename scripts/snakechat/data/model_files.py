@@ -134,7 +134,7 @@ def reward_model_problem(config: Mapping[str, Any]) -> str | None:
 
 
 def multimodal_problem(config: Mapping[str, Any]) -> str | None:
-    """Return that a model reads more than text, given its config.json; None if it does not."""
+    """Return the problem of a model that reads more than text, given its config.json, or None."""
     text = config.get("text_config")
     if not isinstance(text, Mapping):
         return None

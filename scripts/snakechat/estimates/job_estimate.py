@@ -510,7 +510,7 @@ class JobEstimate:
     """
 
     def __init__(self, path: str, plan: Plan, gpu: Gpu) -> None:
-        self.spec, self.placement, _ = plan.jobs[path]
+        self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
         self.plan, self.gpu, self.stale = plan, gpu, path in plan.stale
         self.workload: Workload | None = None
         self.moment, self.memory = "", dict[str, float]()

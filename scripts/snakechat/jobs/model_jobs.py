@@ -228,7 +228,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             "trained_on": trained_on,
             "template": config.template("rlhf", name),
             "reward_templates": templates[0] | templates[1],
-            "llm_judges": config.judge_settings(config.llm_judges("rlhf", name)),
+            "llm_judges": config.judge_settings(config.llm_judges(name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
             **_evaluation_settings(config, recipe.get("evaluation", {})),

@@ -9,8 +9,8 @@ To add a rule, write
 4. the rule itself in rules/*.smk: `use rule job as RULE with` its inputs, its output
    `output/FOLDER/{name}.manifest.json` and its log; `resources: **OF_PLACEMENT` if it runs a model.
 
-Specs, staleness, placements, targets, estimates and cards read the table, and no other module knows
-the rule.
+Specs, staleness, placements, targets, estimates and cards are derived from the table. Programs that
+treat some rules in a special way, such as find_row.py and verify.py, name them.
 """
 
 from collections.abc import Callable

@@ -39,17 +39,17 @@ def save_model(
         # Without weights: the configs only.
         model.save_pretrained(folder, state_dict={})
         if master:
-            _set_saved_dtype(folder / CONFIG_NAME, "float32")
+            _set_saved_dtype(folder / CONFIG_NAME)
         tokenizer.save_pretrained(folder)
     write_weights(model, folder, gather, master)
     if hasattr(model, "peft_config"):
         save_adapter(model, folder / "adapter", gather, master)
 
 
-def _set_saved_dtype(path: Path, dtype: str) -> None:
-    """Set the dtype in config.json, in the format of transformers."""
+def _set_saved_dtype(path: Path) -> None:
+    """Set the dtype in config.json to float32, in the format of transformers."""
     config = json.loads(path.read_text(encoding="utf-8"))
-    text = json.dumps(config | {"dtype": dtype}, indent=2, sort_keys=True)
+    text = json.dumps(config | {"dtype": "float32"}, indent=2, sort_keys=True)
     path.write_text(f"{text}\n", encoding="utf-8")
 
 

@@ -147,17 +147,6 @@ def uses_vllm(settings: Mapping[str, Any]) -> bool:
     return settings.get("generation_backend") == "vllm"
 
 
-def reward_function_files(scripts: Path, reward_functions: Iterable[str]) -> set[Path]:
-    """Return all files of the project that reward functions import or name.
-
-    Raises:
-        As Modules.code.
-    """
-    modules = Modules(scripts)
-    keys = modules.imported_by((REWARDS, name) for name in reward_functions)
-    return {*map(modules.path, keys), *modules.data_files(keys)}
-
-
 class Module(NamedTuple):
     """What a module of ours consists of.
 

@@ -1,4 +1,4 @@
-"""Variables by which libraries compute in another way: those that every job has, and a placement's.
+"""Environment variables that change numerical results: reset for each job, or set by its placement.
 
 The code of this module counts for every program. Standard library only: the workflow imports it
 while it plans.

@@ -264,6 +264,5 @@ def write_outcome(job: Job[Any]) -> None:
 
 def peak_memory_mb() -> int:
     """Return the peak resident memory of this process in MB."""
-    # ru_maxrss is in bytes on macOS and in kB on Linux.
-    units_per_mb = 1 << 20 if sys.platform == "darwin" else 1 << 10
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / units_per_mb)
+    # ru_maxrss is in kB.
+    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10))

@@ -51,7 +51,7 @@ FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
 class Damaged(Exception):
-    """A folder is not the result that its manifest and its key say; the message has the reason."""
+    """Raised if the content of a result folder does not match its manifest or its key."""
 
 
 class Stored(NamedTuple):
