@@ -21,6 +21,7 @@ FILES = {
     # It is killed in its first attempt, after half of its steps.
     "resumes.py": """
 import os, shutil, signal, sys
+from pathlib import Path
 
 model, output, state = map(Path, sys.argv[1:])
 step = state / "step"

@@ -256,12 +256,18 @@ def limits_of(
 
 def external_files(job: Job[Any]) -> dict[Path, str]:
     """Return the planned digests of the external files of a job."""
-    # Those of a dataset have the name of a split before their own.
     has_split = job.spec["rule"] == "import_dataset"
-    return {
-        Path(job.options.source, name.partition("/")[2] if has_split else name): digest
-        for name, digest in job.spec["files"].items()
-    }
+
+    def path_of(name: str) -> Path:
+        first, _, rest = name.partition("/")
+        if first in job.options.versions:
+            # Of a version in the store: its training or its evaluation.
+            kind, _, inner = rest.partition("/")
+            return Path(job.options.versions[first][kind], inner)
+        # Those of a dataset have the name of a split before their own.
+        return Path(job.options.source, rest if has_split else name)
+
+    return {path_of(name): digest for name, digest in job.spec["files"].items()}
 
 
 # --- after the program ------------------------------------------------------------------------

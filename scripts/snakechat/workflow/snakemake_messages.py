@@ -83,6 +83,8 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
             is_of_run = bool(logs) and _identity(logs[0]) != before.get(logs[0])
             error = _error(logs, is_of_run, message)
             errors[f"{error} ({', '.join(logs[:1])})" if logs else error] = None
+            # Snakemake would print None.
+            record.__dict__["rule_msg"] = message or "the last lines of the build have the error"
             if logs and OUT_OF_MEMORY.search(f"{message} {error}"):
                 out_of_memory[logs[0]] += 1
         if errors and text.startswith("WorkflowError:\nAt least one job did not complete"):

@@ -59,7 +59,7 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages)
     # What a job printed is not repeated before the end.
     jobs = [record.rule_msg for record in shown[1:8]]
     assert jobs == [
-        *[None] * 4,
+        *["the last lines of the build have the error"] * 4,
         "job 7 was cancelled",
         "Job submission failed: no sbatch\n",
         "SLURM status is: 'OUT_OF_MEMORY'",
