@@ -54,9 +54,11 @@ UNEVALUATED = "-unevaluated"
 MAX_COPIED_BYTES = 1 << 20
 # Elements of a tensor that are copied from a GPU and written at a time.
 WRITTEN_ELEMENTS = 1 << 24
-# Seconds between two looks for the checkpoints of other processes, and those that the main thread
-# has to end after the state is saved. It may wait for another process, or for a reply of a server.
-POLL_SECONDS, EXIT_SECONDS = 0.2, 10
+# Seconds between two looks for the checkpoints of other processes, or between two signals to the
+# main thread, which has to end after the state is saved.
+POLL_SECONDS = 0.2
+# Signals to the main thread. It may wait for another process, or for a reply of a server.
+EXIT_SIGNALS = 50
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What a process prints that another one has ended for.
 OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
@@ -276,11 +278,14 @@ class Checkpointer:
                 self.line = stopped_line(number, saved[0])
             elif self.closed.wait(POLL_SECONDS):
                 return
-        signal.pthread_kill(self.main_thread, number)
-        if not self.closed.wait(EXIT_SECONDS):
-            if rank() == 0:
-                print(self.line, file=sys.stderr, flush=True)
-            os._exit(1)
+        for _ in range(EXIT_SIGNALS):
+            # One that arrives just before the main thread waits does not interrupt the wait.
+            signal.pthread_kill(self.main_thread, number)
+            if self.closed.wait(POLL_SECONDS):
+                return
+        if rank() == 0:
+            print(self.line, file=sys.stderr, flush=True)
+        os._exit(1)
 
     def _save_part(self) -> Path:
         """Save the part of this process of a checkpoint, without the others; return its folder."""
