@@ -8,7 +8,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +21,7 @@ import yaml
 from kubeflow.training import models as operator
 
 from conftest import ROOT, Workflow, copy_sources
+from launch import free_port
 from snakechat.workflow.snakemake_adapter import POD_SECURITY
 from support.pods import LOG, serving
 
@@ -317,9 +317,8 @@ def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
         "command"
     ]
     kubeflow, here = (prepared.copy(tmp_path / name) for name in ("kubeflow", "here"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    # As the operator's port, not one that the kernel would choose.
+    port = str(free_port(23456))
     # The variables that the operator sets in a pod.
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     group |= {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_PORT": port}

@@ -93,6 +93,8 @@ DEVICES = {
 SHARED_MEMORY = "/dev/shm"
 # Ports that the kernel chooses for those who listen without naming one.
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Variables with the port at which processes meet.
+MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 # Variables with the path of a file or a folder of certificates.
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
@@ -165,13 +167,15 @@ def confine(path: str, folder: str) -> None:
     end_with_parent()
     drop_capabilities(READING_CAPABILITIES)
     ports: Iterable[int] | None = ()
+    # A cluster may choose another port at which processes meet.
+    named = [int(os.environ[name]) for name in MASTER_PORTS if os.environ.get(name)]
     if limits.network:
         ports = None
     elif limits.connects:
         # torch warns for each connection that it finds no name of the other side.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         first, last = map(int, PORT_RANGE.read_text().split())
-        ports = range(first, last + 1)
+        ports = {*range(first, last + 1), *named}
     restrict(
         Rights(
             read=[*SYSTEM, *python_folders(), *limits.read],
@@ -179,6 +183,7 @@ def confine(path: str, folder: str) -> None:
             write=[SHARED_MEMORY, folder, *limits.write],
             devices=[path for pattern in DEVICES for path in glob.glob(pattern)],
             ports=ports,
+            listens=named if limits.connects else (),
         )
     )
     deny_uncovered_calls(limits.network or limits.nodes, has_unix_sockets=limits.gpus)

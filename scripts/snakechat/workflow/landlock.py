@@ -55,6 +55,7 @@ class Rights(NamedTuple):
         devices: Device files, and folders of them.
         ports: TCP ports to which it may connect; None for all. It may bind the free port that the
             kernel chooses (port 0), and with None any.
+        listens: Further ports that it may bind.
     """
 
     read: Iterable[str]
@@ -62,6 +63,7 @@ class Rights(NamedTuple):
     write: Iterable[str] = ()
     devices: Iterable[str] = ()
     ports: Iterable[int] | None = ()
+    listens: Iterable[int] = ()
 
 
 def landlock_version() -> int:
@@ -101,7 +103,8 @@ def restrict(rights: Rights) -> None:
             for path in paths:
                 _add_path(ruleset, path, allowed & handled)
         if limits_ports:
-            _add_port(ruleset, 0, BIND_TCP)
+            for port in (0, *rights.listens):
+                _add_port(ruleset, port, BIND_TCP)
             for port in rights.ports or ():
                 _add_port(ruleset, port, CONNECT_TCP)
         forbid_new_privileges()
