@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Workflow, copy_sources
-from support import launching
 from support.background_builds import started
 from support.cluster import CONF, SLURM_CONF, Cluster, wait_until
 from support.tutorials import follow
@@ -176,10 +175,10 @@ def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, clust
     record = json.loads((manifest.parent / "run.json").read_text())
     shutil.rmtree(manifest.parent)
     placement = ("--placement", json.dumps(record["placement"]))
-    code, output = launching.run(
-        *(2, "scripts/train_sft.py", "--spec", spec, *placement), folder=here, OMP_NUM_THREADS="2"
-    )
-    assert code == 0, output
+    copy.environment = {"OMP_NUM_THREADS": "2"}
+    launcher = ("python", "scripts/launch.py", "--standalone", "--nproc-per-node=2")
+    process = copy.run(*launcher, "scripts/train_sft.py", "--spec", spec, *placement)
+    assert process.returncode == 0, process.stdout
     assert manifest.read_text() == on_slurm
 
 
