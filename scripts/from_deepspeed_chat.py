@@ -82,7 +82,7 @@ def stage_of(program: str, words: Sequence[str], table: Sequence[Flag]) -> str:
     """Return the stage of a program: by its path, or by a flag that no other program has.
 
     Raises:
-        InputError: Neither tells the stage.
+        InputError: The path and the flags do not determine the stage.
     """
     for part, stage in PROGRAMS.items():
         if part in program:

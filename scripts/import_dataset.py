@@ -31,7 +31,7 @@ from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import READING, Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
-# Memory that reading may take in addition to that of the process before it.
+# Additional memory that reading may use.
 MAX_MEMORY_BYTES = 800 << 20
 
 

@@ -76,7 +76,7 @@ class RowWriter:
     """Renders records.
 
     Args:
-        tokenizer: That of the model.
+        tokenizer: Tokenizer of the model.
         settings: Settings of the job.
     """
 

@@ -17,7 +17,7 @@ def project_values():
     """Return the values of the project's config files."""
     values = {}
     for file in project_files(ROOT):
-        update(values, yaml.load(file.read_text(), yaml.CSafeLoader))
+        update(values, yaml.safe_load(file.read_text()))
     return values
 
 

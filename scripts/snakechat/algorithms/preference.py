@@ -214,7 +214,7 @@ class StepScores:
         self.table = torch.zeros(3, len(rows), device=device)
 
     def add(self, micro_batch: MicroBatch, losses: Tensor, scores: Tensor) -> None:
-        """Add those of the rows of a micro-batch."""
+        """Add the losses and scores of the rows of a micro-batch."""
         if micro_batch.counted:
             places = torch.tensor([self.places[row] for row in micro_batch.rows])
             values = torch.cat([losses.detach()[None], scores.detach()]).float()

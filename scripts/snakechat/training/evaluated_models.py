@@ -27,7 +27,7 @@ P = TypeVar("P", Policy, Scorer)
 def start_evaluation(placement: Placement, dtype: str) -> torch.device:
     """Return the device of this process, which joins the process group if the job has one.
 
-    dtype: That of the models.
+    dtype: Data type of the models.
     """
     if world_size() == 1 and not evaluates_partitioned(placement, dtype):
         return choose_device(placement)
