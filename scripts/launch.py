@@ -49,8 +49,8 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.gpus import claim_gpus
 from snakechat.workflow.hermetic import LIMITS
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
-from snakechat.workflow.landlock import end_with_parent
 from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
+from snakechat.workflow.processes import child_process, exit_code
 from snakechat.workflow.publishing import external_files, prepare, publish_result
 
 # Variables that make a process part of a group.
@@ -59,7 +59,6 @@ GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PO
 SHUTDOWN_TIMEOUT = 3600
 # Seconds that a node waits, after its processes have failed, for another node to note why.
 NODES_TIMEOUT = 60
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> None:
@@ -248,31 +247,14 @@ def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) ->
 
     should_end: Called every second; the command gets SIGTERM once it returns True.
     """
-    process: subprocess.Popen[bytes] | None = None
-    received: list[int] = []
-
-    def forward(number: int, _: object) -> None:
-        received.append(number)
-        if process:
-            process.send_signal(number)
-
-    previous = {number: signal.signal(number, forward) for number in FORWARDED}
-    process = subprocess.Popen(
-        command, close_fds=False, start_new_session=True, preexec_fn=end_with_parent
-    )
-    # Those that came before it was started.
-    for number in received:
-        process.send_signal(number)
-    while process.poll() is None:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(1 if should_end else None)
-        if should_end and should_end():
-            process.terminate()
-            should_end = None
-    for number, handler in previous.items():
-        signal.signal(number, handler)
-    code = process.returncode
-    return End(code if code >= 0 else 128 - code, bool(received))
+    with child_process(command, start_new_session=True) as (process, received):
+        while process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(1 if should_end else None)
+            if should_end and should_end():
+                process.terminate()
+                should_end = None
+    return End(exit_code(process), bool(received))
 
 
 def word_after(option: str, command: Sequence[str], default: str) -> str:

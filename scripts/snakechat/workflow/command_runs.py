@@ -9,7 +9,6 @@ Standard library only.
 import os
 import resource
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +26,7 @@ from snakechat.workflow.commands import (
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.landlock import end_with_parent
+from snakechat.workflow.processes import FORWARDED, child_process, exit_code
 
 # The names in braces of the models and of the data that a job reads, by the start of its inputs.
 INPUTS = {
@@ -40,8 +39,6 @@ INPUTS = {
 }
 # Variables that would change which modules Python finds, or that belong to our own programs.
 REMOVED = ("PYTHON", "VIRTUAL_ENV", "SNAKECHAT_", "RANK")
-# Signals that reach the command.
-FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Bytes of the output that are searched for what went wrong.
 TAIL = 1 << 14
 
@@ -169,42 +166,28 @@ def run_words(
     Raises:
         OSError: The program cannot be started.
     """
-    process: subprocess.Popen[bytes] | None = None
-    received: list[int] = []
+    tail = bytearray()
 
-    def forward(number: int, _: object) -> None:
-        received.append(number)
-        if process:
-            process.send_signal(number)
+    def show(output: int) -> None:
+        while chunk := os.read(output, TAIL):
+            os.write(sys.stdout.fileno(), chunk)
+            tail.extend(chunk)
+            del tail[:-TAIL]
 
-    for each in FORWARDED:
-        signal.signal(each, forward)
-    # What it starts inherits the lock of the job.
-    process = subprocess.Popen(
+    with child_process(
         words,
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        close_fds=False,
-        preexec_fn=end_with_parent,
-    )
-    for number in received:
-        process.send_signal(number)
-    tail = bytearray()
-
-    def show() -> None:
-        assert process and process.stdout
-        while chunk := os.read(process.stdout.fileno(), TAIL):
-            os.write(sys.stdout.fileno(), chunk)
-            tail.extend(chunk)
-            del tail[:-TAIL]
-
-    # What the command left running may keep its output open.
-    reader = threading.Thread(target=show, daemon=True)
-    reader.start()
-    code = process.wait()
-    reader.join(timeout=5)
-    code = 128 + received[0] if received and code else code if code >= 0 else 128 - code
-    return code, tail.decode(errors="replace")
+    ) as (process, received):
+        assert process.stdout
+        # What the command left running may keep its output open.
+        reader = threading.Thread(target=show, args=[process.stdout.fileno()], daemon=True)
+        reader.start()
+        code = process.wait()
+        reader.join(timeout=5)
+    if received and code:
+        return 128 + received[0], tail.decode(errors="replace")
+    return exit_code(process), tail.decode(errors="replace")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.command_runs import FORWARDED, command_environment, run_words
+from snakechat.workflow.command_runs import command_environment, run_words
 from snakechat.workflow.commands import (
     check_lock,
     command_words,
@@ -17,6 +17,7 @@ from snakechat.workflow.commands import (
     unnamed_file,
 )
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import FORWARDED
 
 VALUES = {"model": "/store/a b; touch x", "output": "/out"}
 
@@ -133,14 +134,11 @@ def test_a_file_that_the_kernel_denies_is_found_by_its_absolute_path(root, tmp_p
 
 
 def test_a_command_gets_the_signals_of_its_job(tmp_path):
-    before = {number: signal.getsignal(number) for number in FORWARDED}
+    before = [signal.getsignal(number) for number in FORWARDED]
     # It asks the job to stop, which forwards the signal to it.
     script = "trap 'echo saved; exit 3' TERM; kill -TERM $PPID; sleep 20 & wait"
-    try:
-        code, output = run_words(["bash", "-c", script], tmp_path, os.environ)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    code, output = run_words(["bash", "-c", script], tmp_path, os.environ)
+    assert [signal.getsignal(number) for number in FORWARDED] == before
     assert (code, output) == (128 + signal.SIGTERM, "saved\n")
 
 
