@@ -157,6 +157,11 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
 def describe_kill(program: str, number: int) -> str:
     """Describe in one line that a signal ended the only process of a job."""
     name = signal.Signals(number).name
+    if number == signal.SIGPROF:
+        return (
+            f"{Path(program).name}: a chat template did not end: replace the template in the"
+            " tokenizer's files"
+        )
     reading = Path(os.environ.get(STATES, ""), READING)
     if reading.is_file():
         return (

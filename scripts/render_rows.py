@@ -16,9 +16,15 @@ from typing import Any
 from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import Turn, message_of, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
-from snakechat.data.phase_splits import ROW, SPLITS, batches, phase_rows, records_path
-from snakechat.data.records import COLUMNS, KEPT, kept_columns
-from snakechat.data.row_encoding import REJECTED, drop_reason, trained_places
+from snakechat.data.phase_splits import (
+    ROW,
+    SPLITS,
+    batches,
+    kept_names,
+    phase_rows,
+)
+from snakechat.data.records import KEPT, PROMPT
+from snakechat.data.row_encoding import drop_reason, trained_places, unless_rejected
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -32,39 +38,35 @@ def main(job: Job[Any]) -> None:
     Raises:
         InputError: A split has no rows, or the template rejects a row.
     """
-    writer = RowWriter(load_tokenizer(job.inputs["tokenizer"]), job.settings)
-    stats = {split: write_split(job, writer, split) for split in SPLITS}
+    encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
+    stats = {split: write_split(job, encoder, split) for split in SPLITS}
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
 
-def write_split(job: Job[Any], writer: "RowWriter", split: str) -> dict[str, Any]:
+def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
     """Write the files of a split; return the numbers of its rows and of those that are dropped."""
     rows, dropped, written = phase_rows(job, split), Counter[str](), 0
-    paths = [records_path(job, name, split) for name in rows]
     # Reward functions receive them.
-    has_kept = job.settings.fields == ["prompt"]
-    kept = sorted({name for path in paths for name in kept_columns(path)}) if has_kept else []
-    columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept)]
+    kept = kept_names(job, split, rows) if job.settings.fields == [PROMPT] else ()
     with ExitStack() as stack:
         files = [
             stack.enter_context((job.result / f"{split}{kind}.jsonl").open("w", encoding="utf-8"))
             for kind in ("", ".text")
         ]
-        for dataset, batch in batches(job, split, rows, columns):
-            for place, number in enumerate(batch[ROW]):
-                record = {name: cells[place] for name, cells in batch.items()}
+        for dataset, batch in batches(job, split, rows, kept):
+            for cells in zip(*batch.values(), strict=True):
+                record = dict(zip(batch, cells, strict=True))
                 try:
-                    found = writer.lines(record)
+                    found: list[Any] | TurnsRejected = lines_of(encoder, job.settings, record)
                 except TurnsRejected as error:
-                    if dataset not in getattr(job.settings, "skip_rejected", ()):
-                        raise InputError(f"dataset {dataset}: row {number + 1}: {error}") from None
-                    found = REJECTED
-                if isinstance(found, str):
-                    dropped[found] += 1
+                    found = error
+                forms = unless_rejected(job, dataset, split, record[ROW], found)
+                if isinstance(forms[0], str):
+                    dropped[forms[0]] += 1
                     continue
                 written += 1
-                for file, lines in zip(files, found, strict=True):
+                for file, lines in zip(files, forms, strict=True):
                     file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if not written:
         raise InputError(f"{', '.join(rows)}: the {split} split has no rows left: {dict(dropped)}")
@@ -72,77 +74,70 @@ def write_split(job: Job[Any], writer: "RowWriter", split: str) -> dict[str, Any
     return {"rows": written, "dropped": dict(sorted(dropped.items()))}
 
 
-class RowWriter:
-    """Renders records.
+def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
+    """Return the lines of a record as messages and as texts, or the reason why it is dropped.
 
-    Args:
-        tokenizer: Tokenizer of the model.
-        settings: Settings of the job.
+    Raises:
+        TurnsRejected: The template rejects it.
     """
-
-    def __init__(self, tokenizer: Any, settings: Any) -> None:
-        self.encoder, self.settings = Encoder(tokenizer, settings.template), settings
-        self.end: str = tokenizer.decode([self.encoder.end_id])
-
-    def lines(self, record: Line) -> tuple[list[Line], list[Line]] | str:
-        """Return the lines of a record as messages and as texts, or why it is dropped.
-
-        Raises:
-            TurnsRejected: The template rejects it.
-        """
-        turns = record["prompt"]
-        fields = [name for name in self.settings.fields if name != "prompt"]
-        responses = {name: record[name] for name in fields}
-        is_unpaired = self.settings.unpaired
-        if reason := drop_reason(self.encoder, turns, *responses.values(), unpaired=is_unpaired):
-            return reason
-        if not turns:
-            text = record["chosen"]
-            return [{"text": text}], [{"text": text + self.end}]
-        if fields == ["chosen"]:
-            return self._dialogue([*turns, response_turn(record["chosen"])])
-        text = self.encoder.writer.prompt(turns)
-        prompts: list[Line] = [{"prompt": messages_of(turns)}, {"prompt": text}]
-        if tools := tools_of(turns):
-            prompts[0]["tools"] = tools
-        written = {
-            name: (
-                [message_of(response_turn(response))],
-                self.encoder.writer.response(text, turns, response) + self.end,
-            )
-            for name, response in responses.items()
-            if response is not None
-        }
-        kept = {
-            name.removeprefix(KEPT): json.loads(cell)
-            for name, cell in record.items()
-            if name.startswith(KEPT) and cell is not None
-        }
-        found = []
-        for form, prompt in enumerate(prompts):
-            of_form = {name: forms[form] for name, forms in written.items()}
-            if is_unpaired:
-                found.append(
-                    [
-                        {**prompt, "completion": response, "label": name == "chosen", **kept}
-                        for name, response in of_form.items()
-                    ]
-                )
-            else:
-                found.append([{**prompt, **of_form, **kept}])
-        return found[0], found[1]
-
-    def _dialogue(self, turns: Sequence[Turn]) -> tuple[list[Line], list[Line]]:
-        """Return the lines of a dialogue; as texts, one for each response that is trained."""
-        line: Line = {"messages": messages_of(turns)}
-        if tools := tools_of(turns):
-            line["tools"] = tools
-        is_all = getattr(self.settings, "train_on", None) == "all_turns"
-        places = trained_places(list(turns)) if is_all else [len(turns) - 1]
-        return [line], [
-            {"prompt": each.prompt, "completion": f"{each.response}{self.end}"}
-            for each in self.encoder.writer.responses(turns, places)
+    turns, end = record[PROMPT], encoder.tokenizer.decode([encoder.end_id])
+    fields = [name for name in settings.fields if name != PROMPT]
+    responses = {name: record[name] for name in fields}
+    if reason := drop_reason(encoder, turns, *responses.values(), unpaired=settings.unpaired):
+        return [reason]
+    if not turns:
+        text = record["chosen"]
+        return [[{"text": text}], [{"text": text + end}]]
+    if fields == ["chosen"]:
+        return _dialogue(encoder, settings, [*turns, response_turn(record["chosen"])], end)
+    prompt = encoder.writer.prompt(turns)
+    kept = {
+        name.removeprefix(KEPT): json.loads(cell)
+        for name, cell in record.items()
+        if name.startswith(KEPT) and cell is not None
+    }
+    # As messages, and as texts.
+    lines: list[Line] = [_messages(PROMPT, turns) | kept, {PROMPT: prompt} | kept]
+    written = {
+        name: (
+            [message_of(response_turn(response))],
+            encoder.writer.response(prompt, turns, response) + end,
+        )
+        for name, response in responses.items()
+        if response is not None
+    }
+    if not settings.unpaired:
+        of_forms = zip(*written.values(), strict=True) if written else ((), ())
+        return [
+            [line | dict(zip(written, form, strict=True))]
+            for line, form in zip(lines, of_forms, strict=True)
         ]
+    return [
+        [
+            {**line, "completion": forms[place], "label": name == "chosen"}
+            for name, forms in written.items()
+        ]
+        for place, line in enumerate(lines)
+    ]
+
+
+def _messages(key: str, turns: Sequence[Turn]) -> Line:
+    """Return turns as messages under a key, and their tools if they have any."""
+    tools = tools_of(turns)
+    return {key: messages_of(turns)} | ({"tools": tools} if tools else {})
+
+
+def _dialogue(encoder: Encoder, settings: Any, turns: list[Turn], end: str) -> list[Any]:
+    """Return the lines of a dialogue; as texts, one for each response that is trained."""
+    is_all = getattr(settings, "train_on", None) == "all_turns"
+    places = trained_places(turns) if is_all else [len(turns) - 1]
+    return [
+        [_messages("messages", turns)],
+        [
+            {"prompt": each.prompt, "completion": f"{each.response}{end}"}
+            for each in encoder.writer.responses(turns, places)
+        ],
+    ]
 
 
 if __name__ == "__main__":

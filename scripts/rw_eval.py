@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from snakechat.data.dialogues import render_response
-from snakechat.data.encoder import Encoder
+from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval
@@ -80,7 +80,8 @@ def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Exa
             if encoder.has_special_token(text):
                 raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
     texts = [[render_response(pair[key]) for _, pair in pairs] for key in ("chosen", "rejected")]
-    rows = encoder.conversations([[("user", pair["prompt"])] for _, pair in pairs], *texts)
+    prompts = [[("user", pair["prompt"])] for _, pair in pairs]
+    rows = accepted(encoder.conversations(prompts, *texts))
     prompts, responses = zip(*rows, strict=True)
     return Examples(prompts, *zip(*responses, strict=True))
 

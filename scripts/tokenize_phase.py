@@ -5,34 +5,31 @@ RLHF also keeps the turns of its prompts (snakechat/data/records.py).
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
-from snakechat.data.phase_splits import ROW, SPLITS, Batch, batches, phase_rows, records_path
-from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
-from snakechat.data.records import (
-    COLUMNS,
-    KEPT,
-    kept_columns,
-    open_prompt_texts,
-    percentiles,
+from snakechat.data.memory_limit import limited_memory
+from snakechat.data.phase_splits import (
+    ROW,
+    SPLITS,
+    Batch,
+    batches,
+    kept_names,
+    phase_rows,
 )
+from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
+from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
-    REJECTED,
     SYSTEM,
     TOO_LONG,
-    Encoded,
-    drop_reason,
-    encode_prompts,
-    encode_responses,
-    encode_turns,
+    encode_batch,
+    place_of,
+    unless_rejected,
 )
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError, warn
@@ -41,35 +38,8 @@ from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05
-
-
-class Tokenization(NamedTuple):
-    """How the rows of a phase are tokenized.
-
-    Attributes:
-        fields: Columns of the records, and names of the ragged arrays.
-        encode: Yields an EncodedRow of each row, or a list of several, given an Encoder, the job's
-            settings and, for each field, the prompts or responses of the rows.
-        keeps_texts: Whether the turns of the prompts are kept too.
-        marks: Names of further ragged arrays: of a number for each token of a response.
-    """
-
-    fields: tuple[str, ...]
-    encode: Callable[..., Iterator[Encoded]]
-    keeps_texts: bool = False
-    marks: tuple[str, ...] = ()
-
-
-PROMPTS = Tokenization(("prompt",), encode_prompts, keeps_texts=True)
-ALL_TURNS = Tokenization(("prompt", "chosen"), encode_turns, marks=("trained",))
-
-
-def tokenization_of(settings: Any) -> Tokenization:
-    """Return what is written for the fields of a job."""
-    if getattr(settings, "train_on", None) == "all_turns":
-        return ALL_TURNS
-    fields = tuple(settings.fields)
-    return PROMPTS if fields == PROMPTS.fields else Tokenization(fields, encode_responses)
+# Memory (bytes) that the job may take: a chat template is a program of strangers.
+MAX_MEMORY = 16 << 30
 
 
 def main(job: Job[Any]) -> None:
@@ -78,13 +48,13 @@ def main(job: Job[Any]) -> None:
     Raises:
         InputError: A split has no rows.
     """
-    tokenization = tokenization_of(job.settings)
-    tokenizer = load_tokenizer(job.inputs["tokenizer"], is_result=True)
-    encoder = Encoder(tokenizer, job.settings.template)
-    stats = {}
-    for split in SPLITS:
-        stats[split] = _tokenize_split(job, tokenization, encoder, split)
-        _print_counts(split, stats[split], job.settings)
+    with limited_memory(MAX_MEMORY):
+        tokenizer = load_tokenizer(job.inputs["tokenizer"], is_result=True)
+        encoder = Encoder(tokenizer, job.settings.template)
+        stats = {}
+        for split in SPLITS:
+            stats[split] = _tokenize_split(job, encoder, split)
+            _print_counts(split, stats[split], job.settings)
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 
@@ -114,11 +84,10 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
         )
 
 
-def _tokenize_split(
-    job: Job[Any], tokenization: Tokenization, encoder: Encoder, split: str
-) -> dict[str, Any]:
+def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
     """Write the ragged arrays of a split. Returns its statistics."""
-    fields, rows = tokenization.fields, phase_rows(job, split)
+    fields, rows = job.settings.fields, phase_rows(job, split)
+    train_on = getattr(job.settings, "train_on", None)
     total = sum(map(len, rows.values()))
     kept: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
@@ -126,25 +95,26 @@ def _tokenize_split(
     whole_lengths: list[np.ndarray] = []
 
     with ExitStack() as stack:
+        names = [*fields, "trained"] if train_on == "all_turns" else fields
         writers = [
             stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
-            for name in (*fields, *tokenization.marks)
+            for name in names
         ]
-        write_texts: Callable[..., None] | None = None
-        columns: Sequence[str] = COLUMNS
-        if tokenization.keeps_texts:
-            paths = [records_path(job, name, split) for name in rows]
-            kept_names = sorted({name for path in paths for name in kept_columns(path)})
-            write_texts = stack.enter_context(open_prompt_texts(job.result, split, kept_names))
-            columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names)]
+        # Reward functions and reward models read the texts of prompts.
+        texts = kept_names(job, split, rows) if fields == [PROMPT] else None
+        if texts is not None:
+            write_texts = stack.enter_context(open_prompt_texts(job.result, split, texts))
         progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
-        for dataset, batch in batches(job, split, rows, columns):
-            place = f"dataset {dataset}: {records_path(job, dataset, split)}"
-            if getattr(job.settings, "train_on", None) == "all_tokens":
-                _check_weights(batch, place)
-            skips = dataset in getattr(job.settings, "skip_rejected", ())
-            encoded = _encode_batch(encoder, job.settings, tokenization, batch, place, skips)
-            new = [r for row in encoded for r in (row if isinstance(row, list) else [row])]
+        for dataset, batch in batches(job, split, rows, texts or ()):
+            if train_on == "all_tokens":
+                _check_weights(batch, place_of(job, dataset, split))
+            encoded = [
+                unless_rejected(job, dataset, split, number, found)
+                for number, found in zip(
+                    batch[ROW], encode_batch(encoder, job.settings, batch), strict=True
+                )
+            ]
+            new = [row for found in encoded for row in found]
             valid = [row for row in new if not isinstance(row, str)]
             dropped.update(row for row in new if isinstance(row, str))
             kept[dataset] += len(valid)
@@ -153,8 +123,8 @@ def _tokenize_split(
             whole_lengths.append(lengths.reshape(len(valid), len(fields) - 1))
             for writer, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
                 writer.write(ids)
-            if write_texts:
-                write_texts(batch, [not isinstance(row, str) for row in encoded])
+            if texts is not None:
+                write_texts(batch, [not isinstance(row, str) for row in new])
             done += len(encoded)
             progress.update(done)
     if not kept.total():
@@ -165,6 +135,7 @@ def _tokenize_split(
         )
     if len(fields) > 1:
         save_array(whole_lengths_path(job.result, split), np.concatenate(whole_lengths).T)
+    lengths_of = {name: Ragged(job.result, f"{split}.{name}").lengths for name in fields}
     return {
         "rows": kept.total(),
         "rows_of": {name: len(numbers) for name, numbers in rows.items()},
@@ -173,7 +144,10 @@ def _tokenize_split(
         "dropped": dict(sorted(dropped.items())),
         # By what was cut.
         "truncated": dict(sorted(truncated.items())),
-        "tokens": {name: _length_statistics(job, f"{split}.{name}") for name in fields},
+        "tokens": {
+            name: {"sum": int(lengths.sum()), **percentiles(lengths)}
+            for name, lengths in lengths_of.items()
+        },
     }
 
 
@@ -185,57 +159,6 @@ def _check_weights(batch: Batch, place: str) -> None:
                 f"{place}: row {number + 1}: a response with weight 0, which train_on: all_tokens"
                 " would train: set train_on: all_turns, or response"
             )
-
-
-def _length_statistics(job: Job[Any], name: str) -> dict[str, float]:
-    lengths = Ragged(job.result, name).lengths
-    return {"sum": int(lengths.sum()), **percentiles(lengths)}
-
-
-def _encode_batch(
-    encoder: Encoder,
-    settings: Any,
-    tokenization: Tokenization,
-    batch: Batch,
-    place: str,
-    skips_rejected: bool,
-) -> list[Encoded]:
-    """Encode the valid rows of a batch; return the reason for each row that is dropped.
-
-    Args:
-        place: What an error calls the dataset and its file.
-        skips_rejected: Whether rows whose turns the chat template rejects are dropped.
-
-    Raises:
-        InputError: The template rejects a row that is not to be dropped.
-    """
-    texts = list(zip(*(batch[name] for name in tokenization.fields), strict=True))
-    reasons = [drop_reason(encoder, *row, unpaired=settings.unpaired) for row in texts]
-    valid = [row for row, reason in zip(texts, reasons, strict=True) if reason is None]
-
-    def encode(rows: Sequence[tuple[Any, ...]]) -> list[Encoded]:
-        fields = zip(*rows, strict=True)
-        return list(tokenization.encode(encoder, settings, *fields)) if rows else []
-
-    def encode_row(number: int, row: tuple[Any, ...]) -> Encoded:
-        try:
-            return encode([row])[0]
-        except TurnsRejected as error:
-            if skips_rejected:
-                return REJECTED
-            raise InputError(
-                f"{place}: row {number + 1}: {error}; on_bad_row: skip drops such rows"
-            ) from None
-
-    try:
-        encoded = iter(encode(valid))
-    except TurnsRejected:
-        # One by one, to find the rows that the template rejects.
-        return [
-            reason or encode_row(number, row)
-            for reason, number, row in zip(reasons, batch[ROW], texts, strict=True)
-        ]
-    return [reason or next(encoded) for reason in reasons]
 
 
 if __name__ == "__main__":

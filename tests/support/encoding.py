@@ -1,9 +1,11 @@
 """Ids of single prompts and responses."""
 
+from snakechat.data.encoder import accepted
+
 
 def encode_pair(encoder, prompt, response):
     """The ids of a prompt and of its response."""
-    [(ids, [response_ids])] = encoder.conversations([prompt], [response])
+    [(ids, [response_ids])] = accepted(encoder.conversations([prompt], [response]))
     return ids, response_ids
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.references import parse_reference
 from snakechat.data.dialogues import Turn, render_response, response_content
-from snakechat.data.encoder import Encoder
+from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
@@ -42,7 +42,7 @@ class TurnEncoder:
         prompts = [_marked(self.encoder, turns) for turns in prompts]
         texts = [self.encoder.marked(response_content(text)) for text in responses]
         texts = list(map(render_response, texts))
-        rows = list(self.encoder.conversations(prompts, texts, sampled=True))
+        rows = list(accepted(self.encoder.conversations(prompts, texts, sampled=True)))
         self.encoder.marks.clear()
         return [[*prompt, *response] for prompt, [response] in rows]
 

@@ -1,10 +1,9 @@
-"""Turns rendered by chat templates, within limits of time and memory.
+"""Turns rendered by chat templates.
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
-denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing can interrupt.
-The kernel limits memory, an alarm limits time, and numbers of unlimited size are not computed.
-What would give the same conversation another text at another time is rejected: the day, and random
-values.
+denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing in Python can
+interrupt: the kernel ends the process, and scripts/launch.py says why. What would give the same
+conversation another text at another time is rejected: the day, and random values.
 """
 
 import signal
@@ -15,55 +14,21 @@ from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
-from jinja2.filters import do_round
-from jinja2.sandbox import SandboxedEnvironment
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from snakechat.data.dialogues import Turn, messages_of, tools_of
-from snakechat.data.memory_limit import limited_memory
 from snakechat.workflow.errors import InputError
 
-# Seconds and bytes that rendering one conversation may take; it usually takes less than 1 ms.
-MAX_SECONDS = 10.0
-MAX_BYTES = 2 << 30
+# CPU time (s) of all threads that rendering one conversation may take, usually less than 1 ms.
+MAX_SECONDS = 30.0
+REPLACE = "replace the template in the tokenizer's files"
 # The function that formats the current day.
 DAY = "strftime_now"
-# Bits of a product or a power, and decimal places of a rounded number.
-MAX_BITS = 1 << 23
-MAX_PLACES = 300
-
-
-def _bounded_product(
-    environment: SandboxedEnvironment, context: Any, operator: str, left: Any, right: Any
-) -> Any:
-    """Return left * right or left ** right: a method of the sandbox.
-
-    Raises:
-        OverflowError: The result would be too large a number. Too long a text has no memory.
-    """
-    if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length()
-        if (bits * right if operator == "**" else bits + right.bit_length()) > MAX_BITS:
-            raise OverflowError(f"the result of {operator} is too large")
-    return environment.binop_table[operator](left, right)
-
-
-def _bounded_round(value: float, precision: int = 0, method: Any = "common") -> float:
-    """Return the filter `round` of jinja, which computes 10 ** precision.
-
-    Raises:
-        OverflowError: The result would be too large.
-    """
-    if abs(precision) > MAX_PLACES:
-        raise OverflowError("the result of round is too large")
-    return do_round(value, precision, method)
 
 
 def _random(*_: object, **__: object) -> NoReturn:
-    raise InputError(
-        "the chat template writes random values: replace the template in the tokenizer's files"
-    )
+    raise InputError(f"the chat template writes random values: {REPLACE}")
 
 
 def _current_day(*_: object) -> NoReturn:
@@ -73,14 +38,7 @@ def _current_day(*_: object) -> NoReturn:
     )
 
 
-DEFAULT_FILTERS["round"] = _bounded_round
 DEFAULT_FILTERS["random"] = DEFAULT_NAMESPACE["lipsum"] = _random
-# Of the class that transformers renders templates with.
-SandboxedEnvironment.intercepted_binops = frozenset(["*", "**"])
-setattr(SandboxedEnvironment, "call_binop", _bounded_product)  # noqa: B010 (for mypy)
-
-
-Message = dict[str, Any]
 
 # What some templates leave out without an error: words that nothing else has show it.
 TOOLS, CALLS, RESULTS = "the definitions of tools", "calls of tools", "results of tools"
@@ -92,7 +50,7 @@ WORDS = {
 # Mistral's templates require identifiers of nine letters or digits.
 IDENTIFIER = "abcdefgh9"
 CALL = {"name": "probed_call", "arguments": {"key": "probed_value"}}
-CONVERSATION: list[Message] = [
+CONVERSATION: list[dict[str, Any]] = [
     {"role": "user", "content": "Question"},
     {
         "role": "assistant",
@@ -101,101 +59,23 @@ CONVERSATION: list[Message] = [
     },
     {"role": "tool", "name": "look", "tool_call_id": IDENTIFIER, "content": "probed_result"},
 ]
-TOOL: Message = {
-    "type": "function",
-    "function": {
-        "name": "probed_tool",
-        "description": "Look",
-        "parameters": {"type": "object", "properties": {}, "required": []},
-    },
-}
+PARAMETERS = {"type": "object", "properties": {}, "required": []}
+DEFINITION = {"name": "probed_tool", "description": "Look", "parameters": PARAMETERS}
 
 
 class TurnsRejected(InputError):
     """A template rejects the turns of a conversation."""
 
 
-class LimitExceeded(BaseException):
-    """A template took too much time. Not an Exception, which libraries may catch."""
-
-
-def render_messages(
-    tokenizer: Any,
-    messages: Sequence[dict[str, Any]],
-    add_generation_prompt: bool = False,
-    tools: Sequence[dict[str, Any]] | None = None,
-) -> str:
-    """Return messages as apply_chat_template of a tokenizer renders them; in the main thread.
-
-    Args:
-        messages, tools: Values of JSON.
-
-    Raises:
-        TemplateError: The template rejects the messages.
-        InputError: The template takes too much time or memory, or fails.
-    """
-    source = tokenizer.name_or_path or "tokenizer"
-    try:
-        with limited():
-            # apply_chat_template copies each value, and writes the current day.
-            template = _compile_jinja_template(tokenizer.get_chat_template(tools=tools))
-            return template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **tokenizer.special_tokens_map,
-                **{DAY: _current_day},
-            )
-    except TemplateError:
-        raise
-    except InputError as error:
-        raise InputError(f"{source}: {error}") from None
-    except (LimitExceeded, MemoryError):
-        raise InputError(
-            f"{source}: the chat template did not end within {MAX_SECONDS:g} s and"
-            f" {MAX_BYTES >> 30} GiB of memory: replace the template in the tokenizer's files"
-        ) from None
-    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise InputError(
-            f"{source}: the chat template fails: {type(error).__name__}: {error}"
-        ) from None
-
-
-def syntax_problem(error: TemplateSyntaxError) -> str:
-    """Return what is wrong with a chat template that is not Jinja, without its text."""
-    reason = str(error.message).rstrip(".")
-    return (
-        f"line {error.lineno} of the chat template: {reason}: replace the template in the"
-        " tokenizer's files"
-    )
-
-
-@contextmanager
-def limited() -> Iterator[None]:
-    """Limit the memory of a context, and raise LimitExceeded in it if it takes too much time.
-
-    The exception is raised between two steps of the interpreter, which a template has many of. A
-    single step may allocate any memory, which raises MemoryError.
-    """
-
-    def stop(*_: object) -> None:
-        raise LimitExceeded
-
-    previous = signal.signal(signal.SIGALRM, stop)
-    timer = signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
-    try:
-        with limited_memory(MAX_BYTES):
-            yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-        signal.signal(signal.SIGALRM, previous)
+def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return what errors call a tokenizer."""
+    return tokenizer.name_or_path or "tokenizer"
 
 
 def render_turns(
     tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], prompt: bool = False
 ) -> str:
-    """Return turns rendered by the chat template.
+    """Return turns rendered by the chat template, as apply_chat_template does.
 
     Args:
         prompt: Whether a response follows.
@@ -203,10 +83,10 @@ def render_turns(
     Raises:
         TurnsRejected: There is no template, it rejects the turns, or it would leave out tools,
             their calls or results.
+        InputError: The template fails, or takes too much memory.
     """
-    source = tokenizer.name_or_path or "tokenizer"
     if not tokenizer.chat_template:
-        raise TurnsRejected(f"{source}: the tokenizer has no chat template")
+        raise TurnsRejected(f"{source_of(tokenizer)}: the tokenizer has no chat template")
     messages, tools = messages_of(turns), tools_of(turns)
     needed = {
         TOOLS: bool(tools),
@@ -216,19 +96,63 @@ def render_turns(
     for what, is_needed in needed.items():
         if is_needed and what not in _written(tokenizer):
             raise TurnsRejected(
-                f"{source}: the chat template does not write {what}: use a model whose template"
-                " does"
+                f"{source_of(tokenizer)}: the chat template does not write {what}: use a model"
+                " whose template does"
             )
+    return _render(tokenizer, messages, tools, prompt)
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    prompt: bool,
+) -> str:
+    """Return messages rendered by the chat template; see render_turns."""
     try:
-        return render_messages(tokenizer, messages, add_generation_prompt=prompt, tools=tools)
+        with limited_time():
+            # apply_chat_template copies each value, and writes the current day.
+            template = _compile_jinja_template(tokenizer.get_chat_template(tools=tools))
+            return template.render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=prompt,
+                **tokenizer.special_tokens_map,
+                **{DAY: _current_day},
+            )
     except TemplateSyntaxError as error:
-        raise InputError(f"{source}: {syntax_problem(error)}") from None
+        raise InputError(f"{source_of(tokenizer)}: {syntax_problem(error)}") from None
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())
         raise TurnsRejected(
-            f"{source}: the chat template rejects turns of {roles}: {reason}"
+            f"{source_of(tokenizer)}: the chat template rejects turns of {roles}: {reason}"
         ) from None
+    except InputError as error:
+        raise InputError(f"{source_of(tokenizer)}: {error}") from None
+    except MemoryError:
+        reason = f"the chat template takes too much memory: {REPLACE}"
+        raise InputError(f"{source_of(tokenizer)}: {reason}") from None
+    except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
+        reason = f"the chat template fails: {type(error).__name__}: {error}"
+        raise InputError(f"{source_of(tokenizer)}: {reason}") from None
+
+
+@contextmanager
+def limited_time() -> Iterator[None]:
+    """End this process by SIGPROF if a chat template takes too much time in a context."""
+    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+def syntax_problem(error: TemplateSyntaxError) -> str:
+    """Return what is wrong with a chat template that is not Jinja, without its text."""
+    reason = str(error.message).rstrip(".")
+    return f"line {error.lineno} of the chat template: {reason}: {REPLACE}"
 
 
 def rendered_or_empty(
@@ -244,10 +168,9 @@ def rendered_or_empty(
 def _written(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     """Return what the chat template of a tokenizer writes of tools."""
     written: set[str] = set()
+    tools: list[dict[str, Any]] = [{"type": "function", "function": DEFINITION}]
     for length in range(1, len(CONVERSATION) + 1):
-        with suppress(TemplateError, InputError):
-            text = render_messages(tokenizer, CONVERSATION[:length], tools=[TOOL])
-            written |= {
-                what for what, words in WORDS.items() if all(word in text for word in words)
-            }
+        with suppress(InputError):
+            text = _render(tokenizer, CONVERSATION[:length], tools, prompt=False)
+            written |= {what for what, words in WORDS.items() if all(w in text for w in words)}
     return written

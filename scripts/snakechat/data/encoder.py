@@ -3,15 +3,16 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.chat_templates import render_turns
+from snakechat.data.chat_templates import TurnsRejected, render_turns, source_of
 from snakechat.data.dialogues import Turn
 from snakechat.data.special_tokens import SpecialTokens, end_of_turn_id, text_backend
 from snakechat.data.templates import ChatTemplate, DialogueTemplate, Written
-from snakechat.data.tokenizers import check_tokenizer, encode_texts, resolved_template
+from snakechat.data.tokenizers import encode_texts, resolved_template
+from snakechat.workflow.errors import InputError
 
 # Characters that stand for special tokens in a text while a chat template renders it. Unicode
 # assigns them no meaning.
@@ -21,6 +22,7 @@ PRIVATE_USE = range(0x100000, 0x10FFFE)
 ROWS = 128
 
 Ids = list[int]
+T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
@@ -34,6 +36,14 @@ class Encoded(NamedTuple):
     prompt: Ids
     response: Ids
     continues: bool
+
+
+def accepted(rows: Iterable[T | TurnsRejected]) -> Iterator[T]:
+    """Yield rows; raise the first rejection among them."""
+    for row in rows:
+        if isinstance(row, TurnsRejected):
+            raise row
+        yield row
 
 
 class Encoder:
@@ -66,12 +76,21 @@ class Encoder:
     ) -> None:
         template = resolved_template(tokenizer, template)
         self.tokenizer, self.template = tokenizer, template
-        check_tokenizer(tokenizer, template)
+        self.is_chat = template == "chat"
+        if not tokenizer.is_fast:
+            raise InputError(
+                f"{source_of(tokenizer)}: the tokenizer has no tokenizer.json: convert it to a fast"
+                " one"
+            )
+        if self.is_chat and not tokenizer.chat_template:
+            raise InputError(
+                f"{source_of(tokenizer)}: the tokenizer has no chat template, which template: chat"
+                " requires: use template: dialogue"
+            )
         self.backend = text_backend(tokenizer)
         # In text, "</s>" is text and must not end a response; in a chat template it is a token.
-        self.backend.encode_special_tokens = template == "dialogue"
+        self.backend.encode_special_tokens = not self.is_chat
         self.special = SpecialTokens(tokenizer)
-        self.is_chat = template == "chat"
         self.end_id: int = end_of_turn_id(tokenizer) if self.is_chat else tokenizer.eos_token_id
         # What writes the turns as texts.
         self.writer = ChatTemplate(tokenizer, generates) if self.is_chat else DialogueTemplate()
@@ -89,16 +108,15 @@ class Encoder:
         prompts: Sequence[list[Turn]],
         *responses: Sequence[str | None],
         sampled: bool = False,
-    ) -> Iterator[tuple[Ids, list[Ids]]]:
+    ) -> Iterator[tuple[Ids, list[Ids]] | TurnsRejected]:
         """Yield the ids of each prompt and of its responses, with the tokens that end them.
+
+        In place of them, yield why the template rejects the turns, or does not write a response.
 
         Args:
             responses: As in records, with a space in front or as JSON of a message. One that is
                 None has no ids.
             sampled: A response that the template does not write follows the prompt as it is.
-
-        Raises:
-            TurnsRejected: The template rejects the turns, or does not write a response.
         """
         write = self.writer.sampled if sampled else self.writer.response
 
@@ -110,51 +128,61 @@ class Encoder:
             ]
 
         for row in self._encoded(written, prompts, *responses):
-            yield row[0].prompt, [each.response for each in row]
+            if isinstance(row, TurnsRejected):
+                yield row
+            else:
+                yield row[0].prompt, [each.response for each in row]
 
     def dialogues(
         self, dialogues: Sequence[list[Turn]], places: Sequence[Sequence[int]]
-    ) -> Iterator[list[Encoded]]:
-        """Yield the ids of the responses of each dialogue, each with its prompt.
+    ) -> Iterator[list[Encoded] | TurnsRejected]:
+        """Yield the ids of the responses of each dialogue, each with its prompt; or the rejection.
 
         places: Numbers of the turns that are responses, in ascending order.
-
-        Raises:
-            TurnsRejected: As in `conversations`.
         """
-
         return self._encoded(self.writer.responses, dialogues, places)
 
     def _encoded(
         self, write: Callable[..., list[Written]], *columns: Sequence[Any]
-    ) -> Iterator[list[Encoded]]:
-        """Yield the ids of what `write` makes of each row.
+    ) -> Iterator[list[Encoded] | TurnsRejected]:
+        """Yield the ids of what `write` makes of each row, or its rejection.
 
         The texts of the next rows are written while a thread encodes those of the rows before.
         """
+
+        def written(*row: Any) -> list[Written] | TurnsRejected:
+            try:
+                return write(*row)
+            except TurnsRejected as error:
+                return error
+
         with ThreadPoolExecutor(1) as thread:
             encoding = None
             for start in range(0, len(columns[0]), ROWS):
                 parts = [column[start : start + ROWS] for column in columns]
-                rows = list(map(write, *parts))
+                rows = list(map(written, *parts))
                 before, encoding = encoding, thread.submit(self._ids_of_rows, rows)
                 if before:
                     yield from before.result()
             if encoding:
                 yield from encoding.result()
 
-    def _ids_of_rows(self, rows: Sequence[list[Written]]) -> list[list[Encoded]]:
+    def _ids_of_rows(
+        self, rows: Sequence[list[Written] | TurnsRejected]
+    ) -> list[list[Encoded] | TurnsRejected]:
         """Return the ids of responses and of their prompts."""
-        everything = [each for row in rows for each in row]
-        responses = iter(self._response_ids(everything))
+        everything = [each for row in rows if isinstance(row, list) for each in row]
+        responses = iter(self._response_ids([e for e in everything if e.response is not None]))
         # The responses of a pair have one prompt.
         starts = list({each.prompt: None for each in everything if each.between is None})
         prompts = dict(zip(starts, self._prompt_ids(starts), strict=True))
         between = iter(self._ids(each.between for each in everything if each.between is not None))
-        encoded = []
+        encoded: list[list[Encoded] | TurnsRejected] = []
         for row in rows:
-            follows = False
-            encoded.append(list[Encoded]())
+            if isinstance(row, TurnsRejected):
+                encoded.append(row)
+                continue
+            follows, found = False, list[Encoded]()
             for each in row:
                 if each.between is None:
                     prompt, continues = prompts[each.prompt], False
@@ -163,8 +191,9 @@ class Encoder:
                     prompt, continues = next(between)[1:], follows
                     if not follows:
                         [prompt] = self._prompt_ids([each.prompt])
-                ids, follows = next(responses)
-                encoded[-1].append(Encoded(prompt, ids, continues))
+                ids, follows = ([], False) if each.response is None else next(responses)
+                found.append(Encoded(prompt, ids, continues))
+            encoded.append(found)
         return encoded
 
     def rendered(self, turns: Sequence[Turn]) -> Ids:
@@ -218,28 +247,22 @@ class Encoder:
         return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
     def _response_ids(self, written: Sequence[Written]) -> list[tuple[Ids, bool]]:
-        """Return the ids of each response with the token that ends it; none of a missing one.
+        """Return the ids of each response with the token that ends it.
 
         Each comes with whether these are its ids in the text of the dialogue, too.
         """
         # In text, no token ends a response. In a chat, white space before it may belong to it.
         text_of_end, ids_of_end = self.writer.end, [] if self.is_chat else [self.end_id]
         contexts = [self._context(each.prompt) for each in written]
-        texts = [
-            context + (each.response or "") for context, each in zip(contexts, written, strict=True)
-        ]
+        texts = [f"{c}{each.response}" for c, each in zip(contexts, written, strict=True)]
+        encoded = self._ids(text + text_of_end for text in texts)
         responses = []
-        for ids, name, each in zip(
-            self._ids(text + text_of_end for text in texts), contexts, written, strict=True
-        ):
-            if each.response is None:
-                responses.append((list[int](), False))
-                continue
+        for ids, name, each in zip(encoded, contexts, written, strict=True):
             context = self.contexts[name]
             start, ids = ids[: len(context)], ids[len(context) :] + ids_of_end
             fits = start == context and ids[-1:] == [self.end_id]
             if not fits:
-                ids = [*self._ids([each.response])[0], self.end_id]
+                ids = [*self._ids([str(each.response)])[0], self.end_id]
             responses.append((ids, fits))
         return responses
 

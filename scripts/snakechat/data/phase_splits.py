@@ -4,14 +4,14 @@ Rows that `exclude` of a dataset names are removed after the split, so that no o
 phase. What else reads whole records, such as the training of a tokenizer, removes the same rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from snakechat.data.records import read_digests, read_record_batches
+from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_digests, read_record_batches
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -139,13 +139,20 @@ def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
     return rows
 
 
+def kept_names(job: Job[Any], split: str, datasets: Iterable[str]) -> list[str]:
+    """Return the names of the columns that the records of some datasets keep."""
+    paths = [records_path(job, dataset, split) for dataset in datasets]
+    return sorted({name for path in paths for name in kept_columns(path)})
+
+
 def batches(
-    job: Job[Any],
-    split: str,
-    rows: dict[str, np.ndarray],
-    columns: Sequence[str],
+    job: Job[Any], split: str, rows: dict[str, np.ndarray], kept: Sequence[str]
 ) -> Iterator[tuple[str, Batch]]:
-    """Yield (dataset, batch of records with their numbers), one dataset after the other."""
+    """Yield (dataset, batch of records with their numbers), one dataset after the other.
+
+    kept: Names of the kept columns to read.
+    """
+    columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept)]
     for dataset, numbers in rows.items():
         start = 0
         for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):

@@ -6,10 +6,10 @@ before; then the end of the response, with the token that ends it. The system tu
 stay. They are left out only where they and the last user turn leave no room for a response.
 """
 
-from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
+from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import (
     TOOLS,
     UNMARKED,
@@ -19,30 +19,46 @@ from snakechat.data.dialogues import (
     recorded_response,
     response_turn,
 )
-from snakechat.data.encoder import Encoder
+from snakechat.data.encoder import Encoder, accepted
+from snakechat.data.phase_splits import records_path
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
 
 # Why a row is dropped whose last user turn leaves no room for a response.
 TOO_LONG = "last user turn too long"
-
 REJECTED = "rejected by the chat template"
-
 # What was cut of a row.
 SYSTEM, OLDER_TURNS, END = "system turn", "older turns", "end of response"
 
+Ids = list[int]
 # Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
-# What a record becomes: several rows where each turn is trained.
-Encoded = EncodedRow | list[EncodedRow]
-Ids = list[int]
+# The rows that a record becomes: one, unless each turn is trained or a text is long.
+Rows = list[EncodedRow] | TurnsRejected
+T = TypeVar("T")
+
+
+def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[Any]]) -> list[Rows]:
+    """Return what each record of a batch becomes, or why the template rejects it.
+
+    settings: `fields` names the columns to encode, which are also the first ids of rows.
+    """
+    records = list(zip(*(batch[name] for name in settings.fields), strict=True))
+    reasons = [drop_reason(encoder, *record, unpaired=settings.unpaired) for record in records]
+    valid = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
+    columns = [[record[place] for record in valid] for place in range(len(settings.fields))]
+    if getattr(settings, "train_on", None) == "all_turns":
+        encode: Any = encode_turns
+    else:
+        encode = encode_prompts if len(columns) == 1 else encode_responses
+    encoded = encode(encoder, settings, *columns)
+    return [[reason] if reason else next(encoded) for reason in reasons]
 
 
 def encode_responses(
-    encoder: Encoder,
-    settings: SimpleNamespace,
-    prompts: Sequence[list[Turn]],
-    *responses: Sequence[str | None],
-) -> Iterator[Encoded]:
+    encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]], *responses: Sequence[str | None]
+) -> Iterator[Rows]:
     """Encode prompts and responses to at most settings.max_length tokens together.
 
     Both responses of a pair follow the same prompt, which makes room for the longer one. A response
@@ -52,8 +68,12 @@ def encode_responses(
         yield from _encode_texts(encoder, settings.max_length, responses[0])
         return
     encoded = encoder.conversations(prompts, *responses)
-    for turns, (prompt, row), *texts in zip(prompts, encoded, *responses, strict=True):
-        yield _fitting_row(encoder, turns, texts, prompt, row, settings.max_length)
+    for turns, row, *texts in zip(prompts, encoded, *responses, strict=True):
+        try:
+            [(prompt, ids)] = accepted([row])
+            yield [_fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)]
+        except TurnsRejected as error:
+            yield error
 
 
 def _encode_texts(
@@ -84,6 +104,9 @@ def _fitting_row(
     Args:
         turns, prompt: The turns and ids of the whole prompt.
         texts, responses: The responses as in records, and their ids.
+
+    Raises:
+        TurnsRejected: The template rejects the prompt without its older turns.
     """
     whole_lengths = list(map(len, responses))
     longest = max(whole_lengths)
@@ -93,7 +116,8 @@ def _fitting_row(
             return TOO_LONG
         if fitting != kept:
             kept = fitting
-            [(prompt, responses)] = encoder.conversations([kept], *([text] for text in texts))
+            shorter = encoder.conversations([kept], *([text] for text in texts))
+            [(prompt, responses)] = accepted(shorter)
     ids = [response[: limit - len(prompt)] for response in responses]
     # The texts differ after the truncation, or in characters that have the same ids.
     if len(ids) == 2 and ids[0] == ids[1]:
@@ -104,8 +128,7 @@ def _fitting_row(
         OLDER_TURNS: len(turns) - num_system > len(kept) - num_kept,
         END: ids != responses,
     }
-    cut = " and ".join(name for name, is_cut in cuts.items() if is_cut)
-    return prompt, *ids, whole_lengths, cut
+    return prompt, *ids, whole_lengths, " and ".join(name for name, cut in cuts.items() if cut)
 
 
 def fitting_turns(
@@ -143,48 +166,52 @@ def divide_turns(turns: Sequence[Turn]) -> tuple[int, list[int]]:
 
 
 def encode_turns(
-    encoder: Encoder,
-    settings: SimpleNamespace,
-    prompts: Sequence[list[Turn]],
-    responses: Sequence[str],
-) -> Iterator[list[EncodedRow]]:
+    encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]], responses: Sequence[str]
+) -> Iterator[Rows]:
     """Encode dialogues to rows in which all turns of the assistant are trained.
 
     Each turn follows the prompt that it has when the model responds. One whose prompt continues the
     row before, which a template that leaves out earlier thoughts does not write, shares its tokens.
-    Another one starts a row, as does one that does not fit into settings.max_length tokens.
+    Another one starts a row, as does one that does not fit into settings.max_length tokens. After
+    the ids of the response, a row has 1 for each of them that is trained, and 0 for the others.
     """
     dialogues = [
         [*turns, response_turn(response)]
         for turns, response in zip(prompts, responses, strict=True)
     ]
     places = [trained_places(dialogue) for dialogue in dialogues]
-    encoded = encoder.dialogues(dialogues, places)
-    for turns, ends, pieces in zip(dialogues, places, encoded, strict=True):
+    for turns, ends, encoded in zip(
+        dialogues, places, encoder.dialogues(dialogues, places), strict=True
+    ):
         rows: list[EncodedRow] = []
         # The ids of the dialogue up to the next response, and the last row if it has them all.
         whole: Ids = []
         open_row: tuple[Any, ...] | None = None
-        for place, (new, response, continues) in zip(ends, pieces, strict=True):
-            whole = [*whole, *new] if continues else list(new)
-            if open_row and continues and len(whole) + len(response) <= settings.max_length:
-                _, chosen, trained, lengths, _ = open_row
-                chosen += [*new, *response]
-                trained += [0] * len(new) + [1] * len(response)
-                lengths[0] = len(chosen)
-            else:
-                text = recorded_response(turns[place])
-                row = _fitting_row(
-                    encoder, turns[:place], [text], whole, [response], settings.max_length
-                )
-                open_row = None
-                if not isinstance(row, str):
-                    prompt, ids, *rest, cut = row
-                    row = prompt, ids, [1] * len(ids), *rest, cut
-                    open_row = None if cut else row
-                rows.append(row)
-            whole = [*whole, *response]
-        yield rows
+        try:
+            [pieces] = accepted([encoded])
+            for place, (new, response, continues) in zip(ends, pieces, strict=True):
+                whole = [*whole, *new] if continues else list(new)
+                if open_row and continues and len(whole) + len(response) <= settings.max_length:
+                    _, chosen, trained, lengths, _ = open_row
+                    chosen += [*new, *response]
+                    trained += [0] * len(new) + [1] * len(response)
+                    lengths[0] = len(chosen)
+                else:
+                    prompt, text = turns[:place], recorded_response(turns[place])
+                    row = _fitting_row(
+                        encoder, prompt, [text], whole, [response], settings.max_length
+                    )
+                    open_row = None
+                    if not isinstance(row, str):
+                        prompt_ids, ids, *rest, cut = row
+                        row = prompt_ids, ids, [1] * len(ids), *rest, cut
+                        open_row = None if cut else row
+                    rows.append(row)
+                whole = [*whole, *response]
+        except TurnsRejected as error:
+            yield error
+        else:
+            yield rows
 
 
 def trained_places(dialogue: list[Turn]) -> list[int]:
@@ -198,14 +225,18 @@ def trained_places(dialogue: list[Turn]) -> list[int]:
 
 
 def encode_prompts(
-    encoder: Encoder, settings: SimpleNamespace, prompts: Sequence[list[Turn]]
-) -> Iterator[EncodedRow]:
+    encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]]
+) -> Iterator[Rows]:
     """Encode prompts; those of more than settings.max_prompt_length tokens are dropped.
 
     They are not truncated, because that would change the question.
     """
-    for ids in encoder.prompts(prompts):
-        yield (ids, [], "") if len(ids) <= settings.max_prompt_length else "prompt too long"
+    for row in encoder.conversations(prompts, [None] * len(prompts)):
+        if isinstance(row, TurnsRejected):
+            yield row
+        else:
+            ids, limit = row[0], settings.max_prompt_length
+            yield [(ids, [], "") if len(ids) <= limit else "prompt too long"]
 
 
 def drop_reason(
@@ -229,3 +260,28 @@ def drop_reason(
     if turns and any(map(encoder.has_special_token, texts)):
         return "special token in text"
     return None
+
+
+def place_of(job: Job[Any], dataset: str, split: str) -> str:
+    """Return what an error calls a dataset and the file of its records."""
+    return f"dataset {dataset}: {records_path(job, dataset, split)}"
+
+
+def unless_rejected(
+    job: Job[Any], dataset: str, split: str, number: int, found: list[T] | TurnsRejected
+) -> list[T] | list[str]:
+    """Return what a record becomes, or the reason why it is dropped if the template rejects it.
+
+    number: The number of the record, from 0.
+
+    Raises:
+        InputError: The template rejects it, and the dataset does not skip such rows.
+    """
+    if not isinstance(found, TurnsRejected):
+        return found
+    if dataset in getattr(job.settings, "skip_rejected", ()):
+        return [REJECTED]
+    raise InputError(
+        f"{place_of(job, dataset, split)}: row {number + 1}: {found}; on_bad_row: skip drops such"
+        " rows"
+    )

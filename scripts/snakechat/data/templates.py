@@ -6,7 +6,12 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.chat_templates import TurnsRejected, render_turns, rendered_or_empty
+from snakechat.data.chat_templates import (
+    TurnsRejected,
+    render_turns,
+    rendered_or_empty,
+    source_of,
+)
 from snakechat.data.dialogues import (
     RESPONSE,
     THOUGHTS,
@@ -27,7 +32,6 @@ from snakechat.data.special_tokens import (
     SpecialTokens,
     end_of_turn,
 )
-from snakechat.data.tokenizers import source_of
 
 # Characters of a difference between two texts that an error shows, before and after its start.
 SHOWN_BEFORE, SHOWN = 20, 40

@@ -17,7 +17,7 @@ from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from snakechat.data.chat_templates import DAY, syntax_problem
+from snakechat.data.chat_templates import DAY, limited_time, source_of, syntax_problem
 from snakechat.data.dialogues import chat_template
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token, text_backend
@@ -164,8 +164,9 @@ def set_template_defaults(
     # transformers adds the statement `generation` to those of Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
     try:
-        program = environment.parse(statements)
-        variables = find_undeclared_variables(program)
+        with limited_time():
+            program = environment.parse(statements)
+            variables = find_undeclared_variables(program)
     except TemplateSyntaxError as error:
         raise InputError(f"template_arguments: {syntax_problem(error)}") from None
     for name in arguments:
@@ -273,21 +274,3 @@ def encode_texts(
         printed.seek(0)
         sys.stderr.write(printed.read().decode(errors="replace"))
     return [each.ids for each in encodings]
-
-
-def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return what errors call a tokenizer."""
-    return tokenizer.name_or_path or "tokenizer"
-
-
-def check_tokenizer(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-    """Raise InputError for a tokenizer that is not a fast one, or lacks the chat template."""
-    if not tokenizer.is_fast:
-        raise InputError(
-            f"{source_of(tokenizer)}: the tokenizer has no tokenizer.json: convert it to a fast one"
-        )
-    if template == "chat" and not tokenizer.chat_template:
-        raise InputError(
-            f"{source_of(tokenizer)}: the tokenizer has no chat template, which template: chat"
-            " requires: use template: dialogue"
-        )

@@ -1,50 +1,54 @@
 """Chat templates that do not end, take too much memory or fail."""
 
-import resource
 import signal
+import subprocess
+import sys
 
 import pytest
-from jinja2 import TemplateError
 
-from snakechat.data import chat_templates
-from snakechat.data.chat_templates import render_messages
+from conftest import ROOT
+from launch import describe_kill
+from snakechat.data.chat_templates import TurnsRejected, render_turns
+from snakechat.data.memory_limit import limited_memory
 from snakechat.workflow.errors import InputError
 
 LOOP = "{% for i in range(99999) %}" * 3 + "{% endfor %}" * 3
-MESSAGES = [{"role": "user", "content": "Hello"}]
+TURNS = [("user", "Hello")]
+PROGRAM = """
+import sys
+from transformers import AutoTokenizer
+from snakechat.data import chat_templates, tokenizers
+chat_templates.MAX_SECONDS = 0.2
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+for template in sys.argv[2:]:
+    tokenizer.chat_template = template
+    chat_templates.render_turns(tokenizer, [("user", "Hello")])
+"""
 
 
 @pytest.fixture
 def render(tokenizer, monkeypatch):
-    """A function that renders MESSAGES by a template, within low limits."""
-    monkeypatch.setattr(chat_templates, "MAX_SECONDS", 0.2)
-    monkeypatch.setattr(chat_templates, "MAX_BYTES", 100 << 20)
+    """A function that renders TURNS by a template, within 300 MB."""
     monkeypatch.setattr(tokenizer, "name_or_path", "models/mine", raising=False)
 
     def call(template):
         monkeypatch.setattr(tokenizer, "chat_template", template)
-        return render_messages(tokenizer, MESSAGES)
+        with limited_memory(300 << 20):
+            return render_turns(tokenizer, TURNS)
 
     return call
 
 
-def test_template_within_the_limits(render):
-    assert render("{{ messages[0].content }}!") == "Hello!"
-    with pytest.raises(TemplateError, match="no"):
+def test_a_template_that_ends_is_rendered(render):
+    assert render("{{ messages[0].content }} {{ 1.234|round(1) }}") == "Hello 1.2"
+    with pytest.raises(TurnsRejected, match="the chat template rejects turns of user: no"):
         render("{{ raise_exception('no') }}")
 
 
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        (LOOP, "did not end"),
-        # Single steps without end.
-        ("{{ 'x'.ljust(10 ** 10) }}", "did not end"),
-        ("{{ 'x' * 10 ** 10 }}", "did not end"),
-        # Numbers of unlimited size, which nothing could interrupt.
-        ("{{ (9 ** (9 ** 9))|string|length }}", "fails: OverflowError"),
-        ("{{ ((9 ** 9000) ** 9000)|string|length }}", "fails: OverflowError"),
-        ("{{ 12|round(-10 ** 9) }}", "fails: OverflowError: the result of round is too large"),
+        ("{{ 'x'.ljust(10 ** 10) }}", "takes too much memory"),
         ("{{ messages[0].content + 1 }}", "fails: TypeError"),
         # Another text at another time.
         ("{{ strftime_now('%Y') }}", "writes the current day"),
@@ -52,9 +56,20 @@ def test_template_within_the_limits(render):
         ("{{ lipsum() }}", "writes random values"),
     ],
 )
-def test_template_without_end_or_that_fails_is_an_error(render, template, reason):
+def test_a_template_that_fails_is_an_error(render, template, reason):
     with pytest.raises(InputError, match=f"^models/mine: the chat template {reason}"):
         render(template)
-    assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
-    assert signal.getitimer(signal.ITIMER_REAL)[0] == 0
-    assert render("{{ messages[0].content }} {{ 1.234|round(1) }}") == "Hello 1.2"
+
+
+# A loop, and numbers of unlimited size, whose computation Python cannot interrupt: in a constant,
+# and at the position of a row's text.
+@pytest.mark.parametrize(
+    "endless", [LOOP, "{{ 9 ** (9 ** 9) }}", "{{ 9 ** (9 ** (messages | length + 8)) }}"]
+)
+def test_a_template_without_end_ends_the_process_with_one_line(endless, tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    command = [sys.executable, "-c", PROGRAM, tmp_path, "{{ messages }}", endless]
+    process = subprocess.run(command, cwd=ROOT / "scripts", capture_output=True, timeout=100)
+    assert (process.returncode, process.stderr) == (-signal.SIGPROF, b"")
+    line = describe_kill("scripts/fetch_model.py", signal.SIGPROF)
+    assert line.startswith("fetch_model.py: a chat template did not end: replace the template")

@@ -106,7 +106,7 @@ def test_prompts_keep_the_columns_of_reward_functions(render):
 def test_a_row_that_the_template_rejects_is_dropped_or_an_error(render, chat_tokenizer):
     record = ([("system", "s"), ("user", "x")], " a", " b")
     tokenizer = chat_tokenizer(WITHOUT_SYSTEM)
-    with pytest.raises(InputError, match="dataset mine: row 2: "):
+    with pytest.raises(InputError, match=r"dataset mine: .*: row 2: "):
         render([PAIR, record], tokenizer, template="chat")
 
 

@@ -113,7 +113,7 @@ def test_turns_whose_thoughts_the_template_keeps_share_a_row(chat_tokenizer):
 def test_both_responses_of_a_pair_have_their_thoughts(trained):
     tokenizer = family(trained, "qwen3")
     texts = [record([DIALOGUE[0], response(*each)])[1] for each in (("yes", "a"), ("no", "b"))]
-    [(_, *ids, _, _)] = encode_responses(
+    [[(_, *ids, _, _)]] = encode_responses(
         Encoder(tokenizer, "chat"), SETTINGS, [[("user", "Hu")]], *([text] for text in texts)
     )
     assert [tokenizer.decode(each) for each in ids] == [
@@ -125,8 +125,9 @@ def test_both_responses_of_a_pair_have_their_thoughts(trained):
 def test_a_template_that_leaves_out_thoughts_rejects_the_row(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(), "chat")
     for encode in (encode_responses, encode_turns):
-        with pytest.raises(TurnsRejected, match="does not write the reasoning_content of a resp"):
-            list(encode(encoder, SETTINGS, *([each] for each in record(DIALOGUE))))
+        [error] = encode(encoder, SETTINGS, *([each] for each in record(DIALOGUE)))
+        assert isinstance(error, TurnsRejected)
+        assert "does not write the reasoning_content of a response" in str(error)
 
 
 def test_a_response_without_thoughts_to_a_prompt_that_starts_them_rejects_the_row(trained):

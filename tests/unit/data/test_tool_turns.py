@@ -8,7 +8,7 @@ import pytest
 
 from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import messages_of, response_turn, tools_of
-from snakechat.data.encoder import Encoder
+from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import (
     TOO_LONG,
@@ -135,7 +135,7 @@ def turns_of(*texts):
 def encoded(encoder, dialogue, limit=1000):
     """The decoded (prompt, trained texts) of each row, and what was cut of it."""
     settings, decode = SimpleNamespace(max_length=limit), encoder.tokenizer.decode
-    [rows] = encode_turns(encoder, settings, [dialogue[0]], [dialogue[1]])
+    [rows] = accepted(encode_turns(encoder, settings, [dialogue[0]], [dialogue[1]]))
     found = []
     for row in rows:
         if isinstance(row, str):
