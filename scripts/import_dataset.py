@@ -5,8 +5,7 @@ stats.json.
 import json
 import random
 import re
-from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,8 @@ from snakechat.data.formats import (
     with_instructions,
 )
 from snakechat.data.memory_limit import limited_memory
-from snakechat.data.records import RecordWriter, texts_of, write_statistics
+from snakechat.data.phase_splits import SPLITS
+from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
 from snakechat.workflow.digests import unchanged_files
@@ -36,29 +36,38 @@ MAX_MEMORY_BYTES = 800 << 20
 
 
 def main(job: Job) -> None:
-    """Generate the toy, or import the files of each split; then write statistics."""
+    """Generate the toy, or import the files of each split.
+
+    A file may be made to exhaust the memory or to crash a parser, of which several are C++
+    programs. scripts/launch.py names the file whose reading ended this process.
+    """
     if hasattr(job.settings, "generate"):
-        generate_toy(job)
-    else:
-        splits = source_files(job)
-        with unchanged_files(path for files in splits.values() for path in files.values()):
-            for split, files in splits.items():
-                import_split(job, split, files)
-    write_statistics(job)
+        write_records(job, toy_splits(job))
+        return
+    files, position = source_files(job), Position(job.states / READING)
+    paths = [path for of_split in files.values() for path in of_split.values()]
+    splits = {split: converted(job, split, files[split], position) for split in files}
+    try:
+        with unchanged_files(paths), limited_memory(MAX_MEMORY_BYTES):
+            write_records(job, splits, kept=list(job.settings.keep))
+    except MemoryError:
+        raise InputError(
+            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
+        ) from None
+    position.note.unlink(missing_ok=True)
 
 
-def generate_toy(job: Job) -> None:
-    """Write the records of the toy task."""
+def toy_splits(job: Job) -> dict[str, list[Record]]:
+    """Return the records of the toy task."""
     settings = job.settings
     try:
         rows = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
     except ValueError as error:
         raise InputError(f"datasets.{job.spec['name']}: {error}") from None
-    for split, split_rows in zip(("train", "eval"), rows, strict=True):
-        with RecordWriter(job.result / f"{split}.parquet") as writer:
-            for row in split_rows:
-                writer.write((parse_prompt(row["prompt"]), row["chosen"], row["rejected"]))
-    job.facts["dropped"] = {"train": {}, "eval": {}}
+    return {
+        split: [(parse_prompt(row["prompt"]), row["chosen"], row["rejected"]) for row in of_split]
+        for split, of_split in zip(SPLITS, rows, strict=True)
+    }
 
 
 def source_files(job: Job) -> dict[str, dict[str, Path]]:
@@ -112,29 +121,6 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
     return {split: {path: folder / path for path in files} for split, files in splits.items()}
 
 
-def import_split(job: Job, split: str, files: Mapping[str, Path]) -> None:
-    """Write SPLIT.parquet from source files.
-
-    A file may be made to exhaust the memory or to crash a parser, of which several are C++
-    programs. scripts/launch.py names the file whose reading ended this process.
-    """
-    position = Position(job.states / READING)
-    try:
-        with limited_memory(MAX_MEMORY_BYTES):
-            dropped, written = convert_files(job, split, files, position)
-    except MemoryError:
-        raise InputError(
-            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
-        ) from None
-    position.note.unlink(missing_ok=True)
-    job.facts.setdefault("dropped", {})[split] = dict(sorted(dropped.items()))
-    if not written:
-        raise InputError(
-            f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-            f" {sum(dropped.values()):,} (dropped: {dropped})"
-        )
-
-
 class Position:
     """The row that was read last.
 
@@ -153,49 +139,44 @@ class Position:
         return f"{self.path}: after row {self.row}"
 
 
-def convert_files(
+def converted(
     job: Job, split: str, files: Mapping[str, Path], position: Position
-) -> tuple[dict[str, int], int]:
-    """Write SPLIT.parquet; list bad rows in bad_rows.jsonl.
+) -> Iterator[tuple[Any, ...] | str]:
+    """Yield the record of each row with its kept cells, or the reason why it is dropped.
 
-    Returns:
-        The number of dropped rows by reason, and the number of records.
+    Bad rows are listed in bad_rows.jsonl.
     """
-    settings, columns = job.settings, job.settings.columns
-    dropped: Counter[str] = Counter()
-    num_marked = 0
+    settings, num_rows, is_marked = job.settings, 0, False
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     template = getattr(settings, "prompt_template", None)
     system = getattr(settings, "system", None)
-    used = [*column_paths(columns), *settings.keep.values()]
-    rows = rows_with_progress(split, files, used, position)
-    with RecordWriter(job.result / f"{split}.parquet", list(settings.keep)) as writer:
-        for name, number, row in rows:
-            try:
-                (prompt, chosen, rejected), kept = record_and_cells(
-                    row, settings.format, columns, settings.keep.values()
-                )
-            except BadRow as error:
-                if settings.on_bad_row == "fail":
-                    raise InputError(f"{files[name]}: row {number}: {error}") from None
-                dropped["bad row"] += 1
-                with (job.result / "bad_rows.jsonl").open("a") as file:
-                    entry = {"file": name, "row": number, "reason": str(error)}
-                    file.write(json.dumps(entry) + "\n")
-            except DroppedRow as reason:
-                dropped[str(reason)] += 1
-            else:
-                if remove:
-                    chosen, rejected = (without(remove, text) for text in (chosen, rejected))
-                prompt = with_instructions(prompt, template, system)
-                writer.write((prompt, chosen, rejected), *kept)
-                num_marked += any(role != UNMARKED for role, _ in prompt)
-    if settings.format == "plain" and len(writer) and not num_marked:
+    used = [*column_paths(settings.columns), *settings.keep.values()]
+    for name, number, row in rows_with_progress(split, files, used, position):
+        try:
+            (prompt, chosen, rejected), kept = record_and_cells(
+                row, settings.format, settings.columns, settings.keep.values()
+            )
+        except BadRow as error:
+            if settings.on_bad_row == "fail":
+                raise InputError(f"{files[name]}: row {number}: {error}") from None
+            with (job.result / "bad_rows.jsonl").open("a") as file:
+                entry = {"file": name, "row": number, "reason": str(error)}
+                file.write(json.dumps(entry) + "\n")
+            yield "bad row"
+        except DroppedRow as reason:
+            yield str(reason)
+        else:
+            if remove:
+                chosen, rejected = (without(remove, text) for text in (chosen, rejected))
+            prompt = with_instructions(prompt, template, system)
+            num_rows += 1
+            is_marked |= any(role != UNMARKED for role, _ in prompt)
+            yield prompt, chosen, rejected, *kept
+    if settings.format == "plain" and num_rows and not is_marked:
         warn(
             f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
         )
-    return dict(dropped), len(writer)
 
 
 def without(pattern: re.Pattern[str], response: str | None) -> str | None:
@@ -233,7 +214,7 @@ def record_and_cells(
 
 def rows_with_progress(
     split: str, files: Mapping[str, Path], columns: Collection[str], position: Position
-) -> Generator[tuple[str, int, Any], None, None]:
+) -> Iterator[tuple[str, int, Any]]:
     """Yield (name of the file, row number, row) of all files; print lines about the progress."""
     progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
     done = 0

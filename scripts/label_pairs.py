@@ -6,7 +6,8 @@ neither is better or the verdict depends on the order, or if a reply is unreadab
 Writes what import_dataset writes: train.parquet, eval.parquet and stats.json.
 """
 
-from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +15,9 @@ import pyarrow.parquet as pq
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.data.dialogues import render_prompt
-from snakechat.data.phase_splits import limited_phases, removed_rows, split_rows
-from snakechat.data.records import RecordWriter, read_records, write_statistics
-from snakechat.workflow.errors import InputError
+from snakechat.data.formats import Record
+from snakechat.data.phase_splits import SPLITS, limited_phases, removed_rows, split_rows
+from snakechat.data.records import read_records, write_records
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
@@ -28,48 +29,43 @@ def main(job: Job[SimpleNamespace]) -> None:
     """Write the labelled records of both splits; count swapped and dropped pairs."""
     settings = job.settings
     judge = load_judges(job)[settings.llm_judge]
-    job.facts |= {"swapped": {}, "dropped": {}}
-    paths = {split: job.inputs["records"] / f"{split}.parquet" for split in ("train", "eval")}
+    job.facts["swapped"] = {}
+    paths = {split: job.inputs["records"] / f"{split}.parquet" for split in SPLITS}
     labelled = job.spec["inputs"]["records"]["name"]
     removed = removed_rows(job, vars(settings), paths, labelled)
-    for split, path in paths.items():
+
+    def pairs(split: str, path: Path) -> Iterator[Record | str]:
         number = pq.read_metadata(path).num_rows
         drawn = split_rows(number, [1], settings.seed)
         limit = settings.max_rows or number
         rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
-        num_swapped, dropped = 0, Counter[str]()
-        with RecordWriter(job.result / f"{split}.parquet") as writer:
-            progress = ProgressLines(split, "rows", len(rows), next_line=FIRST_LINE)
-            for start in range(0, len(rows), BATCH_SIZE):
-                progress.update(start)
-                records = list(read_records(path, rows[start : start + BATCH_SIZE]))
-                pairs = [(p, a, b) for p, a, b in records if a is not None and b is not None]
-                dropped["no pair"] += len(records) - len(pairs)
-                if not pairs:
-                    continue
-                prompts, first, second = zip(*pairs, strict=True)
-                outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
-                num_swapped += int((outcomes == 0).sum())
-                for (prompt, chosen, rejected), outcome in zip(pairs, outcomes, strict=True):
-                    if outcome == 1:
-                        writer.write((prompt, chosen, rejected))
-                    elif outcome == 0:
-                        writer.write((prompt, rejected, chosen))
-                    else:
-                        dropped["tie" if outcome == 0.5 else "unreadable reply"] += 1
+        num_swapped = 0
+        progress = ProgressLines(split, "rows", len(rows), next_line=FIRST_LINE)
+        for start in range(0, len(rows), BATCH_SIZE):
+            progress.update(start)
+            records = list(read_records(path, rows[start : start + BATCH_SIZE]))
+            found = [(p, a, b) for p, a, b in records if a is not None and b is not None]
+            yield from ["no pair"] * (len(records) - len(found))
+            if not found:
+                continue
+            prompts, first, second = zip(*found, strict=True)
+            outcomes, _ = judge.compare(list(map(render_prompt, prompts)), first, second)
+            num_swapped += int((outcomes == 0).sum())
+            for (prompt, chosen, rejected), outcome in zip(found, outcomes, strict=True):
+                if outcome == 1:
+                    yield prompt, chosen, rejected
+                elif outcome == 0:
+                    yield prompt, rejected, chosen
+                else:
+                    yield "tie" if outcome == 0.5 else "unreadable reply"
         job.facts["swapped"][split] = num_swapped
-        job.facts["dropped"][split] = {name: n for name, n in sorted(dropped.items()) if n}
-        print(
-            f"{split}: {len(rows):,} pairs, {num_swapped:,} swapped,"
-            f" dropped: {job.facts['dropped'][split]}"
-        )
-        if not writer:
-            raise InputError(
-                f"datasets.{job.spec['name']}: the {split} split has no rows left of"
-                f" {len(rows):,} (dropped: {job.facts['dropped'][split]}): use another judge or"
-                " rubric, or more rows"
-            )
-    write_statistics(job)
+        print(f"{split}: {len(rows):,} pairs, {num_swapped:,} swapped")
+
+    write_records(
+        job,
+        {split: pairs(split, path) for split, path in paths.items()},
+        "use another judge or rubric, or more rows",
+    )
     record_usage(job, [judge])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import split_dataset
 from snakechat.data.phase_splits import PHASES, split_rows
-from snakechat.data.records import RecordWriter
+from snakechat.data.records import open_records
 from support.dialogues import make_record
 
 WEIGHTS = {"sft": 2, "reward": 4, "rlhf": 4}
@@ -23,9 +23,9 @@ def split(tmp_path_factory):
         records, result = (tmp_path_factory.mktemp(name) for name in ("records", "result"))
         for split_name, prompts in {"train": train, "eval": eval}.items():
             if prompts is not None:
-                with RecordWriter(records / f"{split_name}.parquet") as writer:
+                with open_records(records / f"{split_name}.parquet") as write:
                     for prompt in prompts:
-                        writer.write(make_record(prompt, " yes", " no"))
+                        write(make_record(prompt, " yes", " no"))
         settings = {"seed": seed, "weights": WEIGHTS, "by": by, "max_rows": max_rows}
         split_dataset.main(
             SimpleNamespace(

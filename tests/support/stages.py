@@ -17,7 +17,7 @@ from snakechat.config.dpo import DpoSettings
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.training_settings import RewardSettings, SftSettings
 from snakechat.data import toy
-from snakechat.data.records import RecordWriter
+from snakechat.data.records import open_records
 from snakechat.jobs.placements import job_placement, run_options
 from snakechat.jobs.rules import RULES
 from snakechat.modeling.models import make_causal
@@ -56,9 +56,9 @@ class Stages:
         self.made = {}
         for split, records in rows.items():
             (folder / "records").mkdir(exist_ok=True)
-            with RecordWriter(folder / f"records/{split}.parquet") as writer:
+            with open_records(folder / f"records/{split}.parquet") as write:
                 for texts in records:
-                    writer.write(make_record(*texts))
+                    write(make_record(*texts))
             (folder / "rows").mkdir(exist_ok=True)
             for phase in ("sft", "reward", "rlhf"):
                 np.save(folder / f"rows/{phase}.{split}.npy", np.arange(len(records)))

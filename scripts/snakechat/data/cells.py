@@ -32,10 +32,6 @@ def checked_text(value: Any, name: str) -> str:
     return value
 
 
-def optional_text(value: Any, name: str) -> str | None:
-    return None if value is None else checked_text(value, name)
-
-
 def checked_number(value: Any, name: str) -> float:
     """Convert a number, or a number in text as in csv; it must be finite."""
     try:

@@ -16,7 +16,6 @@ from snakechat.data.cells import (
     checked_number,
     checked_text,
     is_one,
-    optional_text,
 )
 from snakechat.data.dialogues import (
     RESPONSE,
@@ -45,6 +44,9 @@ from snakechat.data.message_columns import (
 # chosen, as it is, after an empty prompt.
 Record = tuple[list[Turn], str | None, str | None]
 
+# Fields that are neither texts nor messages.
+NUMBERS = ("first_score", "second_score", "label")
+
 # The column of each field, or several whose texts are joined.
 Columns = Mapping[str, str | list[str]]
 
@@ -56,7 +58,8 @@ class Format(NamedTuple):
         columns: Default column of each field.
         record: Makes a record of the fields, given by keyword.
         optional: Fields that the config's `columns` may omit.
-        has_messages: Whether fields are lists of messages.
+        has_messages: Whether fields are lists of messages. Otherwise, they are texts, apart from
+            NUMBERS.
     """
 
     columns: Mapping[str, str]
@@ -79,16 +82,23 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
     """
     mapped = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
     check_media(row, "the row", mapped)
-    fields = {
-        name: _joined(row, column, name) if isinstance(column, list) else _field(row, column, name)
-        for name, column in columns.items()
-    }
-    if not FORMATS[format].has_messages:
-        return FORMATS[format].record(**fields)
-    fields = {name: parsed_messages(value, name) for name, value in fields.items()}
+    has_messages = FORMATS[format].has_messages
+    fields = {}
+    for name, column in columns.items():
+        if isinstance(column, list):
+            cells = [_field(row, path, name, nullable=True) for path in column]
+            value: Any = "\n".join(checked_text(cell, name) for cell in cells if cell)
+        else:
+            value = _field(row, column, name)
+        if has_messages:
+            value = parsed_messages(value, name)
+        elif name not in NUMBERS and value is not None:
+            checked_text(value, name)
+        fields[name] = value
     turns, chosen, rejected = FORMATS[format].record(**fields)
-    # The column is read where a file has it.
-    return [*tools_turns(row.get(TOOLS)), *turns], chosen, rejected
+    # The column is read where a file has it; it has no meaning in texts.
+    tools = tools_turns(row.get(TOOLS)) if has_messages else []
+    return [*tools, *turns], chosen, rejected
 
 
 def columns_of(format: str, columns: Columns | None = None) -> Columns:
@@ -200,13 +210,6 @@ def has_pairs(format: str, columns: Columns | None = None) -> bool:
     return bool(columns_of(format, columns).keys() & {"rejected", "second"})
 
 
-def _joined(row: Mapping[str, Any], paths: Sequence[str], name: str) -> str:
-    """Return the texts of several columns, joined by newlines without the empty ones."""
-    cells = [_field(row, path, name, nullable=True) for path in paths]
-    texts = [checked_text(cell, name) for cell in cells if cell is not None]
-    return "\n".join(filter(None, texts))
-
-
 def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False) -> Any:
     """Return the value of a field: the column `path`, or the value at a path with dots."""
     nullable = nullable or name == "system"
@@ -233,42 +236,32 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
     return value
 
 
-def _plain(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
+def _with_space(text: str | None) -> str | None:
+    return f" {text}" if text and not text[0].isspace() else text
+
+
+def _plain(prompt: str, chosen: str, rejected: str | None = None) -> Record:
     """Texts with markers; a response that starts without a space gets one."""
-    rejected = optional_text(rejected, "rejected")
-    return (
-        parse_prompt(checked_text(prompt, "prompt")),
-        _with_space(checked_text(chosen, "chosen")),
-        None if rejected is None else _with_space(rejected),
-    )
+    return parse_prompt(prompt), _with_space(chosen), _with_space(rejected)
 
 
-def _with_space(text: str) -> str:
-    return text if not text or text[0].isspace() else f" {text}"
-
-
-def _instruct(prompt: Any, chosen: Any, rejected: Any = None) -> Record:
+def _instruct(prompt: str, chosen: str, rejected: str | None = None) -> Record:
     """An instruction and its responses, without markers."""
-    rejected = optional_text(rejected, "rejected")
     return (
-        [("user", checked_text(prompt, "prompt"))],
-        render_response(checked_text(chosen, "chosen")),
+        [("user", prompt)],
+        render_response(chosen),
         None if rejected is None else render_response(rejected),
     )
 
 
-def _last_turn(prompt: Any, chosen: Any, rejected: Any) -> Record:
+def _last_turn(prompt: str, chosen: str, rejected: str) -> Record:
     """A prompt without the final "Assistant:"; responses that repeat the whole dialogue."""
-    return (
-        parse_prompt(f"{checked_text(prompt, 'prompt').rstrip()}{RESPONSE}"),
-        as_text(checked_text(chosen, "chosen").split("Assistant:")[-1]),
-        as_text(checked_text(rejected, "rejected").split("Assistant:")[-1]),
-    )
+    chosen, rejected = (as_text(text.split("Assistant:")[-1]) for text in (chosen, rejected))
+    return parse_prompt(f"{prompt.rstrip()}{RESPONSE}"), chosen, rejected
 
 
-def _dialogues(chosen: Any, rejected: Any) -> Record:
+def _dialogues(chosen: str, rejected: str) -> Record:
     """Two dialogues that are equal up to their last responses."""
-    chosen, rejected = checked_text(chosen, "chosen"), checked_text(rejected, "rejected")
     start, marker, response = chosen.rpartition(RESPONSE)
     prompt, other = f"{start}{marker}", rejected[len(start) + len(marker) :]
     if not marker:
@@ -278,35 +271,29 @@ def _dialogues(chosen: Any, rejected: Any) -> Record:
     return parse_prompt(prompt), as_text(response), as_text(other)
 
 
-def _scored(prompt: Any, first: Any, second: Any, first_score: Any, second_score: Any) -> Record:
+def _scored(prompt: str, first: str, second: str, first_score: Any, second_score: Any) -> Record:
     """Two responses, each with a score; the one with the higher score is chosen."""
-    scores = (
-        checked_number(first_score, "first_score"),
-        checked_number(second_score, "second_score"),
-    )
-    if scores[0] == scores[1]:
+    of_first = checked_number(first_score, "first_score")
+    of_second = checked_number(second_score, "second_score")
+    if of_first == of_second:
         raise DroppedRow("tie")
-    return _labelled(prompt, first, second, scores[0] > scores[1])
+    return _labelled(prompt, first, second, of_first > of_second)
 
 
-def _labelled(prompt: Any, first: Any, second: Any, label: Any) -> Record:
+def _labelled(prompt: str, first: str, second: str, label: Any) -> Record:
     """Two responses; label is 1 if the first one is chosen, 0 if the second one is."""
     return _instruct(prompt, *((first, second) if is_one(label) else (second, first)))
 
 
-def _vicuna(prompt: Any, chosen: Any) -> Record:
+def _vicuna(prompt: str, chosen: str) -> Record:
     """Turns marked by "USER:" and "ASSISTANT:" in one text."""
     # White space separates turns from markers.
-    start, *pieces = map(
-        str.strip, re.split(r"\b(USER|ASSISTANT):", checked_text(prompt, "prompt"))
-    )
+    start, *pieces = map(str.strip, re.split(r"\b(USER|ASSISTANT):", prompt))
     roles = [ROLES[name.lower()] for name in pieces[::2]]
     turns = list(zip(roles, pieces[1::2], strict=True))
     if turns and turns[-1] == ("assistant", ""):
         turns.pop()
-    if start:
-        turns.insert(0, ("system", start))
-    return _prompt(turns), _with_space(checked_text(chosen, "chosen")), None
+    return _prompt(turns, start), _with_space(chosen), None
 
 
 def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
@@ -347,9 +334,9 @@ def _prompt_alone(prompt: Any, system: Any = None) -> Record:
     return _prompt(turns_of_messages(prompt, "prompt", "user"), system), None, None
 
 
-def _text(text: Any) -> Record:
+def _text(text: str) -> Record:
     """A text that is no dialogue."""
-    return [], checked_text(text, "text"), None
+    return [], text, None
 
 
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
@@ -364,33 +351,29 @@ def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     return (prompt, response, None) if is_good else (prompt, None, response)
 
 
-def _same_names(*names: str) -> dict[str, str]:
+def _same(*names: str) -> dict[str, str]:
+    """Return default columns that are called as their fields."""
     return {name: name for name in names}
 
 
-PAIR = _same_names("prompt", "chosen", "rejected")
+PAIR, SYSTEM = _same("prompt", "chosen", "rejected"), ("system",)
+SCORED = _same("prompt", "first", "second", "first_score", "second_score")
+SHAREGPT_PAIR = {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"}
 FORMATS = {
-    "plain": Format(PAIR, _plain, optional=("rejected",)),
-    "instruct": Format(PAIR, _instruct, optional=("rejected",)),
-    "text": Format(_same_names("text"), _text),
-    "prompt": Format(_same_names("prompt"), _prompt_alone, ("system",), has_messages=True),
+    "plain": Format(PAIR, _plain, ("rejected",)),
+    "instruct": Format(PAIR, _instruct, ("rejected",)),
+    "text": Format(_same("text"), _text),
+    "prompt": Format(_same("prompt"), _prompt_alone, SYSTEM, has_messages=True),
     "last_turn": Format(PAIR, _last_turn),
-    "dialogues": Format(_same_names("chosen", "rejected"), _dialogues),
-    "scored": Format(
-        _same_names("prompt", "first", "second", "first_score", "second_score"), _scored
-    ),
-    "labelled": Format(_same_names("prompt", "first", "second", "label"), _labelled),
+    "dialogues": Format(_same("chosen", "rejected"), _dialogues),
+    "scored": Format(SCORED, _scored),
+    "labelled": Format(_same("prompt", "first", "second", "label"), _labelled),
     "vicuna": Format({"prompt": "prompt", "chosen": "label"}, _vicuna),
-    "messages": Format(_same_names("messages"), _messages, ("system",), has_messages=True),
+    "messages": Format(_same("messages"), _messages, SYSTEM, has_messages=True),
     "message_pairs": Format(
-        _same_names("chosen", "rejected"), _message_pairs, ("prompt", "system"), has_messages=True
+        _same("chosen", "rejected"), _message_pairs, ("prompt", "system"), has_messages=True
     ),
-    "sharegpt": Format({"messages": "conversations"}, _messages, ("system",), has_messages=True),
-    "sharegpt_pairs": Format(
-        {"prompt": "conversations", "chosen": "chosen", "rejected": "rejected"},
-        _message_pairs,
-        ("system",),
-        has_messages=True,
-    ),
-    "kto": Format(_same_names("messages", "label"), _unpaired, ("system",), has_messages=True),
+    "sharegpt": Format({"messages": "conversations"}, _messages, SYSTEM, has_messages=True),
+    "sharegpt_pairs": Format(SHAREGPT_PAIR, _message_pairs, SYSTEM, has_messages=True),
+    "kto": Format(_same("messages", "label"), _unpaired, SYSTEM, has_messages=True),
 }

@@ -17,13 +17,13 @@ does not have the column. Scored responses of a model (SPLIT.parquet) have the c
 import json
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 
 from snakechat.data.dialogues import Turn, render_prompt
 from snakechat.data.formats import Record
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
 COLUMNS = ("prompt", "chosen", "rejected")
@@ -64,51 +65,38 @@ def record_digest(texts: Texts) -> bytes:
     return hashed.digest()
 
 
-class RecordWriter:
-    """Write records one by one; a context manager. len() is the number of records written.
+@contextmanager
+def open_records(path: str | Path, kept: Sequence[str] = ()) -> Iterator[Callable[..., None]]:
+    """Open a file for writing; yield a function that appends a record and its kept cells.
 
     kept: Names of the columns that each record keeps.
     """
+    columns = [("prompt", TURNS), ("chosen", pa.string()), ("rejected", pa.string())]
+    columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
+    schema = pa.schema(columns)
+    rows: list[tuple[Any, ...]] = []
+    size = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
-    def __init__(self, path: str | Path, kept: Sequence[str] = ()) -> None:
-        columns = [("prompt", TURNS), ("chosen", pa.string()), ("rejected", pa.string())]
-        columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
-        self.schema = pa.schema(columns)
-        self.file = pq.ParquetWriter(path, self.schema, compression="zstd")
-        self.rows: list[tuple[Any, ...]] = []
-        self.written = self.size = 0
+        def write(record: Record, *cells: str) -> None:
+            nonlocal size
+            texts = texts_of(record)
+            rows.append((*record, record_digest(texts), *cells))
+            size += sum(map(sys.getsizeof, (*texts, *cells)))
+            if len(rows) == ROWS_AT_A_TIME or size > MAX_GROUP_BYTES:
+                flush()
 
-    def __enter__(self) -> Self:
-        return self
+        def flush() -> None:
+            nonlocal size
+            cells = zip(schema.types, zip(*rows, strict=True), strict=True)
+            arrays = [pa.array(column, kind) for kind, column in cells]
+            file.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            rows.clear()
+            size = 0
 
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if error is None:
-            self._flush()
-        self.file.close()
-
-    def __len__(self) -> int:
-        return self.written + len(self.rows)
-
-    def write(self, record: Record, *kept: str) -> None:
-        """Append a record and its kept cells."""
-        texts = texts_of(record)
-        self.rows.append((*record, record_digest(texts), *kept))
-        self.size += sum(map(sys.getsizeof, (*texts, *kept)))
-        if len(self.rows) == ROWS_AT_A_TIME or self.size > MAX_GROUP_BYTES:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self.rows:
-            cells = zip(self.schema.types, zip(*self.rows, strict=True), strict=True)
-            columns = [pa.array(column, kind) for kind, column in cells]
-            self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
-            self.written += len(self.rows)
-            self.rows, self.size = [], 0
+        yield write
+        if rows:
+            flush()
 
 
 def read_record_batches(
@@ -291,16 +279,40 @@ def dataset_statistics(records: Iterable[Record]) -> dict[str, Any]:
     return summary
 
 
-def write_statistics(job: Job[Any]) -> None:
-    """Write stats.json with statistics of the records of each split, and record their sizes.
+def write_records(
+    job: Job[Any],
+    splits: Mapping[str, Iterable[tuple[Any, ...] | str]],
+    advice: str = "",
+    kept: Sequence[str] = (),
+) -> None:
+    """Write SPLIT.parquet of each split, and stats.json; record sizes and dropped rows.
 
-    job.facts already has the dropped rows.
+    Args:
+        splits: The records of each split, with their kept cells; a dropped one is its reason.
+        advice: What to do if none is left.
+        kept: Names of the columns that records keep.
+
+    Raises:
+        InputError: No record of a split is left.
     """
     stats = {}
-    for path in sorted(job.result.glob("*.parquet")):
-        stats[path.stem] = dataset_statistics(read_records(path))
-        rows = stats[path.stem]["rows"]
-        job.facts.setdefault("size", {})[path.stem] = {"rows": rows}
-        stats[path.stem]["dropped"] = job.facts["dropped"][path.stem]
-        print(f"{job.spec['name']}: {rows:,} rows in split {path.stem}")
+    job.facts |= {"dropped": {}, "size": {}}
+    for split, found in splits.items():
+        path, dropped = job.result / f"{split}.parquet", Counter[str]()
+        with open_records(path, kept) as write:
+            for row in found:
+                if isinstance(row, str):
+                    dropped[row] += 1
+                else:
+                    write(row[: len(COLUMNS)], *row[len(COLUMNS) :])
+        stats[split] = dataset_statistics(read_records(path))
+        rows = stats[split]["rows"]
+        job.facts["size"][split] = {"rows": rows}
+        job.facts["dropped"][split] = stats[split]["dropped"] = dict(sorted(dropped.items()))
+        if not rows:
+            raise InputError(
+                f"datasets.{job.spec['name']}: the {split} split has no rows left of"
+                f" {dropped.total():,} (dropped: {dict(dropped)}){advice and f': {advice}'}"
+            )
+        print(f"{job.spec['name']}: {rows:,} rows in split {split}")
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")

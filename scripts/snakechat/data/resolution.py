@@ -38,14 +38,14 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
     """
     from datasets.data_files import get_data_patterns, resolve_pattern, sanitize_patterns
 
-    base, patterns = _chosen_config(paths, configs, name)
-    for path in (base, *_texts(patterns)):
+    folder, patterns = _chosen_config(paths, configs, name)
+    for path in (folder, *_texts(patterns)):
         if "://" in path or path.startswith("/") or ".." in path.split("/"):
             raise InputError(f"the card names {path!r}: expected files of the repository")
     _serve_names(paths)
-    folder = f"{ROOT}/{base}".rstrip("/")
+    base = f"{ROOT}/{folder}".rstrip("/")
     try:
-        of_splits = sanitize_patterns(patterns) if patterns else get_data_patterns(folder)
+        of_splits = sanitize_patterns(patterns) if patterns else get_data_patterns(base)
     except FileNotFoundError:
         return {}
     except ValueError as error:
@@ -56,7 +56,7 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
         for glob in globs:
             # A pattern may match nothing.
             with suppress(FileNotFoundError):
-                found |= {path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, folder)}
+                found |= {path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, base)}
         if found:
             splits[str(split)] = sorted(found)
     return splits
@@ -87,8 +87,6 @@ def _serve_names(paths: Sequence[str]) -> None:
 
 def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
     """Return the folder and the patterns of the files of a config; no patterns for the default."""
-    if configs is None:
-        return _folder(paths, name), None
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCardData
 
@@ -100,24 +98,19 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
             if isinstance(config, dict)
         ]
     try:
-        found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs))
+        found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs or []))
         chosen = name or found.get_default_config_name()
     except (ValueError, TypeError) as error:
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise InputError(f"the card has invalid configs: {reason}") from None
     if not found:
-        return _folder(paths, name), None
-    if chosen is None or chosen not in found:
+        if name is not None and not any(path.startswith(f"{name}/") for path in paths):
+            raise InputError(f"name: there is no config and no folder {name}")
+        return name or "", None
+    if chosen not in found:
         problem = "several configs" if chosen is None else f"no config {chosen}"
         raise InputError(f"the card has {problem}: set name to one of {', '.join(found)}")
     return found[chosen].get("data_dir") or "", found[chosen].get("data_files")
-
-
-def _folder(paths: Sequence[str], name: str | None) -> str:
-    """Return the folder that is read where there are no configs."""
-    if name is not None and not any(path.startswith(f"{name}/") for path in paths):
-        raise InputError(f"name: there is no config and no folder {name}")
-    return name or ""
 
 
 def _texts(patterns: Any) -> list[str]:

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from import_dataset import import_split
+from import_dataset import Position, converted
 from snakechat.data.formats import columns_of
-from snakechat.data.records import read_texts
+from snakechat.data.records import texts_of
 from support.configs import project_values
 from support.files import as_parquet
 
@@ -57,8 +57,8 @@ def test_row_in_a_file_becomes_a_record(name, tmp_path):
     dataset = DATASETS[name]
     columns = columns_of(dataset["format"], dataset["columns"])
     settings = {"on_bad_row": "fail", "keep": {}, **dataset, "columns": columns}
-    job = SimpleNamespace(settings=SimpleNamespace(**settings), result=tmp_path)
-    job.spec, job.facts, job.states = {"name": name}, {}, tmp_path
-    import_split(job, "train", {"source.parquet": tmp_path / "source.parquet"})
+    job = SimpleNamespace(settings=SimpleNamespace(**settings), spec={"name": name})
+    files = {"source.parquet": tmp_path / "source.parquet"}
+    [row] = converted(job, "train", files, Position(tmp_path / "note"))
     prompt = f"\n\nHuman: {question}\n\nAssistant:"
-    assert list(read_texts(tmp_path / "train.parquet")) == [(prompt, *responses)]
+    assert texts_of(row[:3]) == (prompt, *responses)

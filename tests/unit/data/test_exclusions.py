@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from snakechat.data.phase_splits import removed_rows
-from snakechat.data.records import RecordWriter, read_digests, record_digest
+from snakechat.data.records import open_records, read_digests, record_digest
 from snakechat.workflow.errors import InputError
 from support.dialogues import make_record
 
@@ -16,9 +16,9 @@ DIGESTS = list(map(record_digest, ROWS))
 @pytest.fixture
 def records(tmp_path):
     path = tmp_path / "train.parquet"
-    with RecordWriter(path) as writer:
+    with open_records(path) as write:
         for row in ROWS:
-            writer.write(make_record(*row))
+            write(make_record(*row))
     return path
 
 

@@ -8,8 +8,8 @@ import pytest
 from snakechat.data import records
 from snakechat.data.records import (
     ROWS_AT_A_TIME,
-    RecordWriter,
     kept_columns,
+    open_records,
     read_record_batches,
     read_records,
     read_texts,
@@ -23,9 +23,9 @@ SEVERAL = 2 * ROWS_AT_A_TIME + 1
 
 
 def write(path, rows):
-    with RecordWriter(path) as writer:
+    with open_records(path) as append:
         for row in rows:
-            writer.write(make_record(*row))
+            append(make_record(*row))
     return path
 
 
@@ -50,9 +50,9 @@ def test_texts_are_read_as_they_were_written(tmp_path):
 
 def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     path = tmp_path / "train.parquet"
-    with RecordWriter(path, ["solution", "prompt"]) as writer:
-        writer.write(make_record("p"), "7", '"p"')
-        writer.write(make_record(*ROW), "null", "[]")
+    with open_records(path, ["solution", "prompt"]) as append:
+        append(make_record("p"), "7", '"p"')
+        append(make_record(*ROW), "null", "[]")
     assert kept_columns(path) == ["solution", "prompt"]
     assert list(read_texts(path)) == [("p", None, None), ROW]
     [batch] = read_record_batches(path, columns=("prompt", "kept_solution"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import render_rows
-from snakechat.data.records import RecordWriter
+from snakechat.data.records import open_records
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML, WITHOUT_SYSTEM
 
@@ -23,9 +23,9 @@ def render(trained, tmp_path):
         for name in ("model", "records", "rows", "result"):
             (tmp_path / name).mkdir()
         tokenizer.save_pretrained(tmp_path / "model")
-        with RecordWriter(tmp_path / "records/train.parquet", [name for name, _ in kept]) as writer:
+        with open_records(tmp_path / "records/train.parquet", [name for name, _ in kept]) as write:
             for record in records:
-                writer.write(record, *(cell for _, cell in kept))
+                write(record, *(cell for _, cell in kept))
         for split in ("train", "eval"):
             np.save(tmp_path / f"rows/reward.{split}.npy", np.arange(len(records)))
         defaults = {"template": "dialogue", "phase": "reward", "seed": None, "unpaired": False}

@@ -9,7 +9,7 @@ import pytest
 import tokenize_phase
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
-from snakechat.data.records import RecordWriter
+from snakechat.data.records import open_records
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.jobs.model_jobs import TOKENS
 from snakechat.workflow.errors import InputError, warn
@@ -45,9 +45,9 @@ class Phase:
             rows.mkdir()
             for split in SPLITS:
                 if split in splits:
-                    with RecordWriter(records / f"{split}.parquet") as writer:
+                    with open_records(records / f"{split}.parquet") as write:
                         for texts in splits[split]:
-                            writer.write(make_record(*texts))
+                            write(make_record(*texts))
                 chosen = dict(numbers).get((dataset, split))
                 found = range(len(splits.get(split, ()))) if chosen is None else chosen
                 path = rows / f"{phase}.{split}.npy"
@@ -291,7 +291,7 @@ def test_a_response_with_weight_0_is_an_error_where_prompts_are_trained(phase):
     row = ("", " d", None)
     job = phase("sft", {"a": {"train": [row], "eval": [row]}}, train_on="all_tokens")
     turns = [("user", "a"), ("untrained", "b"), ("user", "c")]
-    with RecordWriter(job.inputs["records.a"] / "train.parquet") as writer:
-        writer.write((turns, " d", None))
+    with open_records(job.inputs["records.a"] / "train.parquet") as write:
+        write((turns, " d", None))
     with pytest.raises(InputError, match=r"train\.parquet: row 1: a response with weight 0, which"):
         job.run()

@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from snakechat.data.records import RecordWriter
+from snakechat.data.records import open_records
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_prompts
 from support.dialogues import make_record
 
@@ -43,9 +43,9 @@ def inputs(tmp_path):
     records, rows = tmp_path / "records", tmp_path / "rows"
     records.mkdir()
     rows.mkdir()
-    with RecordWriter(records / "train.parquet") as writer:
+    with open_records(records / "train.parquet") as write:
         for text in ("What is 2 + 2?", "Who are you?", "Who  are YOU ?!", "Why?"):
-            writer.write(make_record(text))
+            write(make_record(text))
     np.save(rows / "sft.train.npy", np.array([0, 1]))
     np.save(rows / "reward.train.npy", np.array([2, 3]))
     return {"records.a": records, "rows.a": rows}
