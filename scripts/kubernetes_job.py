@@ -2,12 +2,13 @@
 
     python scripts/kubernetes_job.py output/sft/66b | kubectl create --filename -
     python scripts/kubernetes_job.py output/sft/mine --configfile mine.yaml
+    python scripts/kubernetes_job.py --driver | kubectl apply --filename -
 
-Snakemake's own pods run on one node and have little shared memory. Each node of a PyTorchJob runs
-the same program with the same spec file, so that Snakemake finds the result up to date afterwards.
-The image and the volume are those of the profile (profiles/kubernetes). Jobs with missing inputs
-are skipped; if there are no others, an error names the command that builds the inputs.
-Builds nothing and writes spec files only.
+Namespace, image, claim and mount are those of profiles/kubernetes/config.yaml, also in the driver,
+the pod in which Snakemake runs. Snakemake's own pods run on one node and have little shared memory.
+Each node of a PyTorchJob runs the same program with the same spec file, so that Snakemake finds the
+result up to date afterwards. Jobs with missing inputs are skipped; if there are no others, an error
+names the command that builds the inputs. Builds nothing and writes spec files only.
 """
 
 import os
@@ -30,6 +31,7 @@ from snakechat.workflow.snapshot import write_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
+DRIVER = ROOT / "profiles/kubernetes/driver.yaml"
 # Seconds that pods have to save a checkpoint after SIGTERM.
 SHUTDOWN_TIMEOUT = 3600
 # Attempts after the first.
@@ -41,7 +43,12 @@ Document = dict[str, Any]
 @one_line_errors()
 def main() -> None:
     parser = plan_parser(__doc__)
-    _, words = parser.parse_known_args()
+    parser.add_argument("--driver", action="store_true", help="write the driver instead of jobs")
+    options, words = parser.parse_known_args()
+    profile = yaml.safe_load(PROFILE.read_text())
+    if options.driver:
+        print(yaml.safe_dump_all(driver(profile), sort_keys=False), end="")
+        return
     plan = plan_build(words)
     jobs = plan.stale_jobs
     folder = os.getcwd()
@@ -56,9 +63,30 @@ def main() -> None:
         options = [word for word in words if word not in plan.targets]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
         sys.exit(f"error: the inputs of {job_name(spec)} are missing: first run {build}")
-    profile = yaml.safe_load(PROFILE.read_text())
     documents = [pytorch_job(job, folder, profile) for job in ready]
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
+
+
+def driver(profile: Document) -> list[Document]:
+    """Return driver.yaml with the namespace, image, claim and mount of the profile."""
+    documents = list(yaml.safe_load_all(DRIVER.read_text()))
+    claim, path = volume_of(profile)
+    for document in documents:
+        for each in (document["metadata"], *document.get("subjects", [])):
+            each["namespace"] = profile["kubernetes-namespace"]
+    pod = documents[-1]["spec"]["template"]["spec"]
+    [container], [volume] = pod["containers"], pod["volumes"]
+    container |= {"image": profile["container-image"], "workingDir": path}
+    container["env"] = [{"name": "HF_HOME", "value": f"{path}/huggingface"}]
+    container["volumeMounts"] = [{"name": volume["name"], "mountPath": path}]
+    volume["persistentVolumeClaim"] = {"claimName": claim}
+    return documents
+
+
+def volume_of(profile: Document) -> tuple[str, str]:
+    """Return the claim of the shared volume, and the path at which pods mount it."""
+    claim, _, path = profile["kubernetes-persistent-volumes"][0].partition(":")
+    return claim, path
 
 
 def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
@@ -90,7 +118,7 @@ def object_name(job: PlannedJob) -> str:
 def pod_spec(job: PlannedJob, folder: str, profile: Document) -> Document:
     """Return the spec of the pod on each node."""
     placement = job.placement
-    claim, path = profile["kubernetes-persistent-volumes"][0].split(":")
+    claim, path = volume_of(profile)
     if not Path(folder).is_relative_to(path):
         sys.exit(
             f"error: {folder} is not on the volume, which pods mount at {path} ({PROFILE}): build"

@@ -21,16 +21,18 @@ import yaml
 from kubeflow.training import models as operator
 
 from conftest import ROOT, Workflow, copy_sources
+from kubernetes_job import driver
 from launch import free_port
 from snakechat.workflow.snakemake_adapter import POD_SECURITY
 from support.pods import LOG, serving
 
 FOLDER = ROOT / "profiles/kubernetes"
 PROFILE = yaml.safe_load((FOLDER / "config.yaml").read_text())
-NAMESPACE, VOLUME, DRIVER = (
+[NAMESPACE], [VOLUME] = (
     list(yaml.safe_load_all((FOLDER / name).read_text()))
-    for name in ("namespace.yaml", "volume.yaml", "driver.yaml")
+    for name in ("namespace.yaml", "volume.yaml")
 )
+DRIVER = driver(PROFILE)
 DRIVER_POD = DRIVER[-1]["spec"]["template"]["spec"]
 DOCKERFILE = (ROOT / "envs/Dockerfile").read_text()
 # The oldest and the newest maintained API.
@@ -192,21 +194,25 @@ def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(
 # --- manifests for kubectl apply --------------------------------------------------------------
 
 
-def test_manifests_are_valid_and_agree_with_the_profile():
-    # All are in the namespace of the profile, which accepts restricted pods alone.
-    namespace, *others = [valid(each) for each in (*NAMESPACE, *VOLUME, *DRIVER)]
-    assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-    namespaces = {document["metadata"]["namespace"] for document in others}
-    assert namespaces == {namespace["metadata"]["name"]} == {PROFILE["kubernetes-namespace"]}
-    [claim, path] = PROFILE["kubernetes-persistent-volumes"][0].split(":")
-    [mounted] = DRIVER_POD["volumes"]
-    [volume] = VOLUME
-    assert mounted["persistentVolumeClaim"]["claimName"] == volume["metadata"]["name"] == claim
-    image = PROFILE["container-image"]
-    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", image)
-    for container in DRIVER_POD["containers"]:
-        assert container["image"] == image
-        assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": path}]
+def test_manifests_are_valid_and_follow_the_profile():
+    for document in (NAMESPACE, VOLUME, *DRIVER):
+        valid(document)
+    # Its namespace accepts restricted pods alone.
+    labels = NAMESPACE["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    assert NAMESPACE["metadata"]["name"] == PROFILE["kubernetes-namespace"]
+    assert re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", PROFILE["container-image"])
+    assert PROFILE["kubernetes-persistent-volumes"] == [f"{VOLUME['metadata']['name']}:/volume"]
+    own = {"kubernetes-namespace": "team", "kubernetes-persistent-volumes": ["disk:/mnt/disk"]}
+    *documents, deployment = driver({**PROFILE, **own})
+    for document in (*documents, deployment):
+        assert valid(document)["metadata"]["namespace"] == "team"
+    assert documents[-1]["subjects"][0]["namespace"] == "team"
+    pod = deployment["spec"]["template"]["spec"]
+    [container], [mounted] = pod["containers"], pod["volumes"]
+    assert container["image"] == PROFILE["container-image"]
+    assert mounted["persistentVolumeClaim"] == {"claimName": "disk"}
+    assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": "/mnt/disk"}]
     # It alone gets a token.
     check_restricted(DRIVER_POD)
     assert DRIVER[0]["automountServiceAccountToken"] is False
