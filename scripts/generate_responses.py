@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.phase_splits import SPLITS
-from snakechat.data.ragged_arrays import Ragged, RaggedWriter
+from snakechat.data.ragged_arrays import Ragged, open_ragged
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import prompt_examples
@@ -83,10 +83,10 @@ def generate(
             if rank() == 0:
                 progress.update(rows.stop)
         if rank() == 0:
-            with RaggedWriter(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as writer:
+            with open_ragged(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as write:
                 for batch in batches:
                     ids = Ragged(batch, RESPONSES)
-                    writer.write([ids[row].tolist() for row in range(len(ids))])
+                    write([ids[row].tolist() for row in range(len(ids))])
             print(f"{split}: {len(prompts):,} prompts, {settings.num_generations} responses each")
     sampler.close()
 
@@ -97,8 +97,8 @@ def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) 
         temporary = folder.with_name(".tmp")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        with RaggedWriter(temporary, RESPONSES, vocab_size) as writer:
-            writer.write([ids for row in zip(*responses, strict=True) for ids in row])
+        with open_ragged(temporary, RESPONSES, vocab_size) as write:
+            write([ids for row in zip(*responses, strict=True) for ids in row])
         os.replace(temporary, folder)
     barrier()
 

@@ -21,7 +21,7 @@ from snakechat.data.phase_splits import (
     kept_names,
     phase_rows,
 )
-from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array, whole_lengths_path
+from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array, whole_lengths_path
 from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
@@ -97,7 +97,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
     with ExitStack() as stack:
         names = [*fields, "trained"] if train_on == "all_turns" else fields
         writers = [
-            stack.enter_context(RaggedWriter(job.result, f"{split}.{name}", len(encoder.tokenizer)))
+            stack.enter_context(open_ragged(job.result, f"{split}.{name}", len(encoder.tokenizer)))
             for name in names
         ]
         # Reward functions and reward models read the texts of prompts.
@@ -121,8 +121,8 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             truncated.update(what for *_, what in valid if what)
             lengths = np.array([row[-2] for row in valid], np.int32)
             whole_lengths.append(lengths.reshape(len(valid), len(fields) - 1))
-            for writer, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
-                writer.write(ids)
+            for write, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
+                write(ids)
             if texts is not None:
                 write_texts(batch, [not isinstance(row, str) for row in new])
             done += len(encoded)

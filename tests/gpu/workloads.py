@@ -25,7 +25,7 @@ from transformers import (
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.training_settings import RewardSettings, SftSettings
-from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.data.ragged_arrays import open_ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.models import choose_device
 from snakechat.modeling.saving import save_model
@@ -140,8 +140,8 @@ def write_tokens(path, vocab_size, **fields):
     path.mkdir()
     for field, rows in fields.items():
         for split, part in (("train", rows), ("eval", rows[:1])):
-            with RaggedWriter(path, f"{split}.{field}", vocab_size) as writer:
-                writer.write(part)
+            with open_ragged(path, f"{split}.{field}", vocab_size) as write_rows:
+                write_rows(part)
 
 
 def make_job(stage, inputs, result, placement, **settings):

@@ -8,7 +8,7 @@ import yaml
 
 from conftest import ROOT
 from snakechat.data import toy
-from snakechat.data.ragged_arrays import RaggedWriter, whole_lengths_path
+from snakechat.data.ragged_arrays import open_ragged, whole_lengths_path
 from snakechat.workflow.digests import file_digest
 from support import launching
 from support.evaluation import evaluation_job  # noqa: F401
@@ -33,8 +33,8 @@ def jobs(job, tokenizer, tmp_path):
     sequences["rejected"] = sequences["chosen"][1:] + sequences["chosen"][:1]
     for split in ("train", "eval"):
         for name, ids in sequences.items():
-            with RaggedWriter(job.inputs["tokens"], f"{split}.{name}", len(tokenizer)) as writer:
-                writer.write(ids)
+            with open_ragged(job.inputs["tokens"], f"{split}.{name}", len(tokenizer)) as write_rows:
+                write_rows(ids)
         lengths = [list(map(len, sequences[name])) for name in ("chosen", "rejected")]
         np.save(whole_lengths_path(job.inputs["tokens"], split), np.array(lengths, np.int32))
     files = {}

@@ -10,7 +10,7 @@ import evaluate_rlhf
 from conftest import INIT
 from snakechat.data import toy
 from snakechat.data.dialogues import parse_prompt
-from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.data.ragged_arrays import open_ragged
 from snakechat.data.records import open_prompt_texts
 from snakechat.jobs.rules import RULES
 from snakechat.modeling.loading import load_scorer
@@ -41,8 +41,8 @@ def evaluation_job(tokenizer, tmp_path):
     with open_prompt_texts(tokens, "eval", []) as write:
         write({"prompt": list(map(parse_prompt, texts))}, [True] * len(texts))
     prompts = [tokenizer(prompt).input_ids for prompt in texts]
-    with RaggedWriter(tokens, "eval.prompt", len(tokenizer)) as writer:
-        writer.write(prompts)
+    with open_ragged(tokens, "eval.prompt", len(tokenizer)) as write_rows:
+        write_rows(prompts)
     stats = {"eval": {"kept_of": {"toy": len(prompts)}}}
     (tokens / "stats.json").write_text(json.dumps(stats))
     result = tmp_path / "result"

@@ -5,16 +5,12 @@ the smallest unsigned type that fits the vocabulary; NAME.offsets.npy (int64, ro
 bounds of the rows: row i is ids[offsets[i]:offsets[i + 1]]. There is no padding on disk.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, Self
 
 import numpy as np
-
-# Positions of the two files in the lists of RaggedWriter.
-IDS, OFFSETS = 0, 1
 
 
 def save_array(path: Path, array: np.ndarray) -> None:
@@ -37,64 +33,44 @@ def whole_lengths_path(folder: Path, split: str) -> Path:
     return folder / f"{split}.whole_lengths.npy"
 
 
-class RaggedWriter:
-    """Write a ragged array batch by batch; a context manager.
+@contextmanager
+def open_ragged(
+    folder: str | Path, name: str, vocab_size: int
+) -> Iterator[Callable[[Sequence[Sequence[int]]], None]]:
+    """Open a ragged array for writing; yield a function that appends rows, each a list of ids.
 
-    Args:
-        folder: Folder of the array's files.
-        name: Name of the array.
-        vocab_size: Size of the vocabulary, which determines the type of the ids.
+    vocab_size: Size of the vocabulary, which determines the type of the ids.
     """
+    dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
+    lengths = [np.zeros(1, np.int64)]
+    with Path(folder, f"{name}.ids.npy").open("wb") as file:
 
-    def __init__(self, folder: str | Path, name: str, vocab_size: int) -> None:
-        self.paths = [Path(folder, f"{name}.{kind}.npy") for kind in ("ids", "offsets")]
-        self.dtypes = [np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32), np.dtype("i8")]
-        self.lengths = [0, 0]
-        self.files: list[BinaryIO] = []
-
-    def __enter__(self) -> Self:
-        self.files = [path.open("wb") for path in self.paths]
-        self._write_headers()
-        self._append(OFFSETS, np.zeros(1, np.int64))
-        return self
-
-    def __exit__(
-        self,
-        error_type: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Headers have a fixed size: numpy pads them for any number of rows.
-        self._write_headers()
-        for file in self.files:
-            file.close()
-
-    def _write_headers(self) -> None:
-        for file, dtype, length in zip(self.files, self.dtypes, self.lengths, strict=True):
-            header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
+        def write_header(length: int) -> None:
+            # It has a fixed size: numpy pads it for any number of ids.
             file.seek(0)
+            header = {"descr": dtype.str, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
 
-    def _append(self, which: int, values: np.ndarray) -> None:
-        # Not ndarray.tofile: see save_array.
-        self.files[which].write(values.data)
-        self.lengths[which] += len(values)
+        def write(rows: Sequence[Sequence[int]]) -> None:
+            lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
+            ids = np.fromiter(chain.from_iterable(rows), dtype, int(lengths[-1].sum()))
+            # Not ndarray.tofile: see save_array.
+            file.write(ids.data)
 
-    def write(self, rows: Sequence[Sequence[int]]) -> None:
-        """Append rows, each a list of ids."""
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        self._append(OFFSETS, self.lengths[IDS] + np.cumsum(lengths))
-        ids = chain.from_iterable(rows)
-        self._append(IDS, np.fromiter(ids, self.dtypes[IDS], int(lengths.sum())))
+        write_header(0)
+        yield write
+        offsets = np.concatenate(lengths).cumsum()
+        write_header(int(offsets[-1]))
+    save_array(Path(folder, f"{name}.offsets.npy"), offsets)
 
 
 class Ragged:
     """A ragged array on disk. array[i] holds the ids of row i, a view of the mapped file."""
 
     def __init__(self, folder: str | Path, name: str) -> None:
-        self.ids = np.load(Path(folder, f"{name}.ids.npy"), mmap_mode="r", allow_pickle=False)
-        self.offsets = np.load(
-            Path(folder, f"{name}.offsets.npy"), mmap_mode="r", allow_pickle=False
+        self.ids, self.offsets = (
+            np.load(Path(folder, f"{name}.{part}.npy"), mmap_mode="r", allow_pickle=False)
+            for part in ("ids", "offsets")
         )
 
     def __len__(self) -> int:

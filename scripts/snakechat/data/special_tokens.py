@@ -18,10 +18,6 @@ USER, ASSISTANT = "Question", "Answer"
 QUESTION, ANSWER = ("user", USER), ("assistant", ASSISTANT)
 # "<pad>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|fim_pad|>".
 PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
-# "<|reserved_special_token_0|>", "<unused0>", "<|extra_0|>", "<|dummy_0|>".
-UNUSED = re.compile(
-    r"(?<![a-z])(reserved|unused|extra|dummy|place.?holder)(?![a-z])", re.IGNORECASE
-)
 # The byte 0xFF in the alphabet of byte-level vocabularies. UTF-8 has no such byte.
 IMPOSSIBLE_BYTE = "ÿ"
 # The bytes in that alphabet, each of which is a letter, too.
@@ -40,7 +36,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     special or not; eos if the template writes none, or if there is no template.
     """
     _, _, after = rendered_or_empty(tokenizer, [QUESTION, ANSWER]).rpartition(ASSISTANT)
-    contents = {token.content for token in _added(tokenizer).values()}
+    contents = {token.content for token in tokenizer.added_tokens_decoder.values()}
     if match := _pattern({*contents, tokenizer.eos_token}).search(after):
         found: Any = tokenizer.convert_tokens_to_ids(match[0])
         return after[: match.start()], int(found)
@@ -49,7 +45,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
 
 def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the token that ends a turn a special one, as decoding and sampling expect it to be."""
-    token = _added(tokenizer).get(end_of_turn_id(tokenizer))
+    token = tokenizer.added_tokens_decoder.get(end_of_turn_id(tokenizer))
     if token is not None and not token.special:
         # It matches the same texts as before.
         token.special = True
@@ -80,7 +76,7 @@ class SpecialTokens:
     """The special tokens of a tokenizer, as they occur in texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        added = _added(tokenizer).values()
+        added = tokenizer.added_tokens_decoder.values()
         special = {token.content for token in added if token.special}
         self.pattern = _pattern(special | set(map(str, tokenizer.all_special_tokens)))
         # These match a text after its normalization, such as "<S>" in lower case.
@@ -113,7 +109,7 @@ def text_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
     A byte that serves as pad ("ÿ", "!") is an added token, which would match its letter.
     """
     backend: Tokenizer = tokenizer.backend_tokenizer
-    if any(token.content in LETTERS for token in _added(tokenizer).values()):
+    if any(token.content in LETTERS for token in tokenizer.added_tokens_decoder.values()):
         data = json.loads(backend.to_str())
         data["added_tokens"] = [
             token for token in data["added_tokens"] if token["content"] not in LETTERS
@@ -125,23 +121,12 @@ def text_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
 
 
 def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Set the pad token to an existing token that no sequence ends with.
+    """Set a pad token that has an id already, and that does not end a turn.
 
-    Our own masks come from lengths. But AutoModelForSequenceClassification takes the score at the
-    last token that is not pad, so pad must differ from the tokens that end a turn. The first of
-    these that exists:
-
-    1. the tokenizer's own pad token,
-    2. its unknown token,
-    3. an added token that names padding ("<|finetune_right_pad_id|>", "<|padding|>"),
-    4. an added token that is reserved or unused ("<|reserved_special_token_0|>", "<unused0>"),
-    5. the last of the other special added tokens, apart from bos,
-    6. in a byte-level vocabulary, the byte 0xFF, which UTF-8 does not have; as a special token it
-       changes the ids of no text except a "ÿ" that stands alone,
-    7. bos, which starts a text.
-
-    None of them may be eos or end a turn, and those of 3 to 5 neither bos nor a token that the chat
-    template writes.
+    It is the first of pad_token, unk_token, an added token that is named padding, the last of the
+    other special ones, in a byte-level vocabulary the byte 0xFF, which UTF-8 does not have, and
+    bos, which starts a text. As a special token, the byte changes the ids of no text except a "ÿ"
+    that stands alone. Added tokens that the chat template writes do not count.
 
     Raises:
         InputError: There is none.
@@ -165,20 +150,17 @@ def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Yield the tokens that can serve as pad, the best one first."""
     named: Mapping[str, Any] = tokenizer.special_tokens_map
     ends = {tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer))}
-    for name in ("pad_token", "unk_token"):
-        token = named.get(name)
-        if token is not None and token not in ends:
-            yield token
+    ended = {None, *ends}
+    yield from (named[key] for key in ("pad_token", "unk_token") if named.get(key) not in ended)
     taken = ends | {named.get("bos_token")} | _written_by_template(tokenizer)
-    added = [token for _, token in sorted(_added(tokenizer).items()) if token.content not in taken]
-    for pattern in (PADDING, UNUSED):
-        yield from (token.content for token in added if pattern.search(token.content))
-    # The first ones often mark the start of a document or a turn.
-    yield from (token.content for token in reversed(added) if token.special)
-    vocabulary = tokenizer.get_vocab()
-    if all(byte in vocabulary for byte in LETTERS):
+    # From the last one: the first ones often mark the start of a document or a turn.
+    added = [token for _, token in sorted(tokenizer.added_tokens_decoder.items(), reverse=True)]
+    added = [token for token in added if token.content not in taken]
+    yield from (token.content for token in added[::-1] if PADDING.search(token.content))
+    yield from (token.content for token in added if token.special)
+    if tokenizer.get_vocab().keys() >= LETTERS:
         yield IMPOSSIBLE_BYTE
-    if named.get("bos_token") not in {None, *ends}:
+    if named.get("bos_token") not in ended:
         yield named["bos_token"]
 
 
@@ -187,10 +169,5 @@ def _written_by_template(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     turns = [("system", USER), QUESTION, ANSWER, QUESTION]
     texts = [rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])]
     texts.append(str(tokenizer.chat_template or ""))
-    contents = {token.content for token in _added(tokenizer).values()}
+    contents = {token.content for token in tokenizer.added_tokens_decoder.values()}
     return {content for content in contents if any(content in text for text in texts)}
-
-
-def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, AddedToken]:
-    """Return the added tokens by id."""
-    return dict(tokenizer.added_tokens_decoder)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.data.ragged_arrays import open_ragged
 from snakechat.modeling.forward import Policy
 from support.configs import load
 
@@ -24,8 +24,8 @@ BETA = 0.5
 def data(model, tmp_path):
     """KTO on three rows; the log-probabilities under the reference model differ clearly."""
     for name, rows in (("prompt", PROMPTS), ("chosen", CHOSEN), ("rejected", REJECTED)):
-        with RaggedWriter(tmp_path, f"train.{name}", 300) as writer:
-            writer.write(rows)
+        with open_ragged(tmp_path, f"train.{name}", 300) as write_rows:
+            write_rows(rows)
     np.save(tmp_path / "train.npy", REFERENCE[None])
     np.save(tmp_path / "train.mismatched.npy", MISMATCHED_REFERENCE[None])
     recipe = {"loss": "kto", "beta": BETA, "max_length": 5, "dtype": "fp32"}

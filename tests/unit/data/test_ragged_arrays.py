@@ -5,13 +5,13 @@ import resource
 import numpy as np
 import pytest
 
-from snakechat.data.ragged_arrays import Ragged, RaggedWriter, save_array
+from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array
 
 
 def write(folder, *pieces, vocab_size=300):
-    with RaggedWriter(folder, "ids", vocab_size) as writer:
+    with open_ragged(folder, "ids", vocab_size) as write_rows:
         for piece in pieces:
-            writer.write(piece)
+            write_rows(piece)
     return Ragged(folder, "ids")
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import ROOT
-from snakechat.data.ragged_arrays import RaggedWriter
+from snakechat.data.ragged_arrays import open_ragged
 from snakechat.estimates.activation_memory import measure_size
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate
@@ -125,8 +125,8 @@ def test_existing_tokens_are_counted(tmp_path):
     plan, tokens = plan_sft(), tmp_path / TOKENS
     tokens.mkdir(parents=True)
     for field, lengths in (("prompt", (10, 30)), ("chosen", (20, 60))):
-        with RaggedWriter(tokens, f"train.{field}", 300) as writer:
-            writer.write([[1] * length for length in lengths])
+        with open_ragged(tokens, f"train.{field}", 300) as write_rows:
+            write_rows([[1] * length for length in lengths])
     job = JobEstimate(TRAINED, plan._replace(stale={TRAINED}), GPUS["h100"])
     assert job.workload.flops == pytest.approx(120 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 60))
     largest = job.workload.largest

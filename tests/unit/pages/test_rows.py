@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import show_rows
-from snakechat.data.ragged_arrays import RaggedWriter, save_array, whole_lengths_path
+from snakechat.data.ragged_arrays import open_ragged, save_array, whole_lengths_path
 from snakechat.pages.page import Page, Section, Token, Tokens, write_page
 from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.workflow.errors import InputError
@@ -23,8 +23,8 @@ def phase(tokenizer, tmp_path):
     }
     ids["chosen"].append(tokenizer.eos_token_id)
     for name, row in ids.items():
-        with RaggedWriter(tmp_path, f"train.{name}", len(tokenizer)) as writer:
-            writer.write([row])
+        with open_ragged(tmp_path, f"train.{name}", len(tokenizer)) as write_rows:
+            write_rows([row])
     lengths = [[len(ids["chosen"])], [len(ids["rejected"]) + 5]]
     save_array(whole_lengths_path(tmp_path, "train"), np.array(lengths, np.int32))
     stats = {"train": {"truncated": {"end of response": 1}, "dropped": {}}}
@@ -50,8 +50,8 @@ def test_tokens_have_the_text_of_the_row_and_say_what_counts(phase, tokenizer):
     whole = TokenizedRows(folder, "train", folder / "model", whole=True).row(0)
     assert all(token.counts for token in whole["prompt"].tokens)
     # Turns that count are those of train_on: all_turns.
-    with RaggedWriter(folder, "train.trained", len(tokenizer)) as writer:
-        writer.write([[0] * (len(ids["chosen"]) - 1) + [1]])
+    with open_ragged(folder, "train.trained", len(tokenizer)) as write_rows:
+        write_rows([[0] * (len(ids["chosen"]) - 1) + [1]])
     row = TokenizedRows(folder, "train", folder / "model").row(0)
     assert [token.text for token in row["chosen"].tokens if token.counts] == [tokenizer.eos_token]
 
