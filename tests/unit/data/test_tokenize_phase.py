@@ -122,6 +122,10 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
 
 
+def numbered(name, number):
+    return [(f"{name}{i}", f" yes {name}{i}") for i in range(number)]
+
+
 HISTORY = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Is it far?\n\nAssistant:"
 
 
@@ -182,11 +186,9 @@ def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, too_long
 
 
 def test_a_reason_that_drops_more_than_a_twentieth_of_the_rows_is_a_warning(tokenize, capsys):
-    rows = [(f"p{i}", " Yes.") for i in range(18)] + [("", " a"), *[("p", " ")] * 2]
-    tokenize("sft", rows)
+    tokenize("sft", [*numbered("p", 18), ("", " a"), *[("p", " ")] * 2])
     printed = capsys.readouterr().err
-    for split in SPLITS:
-        assert f"warning: {split}: 2 of 21 rows are dropped: empty response\n" in printed
+    assert "warning: train: 2 of 21 rows are dropped: empty response\n" in printed
     assert "empty prompt" not in printed
 
 
@@ -211,17 +213,24 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, n
     assert done.stats["train"]["rows"] == 4 - dropped
 
 
-@pytest.mark.parametrize(("name", "limit"), [("sft", 60), ("reward", 200), ("rlhf", 200)])
-def test_turns_that_the_template_rejects(phase, chat_tokenizer, name, limit):
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [
+        ("sft", {"max_length": 60}),
+        ("sft", {"train_on": "all_turns"}),
+        ("reward", {}),
+        ("rlhf", {}),
+    ],
+)
+def test_turns_that_the_template_rejects(phase, chat_tokenizer, name, more):
     rows = [(prompt, " Yes.", " No.") for prompt in (ASKED, " ", WITH_SYSTEM)]
     datasets = {
         "others": dict.fromkeys(SPLITS, rows[:1] * 2),
         "mine": {"train": rows, "eval": rows[:1]},
     }
-    settings = CHAT | {"max_length": limit, "max_prompt_length": limit}
     tokenizer = chat_tokenizer(WITHOUT_SYSTEM).name_or_path
     numbers = {("mine", "train"): [0, 2]}
-    job = phase(name, datasets, tokenizer=tokenizer, numbers=numbers, **settings)
+    job = phase(name, datasets, tokenizer=tokenizer, numbers=numbers, **CHAT | more)
     with pytest.raises(InputError) as error:
         job.run()
     path = job.inputs["records.mine"] / "train.parquet"
@@ -250,18 +259,12 @@ def test_all_turns_are_rows_that_mark_the_trained_tokens(tokenize, chat_tokenize
 # --- datasets, splits and weights --------------------------------------------------------------
 
 
-def numbered(name, number):
-    return [(f"{name}{i}", f" yes {name}{i}") for i in range(number)]
-
-
 def test_weights_apply_to_training_rows_only(phase):
-    datasets = {name: {"train": numbered(name, 2), "eval": numbered(name, 2)} for name in "abc"}
-    done = phase("sft", datasets, weights={"b": 2, "c": 0.5}).run()
-    *prompts, last = done.texts("prompt")
-    assert prompts == ["<s>a0", "<s>a1", "<s>b0", "<s>b0", "<s>b1", "<s>b1"]
-    assert last in ("<s>c0", "<s>c1")
-    assert done.stats["train"]["rows_of"] == {"a": 2, "b": 4, "c": 1}
-    assert done.texts("prompt", "eval") == [f"<s>{name}{i}" for name in "abc" for i in range(2)]
+    datasets = {name: dict.fromkeys(SPLITS, numbered(name, 2)) for name in "ab"}
+    done = phase("sft", datasets, weights={"b": 2}).run()
+    assert done.texts("prompt") == ["<s>a0", "<s>a1", "<s>b0", "<s>b0", "<s>b1", "<s>b1"]
+    assert done.stats["train"]["rows_of"] == {"a": 2, "b": 4}
+    assert done.texts("prompt", "eval") == ["<s>a0", "<s>a1", "<s>b0", "<s>b1"]
 
 
 def test_without_an_eval_split_rows_of_train_are_evaluated(phase):
