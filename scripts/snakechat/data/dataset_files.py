@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import MANIFEST
 
 # wget keeps the query of the hub's download links in file names.
 KINDS = re.compile(
@@ -78,16 +79,19 @@ def local_paths(folder: str | Path) -> list[str]:
 def check_link(folder: str | Path, path: str) -> None:
     """Raise InputError if a path in a folder is a link that leads out of the folder.
 
-    In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs.
+    In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs; those of output/
+    to results.
     """
     link = Path(folder, path)
     if not link.is_symlink():
         return
     root, target = Path(folder).resolve(), Path(os.path.realpath(link))
     blobs = [parent.with_name("blobs") for parent in root.parents if parent.name == "snapshots"]
-    if not any(map(target.is_relative_to, [root, *blobs])):
+    is_of_result = any((parent / MANIFEST).is_file() for parent in target.parents)
+    if not is_of_result and not any(map(target.is_relative_to, [root, *blobs])):
         raise InputError(
-            f"{path} is a link to {target}, outside of the folder: name what it leads to as `path`"
+            f"{path} is a link to {target}, outside of the folder: name what it leads to as `path`,"
+            " or copy it there"
         )
 
 

@@ -74,30 +74,35 @@ def _local_splits(config: Config, name: str) -> Splits:
             splits = Splits(train_and_eval(saved, selection.get("split", {}), paths), None)
         else:
             splits = split_files(paths, selection, card_configs(source), splits_in_child)
-        _check_files(source, [path for files in splits.files.values() for path in files])
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
+    _check_files(place, source, [path for files in splits.files.values() for path in files])
     return splits
 
 
-def _check_files(folder: Path, paths: Iterable[str]) -> None:
+def _check_files(place: str, folder: Path, paths: Iterable[str]) -> None:
     """Raise InputError if a file in a folder cannot be read, or is a link that leads out of it.
 
     Reading a named pipe or a device would not end.
+
+    place: What the folder is in the config.
     """
-    for path in paths:
-        if not (folder / path).exists():
-            raise InputError(f"{path} is a broken link")
-        if not (folder / path).is_file():
-            raise InputError(f"{path} is not a regular file: remove it")
-        check_link(folder, path)
+    try:
+        for path in paths:
+            if not (folder / path).exists():
+                raise InputError(f"{path} is a broken link")
+            if not (folder / path).is_file():
+                raise InputError(f"{path} is not a regular file: remove it")
+            check_link(folder, path)
+    except InputError as error:
+        raise InputError(f"{place}: {folder}: {error}") from None
 
 
 def base_model_files(config: Config, name: str) -> dict[str, Path]:
     """Return the files that a base model with a path is read from, by name, without its card.
 
     Raises:
-        InputError: The folder does not exist or has no weights.
+        InputError: The folder does not exist or has no weights, or a file is not in it.
     """
     folder = config.source_of("models", name)
     if folder is None:
@@ -109,6 +114,7 @@ def base_model_files(config: Config, name: str) -> dict[str, Path]:
     files = [file for file in model_files(sorted(found), all_formats=True) if file != CARD]
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise InputError(f"{place}: {folder} has no *.safetensors and no pytorch_model*.bin")
+    _check_files(place, folder, files)
     return {file: found[file] for file in files}
 
 
@@ -122,15 +128,17 @@ def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
     """Return the files of the tokenizer that an initialized model copies, by name; {} without one.
 
     Raises:
-        InputError: The folder has none.
+        InputError: The folder has none, or one of them is not in it.
     """
     folder = tokenizer_folder(config, name)
     if folder is None:
         return {}
     patterns = ("*.json", "*.jinja", *TEXTS)
     paths = sorted(path for pattern in patterns for path in folder.glob(pattern))
+    place = f"config: models.{name}.tokenizer.path"
     if not paths:
-        raise InputError(f"config: models.{name}.tokenizer.path: {folder} has no tokenizer files")
+        raise InputError(f"{place}: {folder} has no tokenizer files")
+    _check_files(place, folder, [path.name for path in paths])
     return {path.name: path for path in paths}
 
 

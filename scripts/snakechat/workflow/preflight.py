@@ -44,8 +44,8 @@ def check_limits(mode: str) -> None:
     """
     if not hermetic_version(mode) and mode != "off":
         warn(
-            "this kernel has no Landlock: jobs may read files that their results are not made from"
-            " (hermetic: auto)"
+            "the kernel has no Landlock, or a container denies it: jobs may read files that their"
+            " results are not made from (hermetic: auto)"
         )
 
 

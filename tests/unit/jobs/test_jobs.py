@@ -227,6 +227,17 @@ def test_a_local_model_needs_weights(load, tmp_path):
         base_model_files(config, "opt-125m")
 
 
+def test_links_of_a_local_model_lead_into_its_folder_or_to_a_result(load, tmp_path):
+    config = load({"models": {"opt-125m": {"path": "model"}}})
+    write_files(tmp_path, "model/config.json", "private", "result/manifest.json")
+    write_files(tmp_path, "result/model.safetensors")
+    (tmp_path / "model/model.safetensors").symlink_to(tmp_path / "result/model.safetensors")
+    assert "model.safetensors" in base_model_files(config, "opt-125m")
+    (tmp_path / "model/vocab.txt").symlink_to(tmp_path / "private")
+    with pytest.raises(InputError, match=r"vocab\.txt is a link to .*private, outside of the"):
+        base_model_files(config, "opt-125m")
+
+
 def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
     given = {"models": {"opt-125m": {"path": "given"}}}
     config = load({**given, "datasets": {"rm-static": {"path": "given/train.jsonl"}}})

@@ -43,6 +43,6 @@ def test_a_kernel_without_landlock_is_named_once(monkeypatch, capfd):
     for _ in range(2):
         check_limits("auto")
         check_limits("off")
-    assert capfd.readouterr().err.count("warning: this kernel has no Landlock") == 1
+    assert capfd.readouterr().err.count("warning: the kernel has no Landlock") == 1
     with pytest.raises(InputError, match="hermetic: require needs version 4"):
         check_limits("require")
