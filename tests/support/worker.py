@@ -29,8 +29,8 @@ from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
 from snakechat.modeling.packing import collate  # noqa: E402
+from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
-from snakechat.modeling.weight_writing import write_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.engine import (  # noqa: E402
     Ema,

@@ -33,9 +33,6 @@ GPU_PAD_TO_MULTIPLE_OF = 128
 # Tokens between two checks of whether responses have ended. On a GPU each check waits for all
 # kernels, and on a CPU it costs nothing.
 GPU_STOP_CHECK_STEPS = 8
-# cuDNN builds a plan for each new shape of masked attention, which takes up to a second, and torch
-# prefers it on Hopper. The memory-efficient kernels need no plans.
-GPU_CUDNN_ATTENTION = False
 # Versions of a layer for different kinds of shapes, layers and models. torch runs the layers
 # without compilation beyond this number.
 MAX_VERSIONS = 64
@@ -58,6 +55,8 @@ class Acceleration:
         attn_implementation: Kernel of packed sequences: sdpa, or auto, which is FlashAttention
             where the batch and the GPU support it (snakechat.modeling.attention).
         compile: Compile the layers of models.
+        min_response: Mean tokens of responses to a prompt from which on a CPU computes their
+            attention without a dense mask, which is then faster.
     """
 
     pad_to_multiple_of: int = 1
@@ -67,6 +66,7 @@ class Acceleration:
     generate_tokens: int | None = None
     attn_implementation: str = "sdpa"
     compile: bool = False
+    min_response: int = 64
 
 
 _current = Acceleration()
@@ -88,10 +88,11 @@ def using(choices: Acceleration) -> Iterator[None]:
         _current = previous
 
 
-def choose(placement: Placement, device: torch.device) -> Acceleration:
-    """Return the choices of a placement for a device; those that it lacks follow the device."""
+def configure(placement: Placement, device: torch.device) -> None:
+    """Apply the choices of a placement to this process; those that it lacks follow the device."""
+    global _current
     on_gpu = device.type == "cuda"
-    return Acceleration(
+    _current = Acceleration(
         pad_to_multiple_of=GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1,
         prefetch=on_gpu,
         stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
@@ -102,16 +103,12 @@ def choose(placement: Placement, device: torch.device) -> Acceleration:
         attn_implementation=placement.attn_implementation if on_gpu else "sdpa",
         compile=bool(placement.compile),
     )
-
-
-def configure(placement: Placement, device: torch.device) -> None:
-    """Apply the choices of a placement to this process."""
-    global _current
-    _current = choose(placement, device)
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(GPU_CUDNN_ATTENTION)
+    if on_gpu:
+        # cuDNN builds a plan for each new shape of masked attention, which takes up to a second,
+        # and torch prefers it on Hopper. The memory-efficient kernels need no plans.
+        torch.backends.cuda.enable_cudnn_sdp(False)
     # The threads of a CPU add the gradients of indexed rows in any order, too.
-    if device.type == "cpu" or deterministic.are_requested():
+    if not on_gpu or deterministic.are_requested():
         use_deterministic_kernels(warn_only=not deterministic.are_requested())
 
 
@@ -164,11 +161,10 @@ def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
     """
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            cast(Any, layer).forward = compiled_without_cache(layer.forward, backend)
+            cast(Any, layer).forward = _compiled_without_cache(layer.forward, backend)
 
 
-def compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    """Return a forward pass that is compiled for calls without a key-value cache."""
+def _compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
     compiled = compile_up_to(MAX_VERSIONS, forward, backend=backend)
 
     @functools.wraps(forward)

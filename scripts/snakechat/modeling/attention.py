@@ -17,7 +17,6 @@ Shapes: B packed sequences of T positions; H heads of D dimensions, maybe fewer 
 P positions of some sequences in one dimension.
 """
 
-import contextlib
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -39,19 +38,17 @@ HEAD_MULTIPLE, MAX_HEAD = 8, 256
 # torch 2.11 has no argument for it: there, varlen_attn always takes fewer heads of keys and values.
 HAS_ENABLE_GQA = "enable_gqa" in inspect.signature(varlen_attn).parameters
 VARLEN_GQA: dict[str, Any] = {"enable_gqa": True} if HAS_ENABLE_GQA else {}
-# Mean tokens of responses from which on a CPU computes them faster without a dense mask.
-MIN_RESPONSE = 64
 
 
 class Spans(NamedTuple):
     """Consecutive positions of each row.
 
-    index: [P], where they are in the flattened [B * T] positions. bounds: int32 [rows + 1], where
-    each row begins and ends in the index. longest: Positions of the longest row.
+    places: [P], where they are in the flattened [B * T] positions. bounds: int32 [rows + 1], where
+    each row begins and ends in the places. longest: Positions of the longest row.
     """
 
-    index: Any
-    bounds: Any
+    places: torch.Tensor
+    bounds: torch.Tensor
     longest: int
 
 
@@ -67,33 +64,28 @@ class Segments(NamedTuple):
     mean_response: Mean tokens of a response, 0 if rows have one response.
     """
 
-    row_ids: Any
-    segment_ids: Any
-    bounds: Any
+    row_ids: torch.Tensor
+    segment_ids: torch.Tensor
+    bounds: torch.Tensor
     longest: int
     prompts: Spans | None = None
     responses: Spans | None = None
     mean_response: float = 0.0
 
-    def to(self, copy: Callable[[np.ndarray], torch.Tensor]) -> "Segments":
-        """Return segments whose arrays are copied by a function."""
 
-        def copied(value: Any) -> Any:
-            if isinstance(value, Spans):
-                return Spans(*map(copied, value))
-            return copy(value) if isinstance(value, np.ndarray) else value
-
-        return Segments(*map(copied, self))
-
-
-def make_segments(row_ids: np.ndarray, segment_ids: np.ndarray) -> Segments:
-    """Return the segments of packed sequences; see Segments for the arguments."""
+def make_segments(
+    row_ids: np.ndarray, segment_ids: np.ndarray, to_device: Callable[[np.ndarray], torch.Tensor]
+) -> Segments:
+    """Return the segments of packed sequences; see Segments for the first two arguments."""
     last_row, last_segment = row_ids.max(), segment_ids.max()
     shares_prompts = last_segment > 1
     parts = row_ids * (last_segment + 1) + segment_ids if shares_prompts else row_ids
     starts = np.flatnonzero(np.diff(parts, axis=1, prepend=-1))
     bounds = np.append(starts, row_ids.size).astype(np.int32)
-    segments = Segments(row_ids, segment_ids, bounds, int(np.diff(bounds).max()))
+    segments = Segments(
+        *(to_device(row_ids), to_device(segment_ids), to_device(bounds)),
+        int(np.diff(bounds).max()),
+    )
     if not shares_prompts:
         return segments
     _, rows = np.unique(
@@ -104,7 +96,7 @@ def make_segments(row_ids: np.ndarray, segment_ids: np.ndarray) -> Segments:
     def spans(chosen: np.ndarray) -> Spans:
         lengths = np.bincount(rows.reshape(chosen.shape)[chosen], minlength=rows.max() + 1)
         ends = np.append(0, lengths.cumsum()).astype(np.int32)
-        return Spans(np.flatnonzero(chosen), ends, int(lengths.max()))
+        return Spans(to_device(np.flatnonzero(chosen)), to_device(ends), int(lengths.max()))
 
     return segments._replace(
         prompts=spans((row_ids > 0) & ~of_responses),
@@ -179,20 +171,10 @@ def needs_dense_mask(model: PreTrainedModel, segments: Segments) -> bool:
     has_window = getattr(model.config, "sliding_window", None)
     if not getattr(model, "_supports_attention_backend", False) or (shares_prompts and has_window):
         return True
-    if acceleration.current().attn_implementation == "auto":
+    choices = acceleration.current()
+    if choices.attn_implementation == "auto":
         return not supports_varlen(model.device, model.dtype, head_size(model.config))
-    return model.device.type != "cpu" or segments.mean_response < MIN_RESPONSE
-
-
-@contextlib.contextmanager
-def for_any_length() -> Iterator[None]:
-    """Context in which responses of any length have no dense mask on a CPU, to check it."""
-    global MIN_RESPONSE
-    previous, MIN_RESPONSE = MIN_RESPONSE, 1
-    try:
-        yield
-    finally:
-        MIN_RESPONSE = previous
+    return model.device.type != "cpu" or segments.mean_response < choices.min_response
 
 
 def supports_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
@@ -267,19 +249,6 @@ States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Ends = tuple[tuple[torch.Tensor, int], tuple[torch.Tensor, int]]
 
 
-@torch.compiler.disable
-def shared_prompt_attention(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: Segments,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Return the attention [P, H, D] of all positions P."""
-    output: torch.Tensor = _SharedPrompts.apply(query, key, value, segments, scaling)
-    return output
-
-
 class _SharedPrompts(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -320,13 +289,17 @@ class _SharedPrompts(torch.autograd.Function):
         return *gradients, None, None
 
 
+# The attention [P, H, D] of all positions P, which torch does not compile.
+shared_prompt_attention = torch.compiler.disable(_SharedPrompts.apply)
+
+
 def _parts(segments: Segments) -> tuple[torch.Tensor, torch.Tensor, Ends, Ends]:
     """Return the indices of prompts and of responses; the ends of segments, and of those."""
     prompts, responses = segments.prompts, segments.responses
     assert prompts and responses
     own = segments.bounds, segments.longest
     ends = (responses.bounds, responses.longest), (prompts.bounds, prompts.longest)
-    return prompts.index, responses.index, (own, own), ends
+    return prompts.places, responses.places, (own, own), ends
 
 
 def flash_forward(

@@ -4,8 +4,7 @@ A token of a small model takes a GPU less time than Python needs to launch its k
 step is launched at once. Nothing in a step may depend on the host: the column of the cache, the
 mask and the number of the token are tensors that the step advances itself.
 
-Shapes: n prompts, b rows of a batch, R tokens of the longest response, L of a prompt and its
-response, H heads of D dimensions.
+Shapes: as in decoding.py.
 """
 
 import contextlib
@@ -16,16 +15,22 @@ from typing import Any, cast
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer
 
 from snakechat.modeling.decoding import Decoder, next_logits, takes_dense_mask
-from snakechat.modeling.key_value_cache import PreallocatedLayer, make_cache
+from snakechat.modeling.key_value_cache import (
+    FixedLayer,
+    PreallocatedLayer,
+    copy_to_start,
+    make_cache,
+)
 from snakechat.modeling.models import describe, whole_shape
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 
 # A graph of this size or smaller is not halved. A step of a few rows takes as long as a step of one
 # row: the time to read the weights.
 SMALLEST_GRAPH = 8
+# Lengths of a FixedDecoder are multiples of this number, so that a graph serves several batches.
+LENGTH_MULTIPLE = 64
 
 # Whether a graph can have the pass of a model.
 _captures: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
@@ -34,45 +39,31 @@ _captures: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDic
 class FixedDecoder(Decoder):
     """A decoder with tensors of fixed addresses, and a CUDA graph of each shape of a step.
 
-    It serves all batches whose tokens have space: whichever shape a batch has, its keys and values
-    begin where the buffers begin. There is a graph for the rows of a batch, for half of them, for a
+    It serves all batches whose tokens have space: whichever shape a batch has, its tensors begin
+    where the buffers begin. There is a graph for the rows of a batch, for half of them, for a
     quarter and so on; it repeats the last row as ended where the batch has fewer rows.
 
     Args:
         capacity: Tokens of the largest batch, padding included.
-        max_response_length: R.
     """
 
-    has_cache = True
+    has_cache, multiple = True, LENGTH_MULTIPLE
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        stops: torch.Tensor,
-        temperature: float,
-        capacity: int,
-        max_response_length: int,
+        self, model: PreTrainedModel, stops: torch.Tensor, temperature: float, capacity: int
     ) -> None:
         super().__init__(model, stops, temperature)
         self.capacity, self.cache = capacity, DynamicCache(config=model.config)
-        self.cache.layers = [FixedLayer(capacity) for _ in self.cache.layers]
-        self.column = torch.zeros_like(self.number)
-        self.mask = torch.zeros(capacity, dtype=torch.bool, device=stops.device)
-        # Each row has space for a response.
-        self.max_rows = capacity // max_response_length
-        self.state = {}
+        self.cache.layers = [FixedLayer(capacity, self.column) for _ in self.cache.layers]
+        self.buffers: dict[str, torch.Tensor] = {}
         # By rows and length. The captured ones share a pool of memory.
-        self.steps: dict[tuple[int, int], Callable[[], None]] = {}
+        self.steps: dict[torch.Size, Callable[[], None]] = {}
         self.graphs: list[Any] = []
 
     @property
     def num_bytes(self) -> int:
         """Bytes of keys and values."""
         return sum(cast(FixedLayer, layer).num_bytes for layer in self.cache.layers)
-
-    def set_shape(self, num_rows: int, length: int) -> None:
-        """Set the rows and the length of the coming batch."""
-        self.num_rows, self.length = num_rows, length
 
     def size_for(self, num_rows: int) -> int:
         """Return the number of rows of the smallest graph that has space for some rows."""
@@ -81,66 +72,46 @@ class FixedDecoder(Decoder):
             size = (size + 1) // 2
         return size
 
-    def start(
-        self,
-        cache: DynamicCache,
-        attention_mask: torch.Tensor,
-        sources: torch.Tensor,
-        first: torch.Tensor,
-        uniforms: torch.Tensor,
-    ) -> None:
-        """Copy a batch; see run."""
-        num_rows, length = len(sources), attention_mask.shape[1]
-        self.size = self.size_for(num_rows)
-        rows = filled(torch.arange(num_rows, device=sources.device), self.size)
-        for layer, prompts in zip(self.cache.layers, cache.layers, strict=True):
-            fixed = cast(FixedLayer, layer)
-            fixed.start(cast(PreallocatedLayer, prompts), sources[rows], self.length, self.column)
-        self.column.fill_(length)
-        mask = self.mask_of(self.size)
-        mask.fill_(False)
-        mask[..., :length] = attention_mask.bool()[sources[rows], None, None]
-        for name, tensor in self.first_state(attention_mask[sources], first, uniforms).items():
-            if name not in self.state:
-                self.state[name] = tensor.new_zeros(self.max_rows, *tensor.shape[1:])
-            self.state[name][: self.size] = tensor[rows]
-        self.state["ended"][num_rows : self.size] = True
+    def fits_less(self, num_rows: int) -> bool:
+        """Return whether there is a smaller graph for some of the rows."""
+        return self.size_for(num_rows) < len(self.state["ended"])
 
-    def mask_of(self, size: int) -> torch.Tensor:
-        """Return the mask [size, 1, 1, L] of the first rows."""
-        return self.mask[: size * self.length].view(size, 1, 1, self.length)
+    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
+        """Copy the keys and values of the prompt [b] of each row."""
+        rows = self._select(torch.arange(len(sources), device=sources.device))
+        for layer, of_prompts in zip(self.cache.layers, prompts.layers, strict=True):
+            fixed = cast(FixedLayer, layer)
+            fixed.start(cast(PreallocatedLayer, of_prompts), sources[rows], self.length)
+        self.end = self.length
 
     def keep(self, rows: torch.Tensor) -> None:
-        """Keep the given rows of the batch, in the first rows of the tensors."""
-        num_rows, size = len(rows), self.size_for(len(rows))
-        rows = filled(rows, size)
-        for tensor in self.state.values():
-            tensor[:size] = tensor[rows]
-        self.mask_of(size).copy_(self.mask_of(self.size)[rows])
-        self.state["ended"][num_rows:size] = True
-        self.cache.reorder_cache(cast(torch.LongTensor, rows))
-        self.size = size
+        """Keep the given rows of the batch."""
+        self.cache.reorder_cache(cast(torch.LongTensor, self._select(rows)))
+
+    def _select(self, rows: torch.Tensor) -> torch.Tensor:
+        """Copy rows of the state to the buffers; return them, the last of which fills a graph."""
+        number, size = len(rows), self.size_for(len(rows))
+        rows = torch.cat([rows, rows[-1:].expand(size - number)])
+        for name, tensor in self.state.items():
+            if name not in self.buffers:
+                self.buffers[name] = tensor.new_zeros(self.capacity)
+            self.state[name] = copy_to_start(self.buffers[name], tensor[rows])
+        self.state["ended"][number:] = True
+        return rows
 
     def step(self) -> None:
         """Sample a token of each row, from a graph if a GPU can have one."""
-        shape = self.size, self.length
+        shape = self.state["mask"].shape
         if shape not in self.steps:
             # A closure over the decoder would keep its cache and graphs until Python looks for
             # cycles, which may be many decoders later.
             decoder = weakref.proxy(self)
 
             def step() -> None:
-                decoder.sample_fixed()
+                decoder.sample()
 
             self.steps[shape] = self._captured(step) if self.stops.is_cuda else step
         self.steps[shape]()
-
-    def sample_fixed(self) -> None:
-        """Sample a token of each row, without any number of the host."""
-        mask = self.mask_of(self.size)
-        mask.index_fill_(3, self.column, True)
-        self.sample({name: tensor[: self.size] for name, tensor in self.state.items()}, mask)
-        self.column += 1
 
     def _captured(self, step: Callable[[], None]) -> Callable[[], None]:
         """Return a function that runs a step from a CUDA graph; the first call captures it."""
@@ -181,90 +152,6 @@ def warm_up_stream() -> torch.cuda.Stream:
     return torch.cuda.Stream()
 
 
-def filled(rows: torch.Tensor, size: int) -> torch.Tensor:
-    """Return indices [size] of rows [b], the last of which fills the rest."""
-    return torch.cat([rows, rows[-1:].expand(size - len(rows))])
-
-
-class FixedLayer(DynamicLayer):
-    """Keys and values [b, H, L, D] of a layer at addresses that all batches share.
-
-    Each token is written to a column, and the columns of all tokens are returned: the caller masks
-    those that have none yet.
-
-    Args:
-        capacity: b * L of the largest batch.
-    """
-
-    def __init__(self, capacity: int) -> None:
-        super().__init__()
-        self.capacity = capacity
-        self.buffers: list[torch.Tensor] | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the buffers."""
-        return sum(buffer.nbytes for buffer in self.buffers or ())
-
-    def start(
-        self,
-        prompts: PreallocatedLayer,
-        sources: torch.Tensor,
-        length: int,
-        column: torch.Tensor,
-    ) -> None:
-        """Start a batch from the keys and values of its prompts, which are freed.
-
-        Args:
-            sources: [b], the row in `prompts` of each row.
-            length: L of the batch.
-            column: [1], where the next token is written. The caller advances it.
-        """
-        assert prompts.buffers is not None
-        if self.buffers is None:
-            # Uninitialized memory may contain NaN, which a mask does not remove.
-            self.shapes = [(new.shape[1], new.shape[3]) for new in prompts.buffers]
-            self.buffers = [
-                new.new_zeros(self.capacity * heads * dimensions)
-                for new, (heads, dimensions) in zip(prompts.buffers, self.shapes, strict=True)
-            ]
-        self.num_rows, self.length, self.column = len(sources), length, column
-        for states, new in zip(self.states(), prompts.buffers, strict=True):
-            states[:, :, : prompts.length] = new[sources, :, : prompts.length]
-        prompts.buffers = None
-
-    def states(self) -> list[torch.Tensor]:
-        """Return the keys and the values of the batch."""
-        assert self.buffers is not None
-        return [
-            buffer[: self.num_rows * heads * self.length * dimensions].view(
-                self.num_rows, heads, self.length, dimensions
-            )
-            for buffer, (heads, dimensions) in zip(self.buffers, self.shapes, strict=True)
-        ]
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the keys and values of a token, and return all columns."""
-        keys, values = (
-            states.index_copy_(2, self.column, new)
-            for states, new in zip(self.states(), (key_states, value_states), strict=True)
-        )
-        return keys, values
-
-    def get_seq_length(self) -> int:
-        """Return 0: the mask says which columns have tokens."""
-        return 0
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Select rows of the batch, which then has as many."""
-        selected = [states[beam_idx] for states in self.states()]
-        self.num_rows = len(beam_idx)
-        for states, new in zip(self.states(), selected, strict=True):
-            states.copy_(new)
-
-
 # --- what can be captured -----------------------------------------------------------------------
 
 
@@ -290,15 +177,16 @@ def _capture_problem(model: PreTrainedModel) -> str | None:
     """Run a step of a decoder outside of a graph; return what a graph could not have."""
     device = model.device
     stops = torch.zeros(1, dtype=torch.int64, device=device)
-    decoder = FixedDecoder(model, stops, 1.0, 4, 2)
-    decoder.set_shape(1, 4)
+    decoder = FixedDecoder(model, stops, 1.0, LENGTH_MULTIPLE)
     cache, prompt = make_cache(model.config, 1), torch.ones_like(stops)[None]
     next_logits(model, cache, prompt, prompt, prompt - 1)
-    uniforms = torch.zeros(1, 2, dtype=torch.float64, device=device)
-    decoder.start(cache, prompt, stops, stops, uniforms)
+    tokens, uniforms = (
+        torch.zeros(1, 2, dtype=d, device=device) for d in (torch.int64, torch.float64)
+    )
+    decoder.start(cache, prompt, stops, tokens, uniforms)
     try:
         with forbidden_waits(device):
-            decoder.sample_fixed()
+            decoder.sample()
     except RuntimeError as error:
         if is_out_of_memory(error):
             raise

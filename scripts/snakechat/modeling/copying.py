@@ -36,7 +36,7 @@ from snakechat.data.model_files import (
 from snakechat.modeling.deferred_weights import names_in_model
 from snakechat.modeling.loading import check_weights, from_pretrained
 from snakechat.modeling.models import MAX_LAYERS
-from snakechat.modeling.weight_writing import MAX_FILE_SIZE
+from snakechat.modeling.saving import MAX_FILE_SIZE
 from snakechat.workflow.errors import InputError
 
 # A file of all weights, or the index of several files, in the order in which transformers prefers
@@ -58,15 +58,19 @@ def copy_model(source: Path, folder: Path) -> None:
     Raises:
         InputError: the weights do not match the config: transformers would initialize missing ones
             at random; a file is missing or damaged, or has pickled objects other than tensors,
-            which are never loaded; files of two formats have other weights; or the model is a
-            classifier that cannot score responses.
+            which are never loaded; or the model is a classifier that cannot score responses.
     """
-    auto_class = _class_of(source)
-    tensors, *others = [_tensors(files) for files in _weight_files(source)]
-    for other in others:
-        _require_equal(tensors, other)
+    config = read_model_config(source) or {}
+    of_classifier = is_classifier(config)
+    problem = reward_model_problem(config) if of_classifier else language_model_problem(config)
+    if problem:
+        raise InputError(f"the model {problem}")
+    auto_class = AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
+    tensors = Tensors()
+    for path in _weight_files(source):
+        tensors |= _stored_tensors(path)
     model = _model_without_weights(auto_class, source, tensors)
-    if auto_class is AutoModelForSequenceClassification and not hasattr(model, "score"):
+    if of_classifier and not hasattr(model, "score"):
         raise InputError(
             f"{type(model).__name__} has no score at each position: use a classifier of a"
             " decoder-only family"
@@ -78,69 +82,31 @@ def copy_model(source: Path, folder: Path) -> None:
     save_torch_state_dict(_separated(kept), folder, max_shard_size=MAX_FILE_SIZE)
 
 
-def _class_of(source: Path) -> Any:
-    """Return the auto class of a model, and raise InputError for unsupported ones."""
-    config = read_model_config(source) or {}
-    of_classifier = is_classifier(config)
-    problem = reward_model_problem(config) if of_classifier else language_model_problem(config)
-    if problem:
-        raise InputError(f"the model {problem}")
-    return AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
-
-
-def _weight_files(folder: Path) -> list[list[Path]]:
-    """Return the files of the weights in each format, first the one that transformers loads.
+def _weight_files(folder: Path) -> list[Path]:
+    """Return the files of the weights that transformers loads.
 
     Raises:
         InputError: there are none, or the index is damaged or names a file that does not exist.
     """
-    formats = []
     for single, index in SOURCES:
         if (folder / single).exists():
-            formats.append([folder / single])
-        elif (folder / index).exists():
-            try:
-                names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
-            except (ValueError, KeyError, TypeError, AttributeError):
+            return [folder / single]
+        if not (folder / index).exists():
+            continue
+        try:
+            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise InputError(f"{index} is damaged: expected an object with weight_map") from None
+        for name in names:
+            # Files outside the folder do not belong to the model.
+            if Path(name).name != name or not (folder / name).is_file():
                 raise InputError(
-                    f"{index} is damaged: expected an object with weight_map"
-                ) from None
-            for name in names:
-                # Files outside the folder do not belong to the model.
-                if Path(name).name != name or not (folder / name).is_file():
-                    raise InputError(
-                        f"{index} names {name}, which the folder does not have: add the file"
-                    )
-            formats.append([folder / name for name in names])
-    if formats:
-        return formats
+                    f"{index} names {name}, which the folder does not have: add the file"
+                )
+        return [folder / name for name in names]
     raise InputError(
         "there are no weights: expected " + " or ".join(name for names in SOURCES for name in names)
     )
-
-
-def _tensors(files: list[Path]) -> Tensors:
-    """Return the tensors of some files."""
-    tensors: Tensors = {}
-    for path in files:
-        tensors |= _stored_tensors(path)
-    return tensors
-
-
-def _require_equal(tensors: Tensors, others: Tensors) -> None:
-    """Raise InputError if files of two formats have different weights, apart from their dtypes.
-
-    Those of safetensors may lack the second name of a tied weight.
-    """
-    for name, other in others.items():
-        if (tensor := tensors.get(name)) is None:
-            continue
-        dtype = min(tensor.dtype, other.dtype, key=lambda dtype: dtype.itemsize)
-        if not torch.equal(tensor.to(dtype), other.to(dtype)):
-            raise InputError(
-                f"{SAFE_WEIGHTS_NAME} and {WEIGHTS_NAME} have different weights ({name}): delete"
-                " the files of the one that you do not mean"
-            )
 
 
 def _stored_tensors(path: Path) -> Tensors:
@@ -189,7 +155,7 @@ def _model_without_weights(auto_class: Any, source: Path, tensors: Tensors) -> P
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
     model, loading = from_pretrained(auto_class, source, "auto", config, device_map={"": "meta"})
-    check_weights(loading["missing_keys"], set(), loading["mismatched_keys"])
+    check_weights(loading | {"unexpected_keys": set()})
     return model
 
 

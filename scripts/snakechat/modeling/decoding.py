@@ -14,11 +14,8 @@ from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import copy_to_device
-from snakechat.modeling.key_value_cache import (
-    PreallocatedLayer,
-    make_cache,
-)
+from snakechat.modeling.acceleration import copy_to_device, round_up
+from snakechat.modeling.key_value_cache import PreallocatedLayer, make_cache
 from snakechat.modeling.models import supports_packing
 from snakechat.workflow.errors import InputError
 
@@ -28,38 +25,6 @@ COMPACTION_THRESHOLD = 7 / 8
 CDF_BLOCK = 64
 # The largest weight of a distribution as an integer. The sum of 32,768 of them fits 64 bits.
 LARGEST_WEIGHT = 2**48
-
-
-def generate_batch(
-    decoder: "Decoder",
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    uniforms: torch.Tensor,
-) -> torch.Tensor:
-    """Generate responses [n * G, R] to left-padded prompts [n, T], those of a prompt adjacent.
-
-    Args:
-        input_ids, attention_mask: [n, T].
-        uniforms: [n, G, R] in [0, 1), the only source of randomness.
-
-    Returns:
-        Token ids, filled with a stop id after the end of a response.
-    """
-    stops, copies, uniforms = decoder.stops, uniforms.shape[1], uniforms.flatten(end_dim=1)
-    num_tokens = input_ids.shape[1] + (0 if decoder.has_cache else uniforms.shape[1])
-    cache = make_cache(decoder.model.config, num_tokens)
-    positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
-    logits = next_logits(decoder.model, cache, input_ids, attention_mask, positions)
-    first = sample_tokens(logits, uniforms[:, 0].view(-1, copies), decoder.temperature).flatten()
-    tokens = stops[0].expand_as(uniforms).clone()
-    tokens[:, 0] = first
-    ended = torch.isin(first, stops)
-    if count_unfinished(ended, all_finite(logits)):
-        kept = (~ended).nonzero().squeeze(1)
-        tokens[kept] = decoder.run(
-            cache, attention_mask, kept // copies, first[kept], uniforms[kept]
-        )
-    return tokens
 
 
 def next_logits(
@@ -136,62 +101,69 @@ def all_finite(logits: torch.Tensor) -> torch.Tensor:
 
 
 class Decoder:
-    """Samples the tokens of a batch whose first tokens another pass has sampled.
+    """Samples responses to prompts, batch by batch.
 
     Args:
         stops: Ids that end a response.
         temperature: 0 selects the most likely token.
 
     Attributes:
-        size: Rows of the batch. Those that have ended leave it when others remain.
-        state: Tensors of the rows.
+        num_rows: Responses of the batch. Those that have ended leave it when others remain.
+        state: Tensors of the remaining rows.
         number: The number of the next token [1], the same in all rows.
+        column: The column of the token before it [1], in the cache and the mask.
+        length, end: Columns of the mask, and those that are used.
         has_cache: Whether it has a cache of its own, apart from that of the prompts.
+        multiple: Of the length.
     """
 
-    has_cache = False
+    has_cache, multiple = False, 1
 
     def __init__(self, model: PreTrainedModel, stops: torch.Tensor, temperature: float) -> None:
         self.model, self.stops, self.temperature = model, stops, temperature
         self.stop_check_steps = acceleration.current().stop_check_steps
         self.takes_dense_mask = takes_dense_mask(model)
+        self.num_rows, self.state = 1, dict[str, torch.Tensor]()
         self.number = torch.ones(1, dtype=torch.int64, device=stops.device)
+        self.column = torch.zeros_like(self.number)
         self.is_finite = torch.ones((), dtype=torch.bool, device=stops.device)
 
-    def run(
-        self,
-        cache: DynamicCache,
-        attention_mask: torch.Tensor,
-        sources: torch.Tensor,
-        first: torch.Tensor,
-        uniforms: torch.Tensor,
+    def generate(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, uniforms: torch.Tensor
     ) -> torch.Tensor:
-        """Sample until all rows have ended.
+        """Generate responses [n * G, R] to left-padded prompts [n, T], those of a prompt adjacent.
 
         Args:
-            cache: Keys and values of the prompts.
-            attention_mask: [n, T], 0 for padding on the left.
-            sources: [b], the prompt of each row.
-            first: [b], the first token of each response, none of which ends it.
-            uniforms: [b, R], the random numbers of all tokens.
+            input_ids, attention_mask: [n, T].
+            uniforms: [n, G, R] in [0, 1), the only source of randomness.
 
         Returns:
-            All tokens [b, R] of the responses, filled with a stop id after their ends.
+            Token ids, filled with a stop id after the end of a response.
         """
-        self.start(cache, attention_mask, sources, first, uniforms)
+        copies, uniforms = uniforms.shape[1], uniforms.flatten(end_dim=1)
+        self.num_rows, limit = uniforms.shape
+        prompts = make_cache(
+            self.model.config, input_ids.shape[1] + (0 if self.has_cache else limit)
+        )
+        positions = (attention_mask.cumsum(dim=1) - 1).clamp(min=0)
+        logits = next_logits(self.model, prompts, input_ids, attention_mask, positions)
+        first = sample_tokens(logits, uniforms[:, 0].view(-1, copies), self.temperature).flatten()
         tokens = self.stops[0].expand_as(uniforms).clone()
         tokens[:, 0] = first
-        rows = torch.arange(len(tokens), device=tokens.device)
-        number, limit = 1, tokens.shape[1]
+        ended, number = torch.isin(first, self.stops), 1
+        if not count_unfinished(ended, all_finite(logits)):
+            return tokens
+        rows = (~ended).nonzero().squeeze(1)
+        self.start(prompts, attention_mask, rows // copies, tokens[rows], uniforms[rows])
         while number < limit:
             for _ in range(min(self.stop_check_steps, limit - number)):
                 self.step()
                 number += 1
-            num_unfinished = count_unfinished(self.state["ended"][: self.size], self.is_finite)
-            if number < limit and num_unfinished and self.size_for(num_unfinished) == self.size:
+            num_unfinished = count_unfinished(self.state["ended"], self.is_finite)
+            if number < limit and num_unfinished and not self.fits_less(num_unfinished):
                 continue
             tokens[rows] = self.state["tokens"][: len(rows)]
-            if num_unfinished == 0:
+            if num_unfinished == 0 or number == limit:
                 break
             kept = (~self.state["ended"][: len(rows)]).nonzero().squeeze(1)
             rows = rows[kept]
@@ -200,58 +172,65 @@ class Decoder:
 
     def start(
         self,
-        cache: DynamicCache,
+        prompts: DynamicCache,
         attention_mask: torch.Tensor,
         sources: torch.Tensor,
-        first: torch.Tensor,
+        tokens: torch.Tensor,
         uniforms: torch.Tensor,
     ) -> None:
-        """Start a batch; see run."""
-        self.cache, self.size, self.end = cache, len(sources), attention_mask.shape[1]
-        cache.reorder_cache(cast(torch.LongTensor, sources))
-        new_mask = attention_mask.new_ones(uniforms.shape)
-        self.mask = torch.cat([attention_mask[sources], new_mask], dim=1)
-        self.state = self.first_state(attention_mask[sources], first, uniforms)
+        """Start a batch after its first tokens.
 
-    def first_state(
-        self, attention_mask: torch.Tensor, first: torch.Tensor, uniforms: torch.Tensor
-    ) -> dict[str, torch.Tensor]:
-        """Return the tensors of rows after their first tokens, with the prompt's mask of each."""
+        Args:
+            prompts: Keys and values of the prompts.
+            attention_mask: [n, T], 0 for padding on the left.
+            sources: [b], the prompt of each row.
+            tokens: [b, R], of which the first one of each row is sampled.
+            uniforms: [b, R], the random numbers of all tokens.
+        """
+        mask = attention_mask[sources]
+        positions, self.end = mask.sum(dim=1, keepdim=True), mask.shape[1]
+        self.length = round_up(self.end + tokens.shape[1], self.multiple)
         self.number.fill_(1)
+        self.column.fill_(self.end)
         self.is_finite.fill_(True)
-        tokens = self.stops[0].expand_as(uniforms).clone()
-        tokens[:, 0] = first
-        return {
-            "input_ids": first[:, None],
-            "positions": attention_mask.sum(dim=1, keepdim=True),
-            "ended": torch.zeros_like(first, dtype=torch.bool),
+        self.state = {
+            "input_ids": tokens[:, :1].clone(),
+            "positions": positions,
+            "ended": torch.zeros_like(sources, dtype=torch.bool),
             "uniforms": uniforms,
             "tokens": tokens,
+            "mask": functional.pad(
+                mask.bool() if self.takes_dense_mask else mask, (0, self.length - self.end)
+            ),
         }
+        self.start_cache(prompts, sources)
 
-    def size_for(self, num_rows: int) -> int:
-        """Return the size of the batch for some of its rows."""
-        return num_rows if num_rows <= COMPACTION_THRESHOLD * self.size else self.size
+    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
+        """Start from the keys and values of the prompt [b] of each row."""
+        self.cache = prompts
+        self.cache.reorder_cache(cast(torch.LongTensor, sources))
+
+    def fits_less(self, num_rows: int) -> bool:
+        """Return whether the batch is made smaller for some of its rows."""
+        return num_rows <= COMPACTION_THRESHOLD * len(self.state["ended"])
 
     def keep(self, rows: torch.Tensor) -> None:
         """Keep the given rows of the batch."""
         self.state = {name: tensor[rows] for name, tensor in self.state.items()}
-        self.mask = self.mask[rows]
         self.cache.reorder_cache(cast(torch.LongTensor, rows))
-        self.size = len(rows)
 
     def step(self) -> None:
         """Sample a token of each row."""
         self.end += 1
-        mask = self.mask[:, : self.end]
-        if self.takes_dense_mask:
-            mask = mask.bool()[:, None, None]
-        self.sample(self.state, mask)
+        self.sample()
 
-    def sample(self, state: dict[str, torch.Tensor], mask: torch.Tensor) -> None:
-        """Sample a token of each row of a state."""
-        inputs = state["input_ids"], mask, state["positions"]
-        logits = next_logits(self.model, self.cache, *inputs)
+    def sample(self) -> None:
+        """Sample a token of each row; no number of the host changes."""
+        state = self.state
+        state["mask"].index_fill_(1, self.column, 1)
+        mask = state["mask"][:, : self.end]
+        mask = mask[:, None, None] if self.takes_dense_mask else mask
+        logits = next_logits(self.model, self.cache, state["input_ids"], mask, state["positions"])
         uniforms = state["uniforms"].index_select(1, self.number)
         sampled = sample_tokens(logits, uniforms, self.temperature)
         sampled = torch.where(state["ended"][:, None], self.stops[0], sampled)
@@ -261,6 +240,7 @@ class Decoder:
         state["input_ids"].copy_(sampled)
         state["positions"] += 1
         self.number += 1
+        self.column += 1
 
 
 # --- tokens by one random number each -----------------------------------------------------------

@@ -15,7 +15,7 @@ import torch
 from peft.utils.integrations import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
@@ -42,19 +42,12 @@ class StoredWeight(NamedTuple):
             target.copy_(values[start : start + len(target)])
 
 
-def stored_weight(weight: nn.Parameter) -> StoredWeight | None:
-    """Return where the values of a deferred weight are, or None if the weight has its values."""
-    return getattr(weight, STORED, None)
+def take_stored_weight(weight: nn.Parameter) -> StoredWeight | None:
+    """Return where the values of a deferred weight are, once; None if it has its values."""
+    return vars(weight).pop(STORED, None)
 
 
-def release_stored_weight(weight: nn.Parameter) -> None:
-    """Declare that a weight has its values."""
-    delattr(weight, STORED)
-
-
-def defer_weights(
-    model: PreTrainedModel, auto_class: Any, config: PreTrainedConfig, folder: Path
-) -> bool:
+def defer_weights(model: PreTrainedModel, auto_class: Any, folder: Path) -> bool:
     """Give a model on the meta device its buffers and deferred weights.
 
     Weights that no file has are initialized as from_pretrained does it.
@@ -67,7 +60,7 @@ def defer_weights(
     if names is None:
         return False
     with init_empty_weights(include_buffers=False):
-        buffers = dict(auto_class.from_config(config, dtype=model.dtype).named_buffers())
+        buffers = dict(auto_class.from_config(model.config, dtype=model.dtype).named_buffers())
     for name, buffer in buffers.items():
         module, _, key = name.rpartition(".")
         model.get_submodule(module)._buffers[key] = buffer

@@ -26,13 +26,19 @@ from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 
-class Policy(nn.Module):
-    """A causal language model whose forward pass returns log-probabilities of target tokens."""
+class Wrapper(nn.Module):
+    """A model, and whether packed sequences can have several of its rows."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = prepared(model)
-        self.supports_packing = supports_packing(model)
+        # Models that are not trained are compiled too: others would have other rounding errors.
+        if acceleration.current().compile:
+            compile_layers(model)
+        self.model, self.supports_packing = model, supports_packing(model)
+
+
+class Policy(Wrapper):
+    """A causal language model whose forward pass returns log-probabilities of target tokens."""
 
     def external_parameters(self) -> list[torch.Tensor]:
         """Return the parameters that `forward` reads without calling the module they belong to.
@@ -63,7 +69,7 @@ class Policy(nn.Module):
         return token_logprobs(hidden, head.weight, head.bias, tokens, temperature, return_entropies)
 
 
-class Scorer(nn.Module):
+class Scorer(Wrapper):
     """A reward model or critic whose forward pass returns its score head's output at positions.
 
     Attributes:
@@ -73,11 +79,6 @@ class Scorer(nn.Module):
 
     normalizer: Callable[[torch.Tensor], torch.Tensor] | None = None
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__()
-        self.model = prepared(model)
-        self.supports_packing = supports_packing(model)
-
     def forward(self, batch: TokenBatch, positions: torch.Tensor) -> torch.Tensor:
         """Return fp32 outputs at flat positions: the batch's last_index, target_index or
         state_index.
@@ -86,16 +87,6 @@ class Scorer(nn.Module):
         score_head: Any = self.model.score
         outputs = score_head(hidden).squeeze(-1).float()
         return self.normalizer(outputs) if self.normalizer else outputs
-
-
-def prepared(model: PreTrainedModel) -> PreTrainedModel:
-    """Return a model with compiled layers, if the placement has compile: true.
-
-    Models that are not trained are compiled too: others would have other rounding errors.
-    """
-    if acceleration.current().compile:
-        compile_layers(model)
-    return model
 
 
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
@@ -135,21 +126,18 @@ def response_logprobs(
     Args:
         with_prompts: return that of the whole sequence given its first token.
     """
-
-    def sequence_logprobs(batch: TokenBatch) -> torch.Tensor:
-        return sequence_sums(policy(batch).double(), batch.target_lengths)
-
-    return evaluate_sequences(sequence_logprobs, policy, examples, micro_batch_tokens, with_prompts)
+    return evaluate_sequences(
+        lambda batch: sequence_sums(policy(batch).double(), batch.target_lengths),
+        *(policy, examples, micro_batch_tokens, with_prompts),
+    )
 
 
 @torch.no_grad()
 def response_scores(scorer: Scorer, examples: Examples, micro_batch_tokens: int) -> np.ndarray:
     """Return the score of each sequence, read at its last token: float64 [A, n]."""
-
-    def sequence_scores(batch: TokenBatch) -> torch.Tensor:
-        return scorer(batch, batch.last_index)
-
-    return evaluate_sequences(sequence_scores, scorer, examples, micro_batch_tokens)
+    return evaluate_sequences(
+        lambda batch: scorer(batch, batch.last_index), scorer, examples, micro_batch_tokens
+    )
 
 
 def evaluate_sequences(

@@ -17,7 +17,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
 from snakechat.modeling.captured_decoding import FixedDecoder, can_be_captured
-from snakechat.modeling.decoding import Decoder, generate_batch, pad_left
+from snakechat.modeling.decoding import Decoder, pad_left
 from snakechat.modeling.key_value_cache import (
     FREE_FRACTION,
     MEMORY_FRACTION,
@@ -27,8 +27,6 @@ from snakechat.modeling.lora import merged_adapters
 from snakechat.modeling.models import Gather, no_gather
 from snakechat.workflow import deterministic
 
-# Lengths of a FixedDecoder are multiples of this number, so that a graph serves several batches.
-DECODER_LENGTH_MULTIPLE = 64
 # A decoder stays in memory while a model trains if both take at most this fraction of a GPU.
 KEPT_FRACTION = 0.8
 
@@ -176,12 +174,7 @@ class KeptDecoder:
         self.addresses: list[int] = []
 
     def get(
-        self,
-        model: PreTrainedModel,
-        stops: torch.Tensor,
-        temperature: float,
-        capacity: int,
-        max_response_length: int,
+        self, model: PreTrainedModel, stops: torch.Tensor, temperature: float, capacity: int
     ) -> FixedDecoder:
         """Return a decoder for the weights where they are now; the arguments are FixedDecoder's."""
         # Graphs read weights by their addresses, and ZeRO 3 gathers them anywhere.
@@ -190,7 +183,7 @@ class KeptDecoder:
         if not self.decoder or self.decoder.capacity < capacity or addresses != self.addresses:
             # Free the old one first. Its graphs have ended: their tokens were read.
             self.decoder = None
-            self.decoder = FixedDecoder(model, stops, temperature, capacity, max_response_length)
+            self.decoder = FixedDecoder(model, stops, temperature, capacity)
             self.addresses = addresses
         return self.decoder
 
@@ -232,7 +225,7 @@ def sample_responses(
     responses: list[list[list[int]]] = [[[]] * len(prompts) for _ in range(num_generations)]
     stops, kept = copy_to_device(torch.tensor(stop_ids), model.device), kept or KeptDecoder()
     is_captured = acceleration.current().cuda_graphs and can_be_captured(model)
-    multiple = DECODER_LENGTH_MULTIPLE if is_captured else 1
+    multiple = (FixedDecoder if is_captured else Decoder).multiple
     lengths = [len(prompt) + max_response_length for prompt in prompts]
     sized_rows = [
         (row, num_generations * round_up(length, multiple))
@@ -245,14 +238,14 @@ def sample_responses(
     capacity = max(len(rows) * sizes[rows[0]] for rows in batches)
     with merged_adapters(model) if is_captured else contextlib.nullcontext():
         for rows in batches:
-            decoder = Decoder(model, stops, temperature)
-            if is_captured:
-                fixed = kept.get(model, stops, temperature, capacity, max_response_length)
-                fixed.set_shape(len(rows) * num_generations, sizes[rows[0]] // num_generations)
-                decoder = fixed
+            decoder = (
+                kept.get(model, stops, temperature, capacity)
+                if is_captured
+                else Decoder(model, stops, temperature)
+            )
             padded = pad_left([prompts[row] for row in rows], stop_ids[0], model.device)
             randoms = copy_to_device(uniforms[rows], model.device)
-            tokens = generate_batch(decoder, *padded, randoms).tolist()
+            tokens = decoder.generate(*padded, randoms).tolist()
             for index, ids in enumerate(tokens):
                 ends = (column for column, token in enumerate(ids) if token in stop_ids)
                 end = next(ends, len(ids) - 1) + 1

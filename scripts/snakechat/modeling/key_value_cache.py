@@ -1,8 +1,10 @@
-"""A key-value cache whose tensors are allocated once.
+"""Key-value caches whose tensors are allocated once.
 
-Shapes: b rows of a batch, H heads, T tokens, D dimensions of a head.
+Shapes: b rows of a batch, H heads, T tokens, L columns, D dimensions of a head.
 """
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -80,3 +82,75 @@ class PreallocatedLayer(DynamicLayer):
         """Select rows of the batch, each any number of times."""
         assert self.buffers is not None
         self.buffers = [buffer[beam_idx] for buffer in self.buffers]
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values [b, H, L, D] of a layer at addresses that all batches share.
+
+    Each token is written to a column, and the columns of all tokens are returned: the caller masks
+    those that have none yet.
+
+    Args:
+        capacity: b * L of the largest batch.
+        column: [1], where the next token is written. The caller advances it.
+    """
+
+    def __init__(self, capacity: int, column: torch.Tensor) -> None:
+        super().__init__()
+        self.capacity, self.column = capacity, column
+        self.buffers: list[torch.Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def start(self, prompts: PreallocatedLayer, sources: torch.Tensor, length: int) -> None:
+        """Start a batch from the keys and values of its prompts, which are freed.
+
+        Args:
+            sources: [b], the row in `prompts` of each row.
+            length: L of the batch.
+        """
+        assert prompts.buffers is not None
+        # Uninitialized memory may contain NaN, which a mask does not remove.
+        self.buffers = self.buffers or [
+            new.new_zeros(self.capacity * new.shape[1] * new.shape[3]) for new in prompts.buffers
+        ]
+        self.states = []
+        for buffer, new in zip(self.buffers, prompts.buffers, strict=True):
+            states = view_of_start(buffer, (len(sources), new.shape[1], length, new.shape[3]))
+            states[:, :, : prompts.length] = new[sources, :, : prompts.length]
+            self.states.append(states)
+        prompts.buffers = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of a token, and return all columns."""
+        keys, values = (
+            states.index_copy_(2, self.column, new)
+            for states, new in zip(self.states, (key_states, value_states), strict=True)
+        )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return 0: the mask says which columns have tokens."""
+        return 0
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Select rows of the batch, which then has as many."""
+        self.states = [
+            copy_to_start(buffer, states[beam_idx])
+            for buffer, states in zip(self.buffers, self.states, strict=True)
+        ]
+
+
+def view_of_start(buffer: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return the first elements of a flat buffer in a shape."""
+    return buffer[: math.prod(shape)].view(shape)
+
+
+def copy_to_start(buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the first elements of a flat buffer; return them in its shape."""
+    return view_of_start(buffer, tensor.shape).copy_(tensor)

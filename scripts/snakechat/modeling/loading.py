@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +40,7 @@ def load_causal(
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
-    _check_kind(folder, language_model_problem)
-    config = _load_config(folder, tokenizer)
-    model = _load(AutoModelForCausalLM, folder, dtype, config, deferred)
+    model = _load(AutoModelForCausalLM, folder, dtype, tokenizer, deferred)
     generation: Any = model.generation_config
     generation.eos_token_id = list(stop_ids(tokenizer, folder))
     return model
@@ -66,9 +64,8 @@ def load_scorer(
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
     """
-    _check_kind(folder, language_model_problem if new_head else reward_model_problem)
-    config = _load_config(folder, tokenizer, num_labels=1)
-    model = _load(AutoModelForSequenceClassification, folder, dtype, config, deferred, new_head)
+    auto_class = AutoModelForSequenceClassification
+    model = _load(auto_class, folder, dtype, tokenizer, deferred, new_head)
     if new_head:
         head: Any = model.score
         nn.init.normal_(head.weight, std=1 / math.sqrt(head.in_features + 1))
@@ -81,22 +78,8 @@ def check_loadable(folder: Path, tokenizer: PreTrainedTokenizerBase, is_classifi
     Raises:
         InputError: the model is of another kind, or its weights do not match its config.
     """
-    _check_kind(folder, reward_model_problem if is_classifier else language_model_problem)
-    config = _load_config(folder, tokenizer, **({"num_labels": 1} if is_classifier else {}))
     auto_class = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    _, found = from_pretrained(auto_class, folder, "fp32", config, device_map={"": "meta"})
-    missing, unexpected = found["missing_keys"], found["unexpected_keys"]
-    check_weights(missing, unexpected, found["mismatched_keys"], f"{folder}: ")
-
-
-def _check_kind(
-    folder: str | Path, find_problem: Callable[[Mapping[str, Any]], str | None]
-) -> None:
-    """Raise InputError if the model of a folder is not of the kind that is needed."""
-    config = read_model_config(Path(folder))
-    problem = find_problem(config) if config else None
-    if problem:
-        raise InputError(f"{folder} {problem}")
+    _load_and_check(auto_class, folder, "fp32", tokenizer, device_map={"": "meta"})
 
 
 def _load_config(
@@ -134,33 +117,47 @@ def _load(
     auto_class: Any,
     folder: str | Path,
     dtype: str,
-    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase,
     deferred: bool,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model, and check that its weights are exactly those of its config.
-
-    Args:
-        new_head: the weight of the score head may be missing.
-    """
-
-    def load(**arguments: Any) -> PreTrainedModel:
-        model, loading = from_pretrained(auto_class, folder, dtype, config, **arguments)
-        missing, unexpected = loading["missing_keys"], loading["unexpected_keys"]
-        if new_head:
-            missing -= {"score.weight"}
-            # The output layer is not used.
-            prefix = f"{model.base_model_prefix}."
-            unexpected = {name for name in unexpected if name.startswith(prefix)}
-        check_weights(missing, unexpected, loading["mismatched_keys"], f"{folder}: ")
-        return model
-
+    """Load a model; see load_scorer for the last two arguments."""
+    arguments = auto_class, folder, dtype, tokenizer, new_head
     if deferred:
-        model = load(device_map={"": "meta"})
-        if defer_weights(model, auto_class, config, Path(folder)):
+        model = _load_and_check(*arguments, device_map={"": "meta"})
+        if defer_weights(model, auto_class, Path(folder)):
             return model
         warn(f"{folder}: the weights cannot be read in parts: each process loads them all")
-    return load()
+    return _load_and_check(*arguments)
+
+
+def _load_and_check(
+    auto_class: Any,
+    folder: str | Path,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    new_head: bool = False,
+    **arguments: Any,
+) -> PreTrainedModel:
+    """Load a model; check its kind, and that its weights are exactly those of its config.
+
+    Args:
+        new_head: The weight of the score head may be missing.
+        arguments: Further ones of from_pretrained.
+    """
+    is_scorer = auto_class is AutoModelForSequenceClassification
+    find_problem = reward_model_problem if is_scorer and not new_head else language_model_problem
+    if problem := find_problem(read_model_config(Path(folder)) or {}):
+        raise InputError(f"{folder} {problem}")
+    config = _load_config(folder, tokenizer, **({"num_labels": 1} if is_scorer else {}))
+    model, loading = from_pretrained(auto_class, folder, dtype, config, **arguments)
+    if new_head:
+        loading["missing_keys"] -= {"score.weight"}
+        # The output layer is not used.
+        prefix, unexpected = f"{model.base_model_prefix}.", loading["unexpected_keys"]
+        loading["unexpected_keys"] = {name for name in unexpected if name.startswith(prefix)}
+    check_weights(loading, f"{folder}: ")
+    return model
 
 
 def from_pretrained(
@@ -180,20 +177,17 @@ def from_pretrained(
     )
 
 
-def check_weights(
-    missing: set[str], unexpected: set[str], mismatched: Iterable[tuple[str, ...]], where: str = ""
-) -> None:
+def check_weights(loading: Mapping[str, Any], where: str = "") -> None:
     """Raise InputError if weights in files are not exactly those of a model.
 
     Args:
-        missing, unexpected, mismatched: What transformers reports; mismatched ones have other
-            shapes.
+        loading: What transformers reports.
         where: The start of the error.
     """
     mismatches = {
-        "are missing": missing,
-        "are not in the model": unexpected,
-        "do not have the model's shape": {name for name, *_ in mismatched},
+        "are missing": loading["missing_keys"],
+        "are not in the model": loading["unexpected_keys"],
+        "do not have the model's shape": {name for name, *_ in loading["mismatched_keys"]},
     }
     for problem, names in mismatches.items():
         if names:

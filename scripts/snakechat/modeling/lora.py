@@ -5,7 +5,7 @@ The model stays a transformers model whose linear layers are replaced by adapter
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,25 +30,21 @@ def select_trained(model: PreTrainedModel, settings: LoraSettings) -> PreTrained
         InputError: As add_lora, or the recipe names layers or weights that the model has not.
     """
     if settings.lora_rank:
-        return add_lora(
-            model,
-            settings.lora_rank,
-            settings.lora_alpha,
-            settings.train_base,
-            settings.lora_target_modules,
-        )
+        targets = settings.lora_target_modules
+        rank, alpha = settings.lora_rank, settings.lora_alpha
+        return add_lora(model, rank, alpha, settings.train_base, targets)
     if settings.train_only is None:
         return model
-    weights = dict(model.named_parameters())
-    for name, weight in weights.items():
+    names = [name for name, _ in model.named_parameters()]
+    if not any(re.search(settings.train_only, name) for name in names):
+        raise InputError(
+            f"train_only: no weight of {describe(model)} matches {settings.train_only!r}; it has"
+            f" {', '.join(names[:2])}, ..., {names[-1]}"
+        )
+    for name, weight in model.named_parameters():
         # A new score head has no values that training could keep.
         is_trained = re.search(settings.train_only, name) or name == "score.weight"
         weight.requires_grad_(bool(is_trained))
-    if not any(re.search(settings.train_only, name) for name in weights):
-        raise InputError(
-            f"train_only: no weight of {describe(model)} matches {settings.train_only!r}; it has"
-            f" {', '.join([*weights][:2])}, ..., {[*weights][-1]}"
-        )
     return model
 
 
@@ -80,7 +76,7 @@ def add_lora(
         r=rank,
         # peft scales adapters by any number, and declares an int.
         lora_alpha=cast(int, alpha),
-        target_modules=_adapted_names(model, layers, target_modules),
+        target_modules=_adapted_names(layers, target_modules),
         # GPT-2's Conv1D is a linear layer whose weight is transposed.
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
@@ -97,29 +93,21 @@ def add_lora(
     return model
 
 
-def _adapted_names(
-    model: nn.Module, layers: Mapping[str, nn.Module], targets: Sequence[str] | str | None
-) -> list[str]:
+def _adapted_names(layers: Iterable[str], targets: Sequence[str] | str | None) -> list[str]:
     """Return the names of the layers that get adapters, or ends of these names."""
-    ends = {name.rpartition(".")[2] for name in layers}
-    if targets is None:
-        return [*ends]
+    names, ends = list(layers), {name.rpartition(".")[2] for name in layers}
     if isinstance(targets, str):
-        names = {id(module): name for name, module in model.named_modules()}
-        found = [names[id(layer)] for layer in layers.values()]
-        chosen = [name for name in found if re.fullmatch(targets, name)]
-        if chosen:
-            return chosen
+        chosen = [name for name in names if re.fullmatch(targets, name)]
+        missing = [] if chosen else [targets]
+    else:
+        chosen = list(ends if targets is None else targets)
+        missing = sorted(set(chosen) - ends)
+    if missing:
         raise InputError(
-            f"lora_target_modules: {targets!r} matches none of the linear layers, such as"
-            f" {found[0]}"
+            f"lora_target_modules: {', '.join(missing)}: the linear layers of the blocks are"
+            f" {', '.join(sorted(ends))}; a whole name is {''.join(names[:1])}"
         )
-    if unknown := set(targets) - ends:
-        raise InputError(
-            f"lora_target_modules: {', '.join(sorted(unknown))}: the linear layers of the blocks"
-            f" are {', '.join(sorted(ends))}"
-        )
-    return [*targets]
+    return chosen
 
 
 @contextlib.contextmanager
@@ -155,16 +143,15 @@ def merged_adapters(model: nn.Module) -> Iterator[None]:
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the linear layers of the transformer blocks by their names within the block list.
+    """Return the linear layers of the transformer blocks by their names in the model.
 
     Layers outside the blocks, such as the output layer and a score head, are not included.
     """
-    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    lists = [name for name, each in model.named_modules() if isinstance(each, nn.ModuleList)]
     return {
         name: layer
-        for blocks in lists
-        for name, layer in blocks.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and name.startswith(tuple(f"{n}." for n in lists))
     }
 
 

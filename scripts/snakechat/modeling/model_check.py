@@ -9,9 +9,10 @@ vocabulary.
 """
 
 import contextlib
+import dataclasses
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -19,7 +20,6 @@ import numpy as np
 import torch
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.attention import for_any_length
 from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
 from snakechat.modeling.captured_decoding import can_be_captured
 from snakechat.modeling.decoding import next_logits, pad_left
@@ -151,7 +151,8 @@ class _ModelCheck:
         with contextlib.suppress(InputError), self.describes_errors("packing"):
             difference = self.packed_difference()
             # Long responses to one prompt have an attention of their own on a CPU.
-            with for_any_length():
+            choices = dataclasses.replace(acceleration.current(), min_response=1)
+            with acceleration.using(choices):
                 difference = max(difference, self.packed_difference())
         if all_reduce_max(difference) > self.tolerance:
             warn(f"{self.name}: rows are padded, not packed, because packing changes its outputs")
@@ -159,12 +160,34 @@ class _ModelCheck:
             self.compare_unpacked()
 
     def cached_difference(self) -> float:
-        """Return the largest difference of passes with a cache, as decoders run them."""
+        """Return the largest difference of passes with a cache, as decoders run them.
+
+        The last tokens follow one by one on prompts of different lengths, in two rows of each.
+        """
         prompt, [response, *_] = self.rows[0]
         length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
         text = np.resize([*prompt, *response], length)
-        pairs = self.cached_and_own_logprobs([text, text[length // 2 :]])
-        return max(largest_difference([cached], [own]) for cached, own in pairs)
+        texts: list[Any] = [text, text[length // 2 :]]
+        own = [self.own_logprobs(text, NUM_STEPS + 1) for text in texts]
+        input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
+        cache = make_cache(self.model.config, mask.shape[1] + NUM_STEPS)
+        rows, largest = torch.arange(len(texts), device=self.device), 0.0
+        for step in range(NUM_STEPS + 1):
+            positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, -input_ids.shape[1] :]
+            with self.scaled_logits():
+                logits = next_logits(self.model, cache, input_ids, mask, positions)
+            cached = [*logits.float().log_softmax(dim=-1)]
+            expected = [own[row][step] for row in rows.tolist()]
+            largest = max(largest, largest_difference(cached, expected))
+            if step == 0:
+                rows = rows.repeat_interleave(2)
+                cache.reorder_cache(cast(torch.LongTensor, rows))
+                mask = mask[rows]
+            if step < NUM_STEPS:
+                last = [texts[row][step - NUM_STEPS] for row in rows.tolist()]
+                input_ids = self.tensor(last).T
+                mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
+        return largest
 
     def training_difference(self) -> float:
         """Return the largest difference of passes in training mode and in evaluation mode."""
@@ -245,34 +268,6 @@ class _ModelCheck:
         arguments["attention_mask"] = torch.ones_like(arguments["input_ids"])
         taken = inspect.signature(self.model.forward).parameters
         return self.model(**{name: arguments[name] for name in arguments if name in taken}).logits
-
-    def cached_and_own_logprobs(
-        self, texts: Sequence[Any]
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield the log-probabilities [V] after each of the last tokens, with a cache and without.
-
-        The tokens before them are prompts of different lengths. Two responses share each prompt.
-        """
-        own = [self.own_logprobs(text, NUM_STEPS + 1) for text in texts]
-        input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
-        start = 0
-        cache = make_cache(self.model.config, mask.shape[1] + NUM_STEPS)
-        rows = torch.arange(len(texts), device=self.device)
-        for step in range(NUM_STEPS + 1):
-            with self.scaled_logits():
-                positions = (mask.cumsum(dim=1) - 1).clamp(min=0)[:, start:]
-                logits = next_logits(self.model, cache, input_ids, mask, positions)
-            for row, cached in zip(rows.tolist(), logits.float().log_softmax(dim=-1), strict=True):
-                yield cached, own[row][step]
-            if step == NUM_STEPS:
-                return
-            if step == 0:
-                copies = rows.repeat_interleave(2)
-                cache.reorder_cache(cast(torch.LongTensor, copies))
-                rows, mask = rows[copies], mask[copies]
-            input_ids = self.tensor([texts[row][step - NUM_STEPS] for row in rows.tolist()]).T
-            start = mask.shape[1]
-            mask = torch.cat([mask, mask.new_ones(len(mask), 1)], dim=1)
 
     @contextlib.contextmanager
     def scaled_logits(self) -> Iterator[None]:

@@ -39,6 +39,8 @@ MAX_LAYERS = 1000
 # Returns a context in which every process has the whole of some weights. All processes must enter
 # it with the same weights.
 Gather = Callable[[Sequence[torch.Tensor]], AbstractContextManager[Any]]
+# For weights that every process has.
+no_gather: Gather = contextlib.nullcontext
 
 # Returns the whole fp32 value of a weight in training. All processes must call it with the same
 # weight.
@@ -154,11 +156,6 @@ def supports_packing(model: PreTrainedModel) -> bool:
     (snakechat/modeling/model_check.py).
     """
     return model.config._attn_implementation == "sdpa"
-
-
-def no_gather(weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-    """Return a context that does nothing, for weights that every process has."""
-    return contextlib.nullcontext()
 
 
 def whole_shape(weight: torch.Tensor) -> torch.Size:

@@ -187,7 +187,7 @@ def collate(
 
     inputs = ModelInputs(to_device(ids))
     if packing:
-        segments = make_segments(row_ids, segment_ids).to(to_device)
+        segments = make_segments(row_ids, segment_ids, to_device)
         inputs = inputs._replace(position_ids=to_device(positions), segments=segments)
     else:
         # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.

@@ -1,17 +1,35 @@
-"""Save models as folders that from_pretrained loads."""
+"""Save models as folders that from_pretrained loads, one file of weights at a time.
+
+The files are those that transformers' save_pretrained writes, which would need all weights in
+memory.
+"""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from huggingface_hub import split_torch_state_dict_into_shards
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
 from snakechat.data.special_tokens import end_of_turn_id
-from snakechat.modeling.lora import save_adapter
-from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather
-from snakechat.modeling.weight_writing import write_weights
+from snakechat.modeling.lora import (
+    adapted_layers,
+    adapter_weights,
+    base_weights,
+    merge,
+    save_adapter,
+)
+from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
+
+# The first process has the weights of a file of this size in memory.
+MAX_FILE_SIZE: int | str = "5GB"
 
 
 def save_model(
@@ -63,3 +81,128 @@ def _stop_ids_to_save(
     ids += loaded if isinstance(loaded, list) else [] if loaded is None else [loaded]
     ids = list(dict.fromkeys(ids))
     return ids if len(ids) > 1 else ids[0]
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+class SavedWeight(NamedTuple):
+    """A weight of the saved model: the tensor of the model, or a layer whose adapter is merged."""
+
+    weight: torch.Tensor
+    layer: LoraLayer | None
+
+    @property
+    def sources(self) -> list[torch.Tensor]:
+        """The tensors of the model that the weight is computed from."""
+        return [self.weight, *(adapter_weights(self.layer) if self.layer else ())]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether training changes the weight."""
+        return any(source.requires_grad for source in self.sources)
+
+    def value(self, master: Master | None = None) -> torch.Tensor:
+        """Return the weight, whose sources must be gathered.
+
+        master: Returns the fp32 values of weights. All processes then call this function.
+        """
+        if self.layer is not None:
+            return merge(self.layer, master)
+        return master(self.weight) if master and self.is_float else self.weight.detach()
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it is a weight and no buffer of integers."""
+        return self.weight.is_floating_point()
+
+
+def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
+    """Return the weights of the equivalent model without adapters, by their names in the model.
+
+    Of the names of a tied weight, only the one that from_pretrained reads is included.
+    """
+    layers, state = adapted_layers(model), base_weights(model)
+    tied = {
+        name
+        for name, source in model.all_tied_weights_keys.items()
+        if state.get(name) is state.get(source)
+    }
+    return {
+        name: SavedWeight(weight, layers.get(name))
+        for name, weight in state.items()
+        if name not in tied and name not in (model._keys_to_ignore_on_save or ())
+    }
+
+
+def write_weights(
+    model: PreTrainedModel,
+    folder: Path,
+    gather: Gather = no_gather,
+    master: Master | None = None,
+) -> None:
+    """Write the weights of the equivalent model without adapters; only the first process writes.
+
+    It has the weights of one file at a time, and the others one weight. If transformers computes
+    the weights in the files from several ones of the model, all processes have all of them.
+
+    Args:
+        master: Returns the fp32 values of weights, which are then written.
+    """
+    weights = saved_weights(model)
+    in_files, sources = weights_in_files(model, weights, torch.float32 if master else None)
+    if any(id(shape) not in sources for shape in in_files.values()):
+        with gather([source for saved in weights.values() for source in saved.sources]):
+            if rank() == 0 or master:
+                values = {name: saved.value(master) for name, saved in weights.items()}
+            if rank() == 0:
+                model.save_pretrained(folder, state_dict=values)
+        return
+    split = split_torch_state_dict_into_shards(
+        in_files, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
+    )
+    for file, names in split.filename_to_tensors.items():
+        values = {}
+        for name in names:
+            saved = sources[id(in_files[name])]
+            with gather(saved.sources):
+                if rank() == 0 or master:
+                    value = saved.value(master)
+                if rank() == 0:
+                    values[name] = value.cpu().contiguous()
+        if rank() == 0:
+            # Weights may be mapped from the file that this one replaces.
+            unfinished = folder / f"{file}.unfinished"
+            save_file(values, unfinished, metadata={"format": "pt"})
+            unfinished.rename(folder / file)
+    if split.is_sharded and rank() == 0:
+        total = sum(weight.numel() for weight in in_files.values())
+        metadata = {"total_parameters": total, **split.metadata}
+        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text)
+
+
+def weights_in_files(
+    model: PreTrainedModel, weights: Mapping[str, SavedWeight], dtype: torch.dtype | None = None
+) -> tuple[dict[str, torch.Tensor], dict[int, SavedWeight]]:
+    """Return the shapes of the weights in the files of a model, by their names there.
+
+    Args:
+        weights: saved_weights of the model.
+        dtype: The dtype in the files; defaults to that of each weight.
+
+    Returns:
+        The shapes, as tensors without memory, and the weight of each one by the id of its shape.
+        A weight that transformers computes from several ones has none.
+    """
+    shapes = {
+        name: torch.empty(
+            whole_shape(saved.weight),
+            dtype=dtype if dtype and saved.is_float else saved.weight.dtype,
+            device="meta",
+        )
+        for name, saved in weights.items()
+    }
+    sources = {id(shape): weights[name] for name, shape in shapes.items()}
+    return revert_weight_conversion(model, shapes), sources

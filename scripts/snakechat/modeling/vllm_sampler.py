@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 
 from snakechat.modeling.generation import Generations, Sampler, SamplingSettings
 from snakechat.modeling.models import DTYPES, Gather, no_gather
-from snakechat.modeling.weight_writing import saved_weights
+from snakechat.modeling.saving import saved_weights
 from snakechat.workflow import deterministic
 from snakechat.workflow.errors import InputError, is_out_of_memory
 
@@ -40,25 +40,12 @@ CPU_OPTIONS = {
 
 
 class VllmSampler(Sampler):
-    """Samples from vLLM's copy of the trained model.
-
-    Attributes:
-        num_ranks: processes of an engine.
-    """
+    """Samples from vLLM's copy of the trained model."""
 
     def __init__(
-        self,
-        settings: SamplingSettings,
-        stop_ids: Sequence[int],
-        folder: Path,
-        num_ranks: int = 1,
+        self, settings: SamplingSettings, stop_ids: Sequence[int], folder: Path, num_ranks: int = 1
     ) -> None:
-        """Import vLLM.
-
-        Args:
-            stop_ids: token ids that end a response.
-            folder: a model of the same architecture.
-            num_ranks: processes of an engine, a divisor of those of the job.
+        """Import vLLM; see generation.make_sampler for the arguments.
 
         Raises:
             InputError: vLLM cannot be imported.
@@ -169,32 +156,38 @@ class VllmSampler(Sampler):
             seeds = seeds.to(self.device)
             torch.distributed.broadcast(seeds, group=self.engine_group, group_src=0)
         requests = [{"prompt_token_ids": list(map(int, prompt))} for prompt in prompts]
-        # One object per prompt: a single seed would give all prompts the same random numbers.
-        params = [self._sampling_params(seed) for seed in seeds.tolist()]
+        params = [
+            # One object per prompt: a single seed would give all prompts the same random numbers.
+            self.vllm.SamplingParams(
+                n=self.settings.num_generations,
+                temperature=self.settings.temperature,
+                # Both off: sampling from the full distribution.
+                top_p=1.0,
+                top_k=-1,
+                max_tokens=self.settings.max_response_length,
+                # A stop token stays in the ids; a stop string would be removed.
+                stop_token_ids=self.stop_ids,
+                # Only of the sampled token.
+                logprobs=0,
+                detokenize=False,
+                seed=seed,
+            )
+            for seed in seeds.tolist()
+        ]
         outputs = self.llm.generate(requests, params, use_tqdm=False)
         generations = list(zip(*(output.outputs for output in outputs), strict=True))
         ids = [[list(response.token_ids) for response in responses] for responses in generations]
         logprobs = [
-            [_token_logprobs(response) for response in responses] for responses in generations
+            [
+                [
+                    table[token].logprob
+                    for token, table in zip(response.token_ids, response.logprobs, strict=True)
+                ]
+                for response in responses
+            ]
+            for responses in generations
         ]
         return ids, logprobs
-
-    def _sampling_params(self, seed: int) -> Any:
-        settings = self.settings
-        return self.vllm.SamplingParams(
-            n=settings.num_generations,
-            temperature=settings.temperature,
-            # Both off: sampling from the full distribution.
-            top_p=1.0,
-            top_k=-1,
-            max_tokens=settings.max_response_length,
-            # A stop token stays in the ids; a stop string would be removed.
-            stop_token_ids=self.stop_ids,
-            # Only of the sampled token.
-            logprobs=0,
-            detokenize=False,
-            seed=seed,
-        )
 
     def close(self) -> None:
         """Free the memory of vLLM's copy of the model on a GPU."""
@@ -219,11 +212,3 @@ def _bytes_of_others() -> int:
     """Return the bytes of the GPU's memory that torch's allocator does not hold."""
     free, total = torch.cuda.mem_get_info()
     return total - free - torch.cuda.memory_reserved()
-
-
-def _token_logprobs(response: Any) -> list[float]:
-    """Return the log-probability of each token of a response by vLLM."""
-    return [
-        table[token].logprob
-        for token, table in zip(response.token_ids, response.logprobs, strict=True)
-    ]

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
-from snakechat.modeling.deferred_weights import release_stored_weight, stored_weight
+from snakechat.modeling.deferred_weights import take_stored_weight
 from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine, FrozenModel, parameter_groups
 from snakechat.training.zero_stages import samples_whole, zero_buffers
@@ -95,11 +95,10 @@ def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
     init = deepspeed.zero.Init(module=nn.Module(), config_dict_or_path=dict(config))
     for weight in module.parameters():
         shape = weight.shape
-        stored = stored_weight(weight)
+        stored = take_stored_weight(weight)
         if stored is None:
             weight.data = weight.data.to(device)
             continue
-        release_stored_weight(weight)
         init._convert_to_deepspeed_param(weight)
         length = -(-shape.numel() // world_size())
         start = rank() * length

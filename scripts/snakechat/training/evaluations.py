@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import weight_files
 from snakechat.modeling.models import DTYPES
-from snakechat.modeling.weight_writing import saved_weights, weights_in_files
+from snakechat.modeling.saving import saved_weights, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values
 from snakechat.workflow.distributed import barrier, broadcast_from_first, rank
 from snakechat.workflow.errors import warn

@@ -27,7 +27,6 @@ def test_weights_of_an_adapter_are_not_those_of_the_model():
     assert model_files(names + torch_files) == [*torch_files, "config.json", "tokenizer.json"]
     both = ["model.safetensors", "pytorch_model.bin"]
     assert model_files(both) == ["model.safetensors"]
-    assert model_files(both, all_formats=True) == both
 
 
 def test_complete_files(folder):

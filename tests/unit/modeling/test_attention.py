@@ -94,7 +94,7 @@ def test_losses_and_gradients_equal_those_of_a_dense_mask(
 @pytest.mark.parametrize("policy", ["opt", "qwen3"], indirect=True)
 def test_long_responses_that_share_a_prompt_have_no_dense_mask_on_a_cpu(policy, monkeypatch):
     expected = loss_and_gradients(policy, EXAMPLES["shared"])
-    monkeypatch.setattr(attention, "MIN_RESPONSE", 1)
+    monkeypatch.setattr(acceleration, "_current", Acceleration(min_response=1))
     # Nothing makes one.
     monkeypatch.setattr(attention, "packed_attention_mask", None)
     assert_equal(loss_and_gradients(policy, EXAMPLES["shared"]), expected)

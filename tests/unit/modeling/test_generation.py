@@ -280,7 +280,7 @@ def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
 
 
 def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(ending, monkeypatch):
-    monkeypatch.setattr(generation, "DECODER_LENGTH_MULTIPLE", 8)
+    monkeypatch.setattr(captured_decoding.FixedDecoder, "multiple", 8)
     options = {"max_response_length": 12}
     rounds = [(PROMPTS * 4, 1), (PROMPTS[:2], 3), ([[*range(5, 30)]] * 3, 2), (PROMPTS, 4)]
     expected = [sample(ending, prompts, number, **options) for prompts, number in rounds]

@@ -89,7 +89,10 @@ def test_named_layers_have_adapters(targets, expected, tokenizer):
             {"lora_target_modules": ["q_proj", "qkv"]},
             "qkv: the linear layers of the",
         ),
-        ({"lora_target_modules": "q_proj"}, "'q_proj' matches none of the linear layers, such as"),
+        (
+            {"lora_target_modules": "q_proj"},
+            r"q_proj: .*; a whole name is model\.decoder\.layers\.0",
+        ),
         (
             {"lora_rank": 0, "train_only": "mlp"},
             "train_only: no weight of .* matches 'mlp'",

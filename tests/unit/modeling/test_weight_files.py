@@ -5,8 +5,8 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.core_model_loading import Chunk, WeightConverter
 
-from snakechat.modeling import deferred_weights, weight_writing
-from snakechat.modeling.deferred_weights import stored_weight
+from snakechat.modeling import deferred_weights, saving
+from snakechat.modeling.deferred_weights import STORED, take_stored_weight
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal, model_size
@@ -25,7 +25,7 @@ def family_model(request, tokenizer):
 
 @pytest.mark.parametrize("size", ["50GB", SMALL])
 def test_files_are_those_of_save_pretrained(size, family_model, tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(weight_writing, "MAX_FILE_SIZE", size)
+    monkeypatch.setattr(saving, "MAX_FILE_SIZE", size)
     save_model(family_model, tokenizer, tmp_path / "saved")
     family_model.save_pretrained(tmp_path / "expected", max_shard_size=size)
     names = [name for name in files(tmp_path / "expected") if name.startswith("model")]
@@ -40,7 +40,7 @@ def state_of(model):
     """All that loading decides; deferred weights are read."""
     weights = dict(model.named_parameters(remove_duplicate=False))
     for weight in weights.values():
-        if stored := stored_weight(weight):
+        if stored := take_stored_weight(weight):
             assert weight.untyped_storage().nbytes() == weight.element_size()
             # In two parts.
             values = torch.empty(weight.numel(), dtype=weight.dtype)
@@ -48,7 +48,6 @@ def state_of(model):
             stored.copy_to(values[:middle])
             stored.copy_to(values[middle:], middle)
             weight.data = values.view_as(weight)
-            deferred_weights.release_stored_weight(weight)
     return weights | dict(model.named_buffers()), model_size(model), model.config.to_dict()
 
 
@@ -56,7 +55,7 @@ def state_of(model):
 def test_a_deferred_model_is_the_loaded_one(
     new_head, dtype, family_model, tokenizer, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(weight_writing, "MAX_FILE_SIZE", SMALL)
+    monkeypatch.setattr(saving, "MAX_FILE_SIZE", SMALL)
     save_model(family_model, tokenizer, tmp_path)
     loaded = []
     for deferred in (False, True):
@@ -65,7 +64,7 @@ def test_a_deferred_model_is_the_loaded_one(
             model = load_scorer(tmp_path, dtype, tokenizer, new_head=True, deferred=deferred)
         else:
             model = load_causal(tmp_path, dtype, tokenizer, deferred)
-        assert any(stored_weight(weight) for weight in model.parameters()) == deferred
+        assert any(hasattr(weight, STORED) for weight in model.parameters()) == deferred
         # Adapters are drawn from the same state of the generator.
         loaded.append((*state_of(add_lora(model, 2, 4)), torch.rand(1).item()))
     (tensors, *values), (expected, *expected_values) = loaded
@@ -83,7 +82,7 @@ def test_weights_that_transformers_computes_are_loaded_whole(
     converter = WeightConverter("fc1.weight", ["fc1.weight", "fc2.weight"], [Chunk(dim=0)])
     monkeypatch.setattr(deferred_weights, "get_model_conversion_mapping", lambda _: [converter])
     model = load_causal(folder, "fp32", tokenizer, deferred=True)
-    assert not any(stored_weight(weight) for weight in model.parameters())
+    assert not any(hasattr(weight, STORED) for weight in model.parameters())
     assert "causal: the weights cannot be read in parts: each process" in capsys.readouterr().err
 
 
