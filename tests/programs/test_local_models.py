@@ -11,25 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 import fetch_model
-from snakechat.data.model_files import model_files
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import RunOptions
 from support.chat_templates import CHATML
 
 THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}<think>{% endif %}"
-
-
-def test_files_of_a_model_are_selected():
-    listed = ["README.md", "config.json", "generation_config.json", "merges.txt"]
-    listed += ["spiece.model", "tokenizer.json", "chat_template.jinja", "training_args.bin"]
-    listed += ["notes.md", "notes.txt", "LICENSE.txt"]
-    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
-    others = ["pytorch_model.bin", "tf_model.h5", "onnx/model.safetensors", "adapter/config.json"]
-    kept = [name for name in listed if not name.startswith(("notes", "LICENSE", "training"))]
-    assert sorted(model_files([*listed, *shards, *others])) == sorted([*kept, *shards])
-    # PyTorch's format if there are no safetensors.
-    assert sorted(model_files([*listed, *others])) == sorted([*kept, "pytorch_model.bin"])
 
 
 @pytest.fixture

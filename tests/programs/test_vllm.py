@@ -4,13 +4,7 @@ They need an environment with vLLM: make test-vllm. The other tests have a stub 
 (tests/unit/modeling/test_vllm_sampler.py).
 """
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from statistics import mean
 
 import pytest
@@ -37,26 +31,18 @@ GRPO |= {"datasets": [{"toy": 0.35}], "lora_rank": 8}
 VLLM = {"generation_backend": "vllm"}
 GENERATIONS = OURS["generations"]["recipes"]["tiny"] | VLLM | PLACEMENT
 GENERATIONS |= {"datasets": [{"toy": 0.1}]}
-# From the teacher that PPO makes of the actor.
-DISTILL = PPO | VLLM | {"algorithm": "distill", "teacher": "rlhf/ppo", "reward": None}
-DISTILL |= {"max_steps": 12}
 RECIPES = {
-    "distill-vllm": DISTILL,
     "ppo": PPO,
     "ppo-vllm": PPO | VLLM,
     "grpo": GRPO,
     "grpo-vllm": GRPO | VLLM,
 }
-# The same training as ppo-vllm.
-RECIPES["killed"] = RECIPES["ppo-vllm"]
 CONFIG = {
     "deterministic": True,
-    "save_steps": 1,
     "deployments": {"cpu": {"threads": 1}},
     "rlhf": {"recipes": RECIPES},
     "generations": {"recipes": {"vllm": GENERATIONS}},
 }
-BUILT = set(RECIPES) - {"killed"}
 
 
 # Processes of the job, processes of an engine, and the rank of adapters. On a CPU, the processes of
@@ -90,12 +76,12 @@ def test_logprobs_are_those_of_training_after_each_update(name, tokenizer, tmp_p
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A workflow with all recipes but `killed`."""
+    """A workflow with all recipes."""
     folder = tmp_path_factory.mktemp("vllm") / "tree"
     copy_sources(folder)
     (folder / "vllm.yaml").write_text(yaml.safe_dump(CONFIG))
     tree = Workflow(folder, "--configfile", "config.yaml", "vllm.yaml")
-    tree.build(*(f"output/rlhf/{name}.manifest.json" for name in sorted(BUILT)))
+    tree.build(*(f"output/rlhf/{name}.manifest.json" for name in sorted(RECIPES)))
     return tree
 
 
@@ -116,13 +102,6 @@ def test_a_training_learns_as_with_our_own_sampler(algorithm, tree):
     assert mean(scores[-5:]) == pytest.approx(mean(own_scores[-5:]), abs=1)
 
 
-def test_distillation_from_the_model_that_ppo_trained(tree):
-    lines = metrics_of(tree, "distill-vllm")
-    kl = [line["objective/kl_to_teacher"] for line in lines]
-    assert mean(kl[-3:]) < 0.5 * kl[0]
-    assert all(line["policy/sampler_difference"] < (0.02 if GPUS else 1e-5) for line in lines)
-
-
 def test_vllm_generates_the_responses_to_a_dataset(tree):
     tree.build("output/generations/vllm.manifest.json")
     responses = Ragged(tree.folder / "output/generations/vllm", "train.responses")
@@ -133,35 +112,7 @@ def test_vllm_generates_the_responses_to_a_dataset(tree):
 def test_the_spec_has_the_version_of_vllm(tree):
     import vllm
 
-    pins = {name: tree.spec_of(f"output/rlhf/{name}")["requirements"] for name in BUILT}
-    for name in ("ppo-vllm", "grpo-vllm", "distill-vllm"):
+    pins = {name: tree.spec_of(f"output/rlhf/{name}")["requirements"] for name in RECIPES}
+    for name in ("ppo-vllm", "grpo-vllm"):
         assert pins[name]["vllm"].split()[0] == vllm.__version__.partition("+")[0]
     assert "vllm" not in pins["ppo"].keys() | pins["grpo"].keys()
-
-
-def test_a_killed_training_resumes_to_the_same_bytes(tree):
-    target = "output/rlhf/killed.manifest.json"
-    # Both recipes have the same result.
-    made = (tree.folder / "output/rlhf/ppo-vllm/manifest.json").resolve().parent
-    made = made.rename(tree.folder / "made")
-    with (tree.folder / "killed.log").open("w") as log:
-        process = subprocess.Popen(
-            ["snakemake", target, "--cores", "1", *tree.options],
-            cwd=tree.folder,
-            env={**os.environ, "PATH": f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    states = tree.folder / "output/store/train_rlhf"
-    deadline = time.monotonic() + 600
-    while process.poll() is None and not any(states.glob(".*/state/0*")):
-        assert time.monotonic() < deadline, "no state after ten minutes"
-        time.sleep(0.1)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL, (tree.folder / "killed.log").read_text()[-5000:]
-    assert "resuming after step" in tree.build(target)
-    killed, whole = tree.folder / "output/rlhf/killed", made
-    for file in ("metrics.jsonl", "model.safetensors"):
-        assert (killed / file).read_bytes() == (whole / file).read_bytes(), file

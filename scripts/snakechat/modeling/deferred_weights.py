@@ -7,7 +7,7 @@ partition of the process, which reads no other part of the files.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,37 +89,24 @@ def defer_weights(model: PreTrainedModel, auto_class: Any, folder: Path) -> bool
 def stored_names(model: PreTrainedModel, folder: Path) -> dict[str, StoredWeight] | None:
     """Return where the weights of a model are, by their names in the model.
 
-    Returns None if the files are not safetensors, or if weights are computed from several ones.
-    """
-    files = weight_files(folder)
-    names = names_in_model(model, files)
-    if not names:
-        return None
-    return {new: StoredWeight(files[name], name) for name, new in names.items()}
-
-
-def names_in_model(model: PreTrainedModel, names: Iterable[str]) -> dict[str, str] | None:
-    """Return the names in the model of stored weights, by their names in the files.
-
-    Weights that the model does not have are not included. Returns None if transformers computes
-    weights of the model from several stored ones.
+    Returns None if the files are not safetensors, or if transformers computes weights of the model
+    from several stored ones.
     """
     conversions = get_model_conversion_mapping(model)
     renamings = [entry for entry in conversions if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in conversions if isinstance(entry, WeightConverter)]
-    state = model.state_dict()
+    state, prefix = model.state_dict(), model.base_model_prefix
     found = {}
-    for name in names:
+    for name, path in weight_files(folder).items():
         # As transformers' convert_and_load_state_dict_in_model finds them.
-        prefix = model.base_model_prefix
         renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
         if renamed not in state and name in state:
             renamed, pattern = rename_source_key(name, [], [], prefix, state)
         if pattern is not None:
             return None
         if renamed in state:
-            found[name] = renamed
-    return found
+            found[renamed] = StoredWeight(path, name)
+    return found or None
 
 
 def weight_files(folder: Path) -> Mapping[str, Path]:

@@ -21,12 +21,18 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_weights_of_an_adapter_are_not_those_of_the_model():
-    names = ["adapter_config.json", "adapter_model.safetensors", "config.json", "tokenizer.json"]
+def test_files_of_a_model_are_selected():
+    kept = ["README.md", "config.json", "generation_config.json", "merges.txt"]
+    kept += ["spiece.model", "tokenizer.json", "chat_template.jinja"]
+    others = ["tf_model.h5", "onnx/model.safetensors", "adapter/config.json", "training_args.bin"]
+    others += ["adapter_config.json", "adapter_model.safetensors", "notes.md", "LICENSE.txt"]
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     torch_files = ["pytorch_model.bin", "pytorch_model-1.bin"]
-    assert model_files(names + torch_files) == [*torch_files, "config.json", "tokenizer.json"]
-    both = ["model.safetensors", "pytorch_model.bin"]
-    assert model_files(both) == ["model.safetensors"]
+    found = model_files([*kept, *others, *shards, *torch_files])
+    assert sorted(found) == sorted([*kept, *shards])
+    # PyTorch's format if there are no safetensors.
+    found = model_files([*kept, *others, *torch_files])
+    assert sorted(found) == sorted([*kept, *torch_files])
 
 
 def test_complete_files(folder):
