@@ -6,24 +6,26 @@ Prints JSON: for each training, the peak bytes of its tensors on the GPU, and th
 import contextlib
 import json
 import math
-import weakref
 from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig
 
 from gpu.workloads import SHAPES
-from snakechat.estimates.activation_memory import BatchShape, ModelSpec
+from snakechat.estimates.activation_memory import (
+    BatchShape,
+    MemoryTracker,
+    ModelSpec,
+    build_model,
+    replace_meta_tensors,
+)
 from snakechat.estimates.job_estimate import Run, Workload, peak_memory
 from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.lora import add_lora
 from snakechat.training import engine as engines
 from snakechat.workflow.placement import placement_of
 from support.engines import SETTINGS
@@ -48,97 +50,41 @@ def peaks(losses, config, lora_rank, checkpointing):
     device = torch.device("cuda", 0)
     examples = Examples([[5] * (LENGTH - RESPONSE)] * ROWS, [[7] * RESPONSE] * ROWS)
     placement = placement_of({"gpus_per_node": 1, "activation_checkpointing": checkpointing})
-    choices = acceleration.Acceleration(pad_to_multiple_of=128)
-    norm = SimpleNamespace(item=lambda: 0.5)
+    text = json.dumps(AutoConfig.for_model(**config).to_dict())
+    specs = [ModelSpec(text, loss, "bf16", lora_rank, "none", checkpointing) for loss in losses]
+    modules = [build_model(spec, config["num_hidden_layers"]) for spec in specs]
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-        storages = stack.enter_context(tracked_storages())
-        stack.enter_context(acceleration.using(choices))
+        tracker = stack.enter_context(MemoryTracker(torch.nn.Module()))
+        stack.enter_context(acceleration.using(Acceleration(pad_to_multiple_of=128)))
         for owner, attribute, value in (
             (torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
-            (engines.nn.utils, "get_total_norm", lambda _: norm),
+            (engines.nn.utils, "get_total_norm", lambda _: SimpleNamespace(item=lambda: 0.5)),
             (torch.nn.functional, "scaled_dot_product_attention", attention),
         ):
             stack.enter_context(mock.patch.object(owner, attribute, value))
         trained = []
-        for loss in losses:
-            module = make_module(config, loss, lora_rank, device)
-            if checkpointing:
-                module.model.gradient_checkpointing_enable({"use_reentrant": False})
-            trained.append((loss, engines.ReplicatedEngine(module.train(), settings, 1e-5, 2)))
-        for _ in range(2):
-            for loss, engine in trained:
-                for micro_batch in examples.micro_batches(
-                    np.arange(ROWS), ROWS * LENGTH, True, device, loss == "sft"
-                ):
-                    batch = micro_batch.batch
-                    if loss == "sft":
-                        value = engine(batch, return_sum=True)
-                    elif loss == "score":
-                        value = engine(batch, batch.last_index).sum()
-                    else:
-                        value = engine(batch).sum()
-                    engine.backward(value * -1e-3, micro_batch.is_last)
-                    del value
-                engine.step()
-    text = json.dumps(AutoConfig.for_model(**config).to_dict())
-    specs = [ModelSpec(text, loss, "bf16", lora_rank, "none", checkpointing) for loss in losses]
+        for loss, module in zip(losses, modules, strict=True):
+            with device:
+                replace_meta_tensors(module)
+            trained.append((loss, engines.ReplicatedEngine(module, settings, 1e-5, 2)))
+        for loss, engine in trained * 2:
+            for micro_batch in examples.micro_batches(
+                np.arange(ROWS), ROWS * LENGTH, True, device, loss == "sft"
+            ):
+                batch = micro_batch.batch
+                if loss == "sft":
+                    value = engine(batch, return_sum=True)
+                else:
+                    value = engine(*([batch, batch.last_index] if loss == "score" else [batch]))
+                engine.backward(value.sum() * -1e-3, micro_batch.is_last)
+                del value
+            engine.step()
     targets = LENGTH - 1 if losses == ["sft"] else RESPONSE
     runs = [Run(spec, 0, epochs=1) for spec in specs]
     workload = Workload(runs, 0, LENGTH, BatchShape(ROWS, LENGTH, targets))
     _, estimated = peak_memory(workload, placement)
-    return {"peak": storages.peak, "estimate": sum(estimated.values())}
-
-
-def make_module(config, loss, lora_rank, device):
-    """Return a policy or a scorer whose weights have no data."""
-    config = AutoConfig.for_model(**config, num_labels=1, pad_token_id=1)
-    config._attn_implementation = "sdpa"
-    family = AutoModelForSequenceClassification if loss == "score" else AutoModelForCausalLM
-    with _disable_current_modes(), torch.device("meta"):
-        model = family.from_config(config, dtype=torch.bfloat16)
-        if lora_rank:
-            model = add_lora(model, lora_rank, 2 * lora_rank)
-    empty = {}
-    for module in model.modules():
-        for tensors in (module._parameters, module._buffers):
-            for name, tensor in tensors.items():
-                if tensor is not None and tensor not in empty:
-                    dtype = torch.bfloat16 if tensor.is_floating_point() else tensor.dtype
-                    new = torch.empty(tensor.shape, dtype=dtype, device=device)
-                    if isinstance(tensor, torch.nn.Parameter):
-                        new = torch.nn.Parameter(new, tensor.requires_grad)
-                    empty[tensor] = new
-                if tensor is not None:
-                    tensors[name] = empty[tensor]
-    return Scorer(model) if loss == "score" else Policy(model)
-
-
-@contextlib.contextmanager
-def tracked_storages():
-    """Context that follows the storages of tensors on the GPU; yields their peak."""
-    sizes, result = {}, SimpleNamespace(now=0, peak=0)
-
-    def free(key):
-        result.now -= sizes.pop(key)
-
-    class Tracker(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            out = function(*args, **(kwargs or {}))
-            for tensor in tree_leaves(out):
-                if getattr(tensor, "device", None) is not None and tensor.device.type == "cuda":
-                    storage = tensor.untyped_storage()
-                    key = storage._cdata
-                    if key not in sizes:
-                        # As CUDA's allocator rounds.
-                        sizes[key] = math.ceil(storage.nbytes() / 512) * 512
-                        weakref.finalize(storage, free, key)
-                        result.now += sizes[key]
-                        result.peak = max(result.peak, result.now)
-            return out
-
-    with Tracker():
-        yield result
+    return {"peak": tracker.peak, "estimate": sum(estimated.values())}
 
 
 def attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):

@@ -15,8 +15,6 @@ from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, LLAMA
 
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
-
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request):
@@ -107,28 +105,30 @@ def test_attention_is_sdpa_whatever_the_config_on_disk(family, folder, tokenizer
     assert load_causal(tmp_path, "fp32", tokenizer).config._attn_implementation == expected
 
 
-@pytest.mark.parametrize("family", ["opt", "bloom"], indirect=True, scope="module")
-def test_sequences_longer_than_the_positions_raise(family, folder, tokenizer):
-    model = load_causal(folder, "fp32", tokenizer)
-    check_sequence_length(model, 64)
-    if family == "bloom":
-        check_sequence_length(model, 65)
+LONGROPE = {
+    **{**LLAMA, "model_type": "phi3", "original_max_position_embeddings": 32},
+    "rope_scaling": {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("init", "longest", "reason"),
+    [
+        (FAMILIES["opt"], 64, ": .*max_length"),
+        (FAMILIES["bloom"], None, ""),
+        (LONGROPE, 32, " before rope_type longrope"),
+    ],
+)
+def test_sequences_longer_than_the_positions_raise(init, longest, reason, tokenizer):
+    model = make_causal(init, tokenizer, 1)
+    if longest is None:
+        check_sequence_length(model, 10_000)
         return
-    with pytest.raises(
-        InputError, match=r"up to 65 tokens exceed the model's 64 positions: .*max_length"
-    ):
-        check_sequence_length(model, 65)
-
-
-def test_longrope_models_have_the_positions_of_their_original_length(tokenizer, tmp_path):
-    init = {
-        **LLAMA,
-        "model_type": "phi3",
-        "original_max_position_embeddings": 32,
-        "rope_scaling": LONGROPE,
-    }
-    save_model(make_causal(init, tokenizer, 1), tokenizer, tmp_path)
-    model = load_causal(tmp_path, "fp32", tokenizer)
-    check_sequence_length(model, 32)
-    with pytest.raises(InputError, match=r"up to 33 .* 32 positions before rope_type longrope"):
-        check_sequence_length(model, 33)
+    check_sequence_length(model, longest)
+    message = f"up to {longest + 1} tokens exceed the model's {longest} positions{reason}"
+    with pytest.raises(InputError, match=message):
+        check_sequence_length(model, longest + 1)

@@ -1,27 +1,18 @@
 """Forward passes of packed batches, compared with transformers' forward pass of each sequence."""
 
-from itertools import chain
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.functional import softplus
 
-from snakechat.algorithms.preference import (
-    divergent_positions,
-    dpo_loss,
-    pairwise_loss,
-    per_token_loss,
-)
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import (
     Policy,
     Scorer,
-    pad_with_last,
     response_logprobs,
     response_scores,
 )
@@ -44,21 +35,18 @@ CASES = [(family, "packed") for family in PACKING_FAMILIES]
 CASES += [("opt", "shared_prompt"), ("mistral, window", "shared_prompt")]
 CASES += [("opt", "padded"), ("qwen3, window", "padded")]
 CASES += [("opt", "unpacked"), ("bloom", "unpacked"), ("mistral, window", "unpacked")]
-LOSSES = ["sft", "sft with prompts", "sft of turns", "last_token", "per_token", "dpo"]
+OF_POLICIES = ["logprobs", "logprobs with prompts", "logprobs of turns", "their sum"]
+OF_SCORERS = ["scores", "last scores"]
 
-# Lengths of prompt, chosen and rejected response, and of the responses' common prefix.
-SHAPES = [(12, 9, 4, 0), (5, 4, 2, 1), (3, 2, 5, 0), (1, 6, 1, 0), (7, 1, 3, 1), (4, 3, 3, 2)]
-BETA, SMOOTHING = 0.1, 0.1
+# Lengths of prompt, chosen and rejected response.
+SHAPES = [(12, 9, 4), (5, 4, 2), (3, 2, 5), (1, 6, 1), (7, 1, 3), (4, 3, 3)]
 
 
 def make_rows():
     random = np.random.default_rng(1)
-    prompts, chosen, rejected = (
+    return (
         [random.integers(10, 300, shape[field]).tolist() for shape in SHAPES] for field in range(3)
     )
-    for first, second, shape in zip(chosen, rejected, SHAPES, strict=True):
-        second[: shape[3]] = first[: shape[3]]
-    return prompts, chosen, rejected
 
 
 PROMPTS, *RESPONSES = make_rows()
@@ -66,13 +54,13 @@ PAIRS, ROWS = Examples(PROMPTS, *RESPONSES), Examples(PROMPTS, RESPONSES[0])
 # Of every three tokens of a response, the second one belongs to the user.
 TRAINED = [[int(place % 3 != 1) for place in range(len(ids))] for ids in RESPONSES[0]]
 TURNS = Examples(PROMPTS, RESPONSES[0], trained=TRAINED)
-# Far apart, so that a wrong order of rows fails.
-REFERENCE = -torch.arange(2.0 * len(PAIRS)).view(2, -1) * 7
+# Of each token of each response, so that a wrong order fails.
+FACTORS = 0.5 + torch.rand(2, len(PAIRS), 32, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture(scope="module")
 def family(request, tokenizer, tmp_path_factory):
-    """A policy and a scorer of a family, and the expected value and gradients of each loss."""
+    """A policy and a scorer of a family, and the expected sums and gradients."""
     folder = tmp_path_factory.mktemp(request.param)
     save_model(make_causal(MODELS[request.param], tokenizer, 1), tokenizer, folder)
     policy = Policy(spread(load_causal(folder, "fp32", tokenizer)))
@@ -81,43 +69,36 @@ def family(request, tokenizer, tmp_path_factory):
     return SimpleNamespace(policy=policy, scorer=scorer, expected={})
 
 
-def module_of(family, loss):
-    return family.scorer if loss in ("last_token", "per_token") else family.policy
+def module_of(family, kind):
+    return family.scorer if kind in OF_SCORERS else family.policy
 
 
-# Each loss as its trainer computes it, over all micro-batches.
+def examples_of(kind):
+    return {"logprobs of turns": TURNS, "their sum": ROWS}.get(kind, PAIRS)
 
 
-def compute_loss(module, loss, layout):
+def packed_sum(module, kind, layout):
+    """The sum of values times FACTORS over all micro-batches."""
     packing, micro_batch_tokens = LAYOUTS[layout]
-    examples = TURNS if loss == "sft of turns" else ROWS if "sft" in loss else PAIRS
-    with_prompts = loss == "sft with prompts"
-    rows = np.arange(len(examples))
-    micro_batches = examples.micro_batches(rows, micro_batch_tokens, packing, CPU, with_prompts)
-    return sum(micro_batch_loss(module, loss, micro_batch) for micro_batch in micro_batches)
+    rows, total = np.arange(len(PAIRS)), 0.0
+    for rows_of_batch, batch, *_ in examples_of(kind).micro_batches(
+        rows, micro_batch_tokens, packing, CPU, kind == "logprobs with prompts"
+    ):
+        if kind == "their sum":
+            total += module(batch, return_sum=True)
+            continue
+        factors = FACTORS[: len(batch.target_lengths) // len(rows_of_batch), rows_of_batch]
+        factors = factors.flatten(end_dim=1)
+        if kind == "last scores":
+            total += factors[:, 0] @ module(batch, batch.last_index)
+            continue
+        values = module(batch, batch.target_index) if kind == "scores" else module(batch)
+        parts = values.split(batch.target_lengths.tolist())
+        total += sum(each[: len(part)] @ part for each, part in zip(factors, parts, strict=True))
+    return total
 
 
-def micro_batch_loss(module, loss, micro_batch):
-    batch = micro_batch.batch
-    if "sft" in loss:
-        examples = TURNS if loss == "sft of turns" else ROWS
-        tokens = examples.num_tokens(loss == "sft with prompts").sum()
-        return -module(batch, return_sum=True) / int(tokens)
-    if loss == "dpo":
-        sums = torch.segment_reduce(module(batch), "sum", lengths=batch.target_lengths).view(2, -1)
-        rewards = BETA * (sums - REFERENCE[:, micro_batch.rows])
-        return dpo_loss(*rewards, SMOOTHING).sum() / len(PAIRS)
-    if loss == "last_token":
-        return pairwise_loss(*module(batch, batch.last_index).view(2, -1)).sum() / len(PAIRS)
-    tokens = pad_with_last(
-        batch.inputs.input_ids.flatten()[batch.target_index], batch.target_lengths
-    )
-    scores = pad_with_last(module(batch, batch.target_index), batch.target_lengths)
-    compared = divergent_positions(tokens, batch.target_lengths)
-    return per_token_loss(*scores.chunk(2), compared).sum() / len(PAIRS)
-
-
-# The same losses from one forward pass of transformers per sequence.
+# The same from one forward pass of transformers per sequence.
 
 
 def reference_logprobs(model, prompt, response, with_prompt=False):
@@ -135,52 +116,37 @@ def reference_scores(model, prompt, response):
     return torch.stack([model(input_ids=torch.tensor([ids[:end]])).logits[0, 0] for end in ends])
 
 
-def reference_loss(model, loss):
-    losses = []
-    if "sft" in loss:
-        for row in zip(PROMPTS, RESPONSES[0], strict=True):
-            losses.append(reference_logprobs(model, *row, loss == "sft with prompts"))
-        logprobs = torch.cat(losses)
-        if loss == "sft of turns":
-            logprobs = logprobs[torch.tensor([*chain(*TRAINED)]) == 1]
-        return -logprobs.mean()
-    for number, (prompt, *responses) in enumerate(zip(PROMPTS, *RESPONSES, strict=True)):
-        if loss == "dpo":
-            sums = [reference_logprobs(model, prompt, response).sum() for response in responses]
-            chosen, rejected = torch.stack(sums) - REFERENCE[:, number]
-            margin = BETA * (chosen - rejected)
-            right, wrong = softplus(-margin), softplus(margin)
-            losses.append((1 - SMOOTHING) * right + SMOOTHING * wrong)
-            continue
-        chosen, rejected = (reference_scores(model, prompt, response) for response in responses)
-        if loss == "last_token":
-            losses.append(softplus(rejected[-1] - chosen[-1]))
-            continue
-        losses.append(
-            torch.stack(
-                [
-                    softplus(rejected[min(t, len(rejected) - 1)] - chosen[min(t, len(chosen) - 1)])
-                    for t in range(SHAPES[number][3], max(len(chosen), len(rejected)))
-                ]
-            ).mean()
-        )
-    return torch.stack(losses).mean()
+def separate_sum(model, kind):
+    """The sum of packed_sum, from separate sequences."""
+    total = 0.0
+    for number, responses in enumerate(examples_of(kind).responses):
+        for row, (prompt, response) in enumerate(zip(PROMPTS, responses, strict=True)):
+            factors = FACTORS[number, row]
+            if kind in OF_SCORERS:
+                values = reference_scores(model, prompt, response)
+                values = values[-1:] if kind == "last scores" else values
+            else:
+                values = reference_logprobs(model, prompt, response, "prompts" in kind)
+            if kind == "logprobs of turns":
+                values = values[torch.tensor(TRAINED[row]) == 1]
+            total += values.sum() if kind == "their sum" else factors[: len(values)] @ values
+    return total
 
 
-def gradients(module, loss):
+def gradients(module, value):
     """Gradients of all trainable weights, concatenated."""
     weights = [weight for weight in module.model.parameters() if weight.requires_grad]
-    grads = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+    grads = torch.autograd.grad(value, weights, allow_unused=True, materialize_grads=True)
     return torch.cat([grad.flatten() for grad in grads])
 
 
-def expected(family, loss):
-    """The reference loss and its gradients."""
-    if loss not in family.expected:
-        module = module_of(family, loss)
-        value = reference_loss(module.model, loss)
-        family.expected[loss] = value.detach(), gradients(module, value)
-    return family.expected[loss]
+def expected(family, kind):
+    """The sum of separate sequences and its gradients."""
+    if kind not in family.expected:
+        module = module_of(family, kind)
+        value = separate_sum(module.model, kind)
+        family.expected[kind] = value.detach(), gradients(module, value)
+    return family.expected[kind]
 
 
 def relative_error(actual, reference):
@@ -188,16 +154,16 @@ def relative_error(actual, reference):
     return ((actual - reference).norm() / reference.norm()).item()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("kind", OF_POLICIES + OF_SCORERS)
 @pytest.mark.parametrize(("family", "layout"), CASES, indirect=["family"], scope="module")
-def test_losses_and_gradients_equal_those_of_separate_sequences(family, layout, loss, monkeypatch):
+def test_values_and_gradients_equal_those_of_separate_sequences(family, layout, kind, monkeypatch):
     if layout == "padded":
         choices = Acceleration(pad_to_multiple_of=64, prefetch=True)
         monkeypatch.setattr(acceleration, "_current", choices)
-    module = module_of(family, loss)
-    value, grads = expected(family, loss)
-    actual = compute_loss(module, loss, layout)
-    assert actual.item() == pytest.approx(value.item(), rel=1e-5)
+    module = module_of(family, kind)
+    value, grads = expected(family, kind)
+    actual = packed_sum(module, kind, layout)
+    assert actual.item() == pytest.approx(value.item(), rel=1e-5, abs=1e-4)
     assert relative_error(gradients(module, actual), grads) < 1e-5
 
 
@@ -224,13 +190,6 @@ def test_logprobs_and_scores_equal_those_of_separate_sequences(
 # Policies.
 
 
-def one_micro_batch(module, examples=PAIRS):
-    """All examples in one micro-batch."""
-    rows = np.arange(len(examples))
-    [micro_batch] = examples.micro_batches(rows, 10_000, module.supports_packing, CPU)
-    return micro_batch
-
-
 @pytest.fixture
 def policy(model):
     return Policy(model)
@@ -240,8 +199,9 @@ def test_gradients_of_adapters_equal_those_of_separate_sequences(model):
     policy = Policy(spread(add_lora(model, 2, 4)))
     assert policy.supports_packing
     assert not policy.external_parameters()[0].requires_grad
-    grads = gradients(policy, reference_loss(model, "dpo"))
-    assert relative_error(gradients(policy, compute_loss(policy, "dpo", "packed")), grads) < 1e-5
+    grads = gradients(policy, separate_sum(model, "logprobs"))
+    actual = packed_sum(policy, "logprobs", "packed")
+    assert relative_error(gradients(policy, actual), grads) < 1e-5
 
 
 @pytest.mark.parametrize("return_sum", [False, True])
@@ -255,7 +215,8 @@ def test_logits_are_computed_for_target_tokens_only(policy, return_sum, monkeypa
     monkeypatch.setattr(logprobs, "functional", SimpleNamespace(linear=linear))
     head = policy.model.get_output_embeddings()
     monkeypatch.setattr(head, "forward", lambda _: pytest.fail("computed all logits"))
-    batch = one_micro_batch(policy, ROWS).batch
+    [micro_batch] = ROWS.micro_batches(np.arange(len(ROWS)), 10_000, True, CPU)
+    batch = micro_batch.batch
     policy(batch, return_sum=return_sum)
     # Chosen responses.
     assert num_states == [9 + 4 + 2 + 6 + 1 + 3]
@@ -268,8 +229,9 @@ def test_the_output_layer_may_have_a_bias(policy):
     head.weight = weight
     policy.model.set_output_embeddings(head)
     assert [*map(id, policy.external_parameters())] == [id(weight), id(head.bias)]
-    expected = reference_loss(policy.model, "sft").item()
-    assert compute_loss(policy, "sft", "packed").item() == pytest.approx(expected, rel=1e-5)
+    expected = separate_sum(policy.model, "their sum").item()
+    actual = packed_sum(policy, "their sum", "packed").item()
+    assert actual == pytest.approx(expected, rel=1e-5)
 
 
 def test_an_empty_response_has_probability_1(policy):

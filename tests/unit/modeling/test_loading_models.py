@@ -13,12 +13,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
+from conftest import INIT
 from init_model import train_tokenizer
 from snakechat.data import toy
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import choose_device, make_causal
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import placement_of
+from support.models import weights_equal
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
 # Of folders with a language model.
@@ -149,3 +153,33 @@ def test_models_with_an_encoder_raise(folder, tokenizer):
     for load in (load_causal, load_scorer):
         with pytest.raises(InputError, match="t5 has an encoder"):
             load(folder, "fp32", tokenizer)
+
+
+# Devices and new models.
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_missing_gpu_raises():
+    with pytest.raises(InputError, match="gpus_per_node: 0"):
+        choose_device(placement_of({"gpus_per_node": 1}))
+
+
+def test_the_seed_determines_the_weights(model, tokenizer):
+    assert weights_equal(model, make_causal(INIT, tokenizer, 1))
+    assert not weights_equal(model, make_causal(INIT, tokenizer, 2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "no-such-model"},
+        # 32 is not a multiple of 5.
+        {"num_attention_heads": 5},
+        {"num_hidden_layers": 10_000_000},
+        {"attn_implementation": "kernels-community/flash-attn"},
+    ],
+)
+def test_an_invalid_init_raises_an_error_of_one_line(tokenizer, changes):
+    with pytest.raises(InputError) as error:
+        make_causal({**INIT, **changes}, tokenizer, 1)
+    assert "\n" not in str(error.value)

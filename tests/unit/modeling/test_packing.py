@@ -23,17 +23,19 @@ def test_each_row_goes_into_the_first_sequence_with_space_for_it():
     assert (packed, remaining) == ([[0], [1, 4]], [(2, 5), (3, 4), (5, 3)])
 
 
-def test_rows_within_the_limit_make_one_micro_batch():
-    assert pack_rows(numbered([6, 3, 3, 2]), 1000) == [[[0], [1, 2], [3]]]
-
-
-def test_sequences_are_wider_than_the_longest_row_if_that_saves_padding():
-    # Four sequences of 10 positions for 30 tokens, or two of 17.
-    assert pack_rows(numbered([10, 7, 7, 6]), 1000) == [[[0, 1], [2, 3]]]
-
-
-def test_a_row_over_the_limit_gets_a_micro_batch_by_itself():
-    assert pack_rows(numbered([500, 3, 3]), 100) == [[[0]], [[1], [2]]]
+@pytest.mark.parametrize(
+    ("sizes", "limit", "expected"),
+    [
+        # Rows within the limit.
+        ([6, 3, 3, 2], 1000, [[[0], [1, 2], [3]]]),
+        # Wider than the longest row, to save padding: 4 sequences of 10 positions, or 2 of 17.
+        ([10, 7, 7, 6], 1000, [[[0, 1], [2, 3]]]),
+        # A row over the limit.
+        ([500, 3, 3], 100, [[[0]], [[1], [2]]]),
+    ],
+)
+def test_rows_are_packed_into_micro_batches(sizes, limit, expected):
+    assert pack_rows(numbered(sizes), limit) == expected
 
 
 # Tensors.
@@ -85,29 +87,6 @@ def test_a_response_may_have_one_token_or_none(packing):
 
 def mask_of(inputs):
     return packed_attention_mask(inputs.segments.row_ids, inputs.segments.segment_ids)
-
-
-def test_the_mask_separates_responses_and_rows():
-    # A prompt of two tokens with responses of two and one; a prompt of one token with two
-    # responses of one; padding.
-    row_ids = torch.tensor([[1, 1, 1, 1, 1, 2, 2, 2, 0, 0]])
-    segment_ids = torch.tensor([[0, 0, 1, 1, 2, 0, 1, 2, 0, 0]])
-    picture = [
-        "x . . . . . . . . .",
-        "x x . . . . . . . .",
-        "x x x . . . . . . .",
-        "x x x x . . . . . .",
-        "x x . . x . . . . .",
-        ". . . . . x . . . .",
-        ". . . . . x x . . .",
-        ". . . . . x . x . .",
-        ". . . . . . . . x .",
-        ". . . . . . . . x x",
-    ]
-    expected = [[mark == "x" for mark in line.split()] for line in picture]
-    mask = packed_attention_mask(row_ids, segment_ids)
-    assert mask.dtype == torch.bool
-    assert mask.tolist() == [[expected]]
 
 
 def test_a_sliding_window_counts_positions_and_not_columns():

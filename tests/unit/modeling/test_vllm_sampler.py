@@ -1,8 +1,7 @@
 """Generation by vLLM: its arguments and its outputs.
 
-vLLM is not installed. A stub in its place accepts exactly the arguments that we use, and returns
-scripted responses. `make test-vllm` trains with vLLM itself (tests/programs/test_vllm.py), on a
-CPU: only the stub sleeps, like vLLM on a GPU.
+vLLM is not installed. A stub in its place returns scripted responses. `make test-vllm` trains with
+vLLM itself (tests/programs/test_vllm.py), on a CPU: only the stub sleeps, like vLLM on a GPU.
 """
 
 import contextlib
@@ -25,29 +24,16 @@ from snakechat.workflow.errors import InputError
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
 # eos, and the end of a turn.
 STOPS = (2, 44)
-# Documented arguments of vllm.LLM and vllm.SamplingParams.
-ENGINE = {"model", "dtype", "max_model_len", "gpu_memory_utilization", "tensor_parallel_size"}
-ENGINE |= {"distributed_executor_backend", "skip_tokenizer_init", "generation_config"}
-ENGINE |= {"logprobs_mode", "enable_sleep_mode", "seed"}
-SAMPLING = {"n", "temperature", "top_p", "top_k", "max_tokens", "stop_token_ids", "logprobs"}
-SAMPLING |= {"detokenize", "seed"}
-
-
-class EngineCore:
-    """Stub of what an engine runs in; an engine that is deleted would end the process group."""
-
-    def shutdown(self):
-        """End the engine."""
 
 
 class Llm:
     """Stub of vllm.LLM, whose tokens follow from the seed of a prompt and its length."""
 
     def __init__(self, **options):
-        assert set(options) - CPU_OPTIONS.keys() == ENGINE
         assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
         self.options, self.events, self.weights = options, [], {}
-        self.llm_engine = SimpleNamespace(engine_core=EngineCore())
+        # An engine that is deleted would end the process group.
+        self.llm_engine = SimpleNamespace(engine_core=SimpleNamespace(shutdown=lambda: None))
         self.asleep = set()
         # vLLM also seeds torch's generator in its process.
         torch.manual_seed(0)
@@ -80,33 +66,21 @@ class Llm:
         """Sample the responses to each prompt."""
         assert not use_tqdm and not self.asleep and self.weights
         self.params = params
-        return [
-            SimpleNamespace(
-                outputs=[
-                    scripted_response(prompt["prompt_token_ids"], param.seed, number)
-                    for number in range(param.n)
-                ]
-            )
-            for prompt, param in zip(prompts, params, strict=True)
-        ]
-
-
-def scripted_response(prompt, seed, number):
-    """A response of which each token has its own log-probability."""
-    ids = [seed % 100, number, len(prompt)]
-    logprobs = [{token: SimpleNamespace(logprob=-token / 8)} for token in ids]
-    return SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs)
-
-
-def sampling_params(**options):
-    assert set(options) == SAMPLING
-    return SimpleNamespace(**options)
+        outputs = []
+        for prompt, param in zip(prompts, params, strict=True):
+            responses = []
+            for number in range(param.n):
+                ids = [param.seed % 100, number, len(prompt["prompt_token_ids"])]
+                logprobs = [{token: SimpleNamespace(logprob=-token / 8)} for token in ids]
+                responses.append(SimpleNamespace(token_ids=tuple(ids), logprobs=logprobs))
+            outputs.append(SimpleNamespace(outputs=responses))
+        return outputs
 
 
 @pytest.fixture(autouse=True)
 def vllm(monkeypatch):
     module = ModuleType("vllm")
-    module.LLM, module.SamplingParams = Llm, sampling_params
+    module.LLM, module.SamplingParams = Llm, SimpleNamespace
     monkeypatch.setitem(sys.modules, "vllm", module)
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
