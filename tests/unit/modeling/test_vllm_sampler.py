@@ -147,7 +147,7 @@ def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model)
     sampler = make_sampler(SETTINGS, STOPS, 8192, folder)
     sampler.close()
     sampler.update(model)
-    events, engine = sampler.llm.events, weakref.ref(sampler.llm.llm_engine.engine_core)
+    events, engine = sampler.llm.events, weakref.ref(sampler.llm.llm_engine.engine_core.shutdown)
     sampler.close()
     sampler.close()
     assert events[-1] == "sleep"
