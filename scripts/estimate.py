@@ -4,7 +4,7 @@
     python scripts/estimate.py output/rlhf/mine --gpu h100 --configfile mine.yaml
     python scripts/estimate.py output/rlhf/mine --gpu 48,181,864
 
-Plans the jobs and placements of a build with the same targets and options of Snakemake; without
+Plans the jobs that a build with the same targets and options of Snakemake would run; without
 targets, of all results that exist. Builds nothing, and downloads nothing but config.json of models
 of the Hub. The modules in snakechat/estimates/ describe the method.
 """
@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from snakechat.estimates.flops import GPU_SYNTAX, GPUS, parse_gpu
 from snakechat.estimates.job_estimate import (
     BANDWIDTH_UTILIZATION,
-    COMPONENTS,
     FLOPS_UTILIZATION,
     GIB,
     JobEstimate,
@@ -24,7 +23,7 @@ from snakechat.estimates.job_estimate import (
 from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.workflow.errors import one_line_errors
 
-COLUMNS = ("job", "state", "GPUs", *COMPONENTS, "total", "at", "disk", "hours")
+COLUMNS = ("job", "GPUs", "memory", "at", "disk", "hours")
 # Checkpoints that exist at the same time: the last two, and the one that is being written.
 CHECKPOINTS = 3
 
@@ -46,7 +45,7 @@ def main() -> None:
         parser.error(f"argument --gpu: {error}")
 
     plan = plan_build(words)
-    jobs = [JobEstimate(path, plan, gpu) for path in plan.jobs]
+    jobs = [JobEstimate(path, plan, gpu) for path in plan.stale_jobs]
     print(
         f"{arguments.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"
@@ -57,47 +56,37 @@ def main() -> None:
     for job in jobs:
         for warning in job.warnings:
             print(f"warning: {job}: {warning}")
-    for note, names in jobs_by_note(jobs).items():
-        print(f"{note} ({', '.join(names)})")
-    print(summary(jobs))
+    names: dict[str, list[str]] = {}
+    for job in jobs:
+        for note in job.notes:
+            names.setdefault(note, []).append(str(job))
+    for note, of_note in names.items():
+        print(f"{note} ({', '.join(of_note)})")
+    print(f"{len(jobs)} of {len(plan.jobs)} jobs are stale: {summary(jobs)}")
 
 
 def table_row(job: JobEstimate) -> tuple[str, ...]:
     """Return the cells of a job, one for each column."""
-    components = [job.memory.get(name, 0) for name in COMPONENTS]
-    sizes = [format_bytes(size) if size else "" for size in (*components, sum(components))]
     return (
         str(job),
-        "stale" if job.stale else "up to date",
         str(job.num_gpus or ""),
-        *sizes,
+        format_bytes(job.memory.total()) if job.memory else "",
         job.moment,
         "?" if math.isnan(job.disk) else format_bytes(job.disk),
         format_number(job.seconds / 3600),
     )
 
 
-def jobs_by_note(jobs: Sequence[JobEstimate]) -> dict[str, list[str]]:
-    """Return the names of the jobs to which each note applies."""
-    names: dict[str, list[str]] = {}
-    for job in jobs:
-        for note in job.notes:
-            names.setdefault(note, []).append(str(job))
-    return names
-
-
 def summary(jobs: Sequence[JobEstimate]) -> str:
-    """Return the totals of the stale jobs."""
-    stale = [job for job in jobs if job.stale]
-    on_gpus = [job for job in stale if job.num_gpus]
+    """Return the totals of the jobs."""
+    on_gpus = [job for job in jobs if job.num_gpus]
     hours = [job.num_gpus * job.seconds / 3600 for job in on_gpus if not math.isnan(job.seconds)]
-    disk = [job.disk for job in stale if not math.isnan(job.disk)]
-    checkpoints = [CHECKPOINTS * job.checkpoint for job in stale]
-    at_least = "at least " if len(hours) < len(on_gpus) else ""
+    disk = sum(job.disk for job in jobs if not math.isnan(job.disk))
+    checkpoints = CHECKPOINTS * max((job.checkpoint for job in jobs), default=0)
     return (
-        f"{len(stale)} of {len(jobs)} jobs are stale: {at_least}{sum(hours):,.1f} GPU hours,"
-        f" {format_bytes(sum(disk))} of disk for results of known size, and up to"
-        f" {format_bytes(max(checkpoints, default=0))} for the checkpoints of a training job"
+        f"{'at least ' if len(hours) < len(on_gpus) else ''}{sum(hours):,.1f} GPU hours,"
+        f" {format_bytes(disk)} of disk for trained models, and up to {format_bytes(checkpoints)}"
+        " for the checkpoints of a training job"
     )
 
 

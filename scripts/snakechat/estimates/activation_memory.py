@@ -55,6 +55,16 @@ class ModelSpec(NamedTuple):
     train_base: str = "none"
     activation_checkpointing: bool = False
 
+    @property
+    def width(self) -> int:
+        """Bytes of a weight."""
+        return DTYPES[self.dtype].itemsize
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights; of a saved model with LoRA, adapters included."""
+        return self.width * measure_size(self).weights
+
 
 class ModelSize(NamedTuple):
     """Numbers of elements of a model.

@@ -7,24 +7,42 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-# Dense 16-bit operations per second from NVIDIA's data sheets, without sparsity. The first key that
-# is in the GPU's name applies.
-PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "H800 PCIe": 756e12,
-    "H800": 989e12,
-    "A100": 312e12,
-    "A800": 312e12,
-    "L40S": 362e12,
-    "L40": 181e12,
-    "L4": 121e12,
-    "RTX 4090": 165e12,
-    "RTX A6000": 155e12,
-    "V100": 125e12,
+
+class Gpu(NamedTuple):
+    """A GPU.
+
+    memory: bytes. flops: dense 16-bit operations per second. bandwidth: of memory, bytes per
+    second. name: what the driver's name of the GPU contains. has_bf16: whether it has arithmetic in
+    bf16.
+    """
+
+    memory: int
+    flops: float
+    bandwidth: float
+    name: str = ""
+    has_bf16: bool = True
+
+
+# From NVIDIA's data sheets, without sparsity; the SXM form where there is no other one. Of several
+# names that a driver's name contains, the first one applies.
+GPUS = {
+    "b200": Gpu(180 * 10**9, 2250e12, 8e12, "B200"),
+    "h200": Gpu(141 * 10**9, 989e12, 4.8e12, "H200"),
+    "h100-pcie": Gpu(80 << 30, 756e12, 2e12, "H100 PCIe"),
+    "h100": Gpu(80 << 30, 989e12, 3.35e12, "H100"),
+    "h800-pcie": Gpu(80 << 30, 756e12, 2e12, "H800 PCIe"),
+    "h800": Gpu(80 << 30, 989e12, 3.35e12, "H800"),
+    "a100-80g": Gpu(80 << 30, 312e12, 2.039e12, "A100"),
+    "a100-40g": Gpu(40 << 30, 312e12, 1.555e12, "A100"),
+    "a800": Gpu(80 << 30, 312e12, 2.039e12, "A800"),
+    "l40s": Gpu(48 << 30, 362e12, 0.864e12, "L40S"),
+    "l40": Gpu(48 << 30, 181e12, 0.864e12, "L40"),
+    "l4": Gpu(24 << 30, 121e12, 0.3e12, "L4"),
+    "rtx4090": Gpu(24 << 30, 165e12, 1.008e12, "RTX 4090"),
+    "a6000": Gpu(48 << 30, 155e12, 0.768e12, "RTX A6000"),
+    "v100-32g": Gpu(32 << 30, 125e12, 0.9e12, "V100", has_bf16=False),
 }
+GPU_SYNTAX = "GB,TFLOPS,GB/s such as 48,181,864"
 
 
 def attention_flops(model: Mapping[str, int], length: float) -> float:
@@ -67,40 +85,9 @@ def rlhf_flops(models: Mapping[str, Mapping[str, int]], length: float, ppo_epoch
     )
 
 
-def peak_flops(gpu: str) -> float | None:
-    """Return the peak 16-bit operations per second of a GPU by its name, None if unknown."""
-    return next((flops for name, flops in PEAK_FLOPS.items() if name in gpu), None)
-
-
-class Gpu(NamedTuple):
-    """A GPU.
-
-    memory: bytes. flops: dense 16-bit operations per second. bandwidth: of memory, bytes per
-    second. has_bf16: whether it has arithmetic in bf16.
-    """
-
-    memory: int
-    flops: float
-    bandwidth: float
-    has_bf16: bool = True
-
-
-# From NVIDIA's data sheets; the SXM form of GPUs that have two.
-GPUS = {
-    "l4": Gpu(24 << 30, PEAK_FLOPS["L4"], 0.3e12),
-    "rtx4090": Gpu(24 << 30, PEAK_FLOPS["RTX 4090"], 1.008e12),
-    "v100-32g": Gpu(32 << 30, PEAK_FLOPS["V100"], 0.9e12, has_bf16=False),
-    "a6000": Gpu(48 << 30, PEAK_FLOPS["RTX A6000"], 0.768e12),
-    "l40s": Gpu(48 << 30, PEAK_FLOPS["L40S"], 0.864e12),
-    "a100-40g": Gpu(40 << 30, PEAK_FLOPS["A100"], 1.555e12),
-    "a100-80g": Gpu(80 << 30, PEAK_FLOPS["A100"], 2.039e12),
-    "a800": Gpu(80 << 30, PEAK_FLOPS["A800"], 2.039e12),
-    "h100": Gpu(80 << 30, PEAK_FLOPS["H100"], 3.35e12),
-    "h800": Gpu(80 << 30, PEAK_FLOPS["H800"], 3.35e12),
-    "b200": Gpu(180 * 10**9, PEAK_FLOPS["B200"], 8e12),
-    "h200": Gpu(141 * 10**9, PEAK_FLOPS["H200"], 4.8e12),
-}
-GPU_SYNTAX = "GB,TFLOPS,GB/s such as 48,181,864"
+def peak_flops(name: str) -> float | None:
+    """Return the peak 16-bit operations per second of a GPU by its driver's name, or None."""
+    return next((gpu.flops for gpu in GPUS.values() if gpu.name in name), None)
 
 
 def parse_gpu(text: str) -> Gpu:

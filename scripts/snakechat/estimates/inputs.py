@@ -121,8 +121,7 @@ def model_config(path: str, plan: Plan) -> str:
     files or, before the download, from the Hub.
 
     Raises:
-        InputError: The config of the base model is not known before the download, or the Hub is
-            unavailable.
+        InputError: The Hub is unavailable.
     """
     spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
     settings = spec["settings"]
@@ -133,13 +132,10 @@ def model_config(path: str, plan: Plan) -> str:
         for folder in (path, source):
             if folder and Path(folder, "config.json").exists():
                 return Path(folder, "config.json").read_text()
-        if "hub" in settings:
-            config = hub_config(settings["hub"], settings["revision"])
-            if isinstance(config, InputError):
-                raise config
-            return config
-        # Of an object store.
-        raise InputError(f"the size of {source} is not known before its download: build {path}")
+        config = hub_config(settings["hub"], settings["revision"])
+        if isinstance(config, InputError):
+            raise config
+        return config
     key = "actor" if spec["rule"] == "train_rlhf" else "model"
     return model_config(spec["inputs"][key]["path"], plan)
 

@@ -1,15 +1,16 @@
 """What a planned job needs: GPU memory, time and disk. Nothing is run.
 
-WORKLOADS has what each kind of job runs. Memory is that of the moment with the highest peak: what a
-process holds at all times, and what the moment adds. A trained weight takes 16 bytes, which the
-processes divide as ZeRO does; activations come from snakechat/estimates/activation_memory.py. Time
-is the operations of all passes over all rows, and reading memory for each sampled token. Units are
-bytes and seconds.
+Memory is that of the moment with the highest peak: what a process holds at all times, and what the
+moment adds. A trained weight takes 16 bytes, which the processes divide as ZeRO does; activations
+come from snakechat/estimates/activation_memory.py. Time is the operations of all passes over all
+rows, and reading memory for each sampled token. Disk is the weights that are saved. Units are bytes
+and seconds.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from snakechat.config.references import input_names
@@ -32,7 +33,7 @@ from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
-from snakechat.training.rungs import is_open, possible_rungs
+from snakechat.training.rungs import Rung, is_open, possible_rungs
 from snakechat.training.zero_stages import (
     evaluates_partitioned,
     is_partitioned,
@@ -41,14 +42,9 @@ from snakechat.training.zero_stages import (
     training_bytes,
 )
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_manifest, read_run_record
 from snakechat.workflow.placement import Placement
 
 GIB = 1 << 30
-BYTES_PER_ELEMENT = {"fp32": 4, "bf16": 2, "fp16": 2}
-# weights: of models, or parts of them, that are not trained. training: weights, gradients and
-# optimizer states of the others.
-COMPONENTS = ("weights", "training", "activations", "cache")
 # Assumptions: the fraction of a GPU's memory for tensors, since CUDA and fragmentation take the
 # rest; the fractions of the peak FLOPs that passes reach, and of the bandwidth that sampling
 # reaches; the time of a sampled token besides reading memory; responses that vLLM samples at a
@@ -62,8 +58,9 @@ VLLM_MAX_SEQUENCES = 256
 # Inputs with models that are evaluated, apart from those that score.
 MODEL = re.compile(r"(base|model|sft|dpo|rlhf)\Z|compare_with[.]")
 
-# Bytes by component, of those that are not 0.
-Memory = dict[str, float]
+# Bytes by component: weights, of models or parts of them that are not trained; training: weights,
+# gradients and optimizer states of the others; activations; cache.
+Memory = Counter[str]
 
 
 class Sampling(NamedTuple):
@@ -92,6 +89,12 @@ class Run(NamedTuple):
     forwards: int = 0
     epochs: int = 0
     sampling: Sampling | None = None
+
+    @property
+    def gathered(self) -> int:
+        """The bytes of a whole layer, which stage 3 gathers."""
+        size = measure_size(self.model)
+        return self.model.width * max(size.layer, size.largest) if self.stage == 3 else 0
 
 
 class Workload(NamedTuple):
@@ -129,6 +132,9 @@ class Workload(NamedTuple):
         return self.rows * self.length * total
 
 
+# --- what a job runs ----------------------------------------------------------------------------
+
+
 class PlannedSizes:
     """A job, with the sizes of the models and tokens that its program reads.
 
@@ -138,47 +144,51 @@ class PlannedSizes:
     def __init__(
         self, spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float = 0
     ) -> None:
-        self.spec, self.placement, self.plan, self.gpu_memory = spec, placement, plan, gpu_memory
         self.settings, self.inputs = spec["settings"], spec["inputs"]
-        self.rule = RULES[spec["rule"]]
-        self.num_processes = placement.num_processes
+        self.rule, self.work = spec["rule"], RULES[spec["rule"]].work
+        self.placement, self.plan, self.gpu_memory = placement, plan, gpu_memory
 
-    def model(self, key: str, loss: str, dtype: str | None = None, lora: str = "") -> ModelSpec:
-        """Return the model of an input.
+    def run(
+        self,
+        key: str,
+        loss: str,
+        forwards: int = 1,
+        dtype: str = "",
+        lora: str = "",
+        stage: int | None = None,
+    ) -> Run:
+        """Return the run of the model of an input.
 
         Args:
             key: Name of the input.
             loss: What the forward pass computes (SFT, POLICY or SCORE).
+            forwards: Passes of a model that is not trained.
             dtype: Defaults to that of the recipe.
             lora: Prefix of the settings of its adapters; empty for a model that is not trained.
+            stage: The ZeRO stage of a model that is trained; defaults to zero_stage.
         """
-        settings = self.settings
-        return ModelSpec(
+        settings, placement = self.settings, self.placement
+        model = ModelSpec(
             model_config(self.inputs[key]["path"], self.plan),
             loss,
-            dtype or settings["dtype"],
-            settings.get(f"{lora}_rank", 0) if lora else 0,
+            dtype or settings.get("dtype", "fp32"),
+            settings.get(f"{lora}_rank", 0),
             settings.get("train_base", "none") if lora == "lora" else "none",
-            bool(lora) and self.placement.activation_checkpointing,
+            bool(lora) and placement.activation_checkpointing,
         )
-
-    def trained(self, key: str, loss: str, lora: str = "lora", stage: int | None = None) -> Run:
-        """Return the run that trains a model for an epoch. stage: Defaults to zero_stage."""
-        model = self.model(key, loss, lora=lora)
-        requested = self.placement.zero_stage if stage is None else stage
-        return Run(model, stage_used(requested, model.dtype), epochs=1)
-
-    def frozen(self, model: ModelSpec, forwards: int, sampling: Sampling | None = None) -> Run:
-        """Return the run of a model that is evaluated, or samples."""
-        partitions = is_partitioned if self.rule.work == "training" else evaluates_partitioned
-        stage = 3 if partitions(self.placement, model.dtype) else 0
-        return Run(model, stage, forwards, sampling=sampling)
+        if lora:
+            # RLHF scores or evaluates its rollouts before it trains on them.
+            forwards, epochs = int("ppo_epochs" in settings), settings.get("ppo_epochs", 1)
+            stage = placement.zero_stage if stage is None else stage
+            return Run(model, stage_used(stage, model.dtype), forwards, epochs)
+        partitions = is_partitioned if self.work == "training" else evaluates_partitioned
+        return Run(model, 3 if partitions(placement, model.dtype) else 0, forwards)
 
     def scorers(self, *keys: str) -> list[str]:
         """Return the inputs with models of `reward` or `judge` (keys), in their given order."""
-        return [name for key in keys for name in input_names(key, self.settings[key])]
+        return [name for key in keys for name in input_names(key, self.settings.get(key))]
 
-    def tokens(self, split: str = "train") -> TokenCounts:
+    def tokens(self, split: str) -> TokenCounts:
         """Return the counts of a split of the job's tokens."""
         return token_counts(self.inputs["tokens"]["path"], split, self.plan)
 
@@ -186,14 +196,6 @@ class PlannedSizes:
         """Return the counts of prompts with all their responses, of the maximum length."""
         responses = self.settings["num_generations"] * self.settings["max_response_length"]
         return prompts._replace(responses=responses, longest=prompts.longest + responses)
-
-    def rows_trained(self, tokens: TokenCounts) -> float:
-        """Return the rows of all steps, at most; nan if the number of rows is unknown."""
-        rows, settings = tokens.num_rows * self.settings["epochs"], self.settings
-        if settings["max_steps"] is None:
-            return rows
-        batch_size = settings.get("rollout_batch_size", settings["global_batch_size"])
-        return min(rows, settings["max_steps"] * batch_size)
 
     def micro_batch(self, length: int, targets: int, max_tokens: int | None = None) -> BatchShape:
         """Return the largest micro-batch of sequences of a length, each with so many targets.
@@ -209,118 +211,113 @@ class PlannedSizes:
         return BatchShape(sequences, length, targets, on_gpu, has_mask)
 
     def sampling(
-        self, model: ModelSpec, prompts: TokenCounts, number: float, at_a_time: float | None = None
+        self, model: ModelSpec, prompts: TokenCounts, number: float, at_a_time: float
     ) -> Sampling:
         """Return the responses that a model samples to prompts.
 
         Args:
             number: Of responses in all processes; nan if it is unknown.
-            at_a_time: Those that are sampled at a time; defaults to all.
+            at_a_time: Those that are sampled at a time.
         """
-        response_length = self.settings["max_response_length"]
-        limit = self.placement.generate_tokens or default_generate_tokens(
+        placement, response_length = self.placement, self.settings["max_response_length"]
+        limit = placement.generate_tokens or default_generate_tokens(
             load_config(model),
-            BYTES_PER_ELEMENT[model.dtype],
-            self.placement.micro_batch_tokens,
+            model.width,
+            placement.micro_batch_tokens,
             MEMORY_FRACTION * self.gpu_memory,
         )
         shape = self.micro_batch(prompts.longest + response_length, response_length, limit)
         vllm_ranks = 0
         if self.settings.get("generation_backend") == "vllm":
-            vllm_ranks = self.placement.vllm_tensor_parallel_size
+            vllm_ranks = placement.vllm_tensor_parallel_size
             shape = shape._replace(sequences=VLLM_MAX_SEQUENCES)
-        num_engines = self.num_processes / max(vllm_ranks, 1)
-        own = (number if at_a_time is None else at_a_time) / num_engines
+        own = at_a_time / (placement.num_processes / max(vllm_ranks, 1))
         if own < shape.sequences:
             shape = shape._replace(sequences=max(math.ceil(own), 1))
         return Sampling(number, shape, vllm_ranks)
 
 
-# --- what each kind of job runs -----------------------------------------------------------------
-
-
-def _train_on_rows(job: PlannedSizes) -> Workload:
-    """SFT, a reward model, or DPO."""
-    tokens, loss = job.tokens(), job.rule.loss
-    num_targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
-    return Workload(
-        [job.trained("model", loss)],
-        job.rows_trained(tokens),
-        tokens.per_row,
-        job.micro_batch(tokens.longest, num_targets),
-        notes=tuple(tokens.notes),
-    )
-
-
-def _train_rlhf(job: PlannedSizes) -> Workload:
-    """PPO, RLOO, GRPO or distillation. The critic may start from any reward model."""
-    settings, prompts = job.settings, job.tokens()
-    tokens, rows = job.with_responses(prompts), job.rows_trained(prompts)
-    is_distilled = settings["algorithm"] == "distill"
-    runs, scorers = [job.trained("actor", POLICY)], job.scorers("reward")
-    if settings["algorithm"] == "ppo":
-        stage = job.placement.critic_zero_stage
-        runs.append(job.trained([*scorers, "actor"][0], SCORE, "critic_lora", stage))
-    runs = [run._replace(forwards=1, epochs=settings["ppo_epochs"]) for run in runs]
-    actor, count, at_a_time = runs[0], settings["num_generations"], settings["rollout_batch_size"]
-    sampling = job.sampling(actor.model, prompts, rows * count, at_a_time * count)
-    runs[0] = actor._replace(sampling=sampling)
-    runs += [job.frozen(job.model(key, SCORE), 1) for key in scorers]
-    # Without its adapters, the actor is the reference model; a teacher is another one.
-    if is_distilled or actor.model.lora_rank == 0 or actor.model.train_base != "none":
-        runs.append(job.frozen(job.model("teacher" if is_distilled else "actor", POLICY), 1))
+def _training(job: PlannedSizes) -> Workload:
+    """SFT, a reward model, DPO, or RLHF, whose critic may start from any reward model."""
+    settings = job.settings
+    tokens = prompts = job.tokens("train")
+    rows = prompts.num_rows * settings["epochs"]
+    if settings["max_steps"] is not None:
+        batch = settings.get("rollout_batch_size", settings["global_batch_size"])
+        rows = min(rows, settings["max_steps"] * batch)
+    algorithm, loss = settings.get("algorithm"), RULES[job.rule].loss
+    if algorithm is None:
+        runs, notes = [job.run("model", loss, lora="lora")], []
+        num_targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
     else:
-        runs[0] = runs[0]._replace(forwards=2)
+        tokens, scorers = job.with_responses(prompts), job.scorers("reward")
+        actor = job.run("actor", POLICY, lora="lora")
+        # Without its adapters, the actor is the reference model; a teacher is another one.
+        reference = "teacher" if algorithm == "distill" else "actor"
+        is_apart = not actor.model.lora_rank or actor.model.train_base != "none"
+        count = settings["num_generations"]
+        at_a_time = settings["rollout_batch_size"] * count
+        runs = [
+            actor._replace(
+                forwards=1 if reference == "teacher" or is_apart else 2,
+                sampling=job.sampling(actor.model, prompts, rows * count, at_a_time),
+            )
+        ]
+        if algorithm == "ppo":
+            start = [*scorers, "actor"][0]
+            critic_stage = job.placement.critic_zero_stage
+            runs.append(job.run(start, SCORE, lora="critic_lora", stage=critic_stage))
+        runs += [job.run(key, SCORE) for key in scorers]
+        if reference == "teacher" or is_apart:
+            runs.append(job.run(reference, POLICY))
+        num_targets = int(tokens.responses)
+        notes = [f"assumed: responses of {settings['max_response_length']} tokens, the limit"]
     return Workload(
         runs,
         rows,
         tokens.per_row,
-        job.micro_batch(tokens.longest, int(tokens.responses)),
-        ema=settings["ema_decay"] > 0,
-        notes=(
-            *prompts.notes,
-            f"assumed: responses of {settings['max_response_length']} tokens, the limit",
-        ),
+        job.micro_batch(tokens.longest, num_targets),
+        ema=settings.get("ema_decay", 0) > 0,
+        notes=(*prompts.notes, *notes),
     )
 
 
-def _evaluate(job: PlannedSizes) -> Workload | None:
+def _evaluation(job: PlannedSizes) -> Workload | None:
     """Passes over rows by one model after the other, which may sample first; None without models.
 
     A model that is compared with others evaluates its own responses twice, to find its most
     probable tokens and to read their log-probabilities. The first model and the scorers evaluate
     those of all: a third pass for each model.
     """
-    settings, inputs, rule = job.settings, job.inputs, job.spec["rule"]
+    settings, inputs = job.settings, job.inputs
     is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs
     samples = "max_response_length" in settings and not scores_alone
-    splits = ["eval"] if rule.startswith("evaluate_") else ["train", *(["eval"] * samples)]
-    found = [job.tokens(split) for split in splits]
+    splits = ["train", *(["eval"] * samples)]
+    found = [job.tokens(each) for each in (["eval"] if job.rule[:9] == "evaluate_" else splits)]
     rows = sum(counts.num_rows for counts in found)
     if is_compared:
         rows = min(settings["num_prompts"], rows)
     prompts = max(found, key=lambda counts: counts.longest)
     tokens = job.with_responses(prompts) if is_compared or scores_alone else prompts
-
-    runs = []
     keys = [] if scores_alone else [key for key in inputs if MODEL.match(key)]
-    for key in keys:
-        model = job.model(key, job.rule.loss, settings.get("dtype", "fp32"))
-        number = rows * settings.get("num_generations", 1)
-        sampling = job.sampling(model, prompts, number) if samples else None
-        runs.append(job.frozen(model, 3 if is_compared else 1, sampling))
+    runs = [job.run(key, RULES[job.rule].loss, 3 if is_compared else 1) for key in keys]
+    if samples:
+        number = rows * settings["num_generations"]
+        runs = [
+            run._replace(sampling=job.sampling(run.model, prompts, number, number)) for run in runs
+        ]
     if is_compared or scores_alone:
-        dtype = "fp32" if is_compared else None
-        scorers = job.scorers(*(key for key in ("reward", "judge") if key in settings))
-        passes = max(len(keys), 1)
-        runs += [job.frozen(job.model(key, SCORE, dtype), passes) for key in scorers]
+        dtype = "fp32" if is_compared else ""
+        scorers = job.scorers("reward", "judge")
+        runs += [job.run(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
     if not runs:
         return None
+    largest = job.micro_batch(tokens.longest, tokens.longest - 1)
     return Workload(
         runs,
         rows,
         tokens.per_row,
-        job.micro_batch(tokens.longest, tokens.longest - 1),
+        largest,
         one_at_a_time=not scores_alone,
         notes=tuple(prompts.notes),
     )
@@ -339,9 +336,8 @@ def job_workload(
     work = RULES[spec["rule"]].work
     if work is None or "tokens" not in spec["inputs"]:
         return None
-    train = _train_rlhf if "algorithm" in spec["settings"] else _train_on_rows
-    describe: Callable[[PlannedSizes], Workload | None] = train if work == "training" else _evaluate
-    return describe(PlannedSizes(spec, placement, plan, gpu_memory))
+    job = PlannedSizes(spec, placement, plan, gpu_memory)
+    return _training(job) if work == "training" else _evaluation(job)
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -356,40 +352,35 @@ def peak_memory(
     """
     groups = [[run] for run in workload.runs] if workload.one_at_a_time else [workload.runs]
     moments = [
-        (moment, _sum(*resident, *added))
+        (moment, resident + added)
         for runs in groups
         for resident in [_resident(runs, workload.ema, placement)]
         for moment, added in _moments(runs, workload.largest, placement, gpu_memory, resident)
     ]
-    return max(moments, key=lambda moment: sum(moment[1].values()))
+    return max(moments, key=lambda moment: moment[1].total())
 
 
-def _sum(*memories: Memory) -> Memory:
-    """Return the sum of memories by component."""
-    return {name: sum(memory.get(name, 0) for memory in memories) for name in COMPONENTS}
-
-
-def _resident(runs: list[Run], ema: bool, placement: Placement) -> list[Memory]:
+def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
     """Return what a process holds of models at all times. Offloaded tensors are on the CPU."""
-    found: list[Memory] = []
-    processes = placement.num_processes
-    trains = runs[0].epochs > 0
-    offloads_frozen = placement.offload_frozen if trains else placement.offload == "parameters"
+    found, processes = Memory(), placement.num_processes
+    offloads_frozen = placement.offload == "parameters"
+    if runs[0].epochs:
+        offloads_frozen = placement.offload_frozen
     for run in runs:
-        size, width = measure_size(run.model), BYTES_PER_ELEMENT[run.model.dtype]
+        size, width = measure_size(run.model), run.model.width
         divided = processes if run.stage == 3 else 1
-        if not run.epochs:
-            found += [] if offloads_frozen else [{"weights": weight_bytes(run.model) / divided}]
-        elif placement.offload != "parameters":
+        if run.epochs and placement.offload != "parameters":
             # With adapters, few of the weights are trained.
-            training = training_bytes(run.stage, processes, run.model.dtype) * size.trained
+            per_weight = training_bytes(run.stage, processes, run.model.dtype)
             if placement.offload == "optimizer":
-                training = width * size.trained / divided
-            frozen = width * (size.weights - size.trained) / divided
-            found.append({"weights": frozen, "training": training})
+                per_weight = width / divided
+            found["training"] += int(per_weight * size.trained)
+            found["weights"] += width * (size.weights - size.trained) // divided
+        elif not run.epochs and not offloads_frozen:
+            found["weights"] += width * size.weights // divided
     if ema:
         divided = processes if runs[0].stage else 1
-        found.append({"training": 4 * measure_size(runs[0].model).trained / divided})
+        found["training"] += 4 * measure_size(runs[0].model).trained // divided
     return found
 
 
@@ -398,73 +389,58 @@ def _moments(
     largest: BatchShape,
     placement: Placement,
     gpu_memory: float,
-    resident: list[Memory],
-) -> Iterator[tuple[str, list[Memory]]]:
+    resident: Memory,
+) -> Iterator[tuple[str, Memory]]:
     """Yield the moments of a job whose models are all in memory, and what each one adds."""
     for run in runs:
         if run.epochs:
             activations = max(training_peaks(run.model, largest))
-            yield "training", [_layer(run), {"activations": activations}]
+            yield "training", Memory(weights=run.gathered, activations=activations)
             continue
-        loaded = _layer(run)
+        loaded = run.gathered
         if runs[0].epochs and placement.offload_frozen and run.stage < 3:
-            loaded = {"weights": weight_bytes(run.model)}
-        yield "scoring", [loaded, {"activations": inference_peak(run.model, largest)}]
-    if sampling := runs[0].sampling:
-        free = max(USABLE_MEMORY * gpu_memory - sum(_sum(*resident).values()), 0)
-        yield "sampling", _sampling_memory(runs[0], sampling, placement, gpu_memory, free)
-
-
-def _layer(run: Run) -> Memory:
-    """Return the whole weights of a layer, which stage 3 gathers."""
-    if run.stage < 3:
-        return {}
-    size = measure_size(run.model)
-    return {"weights": BYTES_PER_ELEMENT[run.model.dtype] * max(size.layer, size.largest)}
+            loaded = run.model.weight_bytes
+        yield "scoring", Memory(weights=loaded, activations=inference_peak(run.model, largest))
+    if runs[0].sampling:
+        free = max(USABLE_MEMORY * gpu_memory - resident.total(), 0)
+        yield "sampling", _sampling_memory(runs[0], runs[0].sampling, placement, gpu_memory, free)
 
 
 def _sampling_memory(
     run: Run, sampling: Sampling, placement: Placement, gpu_memory: float, free: float
-) -> list[Memory]:
+) -> Memory:
     """Return what sampling adds: vLLM, or keys, values, gathered weights and activations.
 
     free: Bytes of the GPU that nothing else uses. Where they are few, batches are smaller.
     """
     model, shape = run.model, sampling.shape
     if sampling.vllm_ranks:
-        weights = weight_bytes(model) / sampling.vllm_ranks
-        return [{"weights": weights, "cache": max(GPU_MEMORY_FRACTION * gpu_memory - weights, 0)}]
-    gathered = _layer(run)
-    if run.stage == 3 and samples_whole(weight_bytes(model), gpu_memory):
-        gathered = {"weights": weight_bytes(model)}
+        weights = model.weight_bytes // sampling.vllm_ranks
+        cache = int(max(GPU_MEMORY_FRACTION * gpu_memory - weights, 0))
+        return Memory(weights=weights, cache=cache)
+    is_whole = run.stage == 3 and samples_whole(model.weight_bytes, gpu_memory)
+    gathered = model.weight_bytes if is_whole else run.gathered
 
-    def of_batch(shape: BatchShape) -> list[Memory]:
+    def of_batch(shape: BatchShape) -> Memory:
         # Keys and values of all tokens, and of the prompts of the next batch; the pass of the
         # prompts; the last logits of each row, in the dtype and three times in fp32.
         length = shape.length - shape.targets
         prompts = shape._replace(length=length, targets=length)
-        width = BYTES_PER_ELEMENT[model.dtype]
-        logits = shape.sequences * measure_size(model).vocabulary * (width + 12)
+        logits = shape.sequences * measure_size(model).vocabulary * (model.width + 12)
         forward = inference_peak(model._replace(loss=SCORE), prompts)
-        cache = cache_bytes(model, shape) * (1 + length / shape.length)
-        return [gathered, {"cache": cache, "activations": forward + logits}]
+        cache = int(cache_bytes(model, shape) * (1 + length / shape.length))
+        return Memory(weights=gathered, cache=cache, activations=forward + logits)
 
     memory = of_batch(shape)
-    if gpu_memory and placement.generate_tokens is None and sum(_sum(*memory).values()) > free:
+    if gpu_memory and placement.generate_tokens is None and memory.total() > free:
         sequences = max(placement.micro_batch_tokens // shape.length, 1)
         memory = of_batch(shape._replace(sequences=min(sequences, shape.sequences)))
     return memory
 
 
-def weight_bytes(model: ModelSpec) -> int:
-    """Return the bytes of all weights of a model; of a saved one with LoRA, adapters included."""
-    return BYTES_PER_ELEMENT[model.dtype] * measure_size(model).weights
-
-
 def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
     """Return the bytes of the keys and values of all tokens of a batch."""
-    width = BYTES_PER_ELEMENT[model.dtype]
-    return width * measure_size(model).kv * shape.sequences * shape.length
+    return model.width * measure_size(model).kv * shape.sequences * shape.length
 
 
 # --- time ---------------------------------------------------------------------------------------
@@ -481,9 +457,8 @@ def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
         if run.sampling:
             number, shape, vllm_ranks = run.sampling
             ranks = max(vllm_ranks, 1)
-            cached = shape._replace(length=1)
-            mean_length = shape.length - shape.targets / 2
-            read = weight_bytes(run.model) + cache_bytes(run.model, cached) * mean_length
+            cached = cache_bytes(run.model, shape._replace(length=1))
+            read = run.model.weight_bytes + cached * (shape.length - shape.targets / 2)
             per_token = read / ranks / (gpu.bandwidth * BANDWIDTH_UTILIZATION) + SECONDS_PER_TOKEN
             num_batches = -(-number * ranks // (shape.sequences * num_gpus))
             seconds += num_batches * shape.targets * per_token
@@ -494,7 +469,7 @@ def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
 
 
 class JobEstimate:
-    """The estimate of a job. Numbers are nan where they are unknown, or not needed without a GPU.
+    """The estimate of a stale job. Numbers are nan where they are unknown, or not needed on a CPU.
 
     Where a placement has `auto`, it is that of the first rung (snakechat/training/rungs.py) that
     fits by the estimate of memory. A training tries the rungs, and estimates nothing.
@@ -503,121 +478,84 @@ class JobEstimate:
         memory: Bytes of a GPU by component at peak memory; empty for a job without models.
         moment: The moment of peak memory.
         seconds: Time of the whole job.
-        disk: Bytes of the result.
+        disk: Bytes of the trained model.
         checkpoint: Bytes of a training state: master weights and moments of trained weights.
-        warnings: Why the job does not fit.
+        warnings: Why the job does not fit, or takes longer.
         notes: Assumptions.
     """
 
     def __init__(self, path: str, plan: Plan, gpu: Gpu) -> None:
         self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
-        self.plan, self.gpu, self.stale = plan, gpu, path in plan.stale
+        self.gpu = gpu
         self.workload: Workload | None = None
-        self.moment, self.memory = "", dict[str, float]()
-        self.seconds, self.checkpoint = math.nan, 0
-        self.disk = math.nan if self.stale else size_on_disk(path)
-        self.warnings: list[str] = []
-        self.notes: list[str] = []
-        self.num_gpus = 0
+        self.moment, self.memory = "", Memory()
+        self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0.0, 0
+        self.warnings, self.notes = list[str](), list[str]()
         if "command" in self.spec["settings"]:
-            if record := read_run_record(path):
-                self.seconds = record["seconds"]
-            else:
-                self.notes.append("unknown: measured by run.json after the first run")
+            self.notes.append("unknown: run.json has the time and the memory after the first run")
             return
         try:
-            self._place()
+            self.workload = self._placed(plan)
         except InputError as error:
             self.warnings.append(str(error))
         if not self.workload:
             return
+        self.notes += self.workload.notes
+        first = self.workload.runs[0]
+        if first.epochs:
+            saved = self.spec["settings"].get("save_dtype") or first.model.dtype
+            copies = 2 if self.workload.ema else 1
+            self.disk = copies * first.model._replace(dtype=saved).weight_bytes
+            trained = [run.model for run in self.workload.runs if run.epochs]
+            self.checkpoint = sum(12 * measure_size(model).trained for model in trained)
         self.num_gpus = self.placement.nodes * self.placement.gpus_per_node
         if self.num_gpus:
             self.seconds = total_seconds(self.workload, gpu, self.num_gpus)
-        if self.stale:
-            self.notes += self.workload.notes
-            self.disk = result_bytes(self.workload, self.spec["settings"].get("save_dtype"))
-            trained = [run.model for run in self.workload.runs if run.epochs]
-            self.checkpoint = sum(12 * measure_size(model).trained for model in trained)
-            self.warnings = [*self._lacks(self.workload)] if self.num_gpus else []
+            self.warnings += self._lacks(first)
 
     def __str__(self) -> str:
         return job_name(self.spec)
 
-    def _place(self) -> None:
-        """Set the placement, its workload and its memory."""
-        placements = [self.placement]
-        has_choice = RULES[self.spec["rule"]].work == "training" and is_open(self.placement)
-        if has_choice:
-            rungs = possible_rungs(self.placement, self.spec["settings"]["dtype"])
-            placements = [rung.of(self.placement) for rung in rungs]
-        for placement in placements:
-            self.placement = placement
-            memory = self.gpu.memory if placement.gpus_per_node else 0
-            self.workload = job_workload(self.spec, placement, self.plan, memory)
-            if self.workload is None:
-                return
-            self.moment, self.memory = peak_memory(self.workload, placement, memory)
+    def _placed(self, plan: Plan) -> Workload | None:
+        """Set the placement and its memory; return its workload."""
+        rungs: list[Rung | None] = [None]
+        if is_open(self.placement) and RULES[self.spec["rule"]].work == "training":
+            rungs = [*possible_rungs(self.placement, self.spec["settings"]["dtype"])]
+        memory = self.gpu.memory if self.placement.gpus_per_node else 0
+        for rung in rungs:
+            self.placement = rung.of(self.placement) if rung else self.placement
+            workload = job_workload(self.spec, self.placement, plan, memory)
+            if workload is None:
+                return None
+            self.moment, self.memory = peak_memory(workload, self.placement, memory)
             if self._fits():
                 break
-        if has_choice and placement.gpus_per_node:
-            self.notes.append(
-                f"zero_stage: {placement.zero_stage}, activation_checkpointing:"
-                f" {str(placement.activation_checkpointing).lower()}, micro_batch_tokens:"
-                f" {placement.micro_batch_tokens}, if a training finds the same"
-            )
+        if rung and memory:
+            self.notes.append(f"{rung}, if a training finds the same")
+        return workload
 
     def _fits(self) -> bool:
         """Return whether the tensors of a process fit into its GPU."""
-        return sum(self.memory.values()) <= USABLE_MEMORY * self.gpu.memory
+        return self.memory.total() <= USABLE_MEMORY * self.gpu.memory
 
-    def _lacks(self, workload: Workload) -> Iterator[str]:
-        """Yield what a GPU lacks."""
-        memory, first = self.gpu.memory, workload.runs[0]
+    def _lacks(self, first: Run) -> Iterator[str]:
+        """Yield what a GPU lacks. first: The first model of the job."""
+        memory, model = self.gpu.memory, first.model
         if not self._fits():
-            largest = max(self.memory, key=self.memory.__getitem__)
+            [(largest, size)] = self.memory.most_common(1)
             yield (
-                f"does not fit: {format_bytes(sum(self.memory.values()))} at {self.moment}"
-                f" ({largest}: {format_bytes(self.memory[largest])}), a GPU has"
+                f"does not fit: {format_bytes(self.memory.total())} at {self.moment}"
+                f" ({largest}: {format_bytes(size)}), a GPU has"
                 f" {format_bytes(USABLE_MEMORY * memory)}"
             )
-        if first.epochs and not self.gpu.has_bf16 and first.model.dtype == "bf16":
+        if first.epochs and not self.gpu.has_bf16 and model.dtype == "bf16":
             yield "the GPU has no arithmetic in bf16: set dtype: fp16"
-        if first.sampling is None:
-            return
-        ranks = first.sampling.vllm_ranks
-        response = cache_bytes(first.model, first.sampling.shape._replace(sequences=1))
-        if ranks and weight_bytes(first.model) + response > ranks * GPU_MEMORY_FRACTION * memory:
-            yield (
-                "does not fit: vllm needs more for weights and a response than the"
-                f" {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses: set vllm_tensor_parallel_size"
-            )
-        is_whole = first.stage < 3 or samples_whole(weight_bytes(first.model), memory)
-        if first.epochs and not ranks and not is_whole:
+        samples = first.epochs and first.sampling and not first.sampling.vllm_ranks
+        if samples and first.stage == 3 and not samples_whole(model.weight_bytes, memory):
             yield (
                 "each token gathers all weights from all GPUs, whose time is not counted: set"
                 " generation_backend: vllm with vllm_tensor_parallel_size"
             )
-
-
-def result_bytes(workload: Workload, save_dtype: str | None) -> float:
-    """Return the bytes of the trained model; nan for a job that trains none.
-
-    save_dtype: The dtype of the files. Defaults to the dtype of training.
-    """
-    first = workload.runs[0]
-    if not first.epochs:
-        return math.nan
-    saved = first.model._replace(dtype=save_dtype or first.model.dtype)
-    return (2 if workload.ema else 1) * weight_bytes(saved)
-
-
-def size_on_disk(path: str) -> float:
-    """Return the bytes of an existing result according to its manifest, nan without one."""
-    manifest = read_manifest(manifest_path(path))
-    if manifest is None:
-        return math.nan
-    return sum(entry["size"] for entry in manifest["files"].values())
 
 
 def format_bytes(number: float) -> str:

@@ -70,5 +70,5 @@ def test_a_gpu_has_a_name_or_numbers():
     assert parse_gpu("h100") == GPUS["h100"]
     assert parse_gpu("48,181,864") == Gpu(48 * 10**9, 181e12, 864e9)
     for text in ("h1000", "48", "48GB,181,864", "0,181,864", "inf,1,1"):
-        with pytest.raises(ValueError, match=r"expected l4, .* 48,181,864"):
+        with pytest.raises(ValueError, match=r"expected b200, .* 48,181,864"):
             parse_gpu(text)

@@ -5,14 +5,7 @@ from dataclasses import replace
 import pytest
 
 from snakechat.estimates.activation_memory import BatchShape, measure_size
-from snakechat.estimates.job_estimate import (
-    Run,
-    Sampling,
-    Workload,
-    peak_memory,
-    result_bytes,
-    weight_bytes,
-)
+from snakechat.estimates.job_estimate import Run, Sampling, Workload, peak_memory
 from snakechat.workflow.placement import placement_of
 from support.specs import opt_spec, small_spec
 
@@ -66,32 +59,21 @@ def test_frozen_models_are_offloaded():
     assert memory_of(workload, offloading)["weights"] < 2 * weights
 
 
-@pytest.mark.parametrize("nodes", [1, 8])
-def test_opt_66b_fits_on_gpus_of_80_gb(nodes):
+def test_opt_66b_fits_on_gpus_of_80_gb():
     model = opt_spec("opt-66b", lora_rank=128)
-    eight = placement(nodes=nodes, gpus_per_node=8, zero_stage=3)
+    eight = placement(gpus_per_node=8, zero_stage=3)
     batch, sampled = BatchShape(1, 512, 256), BatchShape(8, 512, 256)
     workload = training(model, 3, [Run(model, 3, 1)], batch, sampled)
     memory = memory_of(workload, eight, GPU)
     # The partitions of the model and of its reference, and a layer.
-    partition = 2 * measure_size(model).weights / (8 * nodes)
+    partition = 2 * measure_size(model).weights / 8
     assert 1.9 * partition < memory["weights"] < 2 * partition + 3 * 10**9
     assert sum(memory.values()) < 0.9 * GPU
 
 
-def test_a_model_is_gathered_to_sample_if_it_takes_a_third_of_a_gpu_at_most():
-    model = opt_spec("opt-13b")
-    workload = training(model, 3, sampled=SAMPLED)
-    weights = [
-        memory_of(workload, placement(zero_stage=3), memory << 30)["weights"] for memory in (80, 40)
-    ]
-    assert weights[0] == weight_bytes(model)
-    assert weights[1] < 0.1 * weight_bytes(model)
-
-
 def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
     model, partitioned = opt_spec("opt-13b"), placement(zero_stage=3)
-    whole = weight_bytes(model)
+    whole = model.weight_bytes
     workload = training(model, 3, sampled=SAMPLED, vllm_ranks=4)
     moment, memory = peak_memory(workload, partitioned, GPU)
     assert moment == "sampling"
@@ -107,8 +89,8 @@ def test_one_of_several_models_is_in_memory_at_a_time():
     workload = Workload([Run(small, 0, 1), Run(large, 0, 1)], 0, 1, BATCH)
     together = memory_of(workload, placement())["weights"]
     memory = memory_of(workload._replace(one_at_a_time=True), placement())
-    assert together == weight_bytes(small) + weight_bytes(large)
-    assert memory["weights"] == weight_bytes(large)
+    assert together == small.weight_bytes + large.weight_bytes
+    assert memory["weights"] == large.weight_bytes
 
 
 def test_batches_that_sample_are_smaller_where_little_memory_is_free():
@@ -116,12 +98,3 @@ def test_batches_that_sample_are_smaller_where_little_memory_is_free():
     workload = training(model, sampled=SAMPLED)
     assert sum(memory_of(workload, alone, 80 << 30).values()) > 26 << 30
     assert sum(memory_of(workload, alone, 26 << 30).values()) < 26 << 30
-
-
-def test_a_saved_model_has_the_dtype_of_training_unless_another_one_is_set():
-    weights = measure_size(small_spec()).weights
-    # Merged weights, and adapters of 256 elements.
-    assert result_bytes(training(small_spec(lora_rank=1), 3), None) == 2 * weights + 2 * 256
-    whole = training(small_spec(dtype="fp32"))
-    assert result_bytes(whole, None) == 4 * weights
-    assert result_bytes(whole._replace(ema=True), "bf16") == 2 * 2 * weights
