@@ -44,17 +44,17 @@ def main(job: Job) -> None:
     if hasattr(job.settings, "generate"):
         write_records(job, toy_splits(job))
         return
-    files, position = source_files(job), Position(job.states / READING)
+    files, note = source_files(job), job.states / READING
     paths = [path for of_split in files.values() for path in of_split.values()]
-    splits = {split: converted(job, split, files[split], position) for split in files}
+    splits = {split: converted(job, split, files[split]) for split in files}
     try:
         with unchanged_files(paths), limited_memory(MAX_MEMORY_BYTES):
             write_records(job, splits, kept=list(job.settings.keep))
     except MemoryError:
         raise InputError(
-            f"{position}: the next rows take more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
+            f"{note.read_text()}: reading takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
         ) from None
-    position.note.unlink(missing_ok=True)
+    note.unlink(missing_ok=True)
 
 
 def toy_splits(job: Job) -> dict[str, list[Record]]:
@@ -121,27 +121,7 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
     return {split: {path: folder / path for path in files} for split, files in splits.items()}
 
 
-class Position:
-    """The row that was read last.
-
-    note: Path of a file with the path of the source file.
-    """
-
-    def __init__(self, note: Path) -> None:
-        self.note, self.path, self.row = note, Path(), 0
-
-    def open(self, path: Path) -> None:
-        """Note that a file is read from now on."""
-        self.path, self.row = path, 0
-        self.note.write_text(str(path))
-
-    def __str__(self) -> str:
-        return f"{self.path}: after row {self.row}"
-
-
-def converted(
-    job: Job, split: str, files: Mapping[str, Path], position: Position
-) -> Iterator[tuple[Any, ...] | str]:
+def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple[Any, ...] | str]:
     """Yield the record of each row with its kept cells, or the reason why it is dropped.
 
     Bad rows are listed in bad_rows.jsonl.
@@ -151,7 +131,7 @@ def converted(
     template = getattr(settings, "prompt_template", None)
     system = getattr(settings, "system", None)
     used = [*column_paths(settings.columns), *settings.keep.values()]
-    for name, number, row in rows_with_progress(split, files, used, position):
+    for name, number, row in rows_with_progress(job, split, files, used):
         try:
             (prompt, chosen, rejected), kept = record_and_cells(
                 row, settings.format, settings.columns, settings.keep.values()
@@ -213,16 +193,16 @@ def record_and_cells(
 
 
 def rows_with_progress(
-    split: str, files: Mapping[str, Path], columns: Collection[str], position: Position
+    job: Job, split: str, files: Mapping[str, Path], columns: Collection[str]
 ) -> Iterator[tuple[str, int, Any]]:
     """Yield (name of the file, row number, row) of all files; print lines about the progress."""
     progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
     done = 0
     for name, path in files.items():
-        position.open(path)
+        # scripts/launch.py reads it.
+        (job.states / READING).write_text(str(path))
         for number, row in read_rows(path, columns):
             yield name, number, row
-            position.row = number
             done += 1
             progress.update(done)
 

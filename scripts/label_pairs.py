@@ -36,7 +36,7 @@ def main(job: Job[SimpleNamespace]) -> None:
 
     def pairs(split: str, path: Path) -> Iterator[Record | str]:
         number = pq.read_metadata(path).num_rows
-        drawn = split_rows(number, [1], settings.seed)
+        drawn = split_rows(np.arange(number), [1], settings.seed)
         limit = settings.max_rows or number
         rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
         num_swapped = 0

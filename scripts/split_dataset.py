@@ -7,7 +7,6 @@ many of them have a prompt that occurs in another phase.
 """
 
 import json
-from collections.abc import Sequence
 from itertools import permutations
 from typing import Any
 
@@ -15,9 +14,9 @@ import numpy as np
 
 from snakechat.data.phase_splits import (
     PHASES,
+    SPLITS,
     limited_phases,
     removed_rows,
-    split_groups,
     split_rows,
 )
 from snakechat.data.ragged_arrays import save_array
@@ -30,11 +29,6 @@ def main(job: Job) -> None:
     settings = job.settings
     weights = [settings.weights[phase] for phase in PHASES]
 
-    def divide(prompts: np.ndarray, weights: Sequence[float]) -> list[np.ndarray]:
-        if settings.by == "row":
-            return split_rows(len(prompts), weights, settings.seed)
-        return split_groups(prompts, weights, settings.seed)
-
     paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
     prompts = {
         # A text that is no dialogue has no prompt.
@@ -44,18 +38,23 @@ def main(job: Job) -> None:
         )
         for split, path in paths.items()
     }
+    groups = prompts
+    if settings.by == "row":
+        groups = {split: np.arange(len(found)) for split, found in prompts.items()}
     removed = removed_rows(job, vars(settings), paths, job.spec["name"])
     rows = {split: np.arange(len(fingerprints)) for split, fingerprints in prompts.items()}
     if "eval" not in prompts:
-        rows["train"], rows["eval"] = divide(prompts["train"], [9, 1])
-        prompts["eval"], removed["eval"] = prompts["train"], removed["train"]
+        rows["train"], rows["eval"] = split_rows(groups["train"], [9, 1], settings.seed)
+        for each in (prompts, groups, removed):
+            each["eval"] = each["train"]
 
     stats: dict[str, dict[str, Any]] = {}
     phase_prompts = {}
-    for split in ("train", "eval"):
+    for split in SPLITS:
         # max_rows limits the rows to train on: evaluations with and without it are comparable.
         max_rows = settings.max_rows if split == "train" else None
-        divided = [rows[split][indices] for indices in divide(prompts[split][rows[split]], weights)]
+        places = split_rows(groups[split][rows[split]], weights, settings.seed)
+        divided = [rows[split][indices] for indices in places]
         phases = limited_phases(divided, removed[split], weights, max_rows or len(rows[split]))
         for phase, drawn in zip(PHASES, phases, strict=True):
             name = f"{phase}.{split}"

@@ -62,10 +62,12 @@ def shared_prompts(stats):
 
 def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
     rows, _ = split(numbers("p", 100), seed=7)
-    train, held_out = split_rows(100, [9, 1], 7)
+    train, held_out = split_rows(np.arange(100), [9, 1], 7)
     # Phases are slices of the rows in the order of the permutation.
     for split_name, drawn in (("train", train), ("eval", held_out)):
-        for phase, places in zip(PHASES, split_rows(len(drawn), [2, 4, 4], 7), strict=True):
+        for phase, places in zip(
+            PHASES, split_rows(np.arange(len(drawn)), [2, 4, 4], 7), strict=True
+        ):
             assert rows[f"{phase}.{split_name}"].tolist() == sorted(drawn[places])
 
 

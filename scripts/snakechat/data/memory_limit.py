@@ -14,16 +14,12 @@ def limited_memory(max_bytes: int) -> Iterator[None]:
 
     max_bytes: Memory in addition to what the process has.
     """
+    with open("/proc/self/statm") as file:
+        allocated = int(file.read().split()[5]) * PAGE_BYTES
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limits = [data_bytes() + max_bytes, *(each for each in (soft, hard) if each >= 0)]
+    limits = [allocated + max_bytes, *(each for each in (soft, hard) if each >= 0)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def data_bytes() -> int:
-    """Return the bytes that this process has allocated, with its stack."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[5]) * PAGE_BYTES

@@ -5,7 +5,7 @@ Standard library only: the workflow imports this module while it plans.
 
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from snakechat.data.cells import BadRow, DroppedRow, checked_text, is_one, parse_json
@@ -109,14 +109,14 @@ def _turn(message: Any, name: str) -> Turn:
         )
     check_media(message, f"{name}: a turn")
     is_learned = _is_learned(message, name)
-    source_role = _one_of(message, "role", "from", name)
-    text = _one_of(message, "content", "value", name)
+    source_role = _one_of(message, ("role", "from"), name)
+    text = _one_of(message, ("content", "value"), name)
     if not isinstance(source_role, str) or source_role not in ROLES:
         raise BadRow(
             f"{name} has a turn with role {source_role!r}, expected one of {', '.join(ROLES)}"
         )
     role = ROLES[source_role]
-    calls = _one_of(message, "tool_calls", "function_call", name)
+    calls = _one_of(message, ("tool_calls", "function_call"), name)
     if source_role == "function_call":
         calls, text = text, None
     calls = _calls(calls, name)
@@ -139,16 +139,18 @@ def _turn(message: Any, name: str) -> Turn:
     return MESSAGE, _json({"role": role, "content": text, **more})
 
 
-def _one_of(values: Mapping[str, Any], key: str, other: str, name: str) -> Any:
-    """Return the value of one of two keys with the same meaning, the one that is not empty.
+def _one_of(values: Mapping[str, Any], keys: Sequence[str], name: str) -> Any:
+    """Return the value of keys with the same meaning: the first that is not empty, or None.
 
     Raises:
-        BadRow: Both have a value, and these differ.
+        BadRow: Several have a value, and these differ.
     """
-    value, another = values.get(key), values.get(other)
-    if value and another and value != another:
-        raise BadRow(f"{name} has {key} and {other}, which differ: remove one of them")
-    return another if value is None else value or another or value
+    found = {key: values[key] for key in keys if values.get(key) is not None}
+    filled = {key: value for key, value in found.items() if value}
+    first = next(iter((filled or found).values()), None)
+    if any(value != first for value in filled.values()):
+        raise BadRow(f"{name} has {' and '.join(filled)}, which differ: remove one of them")
+    return first
 
 
 def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
@@ -157,18 +159,13 @@ def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
     Raises:
         BadRow: They are no text, occur twice and differ, or are not those of a response.
     """
-    found = {key: message[key] for key in THOUGHT_KEYS if message.get(key)}
     for key, value in message.items():
         if key not in THOUGHT_KEYS and THINKS.search(_words(key)) and not _is_empty(value):
             raise BadRow(f"{name} has a turn with {key}, expected thoughts in {THOUGHTS}")
-    if not found:
-        return None
-    (key, thoughts), *others = found.items()
-    if role != "assistant":
-        raise BadRow(f"{name} has a turn of {role} with {key}, expected it in responses alone")
-    if any(other != thoughts for _, other in others):
-        raise BadRow(f"{name} has a turn whose {' and '.join(found)} differ")
-    return checked_text(thoughts, f"{name}: {key} of a turn")
+    thoughts = _one_of(message, THOUGHT_KEYS, name)
+    if thoughts and role != "assistant":
+        raise BadRow(f"{name} has a turn of {role} with thoughts, expected them in responses alone")
+    return checked_text(thoughts, f"{name}: the thoughts of a turn") if thoughts else None
 
 
 def _text_of_parts(parts: list[Any], name: str) -> str:
@@ -184,7 +181,7 @@ def _text_of_parts(parts: list[Any], name: str) -> str:
         check_media(part, f"{name}: a part")
         if not _is_learned(part, name):
             raise BadRow(f"{name} has a part that is not learned: turns alone can be left out")
-        text = _one_of(part, "text", "value", name)
+        text = _one_of(part, ("text", "value"), name)
         if text is None:
             raise BadRow(
                 f"{name} has a part without the key text or value; it has {', '.join(part)}"

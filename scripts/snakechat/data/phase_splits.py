@@ -37,20 +37,10 @@ def phase_sizes(rows: int, weights: Sequence[float]) -> list[int]:
     return counts.tolist()
 
 
-def split_rows(rows: int, weights: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Split rows among phases, which are consecutive slices of DeepSpeed-Chat's permutation.
+def split_rows(groups: np.ndarray, weights: Sequence[float], seed: int) -> list[np.ndarray]:
+    """Split rows among phases, so that the rows of a group belong to one phase.
 
-    Returns:
-        For each phase the row numbers (int64) in the order of the permutation.
-    """
-    order = np.arange(rows, dtype=np.int64)
-    np.random.RandomState(seed).shuffle(order)
-    bounds = np.cumsum([0, *phase_sizes(rows, weights)])
-    return [order[start:end] for start, end in pairwise(bounds)]
-
-
-def split_groups(groups: np.ndarray, weights: Sequence[float], seed: int) -> list[np.ndarray]:
-    """Split groups of rows among phases, so that each group belongs to one phase.
+    Phases are consecutive slices of DeepSpeed-Chat's permutation, if each row is a group.
 
     Args:
         groups: Group of each row, as a number.
@@ -58,7 +48,7 @@ def split_groups(groups: np.ndarray, weights: Sequence[float], seed: int) -> lis
         seed: Seed of the permutation of groups.
 
     Returns:
-        For each phase its row numbers (int64), in the order of the permutation of groups.
+        For each phase its row numbers (int64), in the order of the permutation.
     """
     # Number groups by first appearance, so that the split does not depend on the values.
     _, first, group = np.unique(groups, return_index=True, return_inverse=True)

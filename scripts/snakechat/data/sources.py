@@ -10,6 +10,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import missing_hint
 from snakechat.data.message_columns import MEDIA
 from snakechat.data.model_files import LFS_POINTER
-from snakechat.data.text_rows import read_csv, read_json, read_lines, read_tsv
+from snakechat.data.text_rows import read_csv, read_json, read_lines
 from snakechat.workflow.errors import InputError
 
 # Row number from 1, and the row: a dict, or a BadRow in its place.
@@ -209,5 +210,5 @@ READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[NumberedRow
     "jsonl": read_lines,
     "json": read_json,
     "csv": read_csv,
-    "tsv": read_tsv,
+    "tsv": partial(read_csv, delimiter="\t"),
 }

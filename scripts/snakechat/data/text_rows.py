@@ -169,8 +169,3 @@ def read_csv(
             else:
                 row = dict(zip(names, cells, strict=True))
             yield number, row
-
-
-def read_tsv(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Read rows of cells that tabs separate; see read_csv."""
-    return read_csv(path, columns, delimiter="\t")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from import_dataset import Position, converted
+from import_dataset import converted
 from snakechat.data.formats import columns_of
 from snakechat.data.records import texts_of
 from support.configs import project_values
@@ -57,8 +57,10 @@ def test_row_in_a_file_becomes_a_record(name, tmp_path):
     dataset = DATASETS[name]
     columns = columns_of(dataset["format"], dataset["columns"])
     settings = {"on_bad_row": "fail", "keep": {}, **dataset, "columns": columns}
-    job = SimpleNamespace(settings=SimpleNamespace(**settings), spec={"name": name})
+    job = SimpleNamespace(
+        settings=SimpleNamespace(**settings), spec={"name": name}, states=tmp_path
+    )
     files = {"source.parquet": tmp_path / "source.parquet"}
-    [row] = converted(job, "train", files, Position(tmp_path / "note"))
+    [row] = converted(job, "train", files)
     prompt = f"\n\nHuman: {question}\n\nAssistant:"
     assert texts_of(row[:3]) == (prompt, *responses)

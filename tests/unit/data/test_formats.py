@@ -202,9 +202,12 @@ def part(**keys):
     ("message", "reason"),
     [
         ({"role": "critic", "content": "b"}, "role 'critic', expected one of system, developer,"),
-        ({**CALLING, "thinking": 3}, "thinking of a turn is int, expected text"),
-        ({**CALLING, "thinking": "Hm.", "reasoning": "No."}, "reasoning and thinking differ"),
-        ({"role": "user", "content": "a", "thinking": "Hm."}, "a turn of user with thinking"),
+        ({**CALLING, "thinking": 3}, "the thoughts of a turn is int, expected text"),
+        (
+            {**CALLING, "thinking": "Hm.", "reasoning": "No."},
+            "has reasoning and thinking, which differ",
+        ),
+        ({"role": "user", "content": "a", "thinking": "Hm."}, "a turn of user with thoughts"),
         (part(type="image"), "a part of type 'image', expected text"),
         (part(text=1), "the text of a part is int, expected text"),
         (part(x="y"), "a part without the key text or value; it has"),

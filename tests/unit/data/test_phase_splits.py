@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from snakechat.data.phase_splits import removed_rows, split_groups, split_rows, weighted_rows
+from snakechat.data.phase_splits import removed_rows, split_rows, weighted_rows
 from snakechat.data.records import open_records, read_digests, record_digest
 from snakechat.workflow.errors import InputError
 from support.dialogues import make_record
@@ -44,7 +44,7 @@ def slices_of_deepspeed_chat(number, weights, seed):
     ],
 )
 def test_sizes_of_the_phases(number, weights, expected):
-    assert [len(rows) for rows in split_rows(number, weights, 1234)] == expected
+    assert [len(rows) for rows in split_rows(np.arange(number), weights, 1234)] == expected
 
 
 @pytest.mark.parametrize(
@@ -52,14 +52,9 @@ def test_sizes_of_the_phases(number, weights, expected):
 )
 def test_phases_are_slices_of_the_permutation_of_deepspeed_chat(number, weights):
     expected = slices_of_deepspeed_chat(number, weights, 1234)
-    phases = split_rows(number, weights, 1234)
+    # The values of groups do not matter.
+    phases = split_rows(np.random.default_rng(1).permutation(number), weights, 1234)
     assert [rows.tolist() for rows in phases] == [list(rows) for rows in expected]
-
-
-def test_groups_of_one_row_are_split_like_rows():
-    groups = np.random.default_rng(1).permutation(101)
-    phases, expected = split_groups(groups, [2, 4, 4], 7), split_rows(101, [2, 4, 4], 7)
-    assert [rows.tolist() for rows in phases] == [rows.tolist() for rows in expected]
 
 
 def test_weights_repeat_rows_and_draw_the_rest():
