@@ -6,7 +6,6 @@ the hub, offline too, and errors are one line.
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,6 @@ from snakechat.workflow.errors import InputError
 
 RepositoryKind = Literal["model", "dataset"]
 
-# SHA-256 of a large file, or the git blob id of a small one.
-DIGEST = re.compile("[0-9a-f]{64}|[0-9a-f]{40}")
-SHA256_LENGTH = 64
 # Seconds after which a request for the list of files fails.
 TIMEOUT = 30
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
@@ -104,22 +100,17 @@ def fetch(
 
 
 def is_whole(path: Path, digest: str | None) -> bool:
-    """Return whether a file of the cache has a digest.
+    """Return whether a file of the cache has the digest that the hub lists.
 
-    digest: None for that in its name: the cache has links to files that are named by their digests.
+    digest: SHA-256 of a large file, or the git blob id of a small one; None for that in its name:
+        the cache has links to files that are named by their digests.
     """
     if digest is None:
         digest = path.readlink().name if path.is_symlink() else ""
-    if not DIGEST.fullmatch(digest):
-        return False
-    return content_digest(path, is_lfs=len(digest) == SHA256_LENGTH) == digest
-
-
-def content_digest(path: Path, is_lfs: bool) -> str:
-    """Return the digest of a file as the hub lists it: SHA-256 (LFS) or git blob id."""
-    digest = hashlib.sha256() if is_lfs else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    is_large = len(digest) == hashlib.sha256().digest_size * 2
+    found = hashlib.sha256() if is_large else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: digest).hexdigest()
+        return hashlib.file_digest(file, lambda: found).hexdigest() == digest
 
 
 @contextmanager
