@@ -26,6 +26,9 @@ BAD_LINES = [
 ]
 
 
+ROW = {"prompt": "a", "chosen": "b", "rejected": "c"}
+
+
 def lines(rows):
     return as_jsonl([dict(zip(("prompt", "chosen", "rejected"), row, strict=True)) for row in rows])
 
@@ -97,19 +100,15 @@ def test_a_file_that_is_edited_while_it_is_read_is_not_used(imported, tmp_path, 
     path = tmp_path / "data/rows.jsonl"
     monkeypatch.setattr(import_dataset, "write_records", lambda *_, **__: path.write_text("{}"))
     with pytest.raises(InputError, match=f"{path} changed while it was read: start the build"):
-        imported([{"prompt": "a", "chosen": "b", "rejected": "c"}], "plain")
+        imported([ROW], "plain")
 
 
 @pytest.mark.parametrize(
     ("second", "is_warned"), [("Where?", True), ("\n\nHuman: Where?\n\nAssistant:", False)]
 )
 def test_prompts_of_plain_without_any_marker_are_a_warning(imported, capfd, second, is_warned):
-    rows = [{"prompt": text, "chosen": "a", "rejected": "b"} for text in ("When?", second)]
-    imported(rows, "plain")
-    warning = "no prompt of the train split has a marker"
-    assert (warning in capfd.readouterr().err) == is_warned
-    imported(rows, "instruct")
-    assert warning not in capfd.readouterr().err
+    imported([{**ROW, "prompt": text} for text in ("When?", second)], "plain")
+    assert ("no prompt of the train split has a marker" in capfd.readouterr().err) == is_warned
 
 
 QUESTION, RESPONSE = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
@@ -136,7 +135,7 @@ def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "saved"])
 def test_a_row_with_an_image_is_bad_though_nothing_names_its_column(imported, kind):
-    rows = [{"prompt": "a", "chosen": "b", "rejected": "c", "image": each} for each in ("", "x")]
+    rows = [{**ROW, "image": each} for each in ("", "x")]
     with pytest.raises(InputError, match="row 2: the row has image, and models read text alone"):
         imported(rows, "plain", kind=kind)
 

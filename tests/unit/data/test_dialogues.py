@@ -41,33 +41,25 @@ def test_turns_and_prompts_convert_both_ways(turns, prompt):
     assert parse_prompt(prompt) == turns
 
 
-@pytest.mark.parametrize("text", [CODE, "a\n\nHuman: b\n\n\nSystem: c", " "])
-def test_texts_are_rendered_as_they_are(text):
-    assert render_prompt([("user", text)]) == f"\n\nHuman: {text}\n\nAssistant:"
-    assert messages_of([("user", text)]) == [{"role": "user", "content": text}]
-
-
-@pytest.mark.parametrize("text", ["", "\nName a fruit:\n    "])
-def test_a_text_without_markers_is_a_prompt_without_markers(text):
-    turns = parse_prompt(text)
-    assert turns == [(UNMARKED, text)]
-    assert render_prompt(turns) == text
-    assert messages_of(turns) == [{"role": "user", "content": text}]
-
-
-def test_text_before_the_first_marker_is_a_user_turn_without_a_marker():
-    text = "Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit.\n\nAssistant:"
-    turns = parse_prompt(text)
-    assert turns == [(UNMARKED, "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
-    assert render_prompt(turns) == text
-    turns = parse_prompt("Hello.\n\nAssistant:")
-    assert render_prompt(turns) == "Hello.\n\nAssistant:"
-    assert messages_of(turns) == [{"role": "user", "content": "Hello."}]
-
-
 @pytest.mark.parametrize(
-    "text", ["", " \n", "\n\nAssistant:", " \n\nAssistant: ", "\n\nHuman: \n\nAssistant:"]
+    ("text", "turns", "content"),
+    [
+        ("\nName a fruit:\n    ", [(UNMARKED, "\nName a fruit:\n    ")], "\nName a fruit:\n    "),
+        ("Hello.\n\nAssistant:", [(UNMARKED, "Hello.\n\nAssistant:")], "Hello."),
+        (
+            "Hello.\n\nAssistant: Hi.\n\nHuman: Why?\n\nAssistant:",
+            [(UNMARKED, "Hello."), ("assistant", "Hi."), ("user", "Why?")],
+            "Hello.",
+        ),
+    ],
 )
+def test_a_text_without_a_marker_is_a_turn_of_the_user(text, turns, content):
+    assert parse_prompt(text) == turns
+    assert render_prompt(turns) == text
+    assert messages_of(turns)[0] == {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize("text", ["", " \n\nAssistant: ", "\n\nHuman: \n\nAssistant:"])
 def test_empty_prompts(text):
     assert is_empty(parse_prompt(text))
 

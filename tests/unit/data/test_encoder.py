@@ -48,16 +48,12 @@ def test_special_tokens_in_a_dialogue_are_text(trained):
     assert not dialogue.has_special_token(text)
 
 
-def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained, tmp_path):
-    backend = Tokenizer.from_str(trained.backend_tokenizer.to_str())
-    backend.enable_truncation(5)
-    backend.enable_padding(length=40, pad_id=1, pad_token="<pad>")
-    PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    # They were on.
-    assert len(tokenizer.backend_tokenizer.encode("Qwertzuio").ids) == 40
+def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained):
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(trained.backend_tokenizer.to_str()), eos_token="</s>"
+    )
+    tokenizer.backend_tokenizer.enable_truncation(5)
+    tokenizer.backend_tokenizer.enable_padding(length=40)
     encoder = Encoder(tokenizer, "dialogue")
     # <s> or </s>, and a token for each letter.
     assert [len(ids) for ids in encoder.prompts(map(parse_prompt, ["Qwertzuio", "Q"]))] == [10, 2]

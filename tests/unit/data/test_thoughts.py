@@ -7,7 +7,6 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.chat_templates import TurnsRejected
-from snakechat.data.dialogues import messages_of, response_turn
 from snakechat.data.encoder import Encoder
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import encode_responses, encode_turns
@@ -110,18 +109,6 @@ def test_turns_whose_thoughts_the_template_keeps_share_a_row(chat_tokenizer):
     )
 
 
-def test_both_responses_of_a_pair_have_their_thoughts(trained):
-    tokenizer = family(trained, "qwen3")
-    texts = [record([DIALOGUE[0], response(*each)])[1] for each in (("yes", "a"), ("no", "b"))]
-    [[(_, *ids, _, _)]] = encode_responses(
-        Encoder(tokenizer, "chat"), SETTINGS, [[("user", "Hu")]], *([text] for text in texts)
-    )
-    assert [tokenizer.decode(each) for each in ids] == [
-        "<think>\na\n</think>\n\nyes<|im_end|>",
-        "<think>\nb\n</think>\n\nno<|im_end|>",
-    ]
-
-
 def test_a_template_that_leaves_out_thoughts_rejects_the_row(chat_tokenizer):
     encoder = Encoder(chat_tokenizer(), "chat")
     for encode in (encode_responses, encode_turns):
@@ -172,17 +159,11 @@ def test_thoughts_inside_of_the_content_are_those_of_the_template(trained):
         encode_pair(encoder, [("user", "Hu")], " a</think>b</think>c")
 
 
-@pytest.mark.parametrize("name", ["qwen3", "r1"])
-def test_real_dialogues_have_the_ids_of_the_template(shared_data, name):
+def test_real_dialogues_have_the_ids_of_the_template(shared_data):
     tokenizer = load_tokenizer(shared_data / "tokenizers/qwen3")
-    if name == "r1":
-        tokenizer.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|assistant|>"]})
-        tokenizer.chat_template = R1_THOUGHTS.replace("{{ bos_token }}", "")
     encoder = Encoder(tokenizer, "chat")
-    texts = ["这是什么", "`code`\n\n- a\n- b", "  spaces  ", "é🙂 1234567", "\n\nline\n"]
-    for text in texts:
+    for text in ["这是什么", "`code`\n\n- a\n- b", "  spaces  ", "é🙂 1234567", "\n\nline\n"]:
         messages = [question(text), response(text + "!", text.strip() + "?")]
         prompt, ids = encode_pair(encoder, *record(messages))
         whole = rendered(tokenizer, messages)
         assert whole[: len(prompt) + len(ids)] == [*prompt, *ids]
-        assert messages_of([response_turn(record(messages)[1])])[0]["content"] == text + "!"

@@ -113,15 +113,6 @@ def test_the_template_dialogue_refuses_tools(trained, end):
         encode_pair(encoder, prompt, chosen)
 
 
-def test_the_reason_of_a_template_that_refuses_a_call_is_named(shared_data):
-    tokenizer = load_tokenizer(shared_data / "tokenizers/llama3_1")
-    tokenizer.chat_template = LLAMA
-    calls = {"from": "function_call", "value": json.dumps([CALL, CALL])}
-    prompt, chosen = record(*CONVERSATION[:3], calls)
-    with pytest.raises(TurnsRejected, match="One call at once"):
-        encode_pair(Encoder(tokenizer, "chat"), prompt, chosen)
-
-
 # --- all turns ------------------------------------------------------------------------------
 
 
