@@ -34,14 +34,14 @@ envvars:
 # The command of all rules. The launcher links a result that exists already; otherwise it starts the
 # processes that the placement has.
 # The launcher empties the log of a result that is replaced; a job that keeps its result adds a line.
-# Ctrl-C and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
+# Ctrl-C, a closed terminal and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
 # saves its state, so that its last messages are printed and logged.
 # What may change without making a result stale (the folder of the sources, the placement) is not in
 # this text, which Snakemake compares with that of the last run.
 PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.python:q} {params.program:q}"
 ARGUMENTS = "--spec {params.spec:q} --placement {params.placement:q} --options {params.options:q}"
-TO_LOG = "2>&1 | (trap '' INT TERM; tee -a {log:q})"
-RUN = f"trap 'exit 143' TERM; {PROGRAM} {ARGUMENTS} {TO_LOG}"
+TO_LOG = "2>&1 | (trap '' HUP INT TERM; tee -a {log:q})"
+RUN = f"trap 'exit 143' HUP TERM; {PROGRAM} {ARGUMENTS} {TO_LOG}"
 
 
 # The base of the rules below. No job is of this rule itself.

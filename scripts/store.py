@@ -9,7 +9,8 @@ result: with transformers, or with scripts/chat.py. Do not change its files. scr
 them all and compares their digests.
 
 gc removes the least recently used results until the store takes at most SIZE. What the links of an
-output folder lead to stays: of each one that used this store (STORE/roots).
+output folder lead to stays: of each one that used this store (STORE/roots). So do the checkpoints
+of interrupted jobs, which may wait in the queue of a cluster, unless --interrupted is given.
 """
 
 import argparse
@@ -19,13 +20,14 @@ from pathlib import Path
 
 from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.links import linked_folder, named_versions, root_links, versions_of
+from snakechat.workflow.links import linked_folder, named_versions, needed_keys, versions_of
 from snakechat.workflow.manifest import MANIFEST, STORE, Manifest, content_digest
 from snakechat.workflow.store_space import (
     StoredResult,
     collect,
     examine,
     format_size,
+    interrupted_jobs,
     parse_size,
     stored_results,
 )
@@ -50,11 +52,16 @@ def main() -> None:
         metavar="SIZE",
         help="remove the least recently used results until the store takes at most this (500G)",
     )
+    collection.add_argument(
+        "--interrupted",
+        action="store_true",
+        help="remove the checkpoints of interrupted jobs, too",
+    )
     arguments = parser.parse_args()
     if not arguments.store.is_dir():
         raise InputError(f"{arguments.store} does not exist: set --store to the folder of a store")
     if arguments.command == "gc":
-        remove(arguments.store, parse_size(arguments.max_size))
+        remove(arguments.store, parse_size(arguments.max_size), arguments.interrupted)
     elif arguments.target:
         list_versions(arguments.target)
     else:
@@ -129,10 +136,13 @@ def format_time(seconds: float) -> str:
 # --- gc ---------------------------------------------------------------------------------------
 
 
-def remove(store: Path, max_bytes: int) -> None:
-    """Remove results that no root's links lead to, the least recently used ones first."""
+def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
+    """Remove results that no root's links lead to, the least recently used ones first.
+
+    interrupted: Remove the checkpoints of interrupted jobs, too.
+    """
     names = named_versions(Path("output"))
-    removed = collect(store, {folder for _, folder in root_links(store, Path("output"))}, max_bytes)
+    removed = collect(store, needed_keys(store, Path("output")), max_bytes, interrupted)
     for result in removed:
         paths = "".join(f": {path}" for path in names.get(result.folder.resolve(), ()))
         print(f"removed {result.id}, last used {format_time(result.used)}{paths}")
@@ -140,6 +150,9 @@ def remove(store: Path, max_bytes: int) -> None:
     left = stored_results(store)
     left_size = format_size(sum(result.num_bytes for result in left))
     print(f"{len(removed):,} results removed, {size}; {len(left):,} left, {left_size}")
+    if kept := interrupted_jobs(store):
+        size = format_size(sum(result.num_bytes for result in kept))
+        print(f"{len(kept):,} unfinished jobs keep their checkpoints, {size}: see --interrupted")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from snakechat.workflow.hermetic import LIMITS
 from snakechat.workflow.job import PREPARED, STATES
 from snakechat.workflow.manifest import without_names
 from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.processes import FORWARDED
 from snakechat.workflow.snapshot import read_specs
 from support.program_forks import start_server
 
@@ -98,7 +99,7 @@ def process_state():
     A training that was stopped ignores further signals, and so would the programs that later tests
     start.
     """
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in FORWARDED}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -38,7 +38,7 @@ from snakechat.jobs.targets import (
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.links import PARTS, link_part, register_root
+from snakechat.workflow.links import LOCK, PARTS, link_part, register_root
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import MANIFEST, manifest_path
 from snakechat.workflow.placement import Placement, changed_values, placement_values
@@ -59,8 +59,6 @@ from snakechat.workflow.stamp import Stamp, forget, without_time
 from snakechat.workflow.store import is_writable
 from snakechat.workflow.store_space import parse_size, warn_of_size
 
-# The lock of the build.
-LOCK = Path("output/.lock")
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
 RuleFunction = Callable[..., Any]
 
@@ -372,7 +370,7 @@ class RuleFunctions:
         """
         snakemake_command_line.check_options(self.workflow)
         try:
-            acquire_lock(LOCK)
+            acquire_lock(Path("output", LOCK))
         except AlreadyLocked as other:
             raise InputError(
                 f"{other} is building in {Path.cwd()}: wait for it, or stop it"

@@ -7,10 +7,10 @@ atomically; the last two are kept, and all are deleted when the result is publis
 A checkpoint contains everything that the training loop changes. The order of rows is a function of
 the seed and the step, so a run can resume under another placement.
 
-After SIGTERM or SIGINT, a thread of each process saves the state after its last step, while the
-process samples, scores, evaluates or waits for others, and ends the process once all have saved the
-same. Processes may stop in the middle of a step: what they lose is that step. A process that has
-run out of memory saves its part likewise, and the launcher sends SIGTERM to the others.
+After SIGTERM, SIGINT or SIGHUP, a thread of each process saves the state after its last step, while
+the process samples, scores, evaluates or waits for others, and ends the process once all have saved
+the same. Processes may stop in the middle of a step: what they lose is that step. A process that
+has run out of memory saves its part likewise, and the launcher sends SIGTERM to the others.
 """
 
 import contextlib
@@ -43,6 +43,7 @@ from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import result_files
 from snakechat.workflow.placement import ZeroStage
+from snakechat.workflow.processes import stop_signals
 
 CHECKPOINTS_KEPT = 2
 # Largest fraction of the time spent on saving; checkpoints that would exceed it are skipped.
@@ -59,7 +60,6 @@ WRITTEN_ELEMENTS = 1 << 24
 POLL_SECONDS = 0.2
 # Signals to the main thread. It may wait for another process, or for a reply of a server.
 EXIT_SIGNALS = 50
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What a process prints that another one has ended for.
 OUT_OF_MEMORY_LINE = "another process has run out of memory: all start again"
 Batch = TypeVar("Batch")
@@ -140,7 +140,7 @@ class Checkpointer:
         self.reader, self.writer = os.pipe()
         os.set_blocking(self.writer, False)
         self.previous = signal.set_wakeup_fd(self.writer, warn_on_full_buffer=False)
-        self.handlers = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        self.handlers = {number: signal.signal(number, self._handle) for number in stop_signals()}
         self.main_thread = threading.get_ident()
         self.thread = threading.Thread(target=self._end_after_signal, daemon=True)
         self.thread.start()
@@ -251,7 +251,7 @@ class Checkpointer:
         """Wait for a signal; save the state, and exit when all processes have saved the same."""
         number = 0
         # Reward functions may use other signals.
-        while number not in SIGNALS:
+        while number not in self.handlers:
             [number] = os.read(self.reader, 1)
             if self.closed.is_set():
                 return

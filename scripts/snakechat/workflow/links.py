@@ -39,6 +39,8 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.store import KEY, ROOTS, walk_files
 
 VERSIONS = "versions"
+# The file in output/ that a build locks.
+LOCK = ".lock"
 # The folders of output/ whose results users name as targets: Snakemake writes its timestamp into
 # them, and the end of a build a card and the links PARTS.
 TARGETS = ("sft", "reward", "dpo", "rlhf", "report")
@@ -291,13 +293,32 @@ def root_links(store: Path, output: Path) -> Iterator[tuple[Path, Path]]:
     for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
         # Empty after a power cut, for example.
         root = store / (path.read_text() or "a folder without a name")
-        if not root.is_dir():
+        # A build locks this file. An empty folder without it is where a disk is to be mounted.
+        if not (root / LOCK).exists():
             raise InputError(
                 f"{root}, which uses this store, does not exist or cannot be read: if it was"
                 f" deleted, delete {path} too"
             )
+        for link in (*root.glob("*"), *root.glob("*/*")):
+            is_ours = link.name.startswith(".") or link.name.endswith(f".{MANIFEST}")
+            if not link.exists() and not is_ours and not _leads_to_result(link):
+                raise InputError(
+                    f"{link.parent.resolve() / link.name} leads nowhere: mount its disk, or delete"
+                    " the link"
+                )
         if not output.is_dir() or not root.samefile(output):
             yield from linked_results(root)
+
+
+def needed_keys(store: Path, output: Path) -> set[str]:
+    """Return the keys of the results that the links of all roots lead to.
+
+    They count by key and not by folder: a store may have been moved since.
+
+    The arguments and the errors are those of root_links.
+    """
+    links = root_links(store, output)
+    return {name for path, folder in links for name in (folder.name, Path(os.readlink(path)).name)}
 
 
 # --- versions of recipes --------------------------------------------------------------------------

@@ -67,8 +67,10 @@ def acquire_lock(path: str | Path) -> int:
         os.close(descriptor)
     with suppress(PermissionError):
         os.fchmod(descriptor, path.parent.stat().st_mode & 0o666)
-    os.truncate(descriptor, 0)
-    os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+    # The name is for people: on a full disk, the file is locked without it.
+    with suppress(OSError):
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
     return descriptor
 
 

@@ -11,8 +11,14 @@ from typing import Any
 
 from snakechat.workflow.landlock import end_with_parent
 
-# Signals that ask a job to stop.
+# Signals that ask a job to stop; SIGHUP when its terminal is closed.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Return the signals that ask this process to stop; without SIGHUP if nohup started it."""
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(each for each in FORWARDED if each != signal.SIGHUP or not ignores_hangup)
 
 
 @contextmanager
@@ -36,7 +42,7 @@ def child_process(
         if process:
             process.send_signal(number)
 
-    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    previous = {number: signal.signal(number, forward) for number in stop_signals()}
     try:
         # It inherits the descriptor of the job's lock.
         process = subprocess.Popen(words, close_fds=False, preexec_fn=end_with_parent, **options)

@@ -4,6 +4,7 @@ Standard library only: the workflow imports this module while it plans.
 """
 
 import datetime
+import errno
 import os
 import re
 import time
@@ -20,6 +21,7 @@ from snakechat.workflow.manifest import (
     lock_path,
     read_manifest,
     read_run_record,
+    state_folder,
     work_folder,
 )
 from snakechat.workflow.store import (
@@ -99,13 +101,16 @@ def examine(folders: Iterable[tuple[Path, bool]]) -> list[StoredResult]:
     return sorted(results, key=lambda result: (result.used, result.folder))
 
 
-def collect(store: Path, needed: Collection[Path], max_bytes: int) -> list[StoredResult]:
+def collect(
+    store: Path, needed: Collection[str], max_bytes: int, interrupted: bool = False
+) -> list[StoredResult]:
     """Remove the least recently used results, and what killed jobs left, until a store is small.
 
     Args:
         store: The store.
-        needed: Real paths of folders that stay.
+        needed: Keys of results that stay.
         max_bytes: Space that the store may use.
+        interrupted: Remove the checkpoints of interrupted jobs, too.
 
     Returns:
         What was removed.
@@ -113,16 +118,26 @@ def collect(store: Path, needed: Collection[Path], max_bytes: int) -> list[Store
     started = time.time()
     folders = [(folder, True) for folder in stored_folders(store)]
     results = examine([*folders, *((folder, False) for folder in unfinished_results(store))])
+    # A job may wait in the queue of a cluster to go on from its checkpoints.
+    kept = {} if interrupted else {result.folder for result in interrupted_jobs(store)}
     num_bytes = sum(result.num_bytes for result in results)
     removed = []
     for result in results:
         if num_bytes <= max_bytes:
             break
-        is_needed = result.is_finished and result.folder.resolve() in needed
+        is_needed = result.folder.name in needed if result.is_finished else result.folder in kept
         if not is_needed and _remove(result, started):
             removed.append(result)
             num_bytes -= result.num_bytes
     return removed
+
+
+def interrupted_jobs(store: Path) -> list[StoredResult]:
+    """Return what jobs left that have checkpoints, the least recently used first."""
+    folders = [
+        folder for folder in unfinished_results(store) if any(state_folder(folder).glob("*"))
+    ]
+    return examine((folder, False) for folder in folders)
 
 
 def _remove(result: StoredResult, started: float) -> bool:
@@ -133,7 +148,10 @@ def _remove(result: StoredResult, started: float) -> bool:
     folder = result.folder
     try:
         descriptor = acquire_lock(lock_path(folder))
-    except (AlreadyLocked, OSError):
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return is_full and result.is_finished and _remove_on_full_disk(folder, started)
+    except AlreadyLocked:
         return False
     try:
         is_unused = not result.is_finished or folder.stat().st_mtime < started
@@ -147,6 +165,18 @@ def _remove(result: StoredResult, started: float) -> bool:
         return False
     finally:
         os.close(descriptor)
+
+
+def _remove_on_full_disk(folder: Path, started: float) -> bool:
+    """Delete a result where no lock can be made, unless a job has one; as _remove."""
+    with suppress(OSError):
+        if folder.stat().st_mtime < started:
+            # A job of this result makes this folder first. If it exists, this fails.
+            os.rename(folder, work_folder(folder))
+            delete_work(folder)
+            work_folder(folder).rmdir()
+            return True
+    return False
 
 
 def warn_of_size(store: Path, max_bytes: int) -> None:

@@ -20,7 +20,7 @@ from snakechat.workflow.job import PREPARED, Job, run
 from snakechat.workflow.placement import SERIAL, RunOptions
 
 STEPS = 8
-SIGNALS = [signal.SIGTERM, signal.SIGINT]
+SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 class Clock:
@@ -242,9 +242,15 @@ def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(when_saved, e
     assert not (job.states / ".tmp").exists()
 
 
-def test_a_signal_saves_and_ends_the_run():
-    message = stop(job := make_job(save_steps=100), 4)
-    assert message == "stopped by SIGTERM after step 4: run the same command again to resume"
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_saves_and_ends_the_run(number):
+    with pytest.raises(SystemExit) as stopped:
+        walk(job := make_job(save_steps=100), at={4: send(number)})
+    name = signal.Signals(number).name
+    assert (
+        stopped.value.code
+        == f"stopped by {name} after step 4: run the same command again to resume"
+    )
     assert saved_steps(job) == [4]
     assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
     # A cluster signals each process of a job, and Snakemake passes the signal on.
@@ -253,10 +259,10 @@ def test_a_signal_saves_and_ends_the_run():
 
 def test_signal_handlers_are_restored_when_a_run_ends_or_fails(handlers):
     walk(make_job())
-    assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
+    assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * len(SIGNALS)
     with pytest.raises(KilledError):
         walk(make_job(name="failed"), at={3: kill})
-    assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * 2
+    assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * len(SIGNALS)
 
 
 @pytest.mark.parametrize(("save_steps", "at", "step"), [(6, {}, 6), (100, {3: SIGNALS}, 3)])

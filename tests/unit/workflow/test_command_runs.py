@@ -142,6 +142,15 @@ def test_a_command_gets_the_signals_of_its_job(tmp_path):
     assert (code, output) == (128 + signal.SIGTERM, "saved\n")
 
 
+def test_a_command_that_nohup_started_outlives_its_terminal(tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        script = "kill -HUP $PPID $$; sleep 1; echo saved"
+        assert run_words(["bash", "-c", script], tmp_path, os.environ) == (0, "saved\n")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_environment_of_a_command_has_folders_of_the_job(tmp_path):
     variables = {"HOME": "/home/me", "PYTHONPATH": "/mine", "SNAKECHAT_LOG": "x", "OMP": "2"}
     found = command_environment(variables, tmp_path, "/env/bin/python", network=False)

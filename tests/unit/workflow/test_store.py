@@ -1,5 +1,6 @@
 """The store: results, damage, and the limit of space."""
 
+import errno
 import json
 import os
 import shutil
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.links import link_result, register_root, root_links
+from snakechat.workflow.links import link_result, needed_keys, register_root
 from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.manifest import lock_path, state_folder, unfinished_folder
 from snakechat.workflow.store import (
@@ -119,26 +120,78 @@ def test_the_least_recently_used_results_are_removed(store, aged, number):
     assert not list(store.glob("*/.*"))
 
 
-def linked(*roots):
-    return {folder for root in roots for _, folder in root_links(root, Path("output"))}
+def register(store):
+    """Register output/ in a store as a build does, which locks it."""
+    Path("output").mkdir(exist_ok=True)
+    Path("output/.lock").touch()
+    register_root(store, Path("output"))
+
+
+def collect_unneeded(store):
+    return collect(store, needed_keys(store, Path("output")), 0)
 
 
 def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
     store = store.absolute()
     link_result("output/sft/tiny", aged[2])
     link_result("output/sft/tiny", aged[1])
-    register_root(store, Path("output"))
+    register(store)
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     link_result("output/sft/mine", tmp_path / aged[0])
-    register_root(store, Path("output"))
-    collect(store, linked(store), 0)
+    register(store)
+    collect_unneeded(store)
     assert stored_folders(store) == sorted(tmp_path / folder for folder in aged[:2])
     # What an output folder that cannot be read needs is unknown.
     (tmp_path / "other").rename(tmp_path / "gone")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="other/output, which uses this store, does not exist"):
-        linked(store)
+    for _ in range(2):
+        with pytest.raises(InputError, match="other/output, which uses this store, does not exist"):
+            collect_unneeded(store)
+        # Its disk is not mounted.
+        (tmp_path / "other/output").mkdir(parents=True, exist_ok=True)
+
+
+@pytest.mark.parametrize("folder", ["output/sft", "output/eval/sft"])
+def test_what_a_folder_on_a_disk_that_is_not_mounted_needs_is_unknown(store, aged, folder):
+    link_result(f"{folder}/tiny", aged[0])
+    register(store)
+    disk = Path("disk").absolute()
+    Path(folder).rename(disk)
+    Path(folder).symlink_to(disk)
+    disk.rename("elsewhere")
+    with pytest.raises(InputError, match=f"{folder} leads nowhere: mount its disk"):
+        collect_unneeded(store)
+    assert stored_folders(store) == sorted(aged)
+
+
+@pytest.mark.parametrize("path", ["output/sft/tiny", "output/data/toy"])
+def test_a_store_that_was_moved_keeps_what_is_linked(store, aged, path, tmp_path):
+    link_result(path, aged[0])
+    register(store)
+    shared = store.rename(tmp_path / "shared")
+    [root] = (shared / "roots").iterdir()
+    # It named the folder above the store.
+    with pytest.raises(InputError, match="does not exist"):
+        collect_unneeded(shared)
+    root.unlink()
+    assert len(collect_unneeded(shared)) == 2
+    assert [folder.name for folder in stored_folders(shared)] == [aged[0].name]
+
+
+def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    # A job makes this one.
+    descriptor = acquire_lock(lock_path(aged[1]))
+    monkeypatch.setattr(Path, "mkdir", fail)
+    monkeypatch.setattr(os, "write", fail)
+    removed = collect(store, (), 0)
+    os.close(descriptor)
+    assert {result.folder for result in removed} == {aged[0], aged[2]}
+    assert stored_folders(store) == [aged[1]]
+    assert [path.name for path in store.glob("*/.*")] == [f".{aged[1].name}"]
 
 
 def test_a_root_without_a_name_keeps_everything(store, aged):
@@ -147,19 +200,22 @@ def test_a_root_without_a_name_keeps_everything(store, aged):
     # As a power cut leaves it.
     root.write_text("")
     with pytest.raises(InputError, match=f"delete .*{root.name} too"):
-        linked(store)
+        collect_unneeded(store)
 
 
-def test_what_killed_jobs_left_is_removed_and_what_a_job_makes_is_not(store, aged):
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_what_a_job_makes_stays_and_checkpoints_stay_unless_named(store, aged, interrupted):
+    left = unfinished_folder(aged[0].with_name("c" * 32))
+    left.mkdir(parents=True)
     states = [state_folder(aged[0].with_name(letter * 32)) for letter in "ab"]
     for state in states:
         (state / "00000020").mkdir(parents=True)
         (state / "00000020/model").write_text("x" * 1000)
     descriptor = acquire_lock(lock_path(states[0].parent.with_name("a" * 32)))
-    removed = collect(store, (), 0)
+    removed = {result.folder.name[0] for result in collect(store, (), 0, interrupted)}
     os.close(descriptor)
-    assert "train_sft/" + "b" * 32 + " (unfinished)" in [result.id for result in removed]
-    assert states[0].exists() and not states[1].parent.exists()
+    assert removed >= {"c"} and ("b" in removed) == interrupted
+    assert states[0].exists() and states[1].exists() != interrupted and not left.parent.exists()
 
 
 def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
