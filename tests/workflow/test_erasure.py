@@ -58,13 +58,6 @@ def remove_versions(workflow):
     assert workflow.run("python", "scripts/store.py", "gc", "--max-size", "0").returncode == 0
 
 
-def contents(folder, *paths):
-    """Return the files of results by their manifests."""
-    return [
-        json.loads((folder / f"output/{path}.manifest.json").read_text())["files"] for path in paths
-    ]
-
-
 def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, tmp_path):
     number, digest, prompt = row(built.folder, "sft.train")
     phase = ["mine sft.train"]
@@ -106,24 +99,8 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     before, old = phases_of(folder), tmp_path / "old"
     shutil.copytree(folder / "output/sft/mine", old)
     first, second = row(folder, "sft.train"), row(folder, "rlhf.train", 3)
-    unused = row(folder, "reward.train")
     erased = first[1], second[1]
     assert find(copy, *erased)[0] == 0
-
-    # A row that no recipe of the dataset uses: nothing is trained again.
-    setting(EXCLUDE, [unused[1]])(folder)
-    trained = contents(folder, "tokens/sft/mine", "sft/mine")
-    copy.build(MINE)
-    assert contents(folder, "tokens/sft/mine", "sft/mine") == trained
-    assert phases_of(folder) == {
-        name: [number for number in numbers if (name, number) != ("reward.train", unused[0])]
-        for name, numbers in before.items()
-    }
-
-    # The kept results name the earlier split, of which no copy is left; those of the tokens, which
-    # were made again with the same content, name the new one.
-    remove_versions(copy)
-    assert set(results_with(copy, unused[1])) <= {"output/data/far", "output/data/mine"}
 
     setting(EXCLUDE, [first[1], second[1]])(folder)
     assert copy.planned(MINE) == SPLIT

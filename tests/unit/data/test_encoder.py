@@ -81,32 +81,9 @@ def test_slow_tokenizer_is_an_error():
 
 # --- ids by a chat template -------------------------------------------------------------------
 
-CHATS = [
-    [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Why?\n\nReally?")],
-    [("user", "<b>{{ messages }}</b> {% raw %} é中🙂")],
-]
-
 
 def messages_of(turns):
     return [{"role": role, "content": text} for role, text in turns]
-
-
-@pytest.mark.parametrize("chat", CHATS)
-def test_chat_prompts_and_responses_equal_those_of_transformers(chat_tokenizer, chat):
-    tokenizer = chat_tokenizer()
-    expected = tokenizer.apply_chat_template(
-        messages_of(chat), add_generation_prompt=True, return_dict=False
-    )
-    encoder = Encoder(tokenizer, "chat")
-    assert encoder.prompts([chat]) == [expected]
-    response = encode_response(encoder, " Of course.", chat)
-    whole = messages_of([*chat, ("assistant", "Of course.")])
-    *dialogue, line_break = tokenizer.apply_chat_template(whole, return_dict=False)
-    # The template writes a line break after <|im_end|>, which is not part of the response.
-    assert tokenizer.decode([line_break]) == "\n"
-    assert [*expected, *response] == dialogue
-    starts = tokenizer.convert_tokens_to_ids("<|im_start|>")
-    assert expected.count(starts) == len(chat) + 1
 
 
 @pytest.mark.parametrize("text", ["Hi<|im_end|>\n", "<unk>"])

@@ -66,23 +66,23 @@ def test_a_chat_template_writes_the_texts(render, chat_tokenizer):
     assert line["chosen"] == "No.<|im_end|>"
 
 
-def test_dialogues_of_sft_have_one_text_or_one_for_each_turn_that_is_trained(render):
-    [line], [text], _ = render([TALK], fields=["prompt", "chosen"])
-    assert [message["content"] for message in line["messages"]] == ["a", "b", "c", "d"]
-    assert text == {
-        "prompt": "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:",
-        "completion": " d</s>",
-    }
+FIRST = {"prompt": "\n\nHuman: a\n\nAssistant:", "completion": " b</s>"}
+LAST = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+LAST = {"prompt": LAST, "completion": " d</s>"}
 
 
-def test_all_turns_have_a_text_each(render):
-    _, texts, _ = render([TALK], fields=["prompt", "chosen"], train_on="all_turns")
-    assert [text["completion"] for text in texts] == [" b</s>", " d</s>"]
-
-
-def test_a_text_without_turns_is_a_text(render):
-    [line], [text], _ = render([([], "All of it.", None)], fields=["prompt", "chosen"])
-    assert (line, text) == ({"text": "All of it."}, {"text": "All of it.</s>"})
+@pytest.mark.parametrize(
+    ("train_on", "texts"), [("response", [LAST]), ("all_turns", [FIRST, LAST])]
+)
+def test_dialogues_of_sft_have_one_text_or_one_for_each_turn_that_is_trained(
+    render, train_on, texts
+):
+    text = ([], "All of it.", None)
+    lines, found, _ = render([TALK, text], fields=["prompt", "chosen"], train_on=train_on)
+    assert [message["content"] for message in lines[0]["messages"]] == ["a", "b", "c", "d"]
+    # Without turns, a text is a text.
+    assert lines[1] == {"text": "All of it."}
+    assert found == [*texts, {"text": "All of it.</s>"}]
 
 
 def test_labelled_responses_have_labels(render):
@@ -103,16 +103,13 @@ def test_prompts_keep_the_columns_of_reward_functions(render):
     assert text == {"prompt": "\n\nHuman: 1 + 1?\n\nAssistant:", "solution": [2]}
 
 
-def test_a_row_that_the_template_rejects_is_dropped_or_an_error(render, chat_tokenizer):
-    record = ([("system", "s"), ("user", "x")], " a", " b")
+@pytest.mark.parametrize("skips", [False, True])
+def test_a_row_that_the_template_rejects_is_dropped_or_an_error(render, chat_tokenizer, skips):
+    rows = [PAIR, ([("system", "s"), ("user", "x")], " a", " b")]
     tokenizer = chat_tokenizer(WITHOUT_SYSTEM)
-    with pytest.raises(InputError, match=r"dataset mine: .*: row 2: "):
-        render([PAIR, record], tokenizer, template="chat")
-
-
-def test_dropped_rows_are_counted(render, chat_tokenizer):
-    record = ([("system", "s"), ("user", "x")], " a", " b")
-    tokenizer = chat_tokenizer(WITHOUT_SYSTEM)
-    settings = {"template": "chat", "skip_rejected": ["mine"]}
-    *_, dropped = render([PAIR, record], tokenizer, **settings)
-    assert dropped == {"rejected by the chat template": 1}
+    if skips:
+        *_, dropped = render(rows, tokenizer, template="chat", skip_rejected=["mine"])
+        assert dropped == {"rejected by the chat template": 1}
+    else:
+        with pytest.raises(InputError, match=r"dataset mine: .*: row 2: "):
+            render(rows, tokenizer, template="chat")

@@ -176,12 +176,10 @@ def test_responses_that_are_labelled_good_or_bad_need_no_other_one(tokenize):
 
 
 # <s> and the ten letters of "Is it far?" are 11 tokens.
-@pytest.mark.parametrize(("limit", "too_long"), [(11, 1), (10, 2)])
-def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize, limit, too_long):
-    done = tokenize("rlhf", ROWS, max_prompt_length=limit)
-    expected = ["<s>Is it far?", "<s>Is it?", "<s>Is it so?", "<s>Is it?"]
-    assert done.texts("prompt") == expected[too_long - 1 :]
-    assert done.stats["train"]["dropped"] == {"empty prompt": 1, "prompt too long": too_long}
+def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize):
+    done = tokenize("rlhf", ROWS, max_prompt_length=10)
+    assert done.texts("prompt") == ["<s>Is it?", "<s>Is it so?", "<s>Is it?"]
+    assert done.stats["train"]["dropped"] == {"empty prompt": 1, "prompt too long": 2}
     assert done.stats["train"]["truncated"] == {}
 
 

@@ -1,0 +1,336 @@
+"""Dialogues as ids of the model's own chat template: tools, thoughts, all turns, rejections."""
+
+import json
+from itertools import chain, pairwise
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from snakechat.data.chat_templates import TurnsRejected
+from snakechat.data.dialogues import messages_of, response_turn, tools_of
+from snakechat.data.encoder import Encoder, accepted
+from snakechat.data.formats import columns_of, record_of
+from snakechat.data.row_encoding import (
+    TOO_LONG,
+    drop_reason,
+    encode_responses,
+    encode_turns,
+)
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.workflow.errors import InputError
+from support.chat_templates import (
+    CHATML,
+    CHATML_TOOLS,
+    LLAMA,
+    OSS_THOUGHTS,
+    QWEN_THOUGHTS,
+    R1_THOUGHTS,
+)
+from support.encoding import encode_pair
+
+TOOL = {"name": "weather", "description": "Ask.", "parameters": {"type": "object"}}
+CALL = {"name": "weather", "arguments": {"city": "Bern", "days": 2}}
+TOOLS = [
+    {"from": "human", "value": "Hello."},
+    {"from": "gpt", "value": "Hi."},
+    {"from": "human", "value": "Will it rain?"},
+    {"from": "function_call", "value": json.dumps(CALL)},
+    {"from": "observation", "value": '{"rain": true}'},
+    {"from": "gpt", "value": "Yes."},
+]
+THOUGHTS = [
+    {"from": "human", "value": "Hu\n\nReally?"},
+    {"from": "gpt", "value": "yes", "reasoning_content": "so"},
+    {"from": "human", "value": "<b>{{ messages }}</b> {% raw %} é中🙂"},
+    {"from": "gpt", "value": "no", "reasoning_content": "or\n\nnot"},
+]
+# A template, its special tokens, and the one that ends a turn.
+FAMILIES = {
+    "qwen thoughts": (QWEN_THOUGHTS, ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
+    "r1": (R1_THOUGHTS, ["<|user|>", "<|assistant|>", "</s>"], "</s>"),
+    "gpt-oss": (
+        OSS_THOUGHTS,
+        ["<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>"],
+        "<|return|>",
+    ),
+    "chatml": (CHATML_TOOLS, ["<|im_start|>", "<|im_end|>"], "<|im_end|>"),
+}
+TAGGED_CALL = f"<tool_call>\n{json.dumps(CALL)}\n</tool_call>"
+CALLS = {"chatml": TAGGED_CALL, "qwen3": TAGGED_CALL}
+CALLS["llama"] = '{"name": "weather", "parameters": {"city": "Bern", "days": 2}}'
+WITHOUT_RESULTS = CHATML_TOOLS.replace("in messages %}", "in messages if message.role != 'tool' %}")
+LONG = SimpleNamespace(max_length=10_000)
+
+
+@pytest.fixture
+def family(trained, request):
+    """A function that returns the tokenizer of a family with its chat template."""
+
+    def make(name):
+        if name in FAMILIES:
+            template, special, end = FAMILIES[name]
+            backend = Tokenizer.from_str(trained.backend_tokenizer.to_str())
+            backend.add_special_tokens(special)
+            names = {"bos_token": "<s>", "eos_token": end, "pad_token": "<pad>"}
+            tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **names)
+            tokenizer.chat_template = template
+            return tokenizer
+        shared = request.getfixturevalue("shared_data") / "tokenizers"
+        tokenizer = load_tokenizer(shared / {"llama": "llama3_1"}.get(name, name))
+        if name == "llama":
+            tokenizer.chat_template = LLAMA
+        return tokenizer
+
+    return make
+
+
+def record(*messages, tools=()):
+    row = {"conversations": list(messages), "tools": json.dumps(tools)}
+    prompt, chosen, _ = record_of(row, "sharegpt", columns_of("sharegpt"))
+    return prompt, chosen
+
+
+def rendered(tokenizer, turns, **options):
+    """The ids of turns as transformers renders them."""
+    options |= {"tools": tools_of(turns), "return_dict": False}
+    return list(tokenizer.apply_chat_template(messages_of(turns), **options))
+
+
+def trained_text(tokenizer, row):
+    _, ids, trained, *_ = row
+    return tokenizer.decode([token for token, mark in zip(ids, trained, strict=True) if mark])
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "llama", "qwen3"])
+@pytest.mark.parametrize("end", [2, 4, 6])
+def test_a_response_has_the_ids_of_the_templates_own_rendering(family, name, end):
+    tokenizer, has_tools = family(name), name in CALLS
+    if end > len(THOUGHTS) and not has_tools:
+        return
+    messages = (TOOLS if has_tools else THOUGHTS)[:end]
+    prompt, chosen = record(*messages, tools=[TOOL] * has_tools)
+    before, response = encode_pair(Encoder(tokenizer, "chat"), prompt, chosen)
+    # The model starts from the prompt of the template.
+    assert before == rendered(tokenizer, prompt, add_generation_prompt=True)
+    whole = [*prompt, response_turn(chosen), *[("user", "Thanks.")] * has_tools]
+    ids = [*before, *response]
+    assert rendered(tokenizer, whole)[: len(ids)] == ids
+    text = tokenizer.decode(response[:-1])
+    if has_tools:
+        assert text == {6: "Yes.", 4: CALLS[name], 2: "Hi."}[end]
+        assert "weather" in tokenizer.decode(before)
+    else:
+        assert messages[-1]["value"] in text and messages[-1]["reasoning_content"] in text
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_all_turns_of_the_assistant_are_trained_and_nothing_else(family, name):
+    tokenizer = family(name)
+    prompt, chosen = record(*TOOLS, tools=[TOOL])
+    encoder = Encoder(tokenizer, "chat")
+    [[row]] = encode_turns(encoder, LONG, [prompt], [chosen])
+    first, ids, trained, lengths, cut = row
+    whole = [*first, *ids]
+    turns = [*prompt, response_turn(chosen), ("user", "Thanks.")]
+    assert rendered(tokenizer, turns)[: len(whole)] == whole
+    assert lengths == [len(ids)] == [len(trained)] and cut == ""
+    end = tokenizer.decode([encoder.end_id])
+    assert trained_text(tokenizer, row) == f"Hi.{end}{CALLS[name]}{end}Yes.{end}"
+
+
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in CALLS])
+def test_a_turn_whose_thoughts_the_template_drops_later_is_a_row_of_its_own(family, name):
+    tokenizer = family(name)
+    prompt, chosen = record(*THOUGHTS)
+    [rows] = encode_turns(Encoder(tokenizer, "chat"), LONG, [prompt], [chosen])
+    assert len(rows) == 2
+    turns = [*prompt, response_turn(chosen)]
+    for (before, ids, trained, *_), length in zip(rows, (2, 4), strict=True):
+        whole = rendered(tokenizer, turns[:length])
+        assert whole[: len(before) + len(ids)] == [*before, *ids]
+        assert trained == [1] * len(ids)
+
+
+def test_turns_whose_thoughts_the_template_keeps_share_a_row(chat_tokenizer):
+    tokenizer = chat_tokenizer(
+        CHATML.replace(
+            "{{ message.content }}",
+            "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>"
+            "{% endif %}{{ message.content }}",
+        )
+    )
+    prompt, chosen = record(*THOUGHTS)
+    [[row]] = encode_turns(Encoder(tokenizer, "chat"), LONG, [prompt], [chosen])
+    whole = rendered(tokenizer, [*prompt, response_turn(chosen)])
+    assert whole[: len(row[0]) + len(row[1])] == [*row[0], *row[1]]
+    end = "<|im_end|>"
+    assert (
+        trained_text(tokenizer, row) == f"<think>so</think>yes{end}<think>or\n\nnot</think>no{end}"
+    )
+
+
+def test_real_dialogues_have_the_ids_of_the_template(family):
+    tokenizer = family("qwen3")
+    for text in ["这是什么", "`code`\n\n- a\n- b", "  spaces  ", "é🙂 1234567", "\n\nline\n"]:
+        response = {"from": "gpt", "value": text + "!", "reasoning_content": text.strip() + "?"}
+        prompt, chosen = record({"from": "human", "value": text}, response)
+        ids = [*chain(*encode_pair(Encoder(tokenizer, "chat"), prompt, chosen))]
+        assert rendered(tokenizer, [*prompt, response_turn(chosen)])[: len(ids)] == ids
+
+
+# --- rows that are rejected -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "reason"),
+    [
+        (CHATML, TOOLS[:2], [TOOL], "does not write the definitions of tools: use a model whose"),
+        (CHATML, TOOLS[:4], [], "does not write calls of tools"),
+        (WITHOUT_RESULTS, TOOLS, [TOOL], "does not write results of tools"),
+        (CHATML, THOUGHTS, [], "does not write the reasoning_content of a response"),
+        (None, TOOLS[:2], [TOOL], "template: dialogue cannot write thoughts, tools"),
+        (None, TOOLS[:4], [], "template: dialogue cannot write thoughts, tools"),
+    ],
+)
+@pytest.mark.parametrize("encode", [encode_responses, encode_turns])
+def test_a_template_that_leaves_out_a_part_rejects_the_row(
+    chat_tokenizer, template, messages, tools, reason, encode
+):
+    encoder = Encoder(chat_tokenizer(template), "chat" if template else "dialogue")
+    with pytest.raises(TurnsRejected, match=reason):
+        list(accepted(encode(encoder, LONG, *([e] for e in record(*messages, tools=tools)))))
+
+
+# Behind a prompt that ends in <think>.
+STARTED = CHATML.replace("assistant\n{%", "assistant\n<think>\n{%")
+AGAIN = "{{ '<think>\n' if message.role == 'assistant'%s }}{{ message.content }}"
+KEPT, DOUBLED = (
+    STARTED.replace("{{ message.content }}", AGAIN % condition)
+    for condition in (" and '</think>' not in message.content", "")
+)
+CONTENT = "<think>\nso\n</think>\n\nyes"
+
+
+def test_thoughts_that_a_prompt_starts_are_trained_once(chat_tokenizer):
+    tokenizer = chat_tokenizer(KEPT)
+    prompt, ids = encode_pair(Encoder(tokenizer, "chat"), [("user", "Hu")], f" {CONTENT}")
+    assert tokenizer.decode([*prompt, *ids]).count("<think>") == 1
+    assert tokenizer.decode(ids) == "so\n</think>\n\nyes<|im_end|>"
+    for template in (DOUBLED, STARTED.replace("<think>", "<think>\n<think>")):
+        with pytest.raises(TurnsRejected):
+            encode_pair(Encoder(chat_tokenizer(template), "chat"), [("user", "Hu")], f" {CONTENT}")
+
+
+def test_thoughts_inside_of_the_content_are_those_of_the_template(family):
+    tokenizer = family("qwen thoughts")
+    encoder = Encoder(tokenizer, "chat")
+    _, ids = encode_pair(encoder, [("user", "Hu")], f" {CONTENT}")
+    assert tokenizer.decode(ids) == f"{CONTENT}<|im_end|>"
+    # A template that keeps the text behind the last thought loses the first one.
+    with pytest.raises(TurnsRejected, match="does not write the content of a response"):
+        encode_pair(encoder, [("user", "Hu")], " a</think>b</think>c")
+    # A prompt that starts thoughts needs a response that has them.
+    with pytest.raises(TurnsRejected, match=r"renders a dialogue as .*<think>"):
+        encode_pair(Encoder(family("r1"), "chat"), [("user", "Hu")], " yes")
+
+
+# --- all turns ------------------------------------------------------------------------------
+
+END = "<|im_end|>"
+
+
+def turns_of(*texts):
+    """Turns of user and assistant in turn, and the last response."""
+    roles = ["user", "assistant"] * len(texts)
+    turns = list(zip(roles, texts, strict=False))
+    return turns[:-1], f" {texts[-1]}"
+
+
+def encoded(encoder, dialogue, limit=1000):
+    """The decoded (prompt, trained texts) of each row, and what was cut of it."""
+    settings = SimpleNamespace(max_length=limit)
+    [rows] = accepted(encode_turns(encoder, settings, [dialogue[0]], [dialogue[1]]))
+    return [
+        row
+        if isinstance(row, str)
+        else (encoder.tokenizer.decode(row[0]), trained_text(encoder.tokenizer, row), row[-1])
+        for row in rows
+    ]
+
+
+def question(text):
+    return f"<|im_start|>user\n{text}{END}\n<|im_start|>assistant\n"
+
+
+SIX = turns_of("Hu", "yes", "man", "no", "yes", "Hu")
+
+
+def test_turns_that_do_not_fit_start_a_row_without_older_turns(chat_tokenizer):
+    encoder = Encoder(chat_tokenizer(), "chat")
+    assert encoded(encoder, SIX) == [(question("Hu"), f"yes{END}no{END}Hu{END}", "")]
+    first = [*chain(*encode_pair(encoder, SIX[0][:3], " no"))]
+    assert encoded(encoder, SIX, len(first)) == [
+        (question("Hu"), f"yes{END}no{END}", ""),
+        (f"{question('man')}no{END}\n{question('yes')}", f"Hu{END}", "older turns"),
+    ]
+    [short] = encoder.prompts([SIX[0][:1]])
+    assert encoded(encoder, SIX, len(short)) == [TOO_LONG] * 3
+
+
+def test_each_turn_follows_the_prompt_that_the_model_has_when_it_responds(chat_tokenizer, trained):
+    dialogue = turns_of("Hu", "yes", "man", "no")
+    # As Qwen3 leaves out thoughts, this template leaves out the first letter of older responses.
+    forgetful = CHATML.replace(
+        "{{ message.content }}",
+        "{{ message.content if loop.last or message.role == 'user' else message.content[1:] }}",
+    )
+    assert encoded(Encoder(chat_tokenizer(forgetful), "chat"), dialogue) == [
+        (question("Hu"), f"yes{END}", ""),
+        (f"{question('Hu')}es{END}\n{question('man')}", f"no{END}", ""),
+    ]
+    # In dialogues of text, no token ends the earlier responses.
+    assert encoded(Encoder(trained, "dialogue"), dialogue) == [
+        ("<s>\n\nHuman: Hu\n\nAssistant:", " yes</s>", ""),
+        ("<s>\n\nHuman: Hu\n\nAssistant: yes\n\nHuman: man\n\nAssistant:", " no</s>", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        # The last five messages; a mark of the last one.
+        CHATML.replace("in messages", "in messages[-5:]"),
+        CHATML.replace("{{ message.role }}", "{{ message.role }}{{ '!' if loop.last }}"),
+    ],
+)
+def test_a_template_that_writes_a_prompt_differently_later_is_rejected(chat_tokenizer, template):
+    with pytest.raises(InputError, match="the chat template renders a dialogue as"):
+        encoded(Encoder(chat_tokenizer(template), "chat"), SIX)
+
+
+def test_turns_before_a_question_without_text_or_with_weight_0_are_not_trained(chat_tokenizer):
+    turns = [("assistant", "Hi"), ("user", "Hu"), ("untrained", "yes"), ("user", "man")]
+    turns += [("assistant", " "), ("user", "Hu")]
+    [(_, learned, _)] = encoded(Encoder(chat_tokenizer(), "chat"), (turns, " no"))
+    assert learned == f"no{END}"
+
+
+@pytest.mark.parametrize("template", ["dialogue", "chat"])
+@pytest.mark.parametrize("limit", [2, 5, 100])
+def test_each_token_of_a_text_without_turns_is_trained_once(chat_tokenizer, template, limit):
+    text = '{"a</s>": "<|im_end|>"}\n\nHuman: b'
+    prompt, chosen, _ = record_of({"text": text}, "text", columns_of("text"))
+    assert chosen == text
+    encoder, settings = Encoder(chat_tokenizer(), template), SimpleNamespace(max_length=limit)
+    assert drop_reason(encoder, prompt, chosen) is None
+    assert drop_reason(encoder, prompt, " ") == "empty response"
+    [rows] = encode_responses(encoder, settings, [prompt], [chosen])
+    whole = [*rows[0][0], *(token for _, ids, *_ in rows for token in ids)]
+    assert whole[-1] == encoder.tokenizer.eos_token_id
+    assert encoder.tokenizer.convert_ids_to_tokens(whole).count("<|im_end|>") == 1
+    assert encoder.tokenizer.decode(whole[:-1]).removeprefix("<s>") == text
+    assert all(len(context) + len(ids) <= limit for context, ids, *_ in rows)
+    for (_, before, *_), (context, *_) in pairwise(rows):
+        assert context == before[-1:]
