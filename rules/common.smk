@@ -12,8 +12,8 @@ wildcard_constraints:
 inputs = FUNCTIONS.inputs
 results_of, recipe_results = FUNCTIONS.results, FUNCTIONS.recipe_results
 entries_with = FUNCTIONS.names
-# The words of a command, and the resources of a job that runs a model.
-WORDS, OF_PLACEMENT = FUNCTIONS.words, FUNCTIONS.resources
+# The resources of a job that runs a model.
+OF_PLACEMENT = FUNCTIONS.resources
 
 # Snakemake uses the image with --sdm apptainer alone.
 if FUNCTIONS.config.values["container"]:
@@ -38,10 +38,9 @@ envvars:
 # saves its state, so that its last messages are printed and logged.
 # What may change without making a result stale (the folder of the sources, the placement) is not in
 # this text, which Snakemake compares with that of the last run.
-PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.python:q} {params.program:q}"
-ARGUMENTS = "--spec {params.spec:q} --placement {params.placement:q} --options {params.options:q}"
+PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.command}"
 TO_LOG = "2>&1 | (trap '' HUP INT TERM; tee -a {log:q})"
-RUN = f"trap 'exit 143' HUP TERM; {PROGRAM} {ARGUMENTS} {TO_LOG}"
+RUN = f"trap 'exit 143' HUP TERM; {PROGRAM} {TO_LOG}"
 
 
 # The base of the rules below. No job is of this rule itself.
@@ -52,7 +51,7 @@ rule job:
         "../envs/snakechat.yaml"
     threads: FUNCTIONS.threads
     params:
-        **WORDS,
+        command=FUNCTIONS.command,
     shell:
         RUN
 

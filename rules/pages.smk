@@ -57,7 +57,7 @@ rule draw_page:
     conda:
         "../envs/snakechat.yaml"
     params:
-        **WORDS,
+        command=FUNCTIONS.command,
         page="output/pages/{page}/{stage}/{name}/{page}.html",
     message:
         "Drawing {wildcards.page} of {wildcards.stage}/{wildcards.name}"

@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,10 +22,10 @@ from snakechat.config.loading import check_config_files, load_config, project_fi
 from snakechat.config.recipes import COMPARISON_NAME, STAGES, JobId
 from snakechat.config.references import check_keys
 from snakechat.jobs.placements import (
-    RESOURCES,
     job_placement,
     job_resources,
     run_options,
+    used_resources,
 )
 from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
 from snakechat.jobs.specs import Specs
@@ -240,36 +241,26 @@ class RuleFunctions:
         """Return the job that makes the outputs, of which the manifest is the first."""
         return self._jobs[output[0].removeprefix(self._prefix)]
 
-    @property
-    def words(self) -> dict[str, RuleFunction]:
-        """The words of a job's command.
+    @fails_in_one_line
+    def command(self, wildcards: Any, output: Any) -> str:
+        """Return the command of a job, quoted for the shell.
 
-        They are functions of the output, which Snakemake does not compare with those of the last
-        run: specs decide what is stale.
+        It depends on the output, and Snakemake does not compare such a parameter with the one of
+        the last run: specs decide what is stale.
         """
-
-        def placement(wildcards: Any, output: Any) -> str:
-            return canonical_json(placement_values(self._placement(*self._job_of(output))))
-
-        def options(wildcards: Any, output: Any) -> str:
-            job = self._job_of(output)
-            found = run_options(self.config, job[0], self._specs.describe(*job), self._options)
-            return canonical_json(changed_values(found))
-
-        def spec(wildcards: Any, output: Any) -> str:
-            job = self._job_of(output)
-            return str(spec_path(*job, self._specs.spec(*job)[1]))
-
-        def python(wildcards: Any, output: Any) -> str:
-            shared = snakemake_adapter.jobs_share_environment(self.workflow)
-            return sys.executable if shared else "python"
-
-        def program(wildcards: Any, output: Any) -> list[str]:
-            names = ("launch", self._specs.program(*self._job_of(output)))
-            return [f"{self.snapshot.folder}/scripts/{name}.py" for name in names]
-
-        functions = (python, program, spec, placement, options)
-        return {function.__name__: fails_in_one_line(function) for function in functions}
+        job = self._job_of(output)
+        options = run_options(self.config, job[0], self._specs.describe(*job), self._options)
+        shared = snakemake_adapter.jobs_share_environment(self.workflow)
+        programs = f"{self.snapshot.folder}/scripts"
+        words = [
+            sys.executable if shared else "python",
+            f"{programs}/launch.py",
+            f"{programs}/{self._specs.program(*job)}.py",
+            *("--spec", str(spec_path(*job, self._specs.spec(*job)[1]))),
+            *("--placement", canonical_json(placement_values(self._placement(*job)))),
+            *("--options", canonical_json(changed_values(options))),
+        ]
+        return shlex.join(words)
 
     @fails_in_one_line
     def threads(self, wildcards: Any, rulename: str) -> int:
@@ -281,17 +272,21 @@ class RuleFunctions:
         """The resources of a job that runs a model."""
 
         def resource(key: str) -> RuleFunction:
+            default = snakemake_adapter.default_resource(self.workflow, key)
+
             @fails_in_one_line
             def lookup(wildcards: Any, rulename: str) -> int | str | None:
-                job = self._rules[rulename], name_of(wildcards)
-                log = "{}output/logs/{}/{}.log".format(self._prefix, *job)
-                found = job_resources(self._placement(*job), self._out_of_memory[log])[key]
-                default = snakemake_adapter.default_resource(self.workflow, key)
+                found = self._resources(self._rules[rulename], name_of(wildcards))[key]
                 return default if found is None else found
 
             return lookup
 
-        return {key: resource(key) for key in RESOURCES}
+        return {key: resource(key) for key in used_resources(self.config)}
+
+    def _resources(self, rule: str, name: str) -> dict[str, int | str | None]:
+        """Return the resources of a job in this build, in which it may have run out of memory."""
+        failures = self._out_of_memory[f"{self._prefix}output/logs/{rule}/{name}.log"]
+        return job_resources(self._placement(rule, name), failures)
 
     # --- targets ------------------------------------------------------------------------------
 

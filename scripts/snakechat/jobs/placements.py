@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from snakechat.config.recipes import Config
+from snakechat.config.schema import RECIPES
 from snakechat.config.sections import judge_access
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import RULES, recipe_of
@@ -22,7 +23,17 @@ OF_SLURM = {
     "constraint": "constraint",
     "gpu_model": "gpu_type",
 }
-RESOURCES = (*HARDWARE, *OF_SLURM)
+
+
+def used_resources(config: Config) -> list[str]:
+    """Return the resources that jobs may have: those of Slurm only where a placement sets them.
+
+    Snakemake evaluates each of them for each job.
+    """
+    recipes = [(stage, name) for stage in RECIPES for name in config.values[stage]["recipes"]]
+    recipes += [("benchmarks", name) for name in config.values["benchmarks"]]
+    keys = {key for job in recipes for key in config.recipe(*job)["placement"].get("slurm") or {}}
+    return [*HARDWARE, *(name for name, key in OF_SLURM.items() if key in keys)]
 
 
 def job_placement(config: Config, rule: str, name: str) -> Placement:

@@ -5,7 +5,7 @@ Standard library only: the workflow imports this module while it plans.
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, Literal
 
 from snakechat.workflow.manifest import STORE
@@ -72,7 +72,7 @@ def changed_values(record: Any) -> dict[str, Any]:
         each.name: each.default if each.default_factory is MISSING else each.default_factory()
         for each in fields(record)
     }
-    return {key: value for key, value in asdict(record).items() if value != defaults[key]}
+    return {key: value for key, value in vars(record).items() if value != defaults[key]}
 
 
 def placement_values(placement: Placement) -> dict[str, Any]:
