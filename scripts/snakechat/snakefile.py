@@ -480,7 +480,8 @@ class RuleFunctions:
         """The input that makes jobs stale, from the first question of Snakemake's plan on."""
         if not self.workflow.is_main_process:
             return None
-        stamp = Stamp()
+        has_storage = self.workflow.storage_settings.default_storage_provider is not None
+        stamp = Stamp(is_flagged=has_storage or bool(self._prefix))
         snakemake_messages.show_causes(stamp.paths, self._changes)
         return stamp
 

@@ -138,7 +138,8 @@ class Staleness:
                     self._check((up["rule"], up["name"]))
             return found
         # Inputs that were deleted: a result remains that was made from what they would be.
-        for stored in self._results_of(rule).get(digest(without_names(spec)), ()):
+        results = self._results_of(rule)
+        for stored in results and results.get(digest(without_names(spec)), ()):
             if self._has_inputs(stored, spec, digests):
                 found = stored
         return found

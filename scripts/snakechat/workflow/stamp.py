@@ -12,6 +12,7 @@ none: Snakemake is told which job to run there.
 import os
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ def forget(workflow: Any, path: str) -> None:
 class Stamp:
     """The stamp of this process.
 
+    Args:
+        is_flagged: Whether Snakemake has to be told that the file stays in its place: in a module
+            with a prefix, or beside a storage. The flag takes time at each job.
+
     Attributes:
         path: Its path.
         paths: The paths that it may have and had in this process.
@@ -44,7 +49,8 @@ class Stamp:
             another plan.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_flagged: bool) -> None:
+        self._flag: Callable[[str], Any] = local if is_flagged else str
         self._of_builds, self.path = MEMORY / "build", MEMORY / "stale"
         self.is_later = False
         try:
@@ -80,8 +86,8 @@ class Stamp:
 
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
-        # Not below the prefix of a module.
-        return local(str(self.path)) if is_stale else without_time(local(str(self._fresh)))
+        path = self._flag(str(self.path if is_stale else self._fresh))
+        return path if is_stale else without_time(path)
 
     def _write(self, content: str) -> None:
         write_atomically(self.path, content, durable=False)

@@ -4,7 +4,13 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from snakechat.jobs.placements import RESOURCES, job_placement, job_resources
+from snakechat.jobs.placements import (
+    HARDWARE,
+    OF_SLURM,
+    job_placement,
+    job_resources,
+    used_resources,
+)
 from snakechat.workflow.placement import SERIAL, placement_of, placement_values
 from support.configs import load
 
@@ -31,7 +37,7 @@ def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
     assert job_placement(config, "evaluate_sft", "tiny") == replace(placement, **expected)
 
 
-NONE = dict.fromkeys(RESOURCES)
+NONE = dict.fromkeys((*HARDWARE, *OF_SLURM))
 STEP = {"mpi": "srun", "tasks_per_gpu": 0}
 
 
@@ -63,6 +69,10 @@ def test_a_deployment_has_a_partition_and_a_type_of_gpus():
     expected = {"slurm_partition": "a100", "qos": "long", "gpu_model": "a100", "gpu": 8}
     assert expected.items() <= job_resources(placement).items()
     assert job_resources(replace(placement, nodes=2))["gres"] == "gpu:a100:8"
+    # Snakemake is asked for no others.
+    benchmark = {"command": "a {output}", "metrics": {"b": ["c"]}, "placement": {"slurm": slurm}}
+    assert "qos" not in used_resources(load())
+    assert {"qos", "gpu_model"} < {*used_resources(load({"benchmarks": {"mine": benchmark}}))}
 
 
 def test_a_job_without_models_has_a_process_on_the_cpu():
