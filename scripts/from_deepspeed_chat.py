@@ -31,14 +31,7 @@ PROGRAMS = {
     "rw_eval.py": "rw_eval",
 }
 # In whose pages the models of prompt_eval.py and rw_eval.py are.
-PAGES = {"prompt_eval": "output/prompt_eval/sft", "rw_eval": "output/rw_eval/reward"}
-# Settings that DeepSpeed-Chat's code fixes, and that differ from the defaults of the stage.
-FIXED: dict[str, dict[str, Any]] = {
-    "sft": {},
-    "reward": {"preset": "deepspeed_chat"},
-    "dpo": {},
-    "rlhf": {"preset": "deepspeed_chat"},
-}
+PAGES = {"prompt_eval": "prompt_eval/sft", "rw_eval": "rw_eval/reward"}
 TYPES = {"number": float, "factor": int, "text": str, "list": str}
 
 Flag = dict[str, Any]
@@ -52,34 +45,33 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, help="number of GPUs")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    launcher, program, words = split_command(arguments.command)
-    if program is None:
+    command: list[str] = arguments.command
+    start = next((place for place, word in enumerate(command) if word.endswith(".py")), None)
+    if start is None:
         parser.error("name a program of DeepSpeed-Chat, such as step3_rlhf_finetuning/main.py")
+    launcher, program, words = command[:start], command[start], command[start + 1 :]
     table = yaml.safe_load((ROOT / "config/deepspeed_chat_flags.yaml").read_text())
     stage = stage_of(program, words, table)
     flags = [flag for flag in table if stage in flag["programs"]]
     given = given_flags(stage, words, flags)
-    gpus = arguments.gpus or gpus_of(launcher)
-    recipe = Recipe(stage, arguments.name, gpus, flags, given)
-    config = recipe.config()
-    target = f"{PAGES[stage]}/{arguments.name}.html" if stage in PAGES else ""
-    print(f"# snakemake --cores 1 {target or f'output/{stage}/{arguments.name}'} --configfile FILE")
-    for line in [*remarks(flags, given), *recipe.remarks]:
+    recipe = Recipe(stage, arguments.name, arguments.gpus or gpus_of(launcher), given)
+    config = recipe.config(flags)
+    page = f"{PAGES[stage]}/{arguments.name}.html" if stage in PAGES else ""
+    print(f"# snakemake --cores 1 output/{page or f'{stage}/{arguments.name}'} --configfile FILE")
+    notes = [
+        f"{name}: {flag['note']['en']}"
+        for flag in flags
+        for name in flag["flags"]
+        if name in given and not flag.get("key")
+    ]
+    for line in [*notes, *recipe.remarks]:
         print(f"# {line}")
     if config:
         print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
 
 
-def split_command(command: Sequence[str]) -> tuple[list[str], str | None, list[str]]:
-    """Return the words before the program, the program, and its own words."""
-    for position, word in enumerate(command):
-        if word.endswith(".py"):
-            return list(command[:position]), word, list(command[position + 1 :])
-    return list(command), None, []
-
-
 def stage_of(program: str, words: Sequence[str], table: Sequence[Flag]) -> str:
-    """Return the stage of a program: by its path, or by a flag that no other program has.
+    """Return the stage of a program: by its path, or by flags that no other program has.
 
     Raises:
         InputError: The path and the flags do not determine the stage.
@@ -87,18 +79,11 @@ def stage_of(program: str, words: Sequence[str], table: Sequence[Flag]) -> str:
     for part, stage in PROGRAMS.items():
         if part in program:
             return stage
-    names = {word.partition("=")[0] for word in words if word.startswith("--")}
-    trained = {"sft", "reward", "dpo", "rlhf"}
-    stages = set(trained)
-    for name in names:
-        having = {
-            stage
-            for flag in table
-            if name in flag["flags"]
-            for stage in flag["programs"]
-            if stage in trained
-        }
-        stages &= having or trained
+    stages = set(PROGRAMS.values()) - PAGES.keys()
+    for name in (word.partition("=")[0] for word in words):
+        having = {each for flag in table if name in flag["flags"] for each in flag["programs"]}
+        # A flag that no training has is an error of the parser.
+        stages &= having - PAGES.keys() or stages
     if len(stages) != 1:
         raise InputError(
             f"{program}: its flags fit {', '.join(sorted(stages)) or 'no stage'}; write its path"
@@ -125,29 +110,19 @@ def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict
     )
     for flag in flags:
         kind = flag.get("type", "text")
+        options: dict[str, Any] = {
+            "type": TYPES.get(kind),
+            "nargs": "*" if kind == "list" else None,
+        }
+        if kind == "switch":
+            options = {"action": "store_true"}
         for name in flag["flags"]:
-            options: dict[str, Any] = {"dest": name, "default": argparse.SUPPRESS}
-            if kind == "switch":
-                parser.add_argument(name, action="store_true", **options)
-            else:
-                if kind == "list":
-                    options["nargs"] = "*"
-                parser.add_argument(name, type=TYPES[kind], **options)
+            parser.add_argument(name, dest=name, default=argparse.SUPPRESS, **options)
     given = vars(parser.parse_args(list(words)))
     for flag in flags:
         if flag.get("required") and not given.keys() & set(flag["flags"]):
             raise InputError(f"the command has no {flag['flags'][0]}, which {stage} needs")
     return given
-
-
-def remarks(flags: Sequence[Flag], given: dict[str, Any]) -> list[str]:
-    """Return a line for each given flag whose value is in no key."""
-    return [
-        f"{name}: {flag['note']['en']}"
-        for flag in flags
-        for name in flag["flags"]
-        if name in given and not flag.get("key")
-    ]
 
 
 class Recipe:
@@ -157,102 +132,96 @@ class Recipe:
         stage: Stage of the program.
         name: Name of the recipe.
         gpus: Number of GPUs.
-        flags: Flags of the program.
-        given: Values of those on the command line.
+        given: Values of the flags on the command line.
+
+    Attributes:
+        top: The config, apart from the recipe.
+        remarks: Comments on values.
     """
 
-    def __init__(
-        self, stage: str, name: str, gpus: int, flags: Sequence[Flag], given: dict[str, Any]
-    ) -> None:
-        self.stage = stage
-        self.name = name
-        self.gpus = gpus
-        self.flags = flags
-        self.given = given
-        self.known: dict[str, Any] = {"datasets": {}, "models": {}}
-        for file in FILES:
-            sections = yaml.safe_load((ROOT / file).read_text())
-            for section, entries in self.known.items():
-                entries.update(sections.get(section) or {})
-        self.defaults = yaml.safe_load((ROOT / "config.yaml").read_text())
+    def __init__(self, stage: str, name: str, gpus: int, given: dict[str, Any]) -> None:
+        self.stage, self.name, self.gpus, self.given = stage, name, gpus, given
+        files = [yaml.safe_load((ROOT / file).read_text()) for file in FILES]
+        self.defaults = files[0]
+        # The entries of the project; of several with one name on the Hub, the first.
+        self.known = {
+            section: [item for file in files for item in (file.get(section) or {}).items()]
+            for section in ("datasets", "models")
+        }
         self.top: dict[str, Any] = {}
         self.remarks: list[str] = []
 
-    def config(self) -> dict[str, Any]:
-        """Return the config, with new datasets and models."""
-        settings: dict[str, Any] = dict(FIXED.get(self.stage, {}))
+    def config(self, flags: Sequence[Flag]) -> dict[str, Any]:
+        """Return the config, with new datasets and models.
+
+        flags: Flags of the program.
+        """
+        settings: dict[str, Any] = {"datasets": []}
         placement: dict[str, Any] = {}
-        for flag in self.flags:
-            key = flag.get("key")
-            if key is None:
-                continue
-            given = any(name in self.given for name in flag["flags"])
-            value = self.value(flag)
-            room, _, rest = key.partition(".")
-            if room == "placement":
-                if given:
-                    placement[rest] = value
-            elif room == "config":
-                if value is not None:
-                    self.set_top(rest, value)
-            elif key == "datasets":
-                settings.setdefault(key, []).extend(value or [])
-            elif value is not None:
-                settings[key] = value
+        for flag in flags:
+            room, _, rest = flag.get("key", "").partition(".")
+            value = self.value(flag) if room else None
+            if room == "placement" and self.given.keys() & set(flag["flags"]):
+                placement[rest] = value
+            elif room == "config" and value is not None:
+                self.set_top(rest.split("."), value)
+            elif room == "datasets":
+                settings[room] += map(self.dataset, value or [])
+            elif room != "placement" and value is not None:
+                settings[room] = value
         if self.stage in PAGES:
             return self.top
-        self.adjust(settings, placement)
-        settings["datasets"] = self.datasets(settings["datasets"])
-        defaults = self.defaults[self.stage]["defaults"]
-        preset = self.defaults[self.stage]["presets"].get(settings.get("preset"), {})
+        stage = self.defaults[self.stage]
+        defaults = stage["defaults"]
+        if self.stage in ("reward", "rlhf"):
+            # What DeepSpeed-Chat's code fixes.
+            settings = {"preset": "deepspeed_chat", **settings}
+            defaults = {**defaults, **stage["presets"]["deepspeed_chat"]}
+        self.adjust(settings)
         recipe = {
             key: value
             for key, value in settings.items()
-            if key == "preset" or value != {**defaults, **preset}.get(key)
+            if key == "preset" or value != defaults.get(key)
         }
-        if placement:
+        if placement := self.placement(placement):
             recipe["placement"] = placement
-        stages = {self.stage: {"recipes": {self.name: recipe}}}
-        return {**self.top, **stages}
+        return {**self.top, self.stage: {"recipes": {self.name: recipe}}}
 
     def value(self, flag: Flag) -> Any:
         """Return the value of a flag, given or by default; None without one."""
+        kind = flag.get("type", "text")
         default: Any = flag.get("default")
+        given = [self.given[name] for name in flag["flags"] if name in self.given]
         if isinstance(default, dict):
             default = default[self.stage]
-        kind = flag.get("type", "text")
-        if kind == "factor":
-            factors = [
-                self.given.get(name, one) for name, one in zip(flag["flags"], default, strict=True)
-            ]
-            return math.prod(factors) * self.gpus
-        given = [self.given[name] for name in flag["flags"] if name in self.given]
-        value = given[0] if given else default
         if kind == "switch":
             return flag.get("is", True) if given else None
-        if kind == "number" and value is not None and float(value).is_integer():
-            value = int(value)
+        if kind == "factor":
+            factors = zip(flag["flags"], default, strict=True)
+            return math.prod(self.given.get(name, one) for name, one in factors) * self.gpus
+        value = given[0] if given else default
+        if kind == "number" and value is not None:
+            return as_number(value)
         return flag.get("values", {}).get(value, value) if kind == "text" else value
 
-    def set_top(self, key: str, value: Any) -> None:
+    def set_top(self, path: list[str], value: Any) -> None:
         """Set a key of the top level, if it differs from its default."""
-        if key == "split.weights":
-            weights = [float(weight) for weight in value.split(",")]
-            numbers = [int(weight) if weight.is_integer() else weight for weight in weights]
-            value = dict(zip(("sft", "reward", "rlhf"), numbers, strict=True))
-        elif key == "prompt_sets":
+        *sections, last = path
+        if last == "weights":
+            weights = map(as_number, value.split(","))
+            value = dict(zip(("sft", "reward", "rlhf"), weights, strict=True))
+        elif last == "prompt_sets":
             value = [value]
-        *path, last = key.split(".")
         default, place = self.defaults, self.top
-        for part in path:
-            default = default[part]
+        for section in sections:
+            default = default[section]
         if value != default[last]:
-            for part in path:
-                place = place.setdefault(part, {})
+            for section in sections:
+                place = place.setdefault(section, {})
             place[last] = value
 
-    def adjust(self, settings: dict[str, Any], placement: dict[str, Any]) -> None:
-        """Settings that depend on each other, and names of models."""
+    def adjust(self, settings: dict[str, Any]) -> None:
+        """Change settings that depend on each other, and names of models."""
         rate = "actor_learning_rate" if self.stage == "rlhf" else "learning_rate"
         if not settings["lora_rank"]:
             settings.pop("lora_learning_rate")
@@ -268,27 +237,29 @@ class Recipe:
             settings.pop("max_steps")
         if "--print_answers" not in self.given:
             settings.pop("log_responses_steps", None)
-        if placement.get("offload"):
-            stage = placement.get("zero_stage", 0)
-            placement["offload"] = "parameters" if stage == 3 else "optimizer" if stage else "none"
+        sections = {"actor": "sft", "reward": "reward"}
+        sections["model"] = "sft" if self.stage == "dpo" else "models"
+        for key, section in sections.items():
+            if key in settings:
+                settings[key] = self.model(settings[key], section)
+        if "ptx" in settings:
+            self.add_ptx(settings)
+        else:
+            settings.pop("ptx_coef", None)
+
+    def placement(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return the placement on the GPUs, given the keys that flags change."""
+        if "offload" in changes:
+            stage = changes.get("zero_stage", 0)
+            changes["offload"] = "parameters" if stage == 3 else "optimizer" if stage else "none"
         if self.gpus > 1:
             nodes = math.ceil(self.gpus / 8)
-            placement["deployment"] = "single_node" if nodes == 1 else "multi_node"
+            changes["deployment"] = "single_node" if nodes == 1 else "multi_node"
             if self.gpus not in (8, 64):
-                placement |= {"nodes": nodes, "gpus_per_node": self.gpus // nodes}
-        elif placement:
-            placement["deployment"] = "single_gpu"
-        if self.stage == "dpo":
-            settings["model"] = self.model(settings["model"], "sft")
-        elif "model" in settings:
-            settings["model"] = self.model(settings["model"], "models")
-        if self.stage == "rlhf":
-            settings["actor"] = self.model(settings["actor"], "sft")
-            settings["reward"] = self.model(settings["reward"], "reward")
-            if settings.get("ptx"):
-                self.add_ptx(settings)
-            else:
-                settings.pop("ptx_coef")
+                changes |= {"nodes": nodes, "gpus_per_node": self.gpus // nodes}
+        elif changes:
+            changes["deployment"] = "single_gpu"
+        return changes
 
     def model(self, path: str, section: str) -> str:
         """Return the reference to a model: the result of `section`, or a base model.
@@ -296,59 +267,62 @@ class Recipe:
         The command of a later stage names the folder of an earlier one, which is a recipe here. A
         new base model gets an entry of `models`.
         """
-        for name, entry in self.known["models"].items():
-            if path == entry.get("hub"):
-                return name if self.stage in ("sft", "reward") else f"models/{name}"
+        name, _ = self.entry("models", path)
+        if name:
+            return name if self.stage in ("sft", "reward") else f"models/{name}"
         if section != "models":
             self.remarks.append(f"{path}: {section}/{self.name} stands for it")
             return f"{section}/{self.name}"
-        local = path.startswith((".", "~")) or path.count("/") != 1 or Path(path).exists()
-        name = Path(path).name
-        entry = {"path": path} if local else {"hub": path, "revision": "main"}
-        self.top.setdefault("models", {})[name] = entry
+        name, is_on_hub = Path(path).name, path.count("/") == 1 and path[0] not in ".~"
+        self.top.setdefault("models", {})[name] = source_of(path, is_on_hub)
         return name
 
-    def datasets(self, paths: Sequence[str]) -> list[str]:
-        """Return the names of datasets, new ones with an entry."""
-        names = []
-        alone = self.given.get("--sft_only_data_path", [])
-        for path in paths:
-            name = next(
-                (
-                    name
-                    for name, entry in self.known["datasets"].items()
-                    if entry.get("hub") == path
-                ),
-                None,
-            )
-            if name is None or path in alone:
-                entry = dict(self.known["datasets"].get(name, self.new_dataset(path)))
-                if path in alone:
-                    entry["split"] = ["sft"]
-                name = name or path.rstrip("/").replace("/", "-").lstrip(".-")
-                if entry != self.known["datasets"].get(name):
-                    self.top.setdefault("datasets", {})[name] = entry
-            names.append(name)
-        return names
+    def dataset(self, path: str) -> str:
+        """Return the name of a dataset; one that the project does not have gets an entry."""
+        name, entry = self.entry("datasets", path)
+        if not name:
+            name, entry = path.rstrip("/").replace("/", "-").lstrip(".-"), new_dataset(path)
+        if path in self.given.get("--sft_only_data_path", ()):
+            entry = {**entry, "split": ["sft"]}
+        if (name, entry) not in self.known["datasets"]:
+            self.top.setdefault("datasets", {})[name] = entry
+        return name
 
-    def new_dataset(self, path: str) -> dict[str, Any]:
-        """Return the entry of a dataset that config/deepspeed_chat.yaml does not have."""
-        if path == "local/jsonfile":
-            return {"path": "data", "format": "plain", "train": "train.json", "eval": "eval.json"}
-        source = {"path": path} if Path(path).exists() else {"hub": path, "revision": "main"}
-        return {**source, "format": "instruct"}
+    def entry(self, section: str, path: str) -> tuple[str, dict[str, Any]]:
+        """Return the project's name and entry of a repository of the Hub, empty without one."""
+        found = (item for item in self.known[section] if item[1].get("hub") == path)
+        return next(found, ("", {}))
 
     def add_ptx(self, settings: dict[str, Any]) -> None:
-        """A recipe of `sft` for the texts of the pretraining loss."""
-        path, name = settings["ptx"], f"{self.name}-ptx"
-        entry: dict[str, Any] = {"hub": path, "revision": "main", "format": "text"}
+        """Add a recipe of `sft` for the texts of the pretraining loss."""
+        name = f"{self.name}-ptx"
+        entry = {**source_of(settings["ptx"], True), "format": "text", "split": ["sft"]}
         if config := self.given.get("--unsupervised_dataset_config_name"):
             entry["name"] = config
-        self.top.setdefault("datasets", {})[name] = {**entry, "split": ["sft"]}
+        self.top.setdefault("datasets", {})[name] = entry
         length = settings["max_prompt_length"] + settings["max_response_length"]
         recipe = {"datasets": [name], "train_on": "all_tokens", "max_length": length}
         self.top["sft"] = {"recipes": {name: recipe}}
         settings["ptx"] = name
+
+
+def source_of(path: str, is_on_hub: bool) -> dict[str, str]:
+    """Return the source of an entry: a folder if it exists, or a name on the Hub."""
+    is_local = Path(path).exists() or not is_on_hub
+    return {"path": path} if is_local else {"hub": path, "revision": "main"}
+
+
+def new_dataset(path: str) -> dict[str, Any]:
+    """Return the entry of a dataset that the project does not have."""
+    if path == "local/jsonfile":
+        return {"path": "data", "format": "plain", "train": "train.json", "eval": "eval.json"}
+    return {**source_of(path, True), "format": "instruct"}
+
+
+def as_number(text: str | float) -> int | float:
+    """Return a number, without its fraction if it has none."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 
 if __name__ == "__main__":

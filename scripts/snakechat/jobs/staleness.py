@@ -139,7 +139,7 @@ class Staleness:
             return found
         # Inputs that were deleted: a result remains that was made from what they would be.
         results = self._results_of(rule)
-        for stored in results and results.get(digest(without_names(spec)), ()):
+        for stored in results.get(digest(without_names(spec)), ()) if results else ():
             if self._has_inputs(stored, spec, digests):
                 found = stored
         return found
