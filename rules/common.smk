@@ -10,8 +10,7 @@ wildcard_constraints:
 
 # The manifests that a job reads: those that a rule names, and others that the config decides.
 inputs = FUNCTIONS.inputs
-results_of, recipe_results = FUNCTIONS.results, FUNCTIONS.recipe_results
-entries_with = FUNCTIONS.names
+results_of, entries_with = FUNCTIONS.results, FUNCTIONS.names
 # The resources of a job that runs a model.
 OF_PLACEMENT = FUNCTIONS.resources
 

@@ -57,7 +57,7 @@ use rule job as evaluate_dpo with:
 
 rule dpo:
     input:
-        unpack(recipe_results("dpo")),
+        unpack(results_of("dpo")),
         ancient("output/report/dpo/{name}"),
     output:
         directory("output/dpo/{name}"),

@@ -24,7 +24,7 @@ use rule job as draw_report with:
 
 rule report:
     input:
-        unpack(results_of("report", lambda *recipe: [("draw_report", "/".join(recipe))])),
+        unpack(results_of("report")),
     output:
         report(
             directory("output/report/{stage}/{name}"),

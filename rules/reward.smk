@@ -46,7 +46,7 @@ use rule job as evaluate_reward with:
 
 rule reward:
     input:
-        unpack(recipe_results("reward")),
+        unpack(results_of("reward")),
         ancient("output/report/reward/{name}"),
     output:
         directory("output/reward/{name}"),

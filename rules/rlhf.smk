@@ -42,7 +42,7 @@ use rule job as evaluate_rlhf with:
 
 rule rlhf:
     input:
-        unpack(recipe_results("rlhf")),
+        unpack(results_of("rlhf")),
         ancient("output/report/rlhf/{name}"),
     output:
         directory("output/rlhf/{name}"),

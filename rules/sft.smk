@@ -42,7 +42,7 @@ use rule job as evaluate_sft with:
 # alone, while Snakemake deletes the old output of a rule with one before it starts.
 rule sft:
     input:
-        unpack(recipe_results("sft")),
+        unpack(results_of("sft")),
         ancient("output/report/sft/{name}"),
     output:
         directory("output/sft/{name}"),

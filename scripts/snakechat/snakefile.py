@@ -290,31 +290,28 @@ class RuleFunctions:
 
     # --- targets ------------------------------------------------------------------------------
 
-    def results(self, stage: str, jobs: Callable[..., list[JobId]]) -> RuleFunction:
-        """Return an input function of a path that users ask for: the manifests of its jobs.
+    def results(self, folder: str) -> RuleFunction:
+        """Return the input function of the folders output/FOLDER/... that users ask for.
 
-        jobs: Returns the jobs, given the wildcards.
+        folder: A stage, whose recipes are training, evaluation and gate; or report.
         """
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
             name = name_of(wildcards)
-            folder = f"output/{stage}/{name}"
-            planned = jobs(*wildcards)
-            inputs = [self._input(job, self._will_run(*job)) for job in planned]
+            path = f"output/{folder}/{name}"
+            is_recipe = folder in STAGES
+            jobs = folder_jobs(self.config, folder, name) if is_recipe else [("draw_report", name)]
+            inputs = [self._input(job, self._will_run(*job)) for job in jobs]
             # A model that was built for a page alone has no report yet.
-            report = [f"output/report/{stage}/{name}"] if stage in STAGES else []
+            report = [f"output/report/{folder}/{name}"] if is_recipe else []
             reporting = self._staleness.reporting
-            manifests = [self._specs.manifest(*job) for job in planned] if reporting else inputs
-            self._staleness.decide_folder(folder, [*manifests, *report])
-            is_stale = folder in self._staleness.incomplete
+            manifests = [self._specs.manifest(*job) for job in jobs] if reporting else inputs
+            self._staleness.decide_folder(path, [*manifests, *report])
+            is_stale = path in self._staleness.incomplete
             return {"manifests": inputs, **self._stamp_input(is_stale)}
 
         return lookup
-
-    def recipe_results(self, stage: str) -> RuleFunction:
-        """Return the input function of a recipe: training, evaluation and gate."""
-        return self.results(stage, lambda name: folder_jobs(self.config, stage, name))
 
     @fails_in_one_line
     def result_of(self, wildcards: Any) -> dict[str, Any]:

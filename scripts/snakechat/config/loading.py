@@ -4,7 +4,6 @@ Snakemake reads the files. Of a key that is written twice, it keeps the last val
 a file that cannot be parsed names neither the file nor the line.
 """
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -125,7 +124,6 @@ def load_config(
         ConfigError: A key or value is invalid, or a name refers to nothing.
     """
     update(values, parse_command_line_values(command_line))
-    check_plain_values(values)
     values |= checked(values, Sections)
     config = Config(values, root, sources)
     check_presets(config)
@@ -152,27 +150,6 @@ def parse_command_line_values(value: Any) -> Any:
     loader = yaml.SafeLoader("")
     tag = loader.resolve(yaml.ScalarNode, value, (True, False))
     return loader.construct_object(yaml.ScalarNode(tag, value))
-
-
-def check_plain_values(values: Any, *place: str) -> None:
-    """Raise ConfigError for a value that specs cannot have, which are JSON.
-
-    Examples are infinity, a date, and half of a surrogate pair.
-    """
-    if isinstance(values, dict):
-        for key, value in values.items():
-            check_plain_values(value, *place, str(key))
-    elif isinstance(values, list):
-        for number, value in enumerate(values):
-            check_plain_values(value, *place, str(number))
-    else:
-        try:
-            json.dumps(values, allow_nan=False, ensure_ascii=False).encode()
-        except (TypeError, ValueError):
-            raise ConfigError(
-                f"config: {'.'.join(place)}: expected text in UTF-8, a finite number, true, false"
-                f" or null, found {values!r}: quote it, or use another value"
-            ) from None
 
 
 def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:

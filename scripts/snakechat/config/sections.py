@@ -11,6 +11,7 @@ from pydantic import (
     Field,
     GetPydanticSchema,
     HttpUrl,
+    JsonValue,
     StringConstraints,
     Tag,
     model_validator,
@@ -285,6 +286,7 @@ class Architecture(Settings):
     """A transformers config; it takes any further key."""
 
     model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, JsonValue]
 
     model_type: str
 
@@ -506,7 +508,7 @@ class LlmJudge(Settings):
     scale: Annotated[list[Number], AfterValidator(_check_scale)] = Field(
         [1.0, 10.0], min_length=2, max_length=2
     )
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_parameters)] = Field(
+    parameters: Annotated[dict[str, JsonValue], AfterValidator(_check_parameters)] = Field(
         {"temperature": 0}
     )
 

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
-from snakechat.config.recipes import Config, JobId
-from snakechat.config.references import Reference, input_names
+from snakechat.config.recipes import Config
+from snakechat.config.references import Reference, input_names, parse_reference
 from snakechat.config.schema import ConfigError
 from snakechat.data.formats import FORMATS
-from snakechat.jobs.commands import command_job
-from snakechat.jobs.descriptions import Description, Jobs
+from snakechat.jobs.descriptions import Description, Jobs, command_job
 from snakechat.workflow.commands import names_in
 
 # What a stage reads of datasets: the phase whose rows it has, and its arrays of tokens. As in
@@ -281,13 +280,8 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
     else:
         jobs = models_of(config, *origin)
     for model in config.recipe(stage, name).get("compare_with", ()):
-        jobs[f"compare_with.{model}"] = _training(*model.split("/"))
-    return {**jobs, stage: _training(stage, name)}
-
-
-def _training(stage: str, name: str) -> JobId:
-    """Return the job that trains a recipe."""
-    return f"train_{stage}", name
+        jobs[f"compare_with.{model}"] = config.model_job(parse_reference(model))
+    return {**jobs, stage: (f"train_{stage}", name)}
 
 
 def _reward_models(config: Config, stage: str, name: str, key: str) -> Jobs:

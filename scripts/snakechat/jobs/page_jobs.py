@@ -9,8 +9,7 @@ from typing import Any
 from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference
 from snakechat.config.schema import ConfigError
-from snakechat.jobs.commands import command_job
-from snakechat.jobs.descriptions import Description, Jobs
+from snakechat.jobs.descriptions import Description, Jobs, command_job
 from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
 from snakechat.jobs.model_jobs import models_of, train_reward
 from snakechat.workflow.links import is_version

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config, JobId
 from snakechat.jobs.page_jobs import PAGES
-from snakechat.jobs.rules import RULES, num_wildcards
+from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
 from snakechat.workflow.errors import InputError, warn
 
 FIRST_TARGET = "output/rlhf/tiny"
@@ -78,17 +78,14 @@ def default_targets(config: Config) -> list[str]:
         for name in config.values[stage]["recipes"]
         if any(os.path.lexists(f"output/{stage}/{name}{end}") for end in ("", ".manifest.json"))
     ]
-    upstream: set[tuple[str, str]] = set()
-    for stage, name in built:
-        if stage == "rlhf":
-            upstream |= {*config.recipe_chain(*config.origin("rlhf", name))}
-            teacher = config.teacher(name)
-            upstream |= {teacher} if teacher else set()
-            upstream |= {
-                (model.section, model.name)
-                for key in ("reward", "judge")
-                for model in config.reward_models(name, key).values()
-            }
+    upstream = {
+        recipe_of(*job)
+        for stage, name in built
+        if stage == "rlhf"
+        for rule in ("train_rlhf", "evaluate_rlhf")
+        for key, job in RULES[rule].describe(config, name).inputs.items()
+        if RULES[job[0]].work == "training" and not key.startswith(("compare_with", "rlhf"))
+    }
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
     targets += [
         str(path)
