@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import AfterValidator, Field, GetPydanticSchema, JsonValue
+from pydantic import AfterValidator, Field, GetPydanticSchema
 from pydantic.json_schema import SkipJsonSchema
 
 from snakechat.config.settings import Name, Number, RefersTo, Settings
@@ -94,7 +94,7 @@ class WeightedFunction(Settings):
     """A reward function with arguments, which it receives by keyword."""
 
     weight: Number
-    arguments: dict[str, JsonValue] = Field({})
+    arguments: dict[str, Any] = Field({})
 
 
 def _without_empty_arguments(

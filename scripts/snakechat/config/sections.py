@@ -11,7 +11,6 @@ from pydantic import (
     Field,
     GetPydanticSchema,
     HttpUrl,
-    JsonValue,
     StringConstraints,
     Tag,
     model_validator,
@@ -26,6 +25,7 @@ from snakechat.config.settings import (
     IS_NUMBER,
     Count,
     Entry,
+    JsonValue,
     Name,
     NonEmptyText,
     NonNegative,
@@ -552,7 +552,7 @@ class PromptEval(Settings):
 
 
 # Keys of a recipe, which are checked together with its preset and the defaults.
-Keys = dict[str, Any]
+Keys = dict[str, JsonValue]
 
 
 class Generations(Settings):

@@ -1,6 +1,7 @@
 """Settings as pydantic models: their base, and the types of values with their constraints."""
 
 import difflib
+import json
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -140,7 +141,21 @@ def _check_number(value: Any) -> Any:
     return value
 
 
+def _check_json(value: Any) -> Any:
+    """Reject what specs cannot have: infinity, a date, half of a surrogate pair."""
+    try:
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError):
+        raise ValueError(
+            "expected text in UTF-8, finite numbers, true, false or null: quote it, or use another"
+            " value"
+        ) from None
+    return value
+
+
 IS_NUMBER = BeforeValidator(_check_number)
+# A value of any key, whose type the config does not know.
+JsonValue = Annotated[Any, AfterValidator(_check_json)]
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
