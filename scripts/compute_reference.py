@@ -36,7 +36,7 @@ def main(job: Job[Any]) -> None:
 
 def compute(job: Job[Any], policy: Policy) -> None:
     """Write the log-probabilities under a model."""
-    max_tokens, max_length = job.placement.micro_batch_tokens, job.settings.mismatched_max_length
+    max_length = job.settings.mismatched_max_length
     for split in ("train", "eval"):
         pairs = Examples.read(job.inputs["tokens"], split, "chosen", "rejected")
         examples = {split: pairs}
@@ -44,7 +44,7 @@ def compute(job: Job[Any], policy: Policy) -> None:
             examples[f"{split}.mismatched"] = pairs.mismatched(max_length, split)
         batches = job.settings.batches if split == "train" else None
         for name, rows in examples.items():
-            logprobs = logprobs_by_epoch(policy, rows, max_tokens, batches)
+            logprobs = logprobs_by_epoch(policy, rows, batches)
             if rank() == 0:
                 save_array(job.result / f"{name}.npy", logprobs)
         if rank() == 0:
@@ -52,19 +52,19 @@ def compute(job: Job[Any], policy: Policy) -> None:
 
 
 def logprobs_by_epoch(
-    policy: Policy, examples: Examples, max_tokens: int, batches: Mapping[str, Any] | None
+    policy: Policy, examples: Examples, batches: Mapping[str, Any] | None
 ) -> np.ndarray:
     """Return the log-probability of each response in each epoch: float32 [E, A, n].
 
     batches: arguments of epoch_batches after the first; None for one epoch, in any batches.
     """
     if batches is None:
-        return response_logprobs(policy, examples, max_tokens)[None].astype(np.float32)
+        return response_logprobs(policy, examples)[None].astype(np.float32)
     epochs = epoch_batches(len(examples), **batches)
     logprobs = np.zeros((len(epochs), *examples.response_lengths.shape), np.float32)
     for epoch, epoch_logprobs in zip(epochs, logprobs, strict=True):
         for rows in epoch:
-            epoch_logprobs[:, rows] = response_logprobs(policy, examples.select(rows), max_tokens)
+            epoch_logprobs[:, rows] = response_logprobs(policy, examples.select(rows))
     return logprobs
 
 

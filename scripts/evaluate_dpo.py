@@ -17,8 +17,7 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_metrics
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.forward import Policy
-from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import load_frozen, start_evaluation
+from snakechat.training.evaluated_models import FrozenModel, load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
@@ -27,7 +26,7 @@ DTYPE = "fp32"
 
 def main(job: Job[Any]) -> None:
     """Compute the implicit rewards of both responses of each pair and write metrics.json."""
-    placement, max_tokens = job.placement, job.placement.micro_batch_tokens
+    placement = job.placement
     start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
     data = PreferenceData(job.settings, job.inputs, "eval")
@@ -40,14 +39,14 @@ def main(job: Job[Any]) -> None:
     def sample(key: str, model: FrozenModel[Policy]) -> None:
         name = "before" if key == "base" else "dpo"
         folder = job.inputs[key]
-        responses[name] = held_out_responses(model, tokenizer, folder, data.rows, max_tokens)
+        responses[name] = held_out_responses(model, tokenizer, folder, data.rows)
 
     if has_reference(job.settings.loss):
         with load("base") as base:
-            data.compute_reference(base.module, max_tokens)
+            data.compute_reference(base.module)
             sample("base", base)
     with load("model") as model:
-        rewards, losses = data.evaluate(model.module, max_tokens)
+        rewards, losses = data.evaluate(model.module)
         sample("model", model)
     if rank() == 0:
         write_responses(job.result / "responses.jsonl", tokenizer, data.rows, responses)

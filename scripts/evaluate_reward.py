@@ -29,7 +29,7 @@ def main(job: Job[Any]) -> None:
     tokenizer = load_tokenizer(job.inputs["model"])
     pairs = Examples.read(job.inputs["tokens"], "eval", "chosen", "rejected")
     with load_frozen(Scorer, job.inputs["model"], DTYPE, tokenizer, placement, pairs) as model:
-        scored = response_scores(model.module, pairs, placement.micro_batch_tokens)
+        scored = response_scores(model.module, pairs)
     if rank() > 0:
         return
     scores = torch.from_numpy(scored)

@@ -49,8 +49,7 @@ from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length
-from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import load_frozen, start_evaluation
+from snakechat.training.evaluated_models import FrozenModel, load_frozen, start_evaluation
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
@@ -164,7 +163,6 @@ class Evaluator:
         self.judges = judges
         self.unreadable: dict[str, dict[str, int]] = {}
         self.device = start_evaluation(job.placement, self.settings.dtype)
-        self.micro_batch_tokens = job.placement.micro_batch_tokens
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
@@ -305,7 +303,6 @@ class Evaluator:
             self.stop_ids,
             self.settings.max_response_length,
             temperature,
-            self.micro_batch_tokens,
             num_generations,
         )
         rollouts = Rollouts(
@@ -314,7 +311,6 @@ class Evaluator:
             self.tokenizer,
             self.stop_ids,
             temperature,
-            self.micro_batch_tokens,
             self.device,
         )
         return ModelResponses(rollouts, self.is_correct)

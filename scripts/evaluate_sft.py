@@ -42,11 +42,8 @@ def main(job: Job[Any]) -> None:
     for moment, key in MOMENTS.items():
         folder = job.inputs[key]
         with load_frozen(Policy, folder, dtype, tokenizer, placement, examples, True) as model:
-            max_tokens = placement.micro_batch_tokens
-            logprobs[moment] = row_logprobs(model.module, examples, max_tokens)
-            responses[NAMES[key]] = held_out_responses(
-                model, tokenizer, folder, examples, max_tokens
-            )
+            logprobs[moment] = row_logprobs(model.module, examples)
+            responses[NAMES[key]] = held_out_responses(model, tokenizer, folder, examples)
     if rank() > 0:
         return
     write_responses(job.result / "responses.jsonl", tokenizer, examples, responses)
@@ -60,10 +57,10 @@ def main(job: Job[Any]) -> None:
     print(f"perplexity of responses {before:.3f} -> {after:.3f}")
 
 
-def row_logprobs(policy: Policy, examples: Examples, max_tokens: int) -> dict[str, np.ndarray]:
+def row_logprobs(policy: Policy, examples: Examples) -> dict[str, np.ndarray]:
     """Return the log-probability [n] of each row: of its sequence, and of its response."""
     return {
-        prefix: response_logprobs(policy, examples, max_tokens, with_prompts=whole)[0]
+        prefix: response_logprobs(policy, examples, with_prompts=whole)[0]
         for prefix, whole in PREFIXES.items()
     }
 

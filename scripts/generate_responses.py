@@ -22,8 +22,7 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.models import check_sequence_length, model_size
-from snakechat.training.engine import FrozenModel
-from snakechat.training.evaluated_models import load_frozen
+from snakechat.training.evaluated_models import FrozenModel, load_frozen
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run
@@ -60,7 +59,6 @@ def generate(
     sampler = make_sampler(
         settings,
         ends,
-        job.placement.micro_batch_tokens,
         folder,
         job.placement.vllm_tensor_parallel_size,
     )

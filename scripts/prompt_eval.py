@@ -67,8 +67,7 @@ def generate(
         for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
             torch.manual_seed(settings.seed)
             generated[decoder] = respond(
-                *(policy, tokenizer, folder, ids, settings.max_response_length, temperature),
-                job.placement.micro_batch_tokens,
+                policy, tokenizer, folder, ids, settings.max_response_length, temperature
             )
     return generated
 

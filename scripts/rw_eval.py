@@ -42,7 +42,7 @@ def main(job: Job[Any]) -> None:
         with load_frozen(
             Scorer, folder, DTYPE, tokenizer, placement, examples, new_head=name == "base"
         ) as model:
-            scores[name] = response_scores(model.module, examples, job.placement.micro_batch_tokens)
+            scores[name] = response_scores(model.module, examples)
     if rank() > 0:
         return
     rows = [

@@ -68,7 +68,6 @@ def main(job: Job[GenerationSettings]) -> None:
                     tokenizer,
                     ends,
                     settings.temperature,
-                    job.placement.micro_batch_tokens,
                     device,
                 )
                 scores = scorer.score(rollouts, start // BATCH_SIZE, rows)

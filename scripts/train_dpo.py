@@ -22,7 +22,7 @@ from snakechat.workflow.job import run
 def main(training: Training[DpoSettings]) -> None:
     """Load data and model, train, save."""
     settings, inputs = training.settings, training.job.inputs
-    device, max_tokens = training.device, training.max_tokens
+    device = training.device
 
     # Data.
     data = PreferenceData(settings, inputs, "train")
@@ -31,17 +31,15 @@ def main(training: Training[DpoSettings]) -> None:
     steps_per_epoch = num_steps(len(data.rows), settings.global_batch_size, epochs=1)
 
     # Model.
-    policy, engine = training.load(Policy, data.rows, len(batches))
-    data.check_initial_policy(policy, batches[0], max_tokens)
+    policy, engine = training.load(Policy, data.rows, batches)
+    data.check_initial_policy(policy, batches[0])
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         data.epoch = (step - 1) // steps_per_epoch
         scores = StepScores(rows, device)
         # Of the whole step: it does not depend on how micro-batches divide the rows.
-        reference_point = data.reference_point(policy, rows, max_tokens)
-        for micro_batch in data.rows.micro_batches(
-            rows, max_tokens, policy.supports_packing, device
-        ):
+        reference_point = data.reference_point(policy, rows)
+        for micro_batch in data.rows.micro_batches(rows, policy.supports_packing, device):
             batch, counted = micro_batch.batch, micro_batch.counted
             logprobs = sequence_sums(engine(batch), batch.target_lengths)
             rewards, losses = data.losses(logprobs.view(2, -1), micro_batch.rows, reference_point)
@@ -51,13 +49,13 @@ def main(training: Training[DpoSettings]) -> None:
         return data.metrics(*scores.gathered(), rows)
 
     def evaluate() -> dict[str, float]:
-        rewards, losses = eval_data.evaluate(policy, max_tokens)
+        rewards, losses = eval_data.evaluate(policy)
         return eval_data.metrics(losses, rewards)
 
     # Steps and result.
     num_tokens = data.rows.num_tokens(with_prompts=True)
     shown = ["loss", "auc" if settings.loss == "kto" else "accuracy"]
-    training.train(engine, data.rows, batches, update, evaluate, num_tokens, "pairs", shown)
+    training.train(update, evaluate, num_tokens, "pairs", shown)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ from snakechat.workflow.job import run
 def main(training: Training[RewardSettings]) -> None:
     """Load data and model, train, save."""
     settings, tokens = training.settings, training.job.inputs["tokens"]
-    device, max_tokens = training.device, training.max_tokens
+    device = training.device
 
     # Data.
     pairs = Examples.read(tokens, "train", "chosen", "rejected")
@@ -37,11 +37,11 @@ def main(training: Training[RewardSettings]) -> None:
     batches = training_batches(len(pairs), settings.global_batch_size, settings)
 
     # Model.
-    scorer, engine = training.load(Scorer, pairs, len(batches))
+    scorer, engine = training.load(Scorer, pairs, batches)
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         step_scores = StepScores(rows, device)
-        for micro_batch in pairs.micro_batches(rows, max_tokens, scorer.supports_packing, device):
+        for micro_batch in pairs.micro_batches(rows, scorer.supports_packing, device):
             losses, scores = losses_and_scores(engine, micro_batch.batch, settings.loss)
             loss = micro_batch.counted / len(rows) * losses.sum()
             engine.backward(loss, micro_batch.is_last)
@@ -50,15 +50,12 @@ def main(training: Training[RewardSettings]) -> None:
         return pair_metrics(*step_scores.gathered())
 
     def evaluate() -> dict[str, float]:
-        scores = torch.from_numpy(response_scores(scorer, eval_pairs, max_tokens))
+        scores = torch.from_numpy(response_scores(scorer, eval_pairs))
         return pair_metrics(pairwise_loss(*scores), scores)
 
     # Steps and result.
     num_tokens, shown = pairs.num_tokens(with_prompts=True), ["loss", "accuracy"]
-    training.train(
-        *(engine, pairs, batches, update, evaluate, num_tokens, "pairs", shown),
-        evaluates_first=True,
-    )
+    training.train(update, evaluate, num_tokens, "pairs", shown, evaluates_first=True)
 
 
 def losses_and_scores(

@@ -53,7 +53,7 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model
 from snakechat.training.engine import Ema
-from snakechat.training.evaluations import Evaluations, record_changed_weights
+from snakechat.training.evaluations import Evaluations
 from snakechat.training.trainer import Step, Training, save_trained, trainer
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import run
@@ -82,12 +82,8 @@ def main(training: Training[RlhfSettings]) -> None:
     evaluations = Evaluations(
         job, len(batches), rlhf.evaluate, rlhf.save, BEST_METRIC, greater_is_better=True
     )
-
-    def finish() -> None:
-        record_usage(job, judges.values())
-        record_changed_weights(job, models.actor.model, job.inputs["actor"])
-
-    training.run(batches, rlhf.step, rlhf.try_step, evaluations, finish, rlhf.components)
+    training.run(batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
+    record_usage(job, judges.values())
     rlhf.sampler.close()
 
 
@@ -107,7 +103,7 @@ class RlhfTrainer:
         job, settings = training.job, training.settings
         self.settings, self.timer, self.record = settings, training.timer, job.record
         self.tokenizer, self.models, self.prompts = tokenizer, models, prompts
-        self.device, self.micro_batch_tokens = training.device, training.max_tokens
+        self.device = training.device
         functions = load_functions(settings.reward_functions)
         rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
         weighted = weighted_judges(settings.reward, judges)
@@ -125,7 +121,6 @@ class RlhfTrainer:
         self.sampler = make_sampler(
             settings,
             self.stop_ids,
-            self.micro_batch_tokens,
             job.inputs["actor"],
             job.placement.vllm_tensor_parallel_size,
         )
@@ -271,7 +266,6 @@ class RlhfTrainer:
             self.tokenizer,
             self.stop_ids,
             self.settings.temperature,
-            self.micro_batch_tokens,
             self.device,
             sampler_logprobs,
         )

@@ -20,8 +20,7 @@ from snakechat.workflow.job import run
 def main(training: Training[SftSettings]) -> None:
     """Load data and model, train, save."""
     settings, tokens = training.settings, training.job.inputs["tokens"]
-    device, max_tokens = training.device, training.max_tokens
-    with_prompts = settings.train_on == "all_tokens"
+    device, with_prompts = training.device, settings.train_on == "all_tokens"
 
     # Data.
     train_split = Examples.read(tokens, "train", "chosen")
@@ -30,12 +29,12 @@ def main(training: Training[SftSettings]) -> None:
     batches = training_batches(len(train_split), settings.global_batch_size, settings)
 
     # Model.
-    policy, engine = training.load(Policy, train_split, len(batches))
+    policy, engine = training.load(Policy, train_split, batches)
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         num_tokens, loss_sum = int(num_targets[rows].sum()), torch.zeros((), device=device)
         for micro_batch in train_split.micro_batches(
-            rows, max_tokens, policy.supports_packing, device, with_prompts
+            rows, policy.supports_packing, device, with_prompts
         ):
             losses = -engine(micro_batch.batch, return_sum=True)
             loss = micro_batch.counted / num_tokens * losses
@@ -45,11 +44,11 @@ def main(training: Training[SftSettings]) -> None:
         return {"loss": all_reduce_sum(loss_sum).item(), "tokens": num_tokens}
 
     def evaluate() -> dict[str, float]:
-        logprobs = response_logprobs(policy, eval_split, max_tokens, with_prompts=with_prompts)
+        logprobs = response_logprobs(policy, eval_split, with_prompts)
         return {"loss": -logprobs.sum() / eval_split.num_tokens(with_prompts).sum()}
 
     # Steps and result.
-    training.train(engine, train_split, batches, update, evaluate, num_targets, "rows", ["loss"])
+    training.train(update, evaluate, num_targets, "rows", ["loss"])
 
 
 if __name__ == "__main__":

@@ -164,7 +164,7 @@ def decoding(bench):
         torch.cuda.reset_peak_memory_stats()
         with configured(cuda_graphs=graphs):
             started = now()
-            responses = sample_responses(model, prompts, [2], size.response_length, 1.0, 8192)
+            responses = sample_responses(model, prompts, [2], size.response_length, 1.0)
             seconds = now() - started
         sampled = sum(len(ids) for row in responses for ids in row)
         bench.record(
@@ -262,10 +262,11 @@ def trainers(bench):
     policy, rows = Policy(model), tokens_folder(bench.size.chat, bench.folder, 4, bench.size.limit)
     found = []
     for device, dtype in (("cpu", torch.float32), ("cuda", torch.bfloat16)):
-        with configured(gpus=device == "cuda"):
+        limit = bench.size.micro_batch_tokens
+        with configured(gpus=device == "cuda", micro_batch_tokens=limit):
             policy.to(device, dtype)
             examples = Examples.read(rows, "train", "chosen")
-            found.append(response_logprobs(policy, examples, bench.size.micro_batch_tokens).mean())
+            found.append(response_logprobs(policy, examples).mean())
     bench.record(case="bf16", largest_difference=abs(found[1] / found[0] - 1), of="loss")
     deterministic.request_deterministic_kernels()
     for name in ("sft", "grpo"):

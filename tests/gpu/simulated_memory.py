@@ -56,7 +56,7 @@ def peaks(losses, config, lora_rank, checkpointing):
     with contextlib.ExitStack() as stack:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         tracker = stack.enter_context(MemoryTracker(torch.nn.Module()))
-        stack.enter_context(acceleration.using(Acceleration(pad_to_multiple_of=128)))
+        stack.enter_context(acceleration.using(Acceleration(ROWS * LENGTH, pad_to_multiple_of=128)))
         for owner, attribute, value in (
             (torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
             (engines.nn.utils, "get_total_norm", lambda _: SimpleNamespace(item=lambda: 0.5)),
@@ -67,11 +67,9 @@ def peaks(losses, config, lora_rank, checkpointing):
         for loss, module in zip(losses, modules, strict=True):
             with device:
                 replace_meta_tensors(module)
-            trained.append((loss, engines.ReplicatedEngine(module, settings, 1e-5, 2)))
+            trained.append((loss, engines.Engine(module, settings, 1e-5, 2)))
         for loss, engine in trained * 2:
-            for micro_batch in examples.micro_batches(
-                np.arange(ROWS), ROWS * LENGTH, True, device, loss == "sft"
-            ):
+            for micro_batch in examples.micro_batches(np.arange(ROWS), True, device, loss == "sft"):
                 batch = micro_batch.batch
                 if loss == "sft":
                     value = engine(batch, return_sum=True)

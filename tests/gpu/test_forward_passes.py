@@ -40,13 +40,12 @@ def long_examples(num_responses):
     )
 
 
-def loss_and_gradients(model, device, examples, micro_batch_tokens):
+def loss_and_gradients(model, device, examples):
     """Return the sum of the log-probabilities of a model, and its gradients in fp32."""
     policy = Policy(model).to(device)
     policy.zero_grad()
     micro_batches = examples.micro_batches(
         np.arange(len(examples)),
-        micro_batch_tokens,
         policy.supports_packing,
         device,
         with_prompts=True,
@@ -73,10 +72,11 @@ def model(request, tokenizer):
     ],
 )
 def test_loss_and_gradients_equal_those_of_a_cpu(dtype, tolerance, model, device):
-    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, EXAMPLES, 48)
-    choices = acceleration.Acceleration(pad_to_multiple_of=64, prefetch=True)
+    with acceleration.using(acceleration.Acceleration(48)):
+        expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, EXAMPLES)
+    choices = acceleration.Acceleration(48, pad_to_multiple_of=64, prefetch=True)
     with configured(device.type == "cuda"), acceleration.using(choices):
-        loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, EXAMPLES, 48)
+        loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, EXAMPLES)
     assert loss == pytest.approx(expected_loss, rel=tolerance)
     assert (grads - expected).norm() < tolerance * expected.norm()
 
@@ -106,9 +106,11 @@ def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
 ):
     examples = long_examples(num_responses)
     model = spread(make_causal(KERNEL_MODELS[name], tokenizer, 1)).eval()
-    expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples, 1024)
-    with configured(attn_implementation=attn_implementation, compile=compiled):
-        loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples, 1024)
+    placement = {"attn_implementation": attn_implementation, "compile": compiled}
+    with configured(0, micro_batch_tokens=1024):
+        expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples)
+    with configured(micro_batch_tokens=1024, **placement):
+        loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples)
     assert loss == pytest.approx(expected_loss, rel=tolerance / 50)
     assert (grads - expected).norm() < tolerance * expected.norm()
 
@@ -116,7 +118,7 @@ def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, device):
     def sample():
-        return sample_responses(model, PROMPTS, [tokenizer.eos_token_id], 40, 0, 4096, 2)
+        return sample_responses(model, PROMPTS, [tokenizer.eos_token_id], 40, 0, 2)
 
     expected = sample()
     model.to(device)

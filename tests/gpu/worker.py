@@ -65,7 +65,7 @@ def train_step(engine, examples, step, device):
     rows = np.arange(8 * step, 8 * step + 8) % len(examples)
     num_tokens = int(examples.num_tokens(with_prompts=True)[rows].sum())
     loss_sum = torch.zeros((), device=device)
-    for micro_batch in examples.micro_batches(rows, 128, True, device, with_prompts=True):
+    for micro_batch in examples.micro_batches(rows, True, device, with_prompts=True):
         loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
         engine.backward(loss, micro_batch.is_last)
         loss_sum += loss.detach().float()
@@ -90,7 +90,7 @@ def run(stage, dtype, placement, device, interrupted):
         losses.append(train_step(engine, examples, step, device))
     with engine.sampling():
         model = engine.module.model
-        [responses] = sample_responses(model, examples.prompts[:4], [0], 12, 0, 1024)
+        [responses] = sample_responses(model, examples.prompts[:4], [0], 12, 0)
     return {"losses": losses, "responses": responses}
 
 
@@ -98,7 +98,9 @@ def main(device_type, folder):
     # Libraries of a GPU read it once.
     os.environ.update(deterministic.ENVIRONMENT)
     size = distributed.world_size()
-    placement = placement_of({"gpus_per_node" if device_type == "cuda" else "nodes": size})
+    placement = placement_of(
+        {"gpus_per_node" if device_type == "cuda" else "nodes": size, "micro_batch_tokens": 128}
+    )
     device, results = init_process_group(placement), {}
 
     def add(stage, dtype, case=""):

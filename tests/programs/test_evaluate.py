@@ -100,15 +100,15 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     greedy = [[correct + eos, incorrect + eos, correct + eos]]
     calls = []
 
-    def sample(model, prompts, stop_ids, length, temperature, max_tokens, num_generations):
-        calls.append((len(prompts), length, temperature, max_tokens, num_generations))
+    def sample(model, prompts, stop_ids, length, temperature, num_generations):
+        calls.append((len(prompts), length, temperature, num_generations))
         return sampled if temperature else greedy
 
     monkeypatch.setattr(evaluate_rlhf, "sample_equally", sample)
     check = lambda prompt, response: response == CORRECT  # noqa: E731
     monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", check)
     metrics, _ = evaluated(job)
-    assert calls == 3 * [(3, 6, 1.0, 300, 2), (3, 6, 0, 300, 1)]
+    assert calls == 3 * [(3, 6, 1.0, 2), (3, 6, 0, 1)]
     for name in ("sft", "rlhf"):
         assert metrics[name]["success"] == pytest.approx(3 / 6)
         assert metrics[name]["greedy_success"] == pytest.approx(2 / 3)

@@ -83,7 +83,7 @@ def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
     for decoder, temperature in (("greedy", 0), ("sampled", 1.0)):
         torch.manual_seed(1)
-        [drawn] = sample_responses(model, ids, [tokenizer.eos_token_id], 12, temperature, 300)
+        [drawn] = sample_responses(model, ids, [tokenizer.eos_token_id], 12, temperature)
         for prompt, response in zip(PROMPTS, drawn, strict=True):
             line = responses["rlhf", decoder, prompt]
             assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)

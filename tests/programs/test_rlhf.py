@@ -231,7 +231,7 @@ def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch
     monkeypatch.setattr(
         train_rlhf,
         "make_sampler",
-        lambda settings, *rest: HfSampler(settings, *rest[:2]),
+        lambda settings, stop_ids, *_: HfSampler(settings, stop_ids),
     )
     job = train(generation_backend="vllm", importance_sampling_cap=2.0)
     for line in job.metrics:

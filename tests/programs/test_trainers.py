@@ -164,7 +164,7 @@ def test_the_best_reward_model_is_saved(train, stages):
     saved = Scorer(load_scorer(folder, "fp32", tokenizer)).eval()
     tokens = stages.result("tokenize_reward", folder.name)
     pairs = Examples.read(tokens, "eval", "chosen", "rejected")
-    scores = torch.from_numpy(response_scores(saved, pairs, 300))
+    scores = torch.from_numpy(response_scores(saved, pairs))
     loss = pairwise_loss(*scores).mean().item()
     assert loss == pytest.approx(best["eval_loss"], rel=1e-4)
 

@@ -23,11 +23,11 @@ def train():
     """Train in a process whose tensors take at most LIMIT bytes."""
     from snakechat.estimates.activation_memory import MemoryTracker
     from snakechat.modeling import models
-    from snakechat.training import zero_stages
+    from snakechat.training import deepspeed_engine
 
     models.choose_device = lambda placement: torch.device("cpu")
     # Otherwise most of the memory is that of DeepSpeed's buffers.
-    zero_stages.DEFAULT_BUFFERS = zero_stages.ZeroBuffers(1 << 16, 1 << 16, 1 << 16)
+    deepspeed_engine.BUCKET = deepspeed_engine.REUSED = deepspeed_engine.PREFETCHED = 1 << 16
     import train_sft
     from snakechat.config.training_settings import SftSettings
     from snakechat.training import engine, trainer

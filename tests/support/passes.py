@@ -1,8 +1,11 @@
 """Losses and gradients of packed micro-batches, for tests of other ways to compute them."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
+from snakechat.modeling import acceleration
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
@@ -22,9 +25,9 @@ def saved_policy(keys, tokenizer, folder):
 def loss_and_gradients(policy, examples):
     """Return the sum of all log-probabilities, and its gradients, over several micro-batches."""
     policy.zero_grad()
-    micro_batches = list(
-        examples.micro_batches(np.arange(len(examples)), 60, True, CPU, with_prompts=True)
-    )
+    rows = np.arange(len(examples))
+    with acceleration.using(replace(acceleration.current(), micro_batch_tokens=60)):
+        micro_batches = list(examples.micro_batches(rows, True, CPU, with_prompts=True))
     assert len(micro_batches) > 1
     loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
     loss.backward()

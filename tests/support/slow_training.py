@@ -74,7 +74,7 @@ def main(folder, phase):
         return Step(metrics, ["loss"], 8, {"rows": 8})
 
     evaluations, batches = Evaluations(job, STEPS, evaluate, save), [np.arange(8)] * STEPS
-    training.run(batches, take_step, None, evaluations, lambda: None, {"policy": engine})
+    training.run(batches, take_step, None, evaluations, {"policy": engine})
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def main():
     if lora_rank:
         torch.manual_seed(1)
         model = add_lora(model, lora_rank, 2 * lora_rank)
-    sampler = make_sampler(SETTINGS, [2], 4096, folder / "model", num_ranks)
+    sampler = make_sampler(SETTINGS, [2], folder / "model", num_ranks)
     prompts = [PROMPTS[row] for row in rows_of_rank(len(PROMPTS), num_ranks)]
     updates = []
     for update in range(UPDATES):

@@ -32,11 +32,8 @@ from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
-from snakechat.training.engine import (  # noqa: E402
-    Ema,
-    make_engine,
-    make_frozen,
-)
+from snakechat.training.engine import Ema, make_engine  # noqa: E402
+from snakechat.training.evaluated_models import make_frozen  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
 from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
@@ -45,7 +42,7 @@ from support.engines import plain_optimizer  # noqa: E402
 from support.specs import opt_config  # noqa: E402
 
 SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
-PLACEMENT = placement_of({"nodes": distributed.world_size()})
+PLACEMENT = placement_of({"nodes": distributed.world_size(), "micro_batch_tokens": 16})
 # Cases that run twice.
 REPEATED = ("stage 3", "bf16 2", "rollouts 3")
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
@@ -154,6 +151,7 @@ def stop_and_resume(folder, placement, settings=None):
                 torch.rand(distributed.rank() + 1)
                 if step == stop_at and distributed.rank() == distributed.world_size() - 1:
                     os.kill(os.getpid(), signal.SIGTERM)
+                checkpointer.keep(step)
         return engine, losses
 
     try:
@@ -203,14 +201,14 @@ def train_and_sample(placement, lora=False):
         generation_backend="hf",
         dtype="fp32",
     )
-    # A prompt at a time.
-    sampler = HfSampler(settings, [2], 16)
+    # A prompt at a time: batches have 16 tokens.
+    sampler = HfSampler(settings, [2])
     run = {"responses": [], "losses": []}
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         sampler.update(policy.model, engine.gathered)
         responses, _ = sample_on_all_ranks(sampler, prompts, settings, engine.sampling)
         run["responses"].append(responses)
-        rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, 16, torch.device("cpu"))
+        rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, torch.device("cpu"))
         for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):
             loss = -micro_batch.counted / 100 * engine(micro_batch.batch).sum()
             engine.backward(loss, micro_batch.is_last)
@@ -222,7 +220,7 @@ def train_and_sample(placement, lora=False):
 def evaluate_frozen(zero_stage, offload):
     """Evaluate frozen models; return their log-probabilities."""
     tables = []
-    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, 16, torch.device("cpu"))
+    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, torch.device("cpu"))
     for _ in range(2):
         policy = Policy(LanguageModel().model)
         frozen = make_frozen(policy, "fp32", replace(PLACEMENT, zero_stage=zero_stage), offload)
@@ -254,7 +252,7 @@ def train_on_rollouts(placement, lora=False):
     engine = engine_for(policy, placement, {})
     responses = reversed_prompts(PROMPTS)
     # With 16 tokens per micro-batch, one process has three to four of them.
-    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, 16, torch.device("cpu"))
+    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, torch.device("cpu"))
     run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
     for _ in range(3):
         run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))

@@ -205,9 +205,7 @@ def policy_gradients(
     if settings.algorithm == "distill":
         metrics["policy/kl_to_teacher"] = metrics.pop("policy/kl")
     if text:
-        metrics["ptx/loss"] = text_gradients(
-            engine, text, rollouts.micro_batch_tokens, settings.ptx_coef
-        )
+        metrics["ptx/loss"] = text_gradients(engine, text, settings.ptx_coef)
     return metrics
 
 
@@ -229,9 +227,7 @@ def check_first_update(metrics: Mapping[str, float], dtype: str, step: int) -> N
         )
 
 
-def text_gradients(
-    engine: Engine, text: Examples, micro_batch_tokens: int, coefficient: float
-) -> float:
+def text_gradients(engine: Engine, text: Examples, coefficient: float) -> float:
     """Accumulate the gradients of coefficient * language modeling loss; return the loss.
 
     The pretraining mix of InstructGPT (Ouyang et al. 2022, eq. 2). These are the last gradients of
@@ -242,9 +238,7 @@ def text_gradients(
     loss_sum = torch.zeros((), device=device)
     packing = bool(engine.module.supports_packing)
     rows = np.arange(len(text))
-    for micro_batch in text.micro_batches(
-        rows, micro_batch_tokens, packing, device, with_prompts=True
-    ):
+    for micro_batch in text.micro_batches(rows, packing, device, with_prompts=True):
         loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
         engine.backward(coefficient * loss, micro_batch.is_last)
         loss_sum += loss.detach()

@@ -53,19 +53,17 @@ class PreferenceData:
             if self.mismatched is not None:
                 self.mismatched_reference = _load(self.folder / f"{split}.mismatched.npy")
 
-    def compute_reference(self, policy: Policy, micro_batch_tokens: int) -> None:
+    def compute_reference(self, policy: Policy) -> None:
         """Compute the log-probabilities under the reference model."""
 
         def computed(rows: Examples) -> Tensor:
-            return torch.from_numpy(response_logprobs(policy, rows, micro_batch_tokens))[None]
+            return torch.from_numpy(response_logprobs(policy, rows))[None]
 
         self.reference = computed(self.rows)
         if self.mismatched is not None:
             self.mismatched_reference = computed(self.mismatched)
 
-    def reference_point(
-        self, policy: Policy, rows: np.ndarray, micro_batch_tokens: int
-    ) -> Tensor | None:
+    def reference_point(self, policy: Policy, rows: np.ndarray) -> Tensor | None:
         """Return the reward with which KTO compares the rewards of rows; None for other losses.
 
         All processes compute it together.
@@ -73,7 +71,7 @@ class PreferenceData:
         if self.mismatched is None or self.mismatched_reference is None:
             return None
         examples = self.mismatched.select(rows)
-        logprobs = torch.from_numpy(response_logprobs(policy, examples, micro_batch_tokens))
+        logprobs = torch.from_numpy(response_logprobs(policy, examples))
         lengths = torch.from_numpy(examples.response_lengths)
         reference = self._of_epoch(self.mismatched_reference)[:, rows]
         return kto_reference_point(response_rewards(self.settings, logprobs, reference, lengths))
@@ -114,15 +112,13 @@ class PreferenceData:
         limit = 2 * rounding[present].mean().item()
         return labelled_metrics(losses, rewards, present, limit)
 
-    def evaluate(self, policy: Policy, micro_batch_tokens: int) -> tuple[Tensor, Tensor]:
+    def evaluate(self, policy: Policy) -> tuple[Tensor, Tensor]:
         """Return the implicit rewards [2, n] and the losses [n] of all rows, in float64."""
         rows = np.arange(len(self.rows))
-        logprobs = torch.from_numpy(response_logprobs(policy, self.rows, micro_batch_tokens))
-        return self.losses(logprobs, rows, self.reference_point(policy, rows, micro_batch_tokens))
+        logprobs = torch.from_numpy(response_logprobs(policy, self.rows))
+        return self.losses(logprobs, rows, self.reference_point(policy, rows))
 
-    def check_initial_policy(
-        self, policy: Policy, rows: np.ndarray, micro_batch_tokens: int
-    ) -> None:
+    def check_initial_policy(self, policy: Policy, rows: np.ndarray) -> None:
         """Check on the first batch that a policy starts as the reference model, if there is one.
 
         Raises:
@@ -131,7 +127,7 @@ class PreferenceData:
         if self.reference is None:
             return
         batch = self.rows.select(rows)
-        logprobs = torch.from_numpy(response_logprobs(policy, batch, micro_batch_tokens))
+        logprobs = torch.from_numpy(response_logprobs(policy, batch))
         lengths = self.lengths[:, rows]
         differences = (logprobs - self.reference[0][:, rows]).abs() / lengths.clamp(min=1)
         difference = differences[lengths > 0].mean().item()

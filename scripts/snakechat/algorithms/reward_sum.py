@@ -149,5 +149,5 @@ class RewardSum:
             responses = rollouts.response_texts()
             prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
             examples = conversation_examples(scorer, encoder, prompts, responses)
-        scores = response_scores(scorer, examples, rollouts.micro_batch_tokens).flatten()
+        scores = response_scores(scorer, examples).flatten()
         return torch.from_numpy(scores).float().to(rollouts.device)

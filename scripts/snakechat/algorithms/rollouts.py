@@ -21,7 +21,7 @@ from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import Sampler, SamplingSettings, sample_responses
 from snakechat.modeling.packing import TokenBatch
-from snakechat.training.engine import FrozenModel
+from snakechat.training.evaluated_models import FrozenModel
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 
 # Token ids, or a number for each token, by response number and prompt: [A][n].
@@ -100,7 +100,6 @@ def sample_equally(
     stop_ids: Sequence[int],
     max_response_length: int,
     temperature: float,
-    micro_batch_tokens: int,
     num_generations: int = 1,
 ) -> TokenLists:
     """Sample the responses [A][n] on all ranks that a single one would sample, up to rounding.
@@ -117,7 +116,6 @@ def sample_equally(
                 stop_ids,
                 max_response_length,
                 temperature,
-                micro_batch_tokens,
                 num_generations,
                 own_rows,
             )
@@ -159,14 +157,12 @@ class Rollouts:
         tokenizer: PreTrainedTokenizerBase,
         stop_ids: Sequence[int],
         temperature: float,
-        micro_batch_tokens: int,
         device: torch.device,
         sampler_logprobs: Tensor | None = None,
     ) -> None:
         self.examples, self.tokenizer = Examples(prompts, *responses), tokenizer
         self.response_ids: list[list[int]] = [ids for sequences in responses for ids in sequences]
         self.temperature, self.device = temperature, device
-        self.micro_batch_tokens = micro_batch_tokens
         ended = [ids[-1] in stop_ids for ids in self.response_ids]
         lengths = self.examples.response_lengths.flatten()
         self.ended = copy_to_device(torch.tensor(ended), device)
@@ -188,9 +184,7 @@ class Rollouts:
 
     def micro_batches(self, rows: np.ndarray, packing: bool) -> Iterator[RolloutBatch]:
         """Yield this rank's micro-batches of the responses to the given prompts."""
-        for micro_batch in self.examples.micro_batches(
-            rows, self.micro_batch_tokens, packing, self.device
-        ):
+        for micro_batch in self.examples.micro_batches(rows, packing, self.device):
             # On the host: a mask would wait for the device to count its tokens.
             responses = self._responses_to(micro_batch.rows)
             width = self.response_mask.shape[1]

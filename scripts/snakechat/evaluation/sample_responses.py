@@ -12,7 +12,7 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length, max_positions
-from snakechat.training.engine import FrozenModel
+from snakechat.training.evaluated_models import FrozenModel
 
 # Held-out prompts that reports show, and tokens of a response to one of them.
 PROMPTS, MAX_RESPONSE_LENGTH = 10, 256
@@ -28,7 +28,6 @@ def respond(
     prompts: Sequence[Sequence[int]],
     max_response_length: int,
     temperature: float,
-    micro_batch_tokens: int,
 ) -> list[Response]:
     """Return a response to each prompt. All processes of the job call it together.
 
@@ -46,7 +45,7 @@ def respond(
     check_sequence_length(policy.module.model, longest + 1)
     positions = max_positions(policy.module.model)
     length = min(max_response_length, positions - longest) if positions else max_response_length
-    [responses] = sample_equally(policy, prompts, ends, length, temperature, micro_batch_tokens)
+    [responses] = sample_equally(policy, prompts, ends, length, temperature)
     return [
         {"text": as_text(tokenizer, ids), "ended": bool(ids) and ids[-1] in ends}
         for ids in responses
@@ -68,11 +67,10 @@ def held_out_responses(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     examples: Examples,
-    micro_batch_tokens: int,
 ) -> list[Response]:
     """Return the greedy responses of a model to the first held-out prompts."""
     prompts = [list(map(int, examples.prompts[row])) for row in first_prompts(examples)]
-    return respond(policy, tokenizer, folder, prompts, MAX_RESPONSE_LENGTH, 0, micro_batch_tokens)
+    return respond(policy, tokenizer, folder, prompts, MAX_RESPONSE_LENGTH, 0)
 
 
 def write_responses(

@@ -1,4 +1,4 @@
-"""How forward passes use a GPU: shapes that repeat, batches prepared ahead, captured decoding.
+"""How forward passes use a device: micro-batches, shapes that repeat, captured decoding.
 
 The placement of a job selects it. Like torch's backend flags it applies to the whole process:
 choose_device calls configure once, before models are loaded. None of it changes what is computed,
@@ -23,7 +23,7 @@ from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from snakechat.workflow import deterministic
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.placement import SERIAL, Placement
 
 T = TypeVar("T")
 
@@ -46,6 +46,7 @@ class Acceleration:
     """Choices for a device. The defaults are those of a CPU.
 
     Attributes:
+        micro_batch_tokens: Limit of tokens in a micro-batch, padding included.
         pad_to_multiple_of: Packed sequences are padded to a multiple of this number of tokens.
         prefetch: Prepare the next micro-batch in a thread, and copy it from pinned memory.
         stop_check_steps: Tokens between two checks of whether responses have ended.
@@ -59,6 +60,7 @@ class Acceleration:
             attention without a dense mask, which is then faster.
     """
 
+    micro_batch_tokens: int = SERIAL.micro_batch_tokens
     pad_to_multiple_of: int = 1
     prefetch: bool = False
     stop_check_steps: int = 1
@@ -93,6 +95,7 @@ def configure(placement: Placement, device: torch.device) -> None:
     global _current
     on_gpu = device.type == "cuda"
     _current = Acceleration(
+        micro_batch_tokens=placement.micro_batch_tokens,
         pad_to_multiple_of=GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1,
         prefetch=on_gpu,
         stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,

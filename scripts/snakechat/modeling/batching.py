@@ -161,11 +161,11 @@ class Examples:
             return self.response_lengths.sum(axis=0)
         return np.array([np.sum(self.trained[row]) for row in range(len(self))], np.int64)
 
-    def largest_rows(self, micro_batch_tokens: int, packing: bool) -> np.ndarray:
+    def largest_rows(self, packing: bool) -> np.ndarray:
         """Return the longest rows, enough for a micro-batch of each process."""
         sizes = self._sizes(np.arange(len(self)), packing)
         rows = np.argsort(-sizes, kind="stable")
-        needed = ranks.world_size() * micro_batch_tokens
+        needed = ranks.world_size() * acceleration.current().micro_batch_tokens
         number = int(np.searchsorted(np.cumsum(sizes[rows]), needed, side="right"))
         return rows[: max(number, ranks.world_size())]
 
@@ -179,20 +179,19 @@ class Examples:
     def micro_batches(
         self,
         rows: np.ndarray,
-        micro_batch_tokens: int,
         packing: bool,
         device: torch.device,
         with_prompts: bool = False,
     ) -> Iterator[MicroBatch]:
         """Return an iterator of this rank's micro-batches of the given rows.
 
-        See distribute_rows for the first three arguments and packing.collate for the last two.
+        See distribute_rows for the first two arguments and packing.collate for the last two.
         """
         choices = acceleration.current()
         distributed = distribute_rows(
             rows,
             self._sizes(rows, packing),
-            micro_batch_tokens,
+            choices.micro_batch_tokens,
             packing,
             ranks.rank(),
             ranks.world_size(),

@@ -118,9 +118,7 @@ def sequence_sums(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def response_logprobs(
-    policy: Policy, examples: Examples, micro_batch_tokens: int, with_prompts: bool = False
-) -> np.ndarray:
+def response_logprobs(policy: Policy, examples: Examples, with_prompts: bool = False) -> np.ndarray:
     """Return the log-probability of each response given its prompt, in nats: float64 [A, n].
 
     Args:
@@ -128,23 +126,20 @@ def response_logprobs(
     """
     return evaluate_sequences(
         lambda batch: sequence_sums(policy(batch).double(), batch.target_lengths),
-        *(policy, examples, micro_batch_tokens, with_prompts),
+        *(policy, examples, with_prompts),
     )
 
 
 @torch.no_grad()
-def response_scores(scorer: Scorer, examples: Examples, micro_batch_tokens: int) -> np.ndarray:
+def response_scores(scorer: Scorer, examples: Examples) -> np.ndarray:
     """Return the score of each sequence, read at its last token: float64 [A, n]."""
-    return evaluate_sequences(
-        lambda batch: scorer(batch, batch.last_index), scorer, examples, micro_batch_tokens
-    )
+    return evaluate_sequences(lambda batch: scorer(batch, batch.last_index), scorer, examples)
 
 
 def evaluate_sequences(
     function: Callable[[TokenBatch], torch.Tensor],
     module: Policy | Scorer,
     examples: Examples,
-    micro_batch_tokens: int,
     with_prompts: bool = False,
 ) -> np.ndarray:
     """Return a function's value of each sequence of all rows, over all ranks: float64 [A, n].
@@ -160,9 +155,7 @@ def evaluate_sequences(
     values = torch.zeros(lengths.shape, dtype=torch.float64)
     device, rows = next(module.parameters()).device, np.arange(len(examples))
     progress, done = ProgressLines("evaluation", "rows", len(rows), next_line=FIRST_LINE), 0
-    for micro_batch in examples.micro_batches(
-        rows, micro_batch_tokens, module.supports_packing, device, with_prompts
-    ):
+    for micro_batch in examples.micro_batches(rows, module.supports_packing, device, with_prompts):
         batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
         if micro_batch.counted:
             values[:, micro_batch.rows] = batch_values

@@ -91,7 +91,6 @@ class Sampler(ABC):
 def make_sampler(
     settings: SamplingSettings,
     stop_ids: Sequence[int],
-    micro_batch_tokens: int,
     folder: Path,
     vllm_tensor_parallel_size: int = 1,
 ) -> Sampler:
@@ -106,7 +105,7 @@ def make_sampler(
         from snakechat.modeling.vllm_sampler import VllmSampler
 
         return VllmSampler(settings, stop_ids, folder, vllm_tensor_parallel_size)
-    return HfSampler(settings, stop_ids, micro_batch_tokens)
+    return HfSampler(settings, stop_ids)
 
 
 class HfSampler(Sampler):
@@ -116,11 +115,8 @@ class HfSampler(Sampler):
     if the first one has left enough of a GPU's memory.
     """
 
-    def __init__(
-        self, settings: SamplingSettings, stop_ids: Sequence[int], micro_batch_tokens: int
-    ) -> None:
+    def __init__(self, settings: SamplingSettings, stop_ids: Sequence[int]) -> None:
         self.settings, self.stop_ids = settings, stop_ids
-        self.micro_batch_tokens = micro_batch_tokens
         self.kept = KeptDecoder()
         # Bytes that the decoder may keep while the model trains.
         self.allowance = 0.0
@@ -138,7 +134,6 @@ class HfSampler(Sampler):
             self.stop_ids,
             settings.max_response_length,
             settings.temperature,
-            self.micro_batch_tokens,
             settings.num_generations,
             kept=self.kept,
         )
@@ -195,7 +190,6 @@ def sample_responses(
     stop_ids: Sequence[int],
     max_response_length: int,
     temperature: float,
-    micro_batch_tokens: int,
     num_generations: int = 1,
     own_rows: Sequence[int] | None = None,
     kept: KeptDecoder | None = None,
@@ -208,8 +202,6 @@ def sample_responses(
     Args:
         stop_ids: token ids that end a response.
         temperature: 0 selects the most likely token.
-        micro_batch_tokens: limit of tokens in a batch on a CPU, padding and all responses included,
-            unless the placement has generate_tokens.
         own_rows: the prompts that this process samples responses to; all of them by default. The
             random numbers of a prompt are the same in any case.
         kept: the decoder of earlier calls with the same arguments, for this one and later ones.
@@ -232,7 +224,7 @@ def sample_responses(
         for row, length in sort_by_size(range(len(prompts)), lengths)
     ]
     if not kept.decoder:
-        kept.max_tokens = max_batch_tokens(model, micro_batch_tokens)
+        kept.max_tokens = max_batch_tokens(model)
     batches = bucket_by_size(sized_rows, kept.max_tokens, balanced=is_captured)
     sizes = dict(sized_rows)
     capacity = max(len(rows) * sizes[rows[0]] for rows in batches)
@@ -253,16 +245,17 @@ def sample_responses(
     return responses
 
 
-def max_batch_tokens(model: PreTrainedModel, micro_batch_tokens: int) -> int:
-    """Return the maximum number of tokens in a batch.
+def max_batch_tokens(model: PreTrainedModel) -> int:
+    """Return the maximum number of tokens in a batch, padding and all responses included.
 
     It is the placement's generate_tokens or, by default, as many as the memory of the GPU allows.
     With deterministic: true, the memory that is free at the moment does not count: a resumed run
     samples in the same batches.
     """
-    limit, device = acceleration.current().generate_tokens, model.device
-    if limit is not None or device.type != "cuda":
-        return limit or micro_batch_tokens
+    choices, device = acceleration.current(), model.device
+    micro_batch_tokens = choices.micro_batch_tokens
+    if choices.generate_tokens is not None or device.type != "cuda":
+        return choices.generate_tokens or micro_batch_tokens
     free, total = torch.cuda.mem_get_info(device)
     # Torch keeps memory that it does not use.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -48,8 +48,6 @@ from snakechat.workflow.processes import stop_signals
 CHECKPOINTS_KEPT = 2
 # Largest fraction of the time spent on saving; checkpoints that would exceed it are skipped.
 MAX_SAVING_FRACTION = 0.05
-# End of the name of a checkpoint after whose step the model is still to be evaluated.
-UNEVALUATED = "-unevaluated"
 # Tensors of up to this many bytes are copied after each step. Larger ones change only while the
 # state is locked.
 MAX_COPIED_BYTES = 1 << 20
@@ -89,20 +87,17 @@ class Attributes:
 class State(NamedTuple):
     """The state of this process after a step.
 
+    outcome: Of the step, JSON values.
     tensors: By component and name. The small ones are copies.
     values: JSON values by component and name.
-    unfinished: What remains to be done after the step, as JSON values; None if nothing remains.
+    log_bytes: Sizes of the logs by name.
     """
 
     step: int
+    outcome: Any
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any]
-    unfinished: dict[str, Any] | None
-
-    @property
-    def name(self) -> str:
-        """Name of the folder of its checkpoint."""
-        return f"{self.step:08}" + (UNEVALUATED if self.unfinished else "")
+    log_bytes: dict[str, int]
 
 
 class Checkpointer:
@@ -113,24 +108,23 @@ class Checkpointer:
 
     Attributes:
         last_step: The last step of the restored checkpoint; 0 without a checkpoint.
-        unfinished: What the interrupted run had not done after that step.
+        outcome: Of that step, as it was kept.
     """
 
     def __init__(self, job: Job[Any], **components: Stateful) -> None:
-        self.job, self.lock = job, StateLock()
+        self.job, self.lock, self.outcome = job, StateLock(), None
         self.components: dict[str, Stateful] = {**components, "generators": Generators()}
         for component in components.values():
             if hasattr(component, "state_lock"):
                 component.state_lock = self.lock
         self.next_save = 0.0
         self.gpu_record = gpu_record() if torch.cuda.is_available() else {}
-        self.unfinished: dict[str, Any] | None = None
         self.last_step = self._restore()
         self.seconds: list[float] = []
         job.record.update(
             resumed_after_step=self.last_step, steps=self.last_step, saving_seconds=0.0
         )
-        self.keep_state(self.last_step, self.unfinished)
+        self._keep_state(self.last_step, self.outcome)
         self.rung_number = noted_number(job.states)
         self.signal, self.line, self.closed = 0, "", threading.Event()
 
@@ -162,11 +156,7 @@ class Checkpointer:
             signal.signal(number, signal.SIG_IGN if self.signal else handler)
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
-        """Yield (step, batch) of the remaining steps.
-
-        Saves a checkpoint every options.save_steps steps. After SIGTERM (preemption on a cluster)
-        or SIGINT (Ctrl-C) in any process, all processes save the same checkpoint and exit.
-        """
+        """Yield (step, batch) of the remaining steps; `keep` has to be called in each."""
         for step, batch in enumerate(batches, start=1):
             if step <= self.last_step:
                 continue
@@ -175,11 +165,16 @@ class Checkpointer:
             yield step, batch
             self.seconds.append(time.monotonic() - started)
             self._update_record()
-            self.finish_step(step)
 
-    def finish_step(self, step: int) -> None:
-        """Save a checkpoint if one is due; wait for the end after a signal to any process."""
-        self.keep_state(step)
+    def keep(self, step: int, outcome: Any = None) -> None:
+        """Keep the state after the updates of a step, which a signal saves until the next one.
+
+        Saves a checkpoint every options.save_steps steps. After SIGTERM (preemption on a cluster)
+        or SIGINT (Ctrl-C) in any process, all processes save the same checkpoint and exit.
+
+        outcome: JSON values for a run that resumes.
+        """
+        self._keep_state(step, outcome)
         due = step % self.job.options.save_steps == 0
         if due and broadcast_from_first(time.monotonic() >= self.next_save):
             with self.lock:
@@ -191,13 +186,7 @@ class Checkpointer:
             # The thread could not save the state.
             self._save_part()
 
-    def keep_state(self, step: int, unfinished: dict[str, Any] | None = None) -> None:
-        """Note the state after a step, which a signal saves until the next call.
-
-        Args:
-            step: Number of the step.
-            unfinished: What remains to be done after it.
-        """
+    def _keep_state(self, step: int, outcome: Any) -> None:
         self.lock.begin()
         tensors: dict[str, torch.Tensor] = {}
         values: dict[str, Any] = {}
@@ -208,7 +197,8 @@ class Checkpointer:
                     tensors[f"{name}.{key}"] = value.detach().clone() if is_small else value
                 else:
                     values[f"{name}.{key}"] = copy.deepcopy(value)
-        self.state = State(step, tensors, values, copy.deepcopy(unfinished))
+        logs = {path.name: path.stat().st_size for path in self.job.result.glob("*.jsonl")}
+        self.state = State(step, outcome, tensors, values, logs)
         self.lock.end()
 
     def _update_record(self) -> None:
@@ -229,10 +219,9 @@ class Checkpointer:
         self._write(temporary / process_folder())
         barrier()
         if rank() == 0:
-            folder = self.job.states / self.state.name
             # Processes that received a signal may have saved their parts.
-            shutil.rmtree(folder, ignore_errors=True)
-            os.replace(temporary, folder)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            os.replace(temporary, self._folder)
             for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
         now = time.monotonic()
@@ -289,7 +278,7 @@ class Checkpointer:
 
     def _save_part(self) -> Path:
         """Save the part of this process of a checkpoint, without the others; return its folder."""
-        folder = self.job.states / self.state.name
+        folder = self._folder
         own, temporary = folder / process_folder(), folder / f".{process_folder()}"
         if self.state.step and not own.exists():
             shutil.rmtree(temporary, ignore_errors=True)
@@ -298,16 +287,22 @@ class Checkpointer:
             os.replace(temporary, own)
         return folder
 
+    @property
+    def _folder(self) -> Path:
+        """The checkpoint of the state."""
+        return self.job.states / f"{self.state.step:08}"
+
     def _write(self, folder: Path) -> None:
         """Write the part of this process of a checkpoint."""
         state = self.state
         folder.mkdir()
         write_tensors(folder, state.tensors)
-        values = {**state.values, "step": state.step, "unfinished": state.unfinished}
+        values = {**state.values, "step": state.step, "outcome": state.outcome}
         (folder / "values.json").write_text(json.dumps(values))
         if rank() == 0:
-            for log in self.job.result.glob("*.jsonl"):
-                shutil.copyfile(log, folder / log.name)
+            for name, size in state.log_bytes.items():
+                shutil.copyfile(self.job.result / name, folder / name)
+                os.truncate(folder / name, size)
         (folder / "files.json").write_text(json.dumps(result_files(folder)))
 
     def _restore(self) -> int:
@@ -323,7 +318,7 @@ class Checkpointer:
                     shutil.rmtree(folder)
                 continue
             values = json.loads((own / "values.json").read_text())
-            self.unfinished = values.pop("unfinished")
+            self.outcome = values.pop("outcome")
             tensors = {path.stem: torch.from_numpy(np.load(path)) for path in own.glob("*.npy")}
             state = {**tensors, **values}
             for name, component in self.components.items():
@@ -382,15 +377,7 @@ def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
-    return sorted(
-        (path for path in folder.glob("*") if path.is_dir() and step_of(path).isdigit()),
-        key=lambda path: (step_of(path), not path.name.endswith(UNEVALUATED)),
-    )
-
-
-def step_of(checkpoint: Path) -> str:
-    """Return the step of a checkpoint, as in its name."""
-    return checkpoint.name.removesuffix(UNEVALUATED)
+    return sorted(path for path in folder.glob("*") if path.is_dir() and path.name.isdigit())
 
 
 def saved_values(states: Path) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,11 @@
 """ZeRO stages 1 to 3 and offload. The only module that imports DeepSpeed.
 
-It uses private attributes of DeepSpeed, so it warns about versions that it was not tested with.
+It uses private attributes of DeepSpeed, whose version requirements.in pins.
 """
 
 import collections
 import contextlib
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,8 +18,9 @@ from transformers import PreTrainedModel
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.deferred_weights import take_stored_weight
 from snakechat.modeling.models import whole_shape
-from snakechat.training.engine import Engine, FrozenModel, parameter_groups
-from snakechat.training.zero_stages import samples_whole, zero_buffers
+from snakechat.training.engine import Engine
+from snakechat.training.evaluated_models import FrozenModel
+from snakechat.training.zero_stages import samples_whole
 from snakechat.workflow.distributed import all_reduce_max, rank, world_size
 from snakechat.workflow.errors import InputError
 
@@ -31,23 +33,14 @@ from deepspeed.utils import safe_get_full_fp32_param  # isort: skip
 
 M = TypeVar("M", bound=nn.Module)
 
-TESTED_VERSION = "0.19.8"
-if deepspeed.__version__ != TESTED_VERSION:
-    warnings.warn(
-        f"DeepSpeed {deepspeed.__version__} is installed, Snakechat was tested with"
-        f" {TESTED_VERSION}: install the versions in requirements.txt",
-        stacklevel=2,
-    )
-
 # DeepSpeed calls functions of torch by deprecated names, which users cannot change.
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
 
-# The ZeRO configuration of each value of placement.offload.
-OFFLOAD: dict[str, dict[str, Any]] = {
-    "none": {},
-    "optimizer": {"offload_optimizer": {"device": "cpu"}},
-    "parameters": {"offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu"}},
-}
+# Elements that DeepSpeed sends together, that stage 3 keeps if they are used again before this many
+# others, and that it gathers ahead: its defaults (zero/config.py, 0.19), and the largest fractions
+# of a model's weights, so that stage 3 never holds most of a small model.
+BUCKET, REUSED, PREFETCHED = 500_000_000, 1_000_000_000, 50_000_000
+MAX_GATHERED, MAX_PREFETCHED = 1 / 16, 1 / 32
 
 # Attributes of DeepSpeed's dynamic loss scaler that change during training.
 LOSS_SCALER_STATE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
@@ -64,8 +57,13 @@ def adopt_process_group() -> None:
 
 def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict[str, Any]:
     """Return the DeepSpeed configuration of a module."""
-    num_weights = sum(whole_shape(weight).numel() for weight in module.parameters())
-    buffers = zero_buffers(stage, num_weights)
+    bucket, reused, prefetched = BUCKET, REUSED, PREFETCHED
+    if stage == 3:
+        num_weights = sum(whole_shape(weight).numel() for weight in module.parameters())
+        bucket = min(bucket, math.ceil(num_weights * MAX_GATHERED))
+        reused = min(reused, math.ceil(num_weights * MAX_GATHERED))
+        prefetched = min(prefetched, math.ceil(num_weights * MAX_PREFETCHED))
+    offloaded = {"none": (), "optimizer": ("optimizer",), "parameters": ("optimizer", "param")}
     return {
         # Nominal batch sizes: the argument `last` of backward() ends a step.
         "train_batch_size": world_size(),
@@ -74,11 +72,11 @@ def zero_config(module: nn.Module, dtype: str, stage: int, offload: str) -> dict
         "fp16": {"enabled": dtype == "fp16", "initial_scale_power": 16, "loss_scale_window": 100},
         "zero_optimization": {
             "stage": stage,
-            "reduce_bucket_size": buffers.bucket,
-            "stage3_max_live_parameters": buffers.reuse,
-            "stage3_max_reuse_distance": buffers.reuse,
-            "stage3_prefetch_bucket_size": buffers.prefetch,
-            **OFFLOAD[offload],
+            "reduce_bucket_size": bucket,
+            "stage3_max_live_parameters": reused,
+            "stage3_max_reuse_distance": reused,
+            "stage3_prefetch_bucket_size": prefetched,
+            **{f"offload_{part}": {"device": "cpu"} for part in offloaded[offload]},
         },
         "steps_per_print": 1 << 40,
     }
@@ -210,14 +208,13 @@ class DeepSpeedEngine(Engine):
         stage: int,
         offload: str,
     ) -> None:
-        self.fp16 = settings.dtype == "fp16"
+        self.fp16, self.stage = settings.dtype == "fp16", stage
         if self.fp16 and not get_accelerator().is_fp16_supported():
             raise InputError(
                 "dtype: fp16: this device has no arithmetic in fp16: set dtype to bf16 or fp32"
             )
         adopt_process_group()
-        groups = parameter_groups(module, settings, learning_rate)
-        super().__init__(module, groups, settings, num_steps, stage)
+        super().__init__(module, settings, learning_rate, num_steps)
         config = zero_config(module, settings.dtype, stage, offload)
         if stage == 3:
             partition_weights(module, config)
@@ -237,6 +234,10 @@ class DeepSpeedEngine(Engine):
         if stage == 3:
             register_external_parameters(module)
 
+    def _prepare_weights(self, groups: list[dict[str, Any]], dtype: torch.dtype) -> None:
+        # DeepSpeed does, when it initializes the module; so it allocates moments.
+        pass
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A direct call of the module would accumulate gradients incorrectly under ZeRO 3.
         return self.engine(*args, **kwargs)
@@ -249,7 +250,6 @@ class DeepSpeedEngine(Engine):
             self.engine.step()
 
     def _allocate_moments(self) -> None:
-        # DeepSpeed allocates them when it initializes the module.
         pass
 
     def _step(self) -> None:
@@ -276,7 +276,7 @@ class DeepSpeedEngine(Engine):
         return self.engine.optimizer.loss_scale
 
     @property
-    def master_weights(self) -> list[torch.Tensor]:
+    def master_weights(self) -> list[torch.Tensor]:  # type: ignore[override]
         if self.stage == 3:
             return self.engine.optimizer.fp32_partitioned_groups_flat
         return self.engine.optimizer.single_partition_of_fp32_groups
@@ -302,9 +302,8 @@ class DeepSpeedEngine(Engine):
             self.engine.optimizer._reassign_or_swap_out_partitioned_parameters(index)
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        if self.stage == 3:
-            return deepspeed.zero.GatheredParameters(weights)
-        return contextlib.nullcontext()
+        partitioned = self.stage == 3
+        return deepspeed.zero.GatheredParameters(weights, enabled=partitioned)
 
     def master(self, weight: torch.Tensor) -> torch.Tensor:
         exact = safe_get_full_fp32_param(weight)

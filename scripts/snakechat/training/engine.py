@@ -8,11 +8,10 @@ same number of micro-batches.
 
 import contextlib
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,12 +19,10 @@ from transformers import PreTrainedModel, get_scheduler
 
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.models import DTYPES, checkpoint_activations, choose_device
-from snakechat.training.zero_stages import evaluates_partitioned, stage_used
+from snakechat.training.zero_stages import stage_used
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.placement import Placement
-
-M = TypeVar("M", bound=nn.Module)
 
 # Schedulers of transformers by the name in a recipe, where the names differ.
 SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
@@ -62,77 +59,11 @@ def make_engine(
     if stage < 3:
         module.to(choose_device(placement))
     if stage == 0:
-        return ReplicatedEngine(module, settings, learning_rate, num_steps)
+        return Engine(module, settings, learning_rate, num_steps)
     # That module imports this one.
     from snakechat.training.deepspeed_engine import DeepSpeedEngine
 
     return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
-
-
-def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> "FrozenModel[M]":
-    """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
-
-    Args:
-        module: The module, on any device; its weights may be deferred at ZeRO 3.
-        dtype: The dtype of the recipe.
-        placement: zero_stage and gpus_per_node.
-        offload: Keep the weights in CPU memory while they are not in use.
-    """
-    if evaluates_partitioned(placement, dtype):
-        # That module imports this one.
-        from snakechat.training.deepspeed_engine import PartitionedModel
-
-        return PartitionedModel(module, dtype, offload)
-    return FrozenModel(module, choose_device(placement), offload)
-
-
-class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
-    """A module that is evaluated and never trained; a context closes it at its end.
-
-    offload: keep the module in CPU memory while it is not in use.
-    """
-
-    def __init__(self, module: M, device: torch.device, offload: bool) -> None:
-        self.module = module.requires_grad_(False).eval()
-        self.device = device
-        # The weights in CPU memory, from which they are copied to the device for each use. Pinned
-        # memory is copied without a pass through other memory.
-        self.offloaded: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not (offload and device.type == "cuda"):
-            self.module.to(device)
-            return
-        for tensor in (*module.parameters(), *module.buffers()):
-            kept = tensor.data.cpu().pin_memory()
-            self.offloaded.append((tensor, kept))
-            tensor.data = kept
-
-    @contextlib.contextmanager
-    def on_device(self) -> Iterator[M]:
-        """Yield the module, on its device within the context."""
-        for tensor, kept in self.offloaded:
-            tensor.data = kept.to(self.device, non_blocking=True)
-        yield self.module
-        for tensor, kept in self.offloaded:
-            tensor.data = kept
-
-    def sampling(self) -> AbstractContextManager[None]:
-        """Return a context in which this process may call the model any number of times.
-
-        All processes enter the context, and leave it together.
-        """
-        return contextlib.nullcontext()
-
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context in which every process has the whole of some weights."""
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        """Free the weights. The model cannot be used any more."""
-        self.offloaded.clear()
-        del self.module
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def parameter_groups(
@@ -187,8 +118,18 @@ class StateLock:
         self.lock.release()
 
 
-class Engine(ABC):
-    """A module in training: forward passes, gradients and optimizer steps.
+class Engine:
+    """A module in training in plain torch (ZeRO stage 0): forward passes, gradients, updates.
+
+    Each process has all weights and the whole optimizer state, and all processes sum their
+    gradients once a step. The weights of a parameter group, their fp32 masters and their gradients
+    are one flat tensor each. Gradients accumulate in fp32 in every dtype: 16 bits would lose small
+    micro-batches.
+
+    Args:
+        settings: Settings of the recipe.
+        learning_rate: Peak learning rate of all weights without a rate of their own.
+        num_steps: Number of optimizer steps, for the learning rate schedule.
 
     Attributes:
         state_lock: Held from an optimizer step until the state of the training is whole again.
@@ -197,20 +138,21 @@ class Engine(ABC):
             step was skipped.
     """
 
+    stage = 0
     master_weights: Any
 
     def __init__(
         self,
         module: nn.Module,
-        groups: list[dict[str, Any]],
         settings: TrainingSettings,
+        learning_rate: float,
         num_steps: int,
-        stage: int,
     ) -> None:
-        self.module, self.stage, self.state_lock = module, stage, StateLock()
+        self.module, self.state_lock = module, StateLock()
         self.grad_norm: float | None = None
-        self.is_trial = False
-        self.max_grad_norm = settings.max_grad_norm
+        self.is_trial, self.max_grad_norm = False, settings.max_grad_norm
+        groups = parameter_groups(module, settings, learning_rate)
+        self._prepare_weights(groups, DTYPES[settings.dtype])
         if num_steps < settings.warmup_steps:
             warn(
                 f"{num_steps} optimizer steps are fewer than warmup_steps"
@@ -228,26 +170,60 @@ class Engine(ABC):
             ),
         )
 
-    @abstractmethod
+    def _prepare_weights(self, groups: list[dict[str, Any]], dtype: torch.dtype) -> None:
+        """Make the weights, masters and gradients of each parameter group flat tensors."""
+        # Parameters only: buffers such as the angles of rotary positions stay in fp32.
+        for weight in self.module.parameters():
+            weight.data = weight.data.to(dtype)
+        group_sizes = [sum(weight.numel() for weight in group["params"]) for group in groups]
+        device = groups[0]["params"][0].device
+        self.gradients = torch.zeros(sum(group_sizes), device=device)
+        self.master_weights, self.weights = [], []
+        # The part of the master weights of each weight, by the weight's id.
+        self.masters: dict[int, torch.Tensor] = {}
+        for group, gradients in zip(groups, self.gradients.split(group_sizes), strict=True):
+            weights = group["params"]
+            flat = torch.cat([weight.detach().flatten() for weight in weights])
+            master = nn.Parameter(flat.float())
+            master.grad = gradients
+            # In fp32, weights and masters share memory.
+            flat = master.detach().to(dtype)
+            sizes = [weight.numel() for weight in weights]
+            parts = (flat.split(sizes), gradients.split(sizes), master.detach().split(sizes))
+            for weight, values, gradient, exact in zip(weights, *parts, strict=True):
+                self.masters[id(weight)] = exact.view_as(weight)
+                weight.data = values.view_as(weight)
+                weight.register_post_accumulate_grad_hook(partial(_accumulate, gradient))
+            self.master_weights.append(master)
+            self.weights.append(flat)
+            group["params"] = [master]
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward pass of the module."""
+        return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with last, reduce those of all processes."""
         self._backward(0 * loss if self.is_trial else loss, last)
 
-    @abstractmethod
     def _backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Do what `backward` says."""
+        loss.backward()
+        if last and world_size() > 1:
+            torch.distributed.all_reduce(self.gradients)
 
     def step(self) -> None:
         """Update the weights, unless fp16 gradients overflowed."""
         self.state_lock.begin()
         self._step()
 
-    @abstractmethod
     def _step(self) -> None:
-        """Do what `step` says."""
+        self.grad_norm = nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
+        if self.grad_norm > self.max_grad_norm:
+            self.gradients *= self.max_grad_norm / self.grad_norm
+        self.optimizer.step()
+        self.scheduler.step()
+        self.gradients.zero_()
+        self.update_weights()
 
     @contextlib.contextmanager
     def trial(self) -> Iterator[None]:
@@ -274,27 +250,29 @@ class Engine(ABC):
         self.grad_norm = None
         self.state_lock.end()
 
-    @abstractmethod
     def _allocate_moments(self) -> None:
         """Allocate what the first step of the optimizer would allocate."""
+        self.optimizer.step()
 
-    @abstractmethod
     def update_weights(self) -> None:
         """Copy the master weights into the module."""
+        for weights, master in zip(self.weights, self.master_weights, strict=True):
+            if weights.data_ptr() != master.data_ptr():
+                weights.copy_(master.detach())
 
-    @abstractmethod
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         """Return a context in which every process has the whole of some weights.
 
         All processes must enter it with the same weights.
         """
+        return contextlib.nullcontext()
 
-    @abstractmethod
     def master(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the whole fp32 value of a weight, of which the weight is the rounded one.
 
         All processes call it together. A weight that is not trained must be gathered.
         """
+        return self.masters.get(id(weight), weight.detach()).float()
 
     @property
     def learning_rate(self) -> float:
@@ -361,82 +339,6 @@ class Engine(ABC):
         for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
             group["lr"] = rate
         self.scheduler.last_epoch = state["steps"]
-
-
-class ReplicatedEngine(Engine):
-    """Data-parallel training in plain torch (ZeRO stage 0): each process has all weights and the
-    whole optimizer state, and all processes sum their gradients once a step.
-
-    The weights of a parameter group, their fp32 masters and their gradients are one flat tensor
-    each. Gradients accumulate in fp32 in every dtype: 16 bits would lose small micro-batches.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        settings: TrainingSettings,
-        learning_rate: float,
-        num_steps: int,
-    ) -> None:
-        dtype = DTYPES[settings.dtype]
-        # Parameters only: buffers such as the angles of rotary positions stay in fp32.
-        for weight in module.parameters():
-            weight.data = weight.data.to(dtype)
-        groups = parameter_groups(module, settings, learning_rate)
-        group_sizes = [sum(weight.numel() for weight in group["params"]) for group in groups]
-        device = groups[0]["params"][0].device
-        self.gradients = torch.zeros(sum(group_sizes), device=device)
-        self.master_weights, self.weights = [], []
-        # The part of the master weights of each weight, by the weight's id.
-        self.masters: dict[int, torch.Tensor] = {}
-        for group, gradients in zip(groups, self.gradients.split(group_sizes), strict=True):
-            weights = group["params"]
-            flat = torch.cat([weight.detach().flatten() for weight in weights])
-            master = nn.Parameter(flat.float())
-            master.grad = gradients
-            # In fp32, weights and masters share memory.
-            flat = master.detach().to(dtype)
-            sizes = [weight.numel() for weight in weights]
-            parts = (flat.split(sizes), gradients.split(sizes), master.detach().split(sizes))
-            for weight, values, gradient, exact in zip(weights, *parts, strict=True):
-                self.masters[id(weight)] = exact.view_as(weight)
-                weight.data = values.view_as(weight)
-                weight.register_post_accumulate_grad_hook(partial(_accumulate, gradient))
-            self.master_weights.append(master)
-            self.weights.append(flat)
-            group["params"] = [master]
-        super().__init__(module, groups, settings, num_steps, stage=0)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module(*args, **kwargs)
-
-    def _backward(self, loss: torch.Tensor, last: bool) -> None:
-        loss.backward()
-        if last and world_size() > 1:
-            torch.distributed.all_reduce(self.gradients)
-
-    def _allocate_moments(self) -> None:
-        self.optimizer.step()
-
-    def _step(self) -> None:
-        self.grad_norm = nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
-        if self.grad_norm > self.max_grad_norm:
-            self.gradients *= self.max_grad_norm / self.grad_norm
-        self.optimizer.step()
-        self.scheduler.step()
-        self.gradients.zero_()
-        self.update_weights()
-
-    def update_weights(self) -> None:
-        for weights, master in zip(self.weights, self.master_weights, strict=True):
-            if weights.data_ptr() != master.data_ptr():
-                weights.copy_(master.detach())
-
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext()
-
-    def master(self, weight: torch.Tensor) -> torch.Tensor:
-        return self.masters.get(id(weight), weight.detach()).float()
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:

@@ -42,6 +42,7 @@ class Evaluations(Attributes):
         save: Writes the model into a folder.
         best_metric: Name of the metric that determines the best model.
         greater_is_better: Whether its highest value is the best, or the lowest.
+        evaluates_first: Evaluate the model before training even without eval_steps.
 
     Attributes:
         best_step, best_value: Step and metric of the best evaluation.
@@ -58,6 +59,7 @@ class Evaluations(Attributes):
         save: Callable[[Path], None],
         best_metric: str = "loss",
         greater_is_better: bool = False,
+        evaluates_first: bool = False,
     ) -> None:
         settings: TrainingSettings = job.settings
         self.interval, self.patience = settings.eval_steps, settings.early_stopping_patience
@@ -66,11 +68,14 @@ class Evaluations(Attributes):
         self.facts = job.facts
         self.evaluate, self.save = evaluate, save
         self.best_metric, self.greater_is_better = best_metric, greater_is_better
+        self.evaluates_first = evaluates_first
         self.best_step, self.since_best = 0, 0
         self.best_value: float | None = None
 
     def is_due(self, step: int) -> bool:
         """Return whether the model is evaluated after a step; step 0 is before training."""
+        if step == 0 and self.evaluates_first:
+            return True
         return self.interval > 0 and (step % self.interval == 0 or step == self.num_steps)
 
     def after_step(self, step: int) -> dict[str, float]:

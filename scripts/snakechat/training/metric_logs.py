@@ -64,34 +64,40 @@ class MetricsLogger:
         self.resources.close()
 
     def log(
-        self, step: int, shown: Iterable[str], rows: Iterable[int] = (), **metrics: float | None
+        self,
+        step: int,
+        metrics: Mapping[str, float | None] | None = None,
+        evaluation: Mapping[str, float] | None = None,
+        shown: Sequence[str] = (),
+        rows: Sequence[int] = (),
     ) -> None:
-        """Log the metrics of a step; None stands for a metric that this step does not have.
+        """Log the metrics of a step.
 
         Args:
             step: Number of the step.
+            metrics: By name; None stands for one that this step does not have.
+            evaluation: Metrics on held-out rows as `eval_NAME`, if there are any.
             shown: Names of the metrics in lines about the progress.
             rows: Rows of the step, for the error message.
-            **metrics: Values by name.
 
         Raises:
             InputError: A metric is not finite.
         """
-        values = {name: value for name, value in metrics.items() if value is not None}
+        found = {**(metrics or {}), **(evaluation or {})}
+        values = {name: value for name, value in found.items() if value is not None}
         for name, value in values.items():
             if not math.isfinite(value):
                 raise InputError(
-                    f"step {step}, rows {sorted(map(int, rows))}: {name} is {value}, training has"
-                    " diverged: try a lower learning rate"
+                    f"step {step}, rows {rows}: {name} is {value}, training has diverged: try a"
+                    " lower learning rate"
                 )
         if rank() > 0:
             return
         self.file.write(json.dumps({"step": step, **values}) + "\n")
         self.file.flush()
         self._add_scalars(step, values)
-        evaluated = [name for name in values if name.startswith(EVALUATED)]
-        if evaluated:
-            held_out = [f"{name.removeprefix(EVALUATED)} {values[name]:.4g}" for name in evaluated]
+        if evaluation:
+            held_out = [f"{k.removeprefix(EVALUATED)} {v:.4g}" for k, v in evaluation.items()]
             self.progress.print(step, f"on held-out rows: {', '.join(held_out)}")
         elif self.progress.is_due(step):
             self._print_progress(step, shown, values)

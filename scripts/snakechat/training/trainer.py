@@ -100,21 +100,19 @@ class Training(Generic[S]):
     """A training in one of its processes.
 
     Attributes:
+        base: Folder of the model that is trained.
         device: The device of this process.
         timer: Times the sections of a step.
     """
 
     def __init__(self, job: Job[S]) -> None:
-        self.job, self.settings = job, job.settings
-        self.given, self.ladder = (
-            job.placement,
-            Ladder(job.states, job.placement, job.settings.dtype),
-        )
+        self.job, self.settings, self.given = job, job.settings, job.placement
+        self.base = job.inputs["actor" if "actor" in job.inputs else "model"]
+        self.ladder = Ladder(job.states, job.placement, job.settings.dtype)
         self.device = init_process_group(job.placement)
         self.timer = StepTimer(self.device)
         if is_open(self.given):
             self._choose_rung()
-        self.max_tokens: int = job.placement.micro_batch_tokens
         torch.manual_seed(job.settings.seed)
 
     # --- placement ------------------------------------------------------------------------------
@@ -124,8 +122,14 @@ class Training(Generic[S]):
         job, ladder = self.job, self.ladder
         rungs = ladder.rungs[ladder.rungs.index(ladder.rung) :]
         if self._is_untried:
-            weights, memory = _trained_weights(job), _gpu_memory()
-            rungs = without_hopeless(rungs, self.given, weights, memory)
+            settings, weights = self.settings, 0
+            # With adapters, few weights are trained.
+            if (
+                not (settings.lora_rank and settings.train_base == "none")
+                and not settings.train_only
+            ):
+                weights = count_stored_weights(self.base)
+            rungs = without_hopeless(rungs, self.given, weights, _gpu_memory())
         if stage := saved_zero_stage(job.states):
             rungs = [rung for rung in rungs if rung.zero_stage == stage] or rungs
         made = reproduced_rung(job.target, ladder.rungs)
@@ -133,6 +137,7 @@ class Training(Generic[S]):
         index = broadcast_from_first(ladder.rungs.index(made or rungs[0]))
         ladder.rung = ladder.rungs[index]
         job.placement = ladder.rung.of(self.given)
+        choose_device(job.placement)
         if rank() == 0 and self.given.gpus_per_node:
             print(f"placement: {ladder.rung}", flush=True)
 
@@ -184,7 +189,9 @@ class Training(Generic[S]):
 
     # --- one model ------------------------------------------------------------------------------
 
-    def load(self, wrapper: type[M], examples: Examples, num_steps: int) -> tuple[M, Engine]:
+    def load(
+        self, wrapper: type[M], examples: Examples, batches: Sequence[np.ndarray]
+    ) -> tuple[M, Engine]:
         """Load the model that is trained, with its tokenizer; return it and its engine.
 
         Adapters are added, and its passes are compared with transformers'.
@@ -192,32 +199,31 @@ class Training(Generic[S]):
         Args:
             wrapper: Policy for a language model, Scorer for one with a new score head.
             examples: Rows of the training.
-            num_steps: Number of optimizer steps.
+            batches: The numbers of the rows of each step.
 
         Raises:
             InputError: The model is not supported, or has too few positions.
         """
-        job, settings, folder = self.job, cast(Any, self.settings), self.job.inputs["model"]
+        job, settings = self.job, cast(Any, self.settings)
         deferred = is_partitioned(job.placement, settings.dtype)
-        self.tokenizer = load_training_tokenizer(folder, settings.template)
+        tokenizer = load_training_tokenizer(self.base, settings.template)
         if wrapper is Policy:
-            model = load_causal(folder, settings.dtype, self.tokenizer, deferred)
+            model = load_causal(self.base, settings.dtype, tokenizer, deferred)
         else:
-            model = load_scorer(folder, settings.dtype, self.tokenizer, True, deferred)
+            model = load_scorer(self.base, settings.dtype, tokenizer, True, deferred)
         check_sequence_length(model, settings.max_length)
         model = select_trained(model, settings)
         job.record["models"] = {"model": model_size(model)}
         module: M = wrapper(model)
         rate = settings.learning_rate
-        engine = make_engine(module, settings, rate, num_steps, job.placement)
+        engine = make_engine(module, settings, rate, len(batches), job.placement)
         check_model(module, examples, engine.sampling)
+        self.engine, self.tokenizer = engine, tokenizer
+        self.examples, self.batches = examples, batches
         return module, engine
 
     def train(
         self,
-        engine: Engine,
-        examples: Examples,
-        batches: Sequence[np.ndarray],
         update: Callable[[int, np.ndarray], Metrics],
         evaluate: Callable[[], Mapping[str, float]],
         num_tokens: np.ndarray,
@@ -228,18 +234,16 @@ class Training(Generic[S]):
         """Train the model of `load`, and save the result.
 
         Args:
-            examples: Rows of the training.
-            batches: The numbers of the rows of each step.
             update: Updates the model on the rows of a step, given its number and them; returns
                 metrics.
             evaluate: Returns metrics on the eval split by name.
             num_tokens: Tokens of each row, for the throughput.
             unit: What a row is.
             shown: Names of the metrics in lines about the progress.
-            evaluates_first: As for `run`.
+            evaluates_first: Evaluate the model before training even without eval_steps.
         """
-        model = cast(PreTrainedModel, engine.module.model)
-        largest = examples.largest_rows(self.max_tokens, bool(engine.module.supports_packing))
+        engine, batches = self.engine, self.batches
+        largest = self.examples.largest_rows(bool(engine.module.supports_packing))
 
         def step(number: int, rows: np.ndarray) -> Step:
             learning_rate = engine.learning_rate
@@ -251,15 +255,10 @@ class Training(Generic[S]):
         def save(folder: Path) -> None:
             save_trained(engine, self.settings, self.tokenizer, folder)
 
-        self.run(
-            batches,
-            step,
-            lambda: update(1, largest),
-            Evaluations(self.job, len(batches), evaluate, save),
-            lambda: record_changed_weights(self.job, model, self.job.inputs["model"]),
-            {"model": engine},
-            evaluates_first,
+        evaluations = Evaluations(
+            self.job, len(batches), evaluate, save, evaluates_first=evaluates_first
         )
+        self.run(batches, step, lambda: update(1, largest), evaluations, {"model": engine})
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -269,9 +268,7 @@ class Training(Generic[S]):
         step: Callable[[int, np.ndarray], Step],
         try_step: Callable[[], object],
         evaluations: Evaluations,
-        finish: Callable[[], object],
         components: Mapping[str, Stateful],
-        evaluates_first: bool = False,
     ) -> None:
         """Take the steps of a run, or those that remain, and save the result.
 
@@ -282,55 +279,38 @@ class Training(Generic[S]):
             step: Computes and updates on rows, given the number of the step and them.
             try_step: Computes and updates as in a step, on the largest micro-batch.
             evaluations: When and how the model is evaluated.
-            finish: Called after the result is saved.
-            components: All state that a step changes, by name; engines among them.
-            evaluates_first: Evaluate the model before training even without eval_steps.
+            components: All state that a step changes, by name; the engine of the saved model first.
 
         Raises:
             InputError: A metric is not finite.
         """
         checkpointer = Checkpointer(self.job, evaluations=evaluations, **components)
         engines = [each for each in components.values() if isinstance(each, Engine)]
-        logger = MetricsLogger(self.job, len(batches))
-
-        def finish_step(
-            step: int, rows: list[int], seconds: dict[str, float], outcome: dict[str, Any]
-        ) -> None:
-            """Evaluate and log a step whose updates are done."""
-            done = Step(**outcome)
-            eval_metrics = evaluations.after_step(step)
-            # A state is saved before both of these or after both.
-            checkpointer.lock.begin()
-            logger.log(step, done.shown, rows, **done.metrics, **eval_metrics)
-            logger.log_times(step, seconds, done.tokens, **done.counts)
-            checkpointer.keep_state(step)
-
-        with checkpointer, logger:
-            if checkpointer.last_step == 0:
+        with checkpointer, MetricsLogger(self.job, len(batches)) as logger:
+            if checkpointer.last_step:
+                # The interrupted run may not have evaluated and logged its last step.
+                number, outcome = checkpointer.last_step, checkpointer.outcome
+                logger.log(number, **outcome, evaluation=evaluations.after_step(number))
+            else:
                 self._try(engines, try_step)
-                if evaluates_first or evaluations.is_due(0):
-                    logger.log(0, [], (), **evaluations.run(0))
-            if checkpointer.unfinished:
-                finish_step(**checkpointer.unfinished)
-                checkpointer.finish_step(checkpointer.last_step)
+                if evaluations.is_due(0):
+                    logger.log(0, evaluation=evaluations.run(0))
             for number, rows in checkpointer.steps(batches):
                 if evaluations.should_stop:
                     break
-                outcome = step(number, rows)
+                done = step(number, rows)
                 self.job.record["seconds_by_section"] = self.timer.medians()
-                logger.log_responses(number, outcome.responses)
-                unfinished: dict[str, Any] = {
-                    "step": number,
-                    "rows": sorted(map(int, rows)),
-                    "seconds": dict(self.timer.seconds),
-                    "outcome": outcome._replace(responses=())._asdict(),
-                }
-                checkpointer.keep_state(number, unfinished)
-                finish_step(**unfinished)
+                logger.log_responses(number, done.responses)
+                logger.log_times(number, self.timer.seconds, done.tokens, **done.counts)
+                outcome = {"metrics": done.metrics, "shown": done.shown}
+                outcome["rows"] = sorted(map(int, rows))
+                checkpointer.keep(number, outcome)
+                logger.log(number, **outcome, evaluation=evaluations.after_step(number))
                 if number - checkpointer.last_step == COMPILED_AFTER:
                     self._compile(engines, len(batches) - number)
             evaluations.save_result()
-            finish()
+            model = cast(PreTrainedModel, engines[0].module.model)
+            record_changed_weights(self.job, model, self.base)
 
     def _compile(self, engines: Sequence[Engine], steps_left: int) -> None:
         """Compile the layers of models whose training takes long enough, by the last step's time.
@@ -365,14 +345,6 @@ def save_trained(
     model = cast(PreTrainedModel, engine.module.model)
     master = engine.master if settings.save_dtype == "fp32" else None
     save_model(model, tokenizer, folder, engine.gathered, master)
-
-
-def _trained_weights(job: Job[Any]) -> int:
-    """Return the number of weights that a training updates, 0 where they may be few."""
-    settings: TrainingSettings = job.settings
-    if (settings.lora_rank and settings.train_base == "none") or settings.train_only:
-        return 0
-    return count_stored_weights(job.inputs["actor" if "actor" in job.inputs else "model"])
 
 
 def _gpu_memory() -> float:

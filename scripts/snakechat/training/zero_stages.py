@@ -1,8 +1,5 @@
 """The ZeRO stage of a run. Apart from the engine, so that pages and planning need no torch."""
 
-import math
-from typing import NamedTuple
-
 from snakechat.workflow.placement import Placement
 
 # Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
@@ -54,33 +51,3 @@ def samples_whole(weight_bytes: float, gpu_memory: float) -> bool:
     memory. The results are the same. On CPUs, gpu_memory is 0.
     """
     return weight_bytes <= MAX_WHOLE_WEIGHTS * gpu_memory
-
-
-class ZeroBuffers(NamedTuple):
-    """Elements that DeepSpeed gathers and sends at a time.
-
-    bucket: gradients that are sent together. reuse: weights that stage 3 keeps if they are used
-    again before this many others. prefetch: weights that it gathers ahead.
-    """
-
-    bucket: int
-    reuse: int
-    prefetch: int
-
-
-# DeepSpeed's defaults (zero/config.py, 0.19).
-DEFAULT_BUFFERS = ZeroBuffers(500_000_000, 1_000_000_000, 50_000_000)
-# The largest fraction of a model that stage 3 gathers or sends at a time, and that it prefetches.
-MAX_GATHERED, MAX_PREFETCHED = 1 / 16, 1 / 32
-
-
-def zero_buffers(stage: int, weights: int) -> ZeroBuffers:
-    """Return the buffers of a model: at stage 3, they never hold most of a small model."""
-    if stage < 3:
-        return DEFAULT_BUFFERS
-    bucket, reuse, prefetch = DEFAULT_BUFFERS
-    return ZeroBuffers(
-        min(bucket, math.ceil(weights * MAX_GATHERED)),
-        min(reuse, math.ceil(weights * MAX_GATHERED)),
-        min(prefetch, math.ceil(weights * MAX_PREFETCHED)),
-    )

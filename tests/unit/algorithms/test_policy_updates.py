@@ -16,6 +16,8 @@ from snakechat.algorithms.policy_updates import (
 )
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.algorithms.step_metrics import mean_metrics
+from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_scorer
@@ -50,8 +52,13 @@ def make_settings(**changes):
     return SimpleNamespace(**settings | {"kl_in": "loss", "kl_estimator": "k3"} | changes)
 
 
-def make_rollouts(micro_batch_tokens):
-    return Rollouts(PROMPTS, RESPONSES, None, [2], 1.0, micro_batch_tokens, CPU)
+@pytest.fixture(autouse=True)
+def one_row_per_micro_batch(monkeypatch):
+    monkeypatch.setattr(acceleration, "_current", Acceleration(micro_batch_tokens=1))
+
+
+def make_rollouts():
+    return Rollouts(PROMPTS, RESPONSES, None, [2], 1.0, CPU)
 
 
 def random_experience(rollouts, logprobs, seed=1):
@@ -124,9 +131,13 @@ def naive_loss(settings, table, experience):
         ("max_length", "sequence", ("loss", "k2"), 1),
     ],
 )
-def test_policy_gradients_equal_those_of_a_loop(aggregation, level, kl, micro_batch_tokens, model):
+def test_policy_gradients_equal_those_of_a_loop(
+    aggregation, level, kl, micro_batch_tokens, model, monkeypatch
+):
+    choices = Acceleration(micro_batch_tokens=micro_batch_tokens)
+    monkeypatch.setattr(acceleration, "_current", choices)
     policy = Policy(model).eval()
-    rollouts = make_rollouts(micro_batch_tokens)
+    rollouts = make_rollouts()
     table = table_of_logprobs(policy)
     experience = random_experience(rollouts, table)
     changes = {"loss_aggregation": aggregation, "importance_sampling_level": level}
@@ -159,7 +170,7 @@ def test_only_prompts_with_different_scores_are_informative():
 
 
 def test_the_last_backward_pass_of_an_update_is_that_of_the_text(model):
-    policy, rollouts = Policy(model).eval(), make_rollouts(1)
+    policy, rollouts = Policy(model).eval(), make_rollouts()
     experience = random_experience(rollouts, rollouts.logprobs(policy))
     text = Examples([[0, 9], [0, 8]], [[7, 6], [5]])
     for examples, expected in ((None, [False, True]), (text, [False, False, False, True])):
@@ -181,13 +192,13 @@ def test_text_gradients_are_those_of_the_mean_loss_over_all_tokens(model):
     loss = sum(losses) / 5
     (2 * loss).backward()
     expected = gradients_of(policy)
-    assert text_gradients(Engine(policy), text, 1, 2.0) == pytest.approx(loss.item(), rel=1e-5)
+    assert text_gradients(Engine(policy), text, 2.0) == pytest.approx(loss.item(), rel=1e-5)
     torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
 
 
 def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
     critic = Scorer(load_scorer(folder, "fp32", tokenizer, new_head=True)).eval()
-    rollouts = make_rollouts(1)
+    rollouts = make_rollouts()
     experience = random_experience(rollouts, torch.zeros(6, 3))
     mask = rollouts.response_mask[INDICES]
     values = []

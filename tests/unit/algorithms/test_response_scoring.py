@@ -20,7 +20,6 @@ ROWS = [70, 50]
 ROLLOUTS = SimpleNamespace(
     device=torch.device("cpu"),
     ended=torch.ones(4, dtype=torch.bool),
-    micro_batch_tokens=100,
     examples="token ids",
     decode=lambda: (["p", "q", "p", "q"], ["a", "bb", "ccc", "dddd"]),
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from snakechat.modeling.acceleration import prefetched
+from snakechat.modeling import acceleration
+from snakechat.modeling.acceleration import Acceleration, prefetched
 from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
@@ -63,7 +64,8 @@ def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, mo
     monkeypatch.setattr("snakechat.modeling.packing.MAX_CANDIDATES", 16)
     random = np.random.default_rng(1)
     ids = [[[9] * length for length in random.integers(1, 9, 50)] for _ in range(3)]
-    micro_batches = list(Examples(*ids).micro_batches(np.arange(50), 54, packing, CPU))
+    with acceleration.using(Acceleration(micro_batch_tokens=54)):
+        micro_batches = list(Examples(*ids).micro_batches(np.arange(50), packing, CPU))
     rows = [row for micro_batch in micro_batches for row in micro_batch.rows]
     assert sorted(rows) == list(range(50))
     sizes = [micro_batch.batch.inputs.input_ids.numel() for micro_batch in micro_batches]

@@ -65,7 +65,7 @@ def test_adapters_and_checkpointed_activations_can_be_compiled(policy):
 
 def test_sampling_with_a_cache_compiles_nothing(policy):
     def sample():
-        return sample_responses(policy.model.eval(), PROMPTS, [2], 5, 0, 4096, 1)
+        return sample_responses(policy.model.eval(), PROMPTS, [2], 5, 0, 1)
 
     expected = sample()
     counter = CompileCounter()
@@ -80,14 +80,14 @@ def test_an_engine_trains_with_code_for_the_cpu(
 ):
     def losses(compile_setting):
         monkeypatch.setattr(acceleration, "_current", acceleration.current())
-        placement = placement_of(compile_setting)
+        placement = placement_of({"micro_batch_tokens": 60, **compile_setting})
         choose_device(placement)
         module = Policy(load_causal(tmp_path, "fp32", tokenizer))
         engine = make_engine(module, SimpleNamespace(**SETTINGS), 1e-3, 3, placement)
         values = []
         for _ in range(3):
             values.append(0.0)
-            for micro_batch in EXAMPLES.micro_batches(np.arange(len(EXAMPLES)), 60, True, CPU):
+            for micro_batch in EXAMPLES.micro_batches(np.arange(len(EXAMPLES)), True, CPU):
                 loss = engine(micro_batch.batch, return_sum=return_sum).sum() / -100
                 engine.backward(loss, micro_batch.is_last)
                 values[-1] += loss.item()

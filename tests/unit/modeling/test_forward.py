@@ -1,5 +1,6 @@
 """Forward passes of packed batches, compared with transformers' forward pass of each sequence."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -81,9 +82,12 @@ def packed_sum(module, kind, layout):
     """The sum of values times FACTORS over all micro-batches."""
     packing, micro_batch_tokens = LAYOUTS[layout]
     rows, total = np.arange(len(PAIRS)), 0.0
-    for rows_of_batch, batch, *_ in examples_of(kind).micro_batches(
-        rows, micro_batch_tokens, packing, CPU, kind == "logprobs with prompts"
-    ):
+    choices = replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)
+    with acceleration.using(choices):
+        micro_batches = examples_of(kind).micro_batches(
+            rows, packing, CPU, kind == "logprobs with prompts"
+        )
+    for rows_of_batch, batch, *_ in micro_batches:
         if kind == "their sum":
             total += module(batch, return_sum=True)
             continue
@@ -175,8 +179,9 @@ def test_logprobs_and_scores_equal_those_of_separate_sequences(
     packing, micro_batch_tokens = LAYOUTS[layout]
     monkeypatch.setattr(family.policy, "supports_packing", packing)
     monkeypatch.setattr(family.scorer, "supports_packing", packing)
-    sums = response_logprobs(family.policy, PAIRS, micro_batch_tokens, with_prompts=with_prompts)
-    scores = response_scores(family.scorer, PAIRS, micro_batch_tokens)
+    with acceleration.using(Acceleration(micro_batch_tokens=micro_batch_tokens)):
+        sums = response_logprobs(family.policy, PAIRS, with_prompts)
+        scores = response_scores(family.scorer, PAIRS)
     pairs = list(enumerate(zip(PROMPTS, *RESPONSES, strict=True)))
     with torch.no_grad():
         for row, (prompt, *responses) in pairs:
@@ -215,7 +220,7 @@ def test_logits_are_computed_for_target_tokens_only(policy, return_sum, monkeypa
     monkeypatch.setattr(logprobs, "functional", SimpleNamespace(linear=linear))
     head = policy.model.get_output_embeddings()
     monkeypatch.setattr(head, "forward", lambda _: pytest.fail("computed all logits"))
-    [micro_batch] = ROWS.micro_batches(np.arange(len(ROWS)), 10_000, True, CPU)
+    [micro_batch] = ROWS.micro_batches(np.arange(len(ROWS)), True, CPU)
     batch = micro_batch.batch
     policy(batch, return_sum=return_sum)
     # Chosen responses.
@@ -236,7 +241,7 @@ def test_the_output_layer_may_have_a_bias(policy):
 
 def test_an_empty_response_has_probability_1(policy):
     examples = Examples([[11, 12], [21]], [[], [22, 23]])
-    [sums] = response_logprobs(policy, examples, 100)
+    [sums] = response_logprobs(policy, examples)
     assert sums[0] == 0 and sums[1] < 0
-    [sums] = response_logprobs(policy, examples, 100, with_prompts=True)
+    [sums] = response_logprobs(policy, examples, with_prompts=True)
     assert sums[0] < 0

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import math
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,15 +50,18 @@ def ending(model):
 
 def sample(model, prompts=PROMPTS, num_generations=1, stops=(EOS,), temperature=1.0, **options):
     torch.manual_seed(0)
-    options = {"max_response_length": 8, "micro_batch_tokens": MICRO_BATCH_TOKENS, **options}
-    return sample_responses(
-        model,
-        prompts,
-        stops,
-        temperature=temperature,
-        num_generations=num_generations,
-        **options,
-    )
+    options = {"max_response_length": 8, **options}
+    micro_batch_tokens = options.pop("micro_batch_tokens", MICRO_BATCH_TOKENS)
+    choices = replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)
+    with acceleration.using(choices):
+        return sample_responses(
+            model,
+            prompts,
+            stops,
+            temperature=temperature,
+            num_generations=num_generations,
+            **options,
+        )
 
 
 def test_responses_end_at_the_first_stop_id_or_at_the_limit(ending):
@@ -88,7 +92,7 @@ def logprobs_of(model, responses):
     """Log-probabilities of all response tokens, row by row, from a forward pass as in training."""
     policy, rows = Policy(model), np.arange(len(PROMPTS))
     [micro_batch] = Examples(PROMPTS, responses).micro_batches(
-        rows, MICRO_BATCH_TOKENS, policy.supports_packing, model.device
+        rows, policy.supports_packing, model.device
     )
     batch = micro_batch.batch
     with torch.no_grad():
@@ -264,7 +268,7 @@ def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
     try:
         with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
             for _ in range(3):
-                sample_responses(model, [[5] * 9] * 4, [2], 20, 1.0, 8192, 2)
+                sample_responses(model, [[5] * 9] * 4, [2], 20, 1.0, 2)
                 assert not alive
     finally:
         gc.enable()
@@ -293,7 +297,7 @@ def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(e
 
 def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monkeypatch):
     settings = SimpleNamespace(max_response_length=8, temperature=1.0, num_generations=2)
-    sampler = generation.HfSampler(settings, [EOS], MICRO_BATCH_TOKENS)
+    sampler = generation.HfSampler(settings, [EOS])
     sampler.update(ending)
     with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         for allowance, is_kept in ((0, False), (1 << 30, True), (10, False)):
@@ -351,7 +355,7 @@ def test_deterministic_batches_do_not_depend_on_the_free_memory(monkeypatch):
         for free in (16.0, 16.5):
             memory = int(free * 2**30), 80 << 30
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, memory=memory: memory)
-            found.add(generation.max_batch_tokens(model, 8192))
+            found.add(generation.max_batch_tokens(model))
         return found
 
     assert len(limits()) == 2

@@ -108,7 +108,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def sampler(folder, tokenizer):
-    return make_sampler(SETTINGS, STOPS, 8192, folder)
+    return make_sampler(SETTINGS, STOPS, folder)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -144,7 +144,7 @@ def test_the_engine_sleeps_between_samples_and_gets_one_weight_at_a_time(sampler
 
 @pytest.mark.usefixtures("gpu")
 def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model):
-    sampler = make_sampler(SETTINGS, STOPS, 8192, folder)
+    sampler = make_sampler(SETTINGS, STOPS, folder)
     sampler.close()
     sampler.update(model)
     events, engine = sampler.llm.events, weakref.ref(sampler.llm.llm_engine.engine_core.shutdown)
@@ -167,7 +167,7 @@ def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, mo
         seeds.copy_(torch.arange(len(seeds)) + 7)
 
     monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
-    sampler = make_sampler(SETTINGS, STOPS, 8192, folder, 2)
+    sampler = make_sampler(SETTINGS, STOPS, folder, 2)
     assert sampler.num_ranks == 2
     for _ in range(2):
         sampler.update(model)
@@ -220,7 +220,7 @@ def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeyp
         InputError,
         match=r"install it \(docs/en/gpu.md\), or set generation_backend: hf",
     ):
-        make_sampler(SETTINGS, STOPS, 8192, folder)
+        make_sampler(SETTINGS, STOPS, folder)
     # The other backend does not import it.
     settings = SimpleNamespace(generation_backend="hf")
-    assert isinstance(make_sampler(settings, STOPS, 8192, folder), HfSampler)
+    assert isinstance(make_sampler(settings, STOPS, folder), HfSampler)

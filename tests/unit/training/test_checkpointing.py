@@ -117,6 +117,7 @@ def walk(job, steps=STEPS, at=None, component=None, sampling=None):
             component.move(batch, by)
             log.write(json.dumps({"step": step, "at": component.position.tolist()}) + "\n")
             log.flush()
+            checkpointer.keep(step)
     return component
 
 

@@ -24,10 +24,10 @@ def job(tmp_path):
 def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(job, capsys):
     with MetricsLogger(job, 3) as logger:
         values = {"loss": 2.125, "learning_rate": 4.96e-4, "skipped_steps": 3}
-        logger.log(1, ["loss"], **values)
+        logger.log(1, values, shown=["loss"])
         logger.log_times(1, {"train": 2.0}, 3000)
-        logger.log(2, ["loss"], **values, eval_loss=1.78125)
-        logger.log(3, ["loss"], **values)
+        logger.log(2, values, {"eval_loss": 1.78125}, shown=["loss"])
+        logger.log(3, values, shown=["loss"])
     first, held_out, last = capsys.readouterr().err.splitlines()
     assert first.startswith(
         "train_sft mine: 1 of 3 steps, loss 2.125, learning rate 0.000496, skipped 3, "
@@ -46,23 +46,23 @@ def scalars(job, name):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_metric_that_is_not_finite_stops_the_run(job, value):
     with MetricsLogger(job, 3) as logger:
-        logger.log(1, ["loss"], loss=2.0)
+        logger.log(1, {"loss": 2.0})
         message = rf"step 2, rows \[3, 7\]: loss is {value}, training has diverged: try a lower"
         with pytest.raises(InputError, match=message):
-            logger.log(2, ["loss"], [7, 3], loss=value)
+            logger.log(2, {"loss": value}, rows=[3, 7])
 
 
 def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
     with MetricsLogger(job, 5) as logger:
         for step in range(1, 5):
-            logger.log(step, ["loss"], loss=step / 8)
+            logger.log(step, {"loss": step / 8})
     # The fourth step was logged, but the checkpoint is that of the third. With other
     # spaces: existing lines are kept as they are.
     before = b'{"step": 1, "loss": 0.125}\n{"loss":0.25, "step":2}\n{"step": 3, "loss": 3.75e-1}\n'
     (job.result / "metrics.jsonl").write_bytes(before)
     with MetricsLogger(job, 5) as logger:
-        logger.log(4, ["loss"], loss=4.0, none=None)
-        logger.log(5, ["loss"], loss=5.0)
+        logger.log(4, {"loss": 4.0, "none": None})
+        logger.log(5, {"loss": 5.0})
     assert (job.result / "metrics.jsonl").read_bytes() == (
         before + b'{"step": 4, "loss": 4.0}\n{"step": 5, "loss": 5.0}\n'
     )
@@ -72,7 +72,7 @@ def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
 def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
-            logger.log(step, [], loss=1.0)
+            logger.log(step, {"loss": 1.0})
             logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
     sections = {"generate": 3.0, "train": 2.0, "responses": 8}
     lines = (job.log_folder / "times.jsonl").read_text().splitlines()

@@ -70,7 +70,8 @@ def main(job):
                 print("pausing", flush=True)
                 time.sleep(3)
             barrier()
-            logger.log(step, [], loss=all_reduce_sum(torch.tensor(float(counter.value))).item())
+            logger.log(step, {"loss": all_reduce_sum(torch.tensor(float(counter.value))).item()})
+            checkpointer.keep(step)
     if event == "write late, abort" and is_last_rank:
         time.sleep(2)
         (job.result / "late").write_text("text")
