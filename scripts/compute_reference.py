@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from snakechat.data.phase_splits import SPLITS
 from snakechat.data.ragged_arrays import save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
@@ -29,26 +30,24 @@ def main(job: Job[Any]) -> None:
     settings, folder = job.settings, job.inputs["model"]
     start_evaluation(job.placement, settings.dtype)
     tokenizer = load_tokenizer(folder)
-    pairs = Examples.read(job.inputs["tokens"], "train", "chosen", "rejected")
-    with load_frozen(Policy, folder, settings.dtype, tokenizer, job.placement, pairs) as model:
-        compute(job, model.module)
-
-
-def compute(job: Job[Any], policy: Policy) -> None:
-    """Write the log-probabilities under a model."""
-    max_length = job.settings.mismatched_max_length
-    for split in ("train", "eval"):
-        pairs = Examples.read(job.inputs["tokens"], split, "chosen", "rejected")
-        examples = {split: pairs}
-        if max_length is not None:
-            examples[f"{split}.mismatched"] = pairs.mismatched(max_length, split)
-        batches = job.settings.batches if split == "train" else None
-        for name, rows in examples.items():
-            logprobs = logprobs_by_epoch(policy, rows, batches)
+    pairs = {
+        split: Examples.read(job.inputs["tokens"], split, "chosen", "rejected") for split in SPLITS
+    }
+    with load_frozen(
+        Policy, folder, settings.dtype, tokenizer, job.placement, pairs["train"]
+    ) as model:
+        for split, rows in pairs.items():
+            examples = {split: rows}
+            if settings.mismatched_max_length is not None:
+                mismatched = rows.mismatched(settings.mismatched_max_length, split)
+                examples[f"{split}.mismatched"] = mismatched
+            batches = settings.batches if split == "train" else None
+            for name, each in examples.items():
+                logprobs = logprobs_by_epoch(model.module, each, batches)
+                if rank() == 0:
+                    save_array(job.result / f"{name}.npy", logprobs)
             if rank() == 0:
-                save_array(job.result / f"{name}.npy", logprobs)
-        if rank() == 0:
-            print(f"{split}: {len(pairs):,} pairs")
+                print(f"{split}: {len(rows):,} pairs")
 
 
 def logprobs_by_epoch(

@@ -27,7 +27,7 @@ from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_equally
-from snakechat.config.references import input_names, weighted_references
+from snakechat.config.references import input_names
 from snakechat.data import toy
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
@@ -215,11 +215,8 @@ class Evaluator:
                 responses.add("function_score", scores)
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
-            for input_name, reference in input_names(key, references).items():
-                weight = weighted_references(references)[reference]
-                reward = load_reward(
-                    self.job, input_name, reference, weight, "rlhf", "fp32", "eval"
-                )
+            for input_name in input_names(key, references):
+                reward = load_reward(self.job, input_name, "rlhf", "fp32", "eval")
                 with closing(reward.module):
                     self._add(name, models, RewardSum([reward], {}, self.texts))
             if judges := weighted_judges(references, self.judges):

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.config.rlhf import GenerationSettings
@@ -21,12 +20,12 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
-from snakechat.modeling.models import check_sequence_length, model_size
-from snakechat.training.evaluated_models import FrozenModel, load_frozen
+from snakechat.modeling.models import model_size
+from snakechat.training.evaluated_models import load_frozen
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
+from snakechat.workflow.progress_lines import in_batches
 
 # Prompts that are sampled, and saved, at a time.
 BATCH_SIZE = 256
@@ -38,55 +37,39 @@ def main(job: Job[GenerationSettings]) -> None:
     settings, folder = job.settings, job.inputs["model"]
     init_process_group(job.placement)
     tokenizer = load_tokenizer(folder)
-    prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-    samples = settings.generation_backend == "hf"
+    prompts = {split: Ragged(job.inputs["tokens"], f"{split}.prompt") for split in SPLITS}
+    generations = settings.num_generations
+    examples = prompt_examples(prompts["train"], settings.max_response_length, generations)
+    longest = settings.max_prompt_length + settings.max_response_length
     with load_frozen(
-        Policy, folder, settings.dtype, tokenizer, job.placement, examples, samples
+        *(Policy, folder, settings.dtype, tokenizer, job.placement, examples),
+        samples=settings.generation_backend == "hf",
+        longest=longest,
     ) as policy:
-        generate(job, policy, tokenizer)
-
-
-def generate(
-    job: Job[GenerationSettings], policy: FrozenModel[Policy], tokenizer: PreTrainedTokenizerBase
-) -> None:
-    """Sample the responses of a model to the prompts of both splits."""
-    settings, folder = job.settings, job.inputs["model"]
-    model = policy.module.model
-    check_sequence_length(model, settings.max_prompt_length + settings.max_response_length)
-    job.record["models"] = {"model": model_size(model)}
-    ends = stop_ids(tokenizer, folder)
-    sampler = make_sampler(
-        settings,
-        ends,
-        folder,
-        job.placement.vllm_tensor_parallel_size,
-    )
-    sampler.update(model, policy.gathered)
-    for number, split in enumerate(SPLITS):
-        prompts = Ragged(job.inputs["tokens"], f"{split}.prompt")
-        batches = []
-        progress = ProgressLines(split, "prompts", len(prompts), next_line=FIRST_LINE)
-        for start in range(0, len(prompts), BATCH_SIZE):
-            rows = range(start, min(start + BATCH_SIZE, len(prompts)))
-            batches.append(job.states / f"{split}-{start:09}")
-            if not batches[-1].exists():
+        model = policy.module.model
+        job.record["models"] = {"model": model_size(model)}
+        parallel_size = job.placement.vllm_tensor_parallel_size
+        sampler = make_sampler(settings, stop_ids(tokenizer, folder), folder, parallel_size)
+        sampler.update(model, policy.gathered)
+        for number, split in enumerate(SPLITS):
+            batches, total = [], len(prompts[split])
+            for rows in in_batches(split, "prompts", total, BATCH_SIZE):
+                batches.append(job.states / f"{split}-{rows.start:09}")
+                if batches[-1].exists():
+                    continue
                 # Each batch has its own seed: a run that continues samples the same responses.
-                seed = np.random.SeedSequence([settings.seed, number, start, rank()])
+                seed = np.random.SeedSequence([settings.seed, number, rows.start, rank()])
                 torch.manual_seed(int(seed.generate_state(1)[0]))
-                responses, _ = sample_on_all_ranks(
-                    sampler, [prompts[row] for row in rows], settings, policy.sampling
-                )
+                texts = [prompts[split][row] for row in rows]
+                responses, _ = sample_on_all_ranks(sampler, texts, settings, policy.sampling)
                 save_batch(batches[-1], responses, len(tokenizer))
             if rank() == 0:
-                progress.update(rows.stop)
-        if rank() == 0:
-            with open_ragged(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as write:
-                for batch in batches:
-                    ids = Ragged(batch, RESPONSES)
-                    write([ids[row].tolist() for row in range(len(ids))])
-            print(f"{split}: {len(prompts):,} prompts, {settings.num_generations} responses each")
-    sampler.close()
+                with open_ragged(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as write:
+                    for batch in batches:
+                        ids = Ragged(batch, RESPONSES)
+                        write([ids[row].tolist() for row in range(len(ids))])
+                print(f"{split}: {total:,} prompts, {generations} responses each")
+        sampler.close()
 
 
 def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) -> None:

@@ -19,7 +19,7 @@ from snakechat.data.formats import Record
 from snakechat.data.phase_splits import SPLITS, limited_phases, removed_rows, split_rows
 from snakechat.data.records import read_records, write_records
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
+from snakechat.workflow.progress_lines import in_batches
 
 # Pairs that are compared at a time.
 BATCH_SIZE = 256
@@ -40,10 +40,8 @@ def main(job: Job[SimpleNamespace]) -> None:
         limit = settings.max_rows or number
         rows = np.sort(limited_phases(drawn, removed[split], [1], limit)[0])
         num_swapped = 0
-        progress = ProgressLines(split, "rows", len(rows), next_line=FIRST_LINE)
-        for start in range(0, len(rows), BATCH_SIZE):
-            progress.update(start)
-            records = list(read_records(path, rows[start : start + BATCH_SIZE]))
+        for batch in in_batches(split, "rows", len(rows), BATCH_SIZE):
+            records = list(read_records(path, rows[batch]))
             found = [(p, a, b) for p, a, b in records if a is not None and b is not None]
             yield from ["no pair"] * (len(records) - len(found))
             if not found:

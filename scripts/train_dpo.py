@@ -32,7 +32,6 @@ def main(training: Training[DpoSettings]) -> None:
 
     # Model.
     policy, engine = training.load(Policy, data.rows, batches)
-    data.check_initial_policy(policy, batches[0])
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         data.epoch = (step - 1) // steps_per_epoch

@@ -12,31 +12,28 @@ responses; every rank holds the tensors of the whole step.
 """
 
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import (
     KLController,
+    ScoreNormalization,
     evaluate_tokens,
     evaluated_in_update,
     make_experience,
 )
-from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
+from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.policy_updates import Updater, minibatch_prompts
-from snakechat.algorithms.response_scoring import ScoreNormalization
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
-from snakechat.algorithms.rlhf_models import RlhfModels, load_models, make_engines
+from snakechat.algorithms.rlhf_models import load_models, make_engines
 from snakechat.algorithms.rollouts import Rollouts, TokenLists, sample_on_all_ranks
 from snakechat.algorithms.step_metrics import (
-    ResponseCheck,
-    ScoreCheck,
+    SanityChecks,
     evaluation_metrics,
     kl_name,
     response_kl,
@@ -48,7 +45,7 @@ from snakechat.data.records import PromptTexts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
-from snakechat.modeling.batching import Examples, num_steps, prompt_examples, training_batches
+from snakechat.modeling.batching import Examples, prompt_examples, training_batches
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model
@@ -68,45 +65,33 @@ BEST_METRIC = "objective/rlhf_reward"
 def main(training: Training[RlhfSettings]) -> None:
     """Load data and models, train, save."""
     job, settings = training.job, training.settings
-    # Before the models are loaded: a missing API key is noticed at once.
-    judges = load_judges(job)
-    prompts = Ragged(job.inputs["tokens"], "train.prompt")
-    ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
-    batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
-    tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
-    models = load_models(job, tokenizer)
-    rlhf = RlhfTrainer(training, tokenizer, models, judges, prompts, ptx, batches)
-
+    rlhf = RlhfTrainer(training)
     # All ranks start from the same weights, and sample different responses.
     torch.manual_seed(settings.seed + rank())
-    evaluations = Evaluations(
-        job, len(batches), rlhf.evaluate, rlhf.save, BEST_METRIC, greater_is_better=True
-    )
-    training.run(batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
-    record_usage(job, judges.values())
+    number = len(rlhf.batches)
+    evaluations = Evaluations(job, number, rlhf.evaluate, rlhf.save, BEST_METRIC, True)
+    training.run(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
+    record_usage(job, rlhf.judges.values())
     rlhf.sampler.close()
 
 
 class RlhfTrainer:
     """The models in training, and everything else that a step changes."""
 
-    def __init__(
-        self,
-        training: Training[RlhfSettings],
-        tokenizer: PreTrainedTokenizerBase,
-        models: RlhfModels,
-        judges: Mapping[str, LlmJudge],
-        prompts: Ragged,
-        ptx: Examples | None,
-        batches: list[np.ndarray],
-    ) -> None:
+    def __init__(self, training: Training[RlhfSettings]) -> None:
         job, settings = training.job, training.settings
         self.settings, self.timer, self.record = settings, training.timer, job.record
-        self.tokenizer, self.models, self.prompts = tokenizer, models, prompts
         self.device = training.device
+        # Before the models are loaded: a missing API key is noticed at once.
+        self.judges = load_judges(job)
+        prompts = self.prompts = Ragged(job.inputs["tokens"], "train.prompt")
+        self.batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
+        tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
+        models = load_models(job, tokenizer)
+        self.tokenizer, self.models = tokenizer, models
         functions = load_functions(settings.reward_functions)
         rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
-        weighted = weighted_judges(settings.reward, judges)
+        weighted = weighted_judges(settings.reward, self.judges)
         self.scorer = RewardSum(rewards, functions, PromptTexts(tokens, "train"), weighted)
         self.normalization = ScoreNormalization(settings, models.critic_weight)
         if settings.eval_steps:
@@ -116,15 +101,11 @@ class RlhfTrainer:
                 tokens, settings.datasets, settings.eval_prompts, settings.seed
             ).rows
         if models.critic:
-            models.critic.normalizer = self.normalization.critic_normalizer
+            models.critic.normalizer = self.normalization.normalize_values
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
-        self.sampler = make_sampler(
-            settings,
-            self.stop_ids,
-            job.inputs["actor"],
-            job.placement.vllm_tensor_parallel_size,
-        )
-        self.actor, self.critic = make_engines(job, models, updates_per_step(settings, batches))
+        parallel_size = job.placement.vllm_tensor_parallel_size
+        self.sampler = make_sampler(settings, self.stop_ids, job.inputs["actor"], parallel_size)
+        self.actor, self.critic = make_engines(job, models, self.batches)
         examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
         samples = settings.generation_backend == "hf"
         check_model(models.actor, examples, self.actor.sampling, samples)
@@ -136,8 +117,8 @@ class RlhfTrainer:
             check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
         self.kl_controller = KLController(settings)
-        self.response_check = ResponseCheck()
-        self.score_check = ScoreCheck(has_rewards=bool(rewards))
+        self.checks = SanityChecks(has_rewards=bool(rewards))
+        ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
         self.updater = Updater(settings, self.actor, self.critic, self.ema, ptx)
         components = {
             "actor": self.actor,
@@ -145,8 +126,7 @@ class RlhfTrainer:
             "ema": self.ema,
             "scorer": self.normalization,
             "kl_controller": self.kl_controller,
-            "response_check": self.response_check,
-            "score_check": self.score_check,
+            "checks": self.checks,
         }
         # All state that a step changes, for checkpoints.
         self.components = {name: each for name, each in components.items() if each is not None}
@@ -158,13 +138,13 @@ class RlhfTrainer:
         # 1. Sample responses.
         with self.timer("generate"):
             rollouts = self.sample([self.prompts[row] for row in rows])
-        self.response_check.check(rollouts, step)
+        self.checks.check_responses(rollouts, step)
 
         # 2. Score the responses.
         with self.timer("score"):
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
-                self.score_check.check(scores.sum, step)
+                self.checks.check_scores(scores.sum, step)
             normalized_scores = self.normalization.normalize(
                 scores.sum, rollouts.ended, rollouts.lengths
             )
@@ -177,13 +157,13 @@ class RlhfTrainer:
 
         # 4. Compute rewards, advantages and returns.
         kl_coef = self.kl_controller.coef
-        experience, rewards = make_experience(
+        experience = make_experience(
             settings, rollouts, evaluation, normalized_scores, kl_coef, not in_update
         )
 
         # 5. Update actor and critic.
         with self.timer("train"):
-            updates = self.updater.update(step, rollouts, experience, kl_coef)
+            updates = self.updater.update(step, rollouts, experience)
         self.sampler.step_ended()
         if self.sampler.asleep_bytes:
             self.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
@@ -191,14 +171,7 @@ class RlhfTrainer:
         self.kl_controller.update(kl.mean().item(), rollouts.num_responses)
 
         metrics = step_metrics(
-            settings.algorithm,
-            rollouts,
-            evaluation,
-            experience,
-            scores,
-            rewards,
-            kl_coef,
-            updates,
+            settings.algorithm, rollouts, evaluation, experience, scores, updates
         )
         shown = ["objective/scores", kl_name(settings.algorithm)]
         counts = {"responses": rollouts.num_responses}
@@ -222,11 +195,11 @@ class RlhfTrainer:
         RewardSum(self.scorer.rewards, {}, self.scorer.prompt_texts).score(rollouts, 0, rows)
         evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
         scores = torch.zeros(rollouts.num_responses, device=self.device)
-        experience, _ = make_experience(settings, rollouts, evaluation, scores, 0.0)
+        experience = make_experience(settings, rollouts, evaluation, scores, 0.0)
         minibatch = np.arange(min(len(rows), minibatch_prompts(settings)))
         # After the warmup of the critic, actor and critic are updated.
         step = settings.critic_warmup_steps + 1
-        self.updater.update_minibatch(step, 0, minibatch, rollouts, experience, 0.0)
+        self.updater.update_minibatch(step, 0, minibatch, rollouts, experience)
         self.sampler.step_ended()
 
     def evaluate(self) -> dict[str, float]:
@@ -276,12 +249,6 @@ class RlhfTrainer:
         if self.ema:
             with self.ema.average_weights():
                 save_trained(self.actor, self.settings, self.tokenizer, folder / "ema")
-
-
-def updates_per_step(settings: RlhfSettings, batches: list[np.ndarray]) -> list[int]:
-    """Return the number of optimizer steps of each step, for the learning rate schedules."""
-    size = minibatch_prompts(settings)
-    return [num_steps(len(rows), size, settings.ppo_epochs) for rows in batches]
 
 
 def response_lines(

@@ -1,7 +1,6 @@
-"""Jobs of two processes at ZeRO 3: one is killed and the same command goes on; distillation."""
+"""A job of two processes at ZeRO 3, one of which is killed: the same command goes on."""
 
 import json
-import re
 import time
 from dataclasses import replace
 
@@ -31,13 +30,11 @@ RECIPE = {
     "max_steps": STEPS,
     "actor_learning_rate": 1.0e-3,
     "warmup_steps": 0,
-    "ema_decay": 0,
+    "ema_decay": 0.9,
     "dtype": "fp32",
     "placement": {"deployment": "cpu"},
 }
-# Nearly greedy: each process samples with random numbers of its own.
-DISTILLED = {**RECIPE, "algorithm": "distill", "teacher": "rlhf/teacher", "temperature": 1e-4}
-RECIPES = {"killed": RECIPE, "whole": RECIPE, "teacher": RECIPE, "distilled": DISTILLED}
+RECIPES = {"killed": RECIPE, "whole": RECIPE}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +61,6 @@ def command(tokenizer, tmp_path_factory):
             words = (PROCESSES, program, died, *options)
             return *launching.run(*words, launcher=program, folder=folder), folder
 
-        run.stages = stages
         yield run
 
 
@@ -85,15 +81,4 @@ def test_a_killed_process_ends_the_job_and_the_same_command_makes_the_same_bytes
         for name in ("killed", "whole")
     ]
     assert files[0] == files[1]
-    assert any(re.fullmatch(r"model.*[.]safetensors", name) for name in files[0])
-
-
-def test_processes_that_partition_a_teacher_distill_like_one(command):
-    code, output, folder = command("distilled")
-    assert code == 0, output
-    folders = folder / "output/rlhf/distilled", command.stages.result("train_rlhf", "distilled")
-    several, one = (
-        json.loads((path / "metrics.jsonl").read_text().splitlines()[0]) for path in folders
-    )
-    for name in ("objective/kl_to_teacher", "policy/loss", "policy/grad_norm"):
-        assert several[name] == pytest.approx(one[name], rel=1e-3) and one[name]
+    assert {"model.safetensors", "ema/model.safetensors"} <= files[0].keys()

@@ -120,13 +120,11 @@ def test_each_shipped_kind_of_recipe_trains(kind, train, stages):
 @pytest.mark.parametrize(
     ("stage", "dtype", "train_base"),
     [
-        ("sft", "bf16", "none"),
+        ("sft", "bf16", "embeddings_and_norms"),
         ("reward", "bf16", "none"),
         # A run first skips the steps whose gradients overflow the initial loss scale.
         ("dpo", "fp16", "none"),
         ("rlhf", "bf16", "none"),
-        ("sft", "bf16", "embeddings_and_norms"),
-        ("rlhf", "bf16", "embeddings_and_norms"),
     ],
 )
 def test_each_trainer_trains_adapters(stage, dtype, train_base, train, stages, fp16_on_cpu):

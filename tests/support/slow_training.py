@@ -17,6 +17,7 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
+from snakechat.training import trainer  # noqa: E402
 from snakechat.training.evaluations import Evaluations  # noqa: E402
 from snakechat.training.trainer import Step, Training  # noqa: E402
 from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size  # noqa: E402
@@ -35,6 +36,7 @@ def main(folder, phase):
         settings=SimpleNamespace(**SETTINGS),
         placement=placement,
         options=RunOptions(save_steps=100),
+        inputs={"model": None},
         states=folder / "states",
         result=folder / "result",
         log_folder=folder / "logs",
@@ -44,6 +46,8 @@ def main(folder, phase):
     job.result.mkdir(parents=True, exist_ok=True)
     training = Training(job)
     engine = engine_for(network())
+    # Its weights are not those of a model in a folder.
+    engine.module.model, trainer.record_changed_weights = None, lambda *_: None
     torch.manual_seed(rank())
     inputs, targets = rows(8)
 

@@ -15,7 +15,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
@@ -32,7 +31,7 @@ from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
-from snakechat.training.engine import Ema, make_engine  # noqa: E402
+from snakechat.training.engine import make_engine  # noqa: E402
 from snakechat.training.evaluated_models import make_frozen  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
@@ -43,8 +42,6 @@ from support.specs import opt_config  # noqa: E402
 
 SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
 PLACEMENT = placement_of({"nodes": distributed.world_size(), "micro_batch_tokens": 16})
-# Cases that run twice.
-REPEATED = ("stage 3", "bf16 2", "rollouts 3")
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 
@@ -52,25 +49,18 @@ PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 class LanguageModel(nn.Module):
     """A causal LM whose forward reads the output layer's weight, which is tied to the embedding."""
 
-    def __init__(self, lora=False):
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         sizes = {"ffn_dim": 32, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
         config = OPTConfig(**opt_config(2, 16, 2, **sizes, dropout=0.0, init_std=0.3))
         self.model = OPTForCausalLM(config).eval()
-        if lora:
-            config = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "fc1"])
-            self.model = get_peft_model(self.model, config)
-
-    @property
-    def causal(self):
-        return self.model.get_base_model() if hasattr(self.model, "peft_config") else self.model
 
     def external_parameters(self):
-        return [self.causal.get_output_embeddings().weight]
+        return [self.model.get_output_embeddings().weight]
 
     def forward(self, ids):
-        hidden = self.causal.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         logits = functional.linear(hidden[:, :-1], *self.external_parameters()).float()
         return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
 
@@ -104,12 +94,11 @@ def weights_of(engine):
 # --- training -----------------------------------------------------------------------------------
 
 
-def train(placement, settings=None, lora=False):
-    """Train; return the losses, gradient norms, learning rates and final weights."""
-    engine = engine_for(LanguageModel(lora), placement, settings or {})
-    run = {"losses": [], "norms": [], "rates": []}
+def train(placement, settings=None):
+    """Train; return the losses, gradient norms and final weights."""
+    engine = engine_for(LanguageModel(), placement, settings or {})
+    run = {"losses": [], "norms": []}
     for step in range(STEPS):
-        run["rates"].append([group["lr"] for group in engine.optimizer.param_groups])
         run["losses"].append(train_step(engine, step))
         run["norms"].append(engine.grad_norm)
     return {**run, "weights": weights_of(engine)}
@@ -173,25 +162,9 @@ def stop_and_resume(folder, placement, settings=None):
     }
 
 
-def train_and_average(placement):
-    """Train with EMA; return the losses, and the weights and averages after each step."""
-    engine = engine_for(LanguageModel(), placement, {})
-    ema = Ema(engine, 0.75)
-    run = {"losses": [], "weights": [weights_of(engine)], "averages": []}
-    for step in range(STEPS):
-        run["losses"].append(train_step(engine, step))
-        ema.update()
-        run["weights"].append(weights_of(engine))
-        with ema.average_weights():
-            run["averages"].append(weights_of(engine))
-    return run
-
-
-def train_and_sample(placement, lora=False):
-    """Sample between steps; two processes have different numbers of prompts."""
-    policy = Policy(LanguageModel().model)
-    if lora:
-        add_lora(policy.model, 4, 8)
+def train_and_sample(placement):
+    """Sample from adapters between steps; two processes have different numbers of prompts."""
+    policy = Policy(add_lora(LanguageModel().model, 4, 8))
     engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
     settings = SimpleNamespace(
         num_generations=2,
@@ -244,11 +217,9 @@ def reversed_prompts(prompts):
     return [[prompt[::-1][first:] for prompt in prompts] for first in range(2)]
 
 
-def train_on_rollouts(placement, lora=False):
-    """Train a policy on rollouts; return its log-probabilities before each step, and the losses."""
-    policy, rows = Policy(LanguageModel().model), np.arange(len(PROMPTS))
-    if lora:
-        add_lora(policy.model, 4, 8)
+def train_on_rollouts(placement):
+    """Train adapters on rollouts; return their log-probabilities before each step, and losses."""
+    policy, rows = Policy(add_lora(LanguageModel().model, 4, 8)), np.arange(len(PROMPTS))
     engine = engine_for(policy, placement, {})
     responses = reversed_prompts(PROMPTS)
     # With 16 tokens per micro-batch, one process has three to four of them.
@@ -256,9 +227,8 @@ def train_on_rollouts(placement, lora=False):
     run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
     for _ in range(3):
         run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))
-        if lora:
-            with disable_adapters(policy.model):
-                run["base_tables"].append(rollouts.logprobs(policy))
+        with disable_adapters(policy.model):
+            run["base_tables"].append(rollouts.logprobs(policy))
         num_tokens, loss_sum = rollouts.num_tokens(rows), torch.zeros(())
         for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):
             loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, 0.8).sum()
@@ -319,10 +289,6 @@ def all_cases(folder):
     for stage in (2, 3):
         cases[f"bf16 {stage}"] = lambda stage=stage: train({"zero_stage": stage}, {"dtype": "bf16"})
     cases["checkpointing 3"] = lambda: train({"zero_stage": 3, "activation_checkpointing": True})
-    for stage in (0, 3):
-        placement = {"zero_stage": stage, "activation_checkpointing": stage > 0}
-        settings = {"lora_learning_rate": 0.02}
-        cases[f"lora {stage}"] = lambda p=placement, s=settings: train(p, s, lora=True)
     for stage in range(4):
         settings = {"dtype": "bf16"} if stage >= 2 else {}
         cases[f"resumed {stage}"] = lambda stage=stage, s=settings: stop_and_resume(
@@ -330,13 +296,9 @@ def all_cases(folder):
         )
     for stage in (0, 3):
         placement = {"zero_stage": stage}
-        cases[f"rollouts {stage}"] = lambda p=placement: train_on_rollouts(p)
-        cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p, lora=True)
-        for lora in (False, True):
-            name = f"sampling {'lora ' if lora else ''}{stage}"
-            cases[name] = lambda p=placement, lora=lora: train_and_sample(p, lora)
+        cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p)
+        cases[f"sampling lora {stage}"] = lambda p=placement: train_and_sample(p)
         cases[f"frozen {stage}"] = lambda s=stage: evaluate_frozen(s, offload=s == 3)
-    cases["ema 3"] = lambda: train_and_average({"zero_stage": 3})
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):
         cases[f"merged {dtype} {stage}"] = lambda stage=stage, dtype=dtype: train_and_save(
             folder / f"{next(runs)}", {"zero_stage": stage}, {"dtype": dtype}
@@ -349,7 +311,6 @@ def main(folder, names):
     torch.set_num_threads(1)
     cases = all_cases(folder)
     results = {name: cases[name]() for name in names or cases}
-    results |= {f"{name} again": cases[name]() for name in REPEATED if not names}
     if distributed.rank() == 0:
         results["torch"] = train_with_torch()
     torch.save(results, folder / f"{distributed.rank()}.pt")

@@ -25,7 +25,7 @@ JOBS = {
 
 # Files below output/ that the run of a job writes.
 LOCK, METRICS = "store/{job}/.*/lock", "store/{job}/.*/result/metrics.jsonl"
-STATE = "store/{job}/.*/state/.tmp"
+STATE = "store/{job}/.*/state/*/.0-of-1"
 
 
 def is_touched(path, since):

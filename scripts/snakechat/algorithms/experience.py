@@ -1,4 +1,4 @@
-"""From rollouts to experience: token values of all models, rewards, advantages and returns.
+"""From rollouts to experience: token values, normalized scores, rewards, advantages, returns.
 
 Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py; N response tokens of a micro-batch.
 """
@@ -38,20 +38,24 @@ class TokenEvaluation(NamedTuple):
 class Experience(NamedTuple):
     """What the updates of a step train on: tables [B, R], or the tokens [N] of a micro-batch.
 
+    rewards: What advantages and returns have been computed from.
     importance_weights: Correction of each token's loss for the sampler's log-probabilities.
     values, returns: None without a critic.
     is_uniform: bool [n], whether all responses to a prompt have equal scores; the same for the
         whole step and for a micro-batch.
+    kl_coef: The coefficient of the step.
     entropies: A table that the update fills in, as it does logprobs; None if logprobs are known.
     """
 
     logprobs: Tensor
     ref_logprobs: Tensor
+    rewards: Tensor
     advantages: Tensor
     importance_weights: Tensor
     values: Tensor | None
     returns: Tensor | None
     is_uniform: Tensor
+    kl_coef: float
     entropies: Tensor | None = None
 
     def select(self, tokens: Tensor) -> "Experience":
@@ -59,7 +63,7 @@ class Experience(NamedTuple):
         tables: dict[str, Any] = {
             name: table.flatten()[tokens]
             for name, table in self._asdict().items()
-            if table is not None and name not in ("is_uniform", "entropies")
+            if table is not None and name not in ("is_uniform", "kl_coef", "entropies")
         }
         return self._replace(**tables, entropies=None)
 
@@ -102,8 +106,8 @@ def make_experience(
     scores: Tensor,
     kl_coef: float,
     is_evaluated: bool = True,
-) -> tuple[Experience, Tensor]:
-    """Return the experience of a step, and the rewards [B, R] that it has been computed from.
+) -> Experience:
+    """Return the experience of a step.
 
     Rewards are normalized scores, of which NaN adds nothing; kl_in: rewards adds the KL penalty.
     The rewards of `distill` have no part of the scores.
@@ -129,23 +133,18 @@ def make_experience(
         importance_weights = policy_gradient.importance_weights(
             logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
         )
-    experience = Experience(
+    return Experience(
         logprobs,
         ref_logprobs,
+        rewards,
         advantages,
         importance_weights,
         evaluation.values,
         returns,
-        policy_gradient.uniform_groups(by_prompt(settings, scores)),
+        policy_gradient.uniform_groups(scores.view(settings.num_generations, -1)),
+        kl_coef,
         None if is_evaluated else evaluation.entropies,
     )
-    return experience, rewards
-
-
-def by_prompt(settings: RlhfSettings, values: Tensor) -> Tensor:
-    """Return values of responses [B] by prompt [A, n]."""
-    # All first responses, then all second ones.
-    return values.view(settings.num_generations, -1)
 
 
 def compute_advantages(
@@ -180,7 +179,8 @@ def compute_advantages(
     # Not whitened: to subtract the mean over all prompts would give a prompt whose responses have
     # equal scores advantages other than 0.
     totals = rewards.sum(dim=1).masked_fill(~judged, math.nan)
-    groups = by_prompt(settings, totals)
+    # All first responses, then all second ones.
+    groups = totals.view(settings.num_generations, -1)
     if settings.algorithm == "rloo":
         advantages = policy_gradient.rloo_advantages(groups)
     else:
@@ -203,3 +203,81 @@ class KLController(Attributes):
             self.coef = policy_gradient.adapted_kl_coef(
                 self.coef, kl, self.target, self.horizon, num_responses
             )
+
+
+class ScoreNormalization(Attributes):
+    """Normalizes the scores of each step, clips them and subtracts penalties.
+
+    Args:
+        settings: The settings of the recipe.
+        critic_weight: The weight of the reward model that a critic is initialized from, or None.
+
+    Attributes:
+        moments: Of the scores by whose mean and standard deviation scores are normalized; None
+            before the first ones.
+        critic_moments: As they were after the first different scores.
+    """
+
+    saved = ("moments", "critic_moments")
+
+    def __init__(self, settings: RlhfSettings, critic_weight: float | None = None) -> None:
+        self.settings, self.critic_weight = settings, critic_weight
+        self.moments: policy_gradient.Moments | None = None
+        self.critic_moments: policy_gradient.Moments | None = None
+
+    def normalize(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
+        """Add scores to the moments and return normalized scores [B] as `normalized` does.
+
+        NaN, the score of a response that nothing scores, stays NaN.
+
+        `first` adds scores until two of them differ.
+        """
+        mode, judged = self.settings.standardize_scores, scores[~scores.isnan()]
+        if (mode == "running" or (mode == "first" and not differ(self.moments))) and len(judged):
+            added = policy_gradient.moments(judged)
+            self.moments = (
+                policy_gradient.merged_moments(self.moments, added) if self.moments else added
+            )
+            if not differ(self.critic_moments):
+                self.critic_moments = self.moments
+        return self.normalized(scores, ended, lengths)
+
+    def normalize_values(self, values: Tensor) -> Tensor:
+        """Return the outputs of a critic on the scale of normalized scores.
+
+        Those of a critic that is initialized from a reward model are scores of this model.
+        """
+        if self.critic_weight is None:
+            return values
+        return standardized(self.critic_weight * values, self.critic_moments)
+
+    def normalized(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
+        """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
+
+        The penalty is missing_eos_penalty without eos, and rises to it over overlong_buffer.
+
+        Args:
+            ended: bool [B], whether a response ends with eos.
+            lengths: Tokens of each response [B].
+        """
+        settings = self.settings
+        clip = settings.score_clip or math.inf
+        normalized = standardized(scores, self.moments).clamp(-clip, clip)
+        overlong = policy_gradient.overlong_penalties(
+            lengths, settings.max_response_length, settings.overlong_buffer
+        )
+        return normalized - settings.missing_eos_penalty * torch.maximum(overlong, (~ended).float())
+
+
+def differ(moments: policy_gradient.Moments | None) -> bool:
+    """Return whether two different scores have these moments."""
+    # Scores are float32: equal ones have squares of exactly 0 in float64.
+    return moments is not None and moments[2] > 0
+
+
+def standardized(scores: Tensor, moments: policy_gradient.Moments | None) -> Tensor:
+    """Return scores minus the mean, divided by the standard deviation, of others that differ."""
+    if moments is None or not differ(moments):
+        return scores
+    count, mean, squares = moments
+    return (scores - mean) / math.sqrt(squares / count)

@@ -49,9 +49,7 @@ class Updater:
         self.settings, self.actor, self.critic = settings, actor, critic
         self.ema, self.ptx = ema, ptx
 
-    def update(
-        self, step: int, rollouts: Rollouts, experience: Experience, kl_coef: float
-    ) -> list[Metrics]:
+    def update(self, step: int, rollouts: Rollouts, experience: Experience) -> list[Metrics]:
         """Update actor and critic on each minibatch, ppo_epochs times; return metrics per update.
 
         Stops after an update whose approxkl exceeds max_approx_kl.
@@ -64,7 +62,7 @@ class Updater:
             settings.seed + step,
         )
         for number, rows in enumerate(minibatches):
-            metrics = self.update_minibatch(step, number, rows, rollouts, experience, kl_coef)
+            metrics = self.update_minibatch(step, number, rows, rollouts, experience)
             updates.append(metrics)
             approx_kl = metrics.get("policy/approxkl") or 0.0
             if approx_kl > (settings.max_approx_kl or math.inf):
@@ -78,7 +76,6 @@ class Updater:
         rows: np.ndarray,
         rollouts: Rollouts,
         experience: Experience,
-        kl_coef: float,
     ) -> Metrics:
         """Update actor and critic on the responses to the given prompts; return metrics.
 
@@ -92,7 +89,7 @@ class Updater:
             text = sample_text(self.ptx, settings, step, number) if self.ptx else None
             used = informative_rows(rows, experience) if settings.drop_uniform_groups else rows
             policy_metrics = policy_gradients(
-                self.actor, rollouts, used, experience, kl_coef, settings, text
+                self.actor, rollouts, used, experience, settings, text
             )
             if number == 0:
                 check_first_update(policy_metrics, settings.dtype, step)
@@ -131,7 +128,6 @@ def policy_gradients(
     rollouts: Rollouts,
     rows: np.ndarray,
     experience: Experience,
-    kl_coef: float,
     settings: RlhfSettings,
     text: Examples | None = None,
 ) -> dict[str, float]:
@@ -183,7 +179,7 @@ def policy_gradients(
             penalties = policy_gradient.weighted_kl_penalty(
                 logprobs, old.logprobs, old.ref_logprobs, settings.kl_estimator
             )
-            losses = losses + kl_coef * old.importance_weights * penalties
+            losses = losses + experience.kl_coef * old.importance_weights * penalties
         token_weights = weights[responses].repeat_interleave(
             rollouts.lengths[responses], output_size=len(tokens)
         )

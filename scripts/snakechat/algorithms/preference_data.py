@@ -19,11 +19,6 @@ from snakechat.config.dpo import DpoSettings, has_reference_point
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.workflow.errors import InputError
-
-# Allowed difference of a token's log-probability before training, in nats, mean over tokens and
-# responses. Rounding causes less: it differs where several processes share a batch.
-INITIAL_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
 
 
 class PreferenceData:
@@ -117,28 +112,6 @@ class PreferenceData:
         rows = np.arange(len(self.rows))
         logprobs = torch.from_numpy(response_logprobs(policy, self.rows))
         return self.losses(logprobs, rows, self.reference_point(policy, rows))
-
-    def check_initial_policy(self, policy: Policy, rows: np.ndarray) -> None:
-        """Check on the first batch that a policy starts as the reference model, if there is one.
-
-        Raises:
-            InputError: The log-probability of a token differs by INITIAL_TOLERANCE or more.
-        """
-        if self.reference is None:
-            return
-        batch = self.rows.select(rows)
-        logprobs = torch.from_numpy(response_logprobs(policy, batch))
-        lengths = self.lengths[:, rows]
-        differences = (logprobs - self.reference[0][:, rows]).abs() / lengths.clamp(min=1)
-        difference = differences[lengths > 0].mean().item()
-        tolerance = INITIAL_TOLERANCE[self.settings.dtype]
-        # Negated, because every comparison with NaN is false.
-        if not difference < tolerance:
-            raise InputError(
-                f"step 1: before training, the log-probability of a token differs by"
-                f" {difference:.4g} from that under the reference model, expected less than"
-                f" {tolerance:g}: delete {self.folder} and build again"
-            )
 
     def _of_epoch(self, logprobs: Tensor) -> Tensor:
         """Return those [A, n] of the current epoch of log-probabilities [E, A, n]."""

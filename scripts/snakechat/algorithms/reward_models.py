@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.config.references import parse_reference
+from snakechat.config.references import input_names, parse_reference, weighted_references
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged
@@ -144,8 +144,6 @@ def sequence_examples(sequences: Sequence[list[int]]) -> Examples:
 def load_reward(
     job: Job[Any],
     key: str,
-    name: str,
-    weight: float,
     actor: str,
     dtype: str,
     split: str,
@@ -155,8 +153,7 @@ def load_reward(
     """Load a reward model.
 
     Args:
-        key: The job's input with the model.
-        name: The model's reference in `reward` or `judge`.
+        key: The job's input with the model: `reward` or `judge`, or one of several (input_names).
         actor: The job's input with the model whose responses are scored.
         split: The split of the prompts.
         offload: As for load_frozen.
@@ -166,26 +163,23 @@ def load_reward(
         InputError: As choose_reader and load_frozen do.
     """
     settings, folder = job.settings, job.inputs[key]
+    setting = key.partition(".")[0]
+    references = getattr(settings, setting)
+    name = input_names(setting, references)[key]
     template = settings.reward_templates[name]
     reader = choose_reader(name, folder, template, job.inputs[actor], settings.template)
-    examples = reader_examples(reader, job.inputs["tokens"], split, settings)
+    tokens = job.inputs["tokens"]
+    prompts = Ragged(tokens, f"{split}.prompt")
+    if reader.encoder is None:
+        generations = settings.num_generations
+        examples = prompt_examples(prompts, settings.max_response_length, generations)
+    else:
+        turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
+        examples = sequence_examples(reader.encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
+        longest = 0
     module = load_frozen(
         *(Scorer, folder, dtype, reader.tokenizer, job.placement, examples),
         offload=offload,
-        longest=longest if reader.encoder is None else 0,
+        longest=longest,
     )
-    return RewardModel(name, module, weight, reader)
-
-
-def reader_examples(reader: Reader, tokens: Path, split: str, settings: Any) -> Examples:
-    """Return rows as a reward model reads them, on which it is compared with transformers.
-
-    Args:
-        tokens: Folder of the prompts.
-        settings: max_response_length and num_generations.
-    """
-    prompts = Ragged(tokens, f"{split}.prompt")
-    if reader.encoder is None:
-        return prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-    turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
-    return sequence_examples(reader.encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
+    return RewardModel(name, module, weighted_references(references)[name], reader)

@@ -91,17 +91,15 @@ class RewardSum:
         by_source: dict[str, Tensor] = {}
         unreadable: dict[str, int] = {}
         for reward in self.rewards:
-            with reward.module.on_device() as module:
-                values = self._model_scores(cast(Scorer, module), reward, rollouts, rows)
-            by_source[reward.name] = values
-            total += reward.weight * values
+            by_source[reward.name] = self._model_scores(reward, rollouts, rows)
+            total += reward.weight * by_source[reward.name]
         for weight, judge in self.judges:
-            ratings = self._ratings(judge, rollouts, rows)
-            name = f"{JUDGES}/{judge.name}"
+            name, responses = f"{JUDGES}/{judge.name}", rollouts.response_texts()
+            prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
+            ratings = judge.rate(prompts, responses).reshape(-1, len(rows))
             unreadable[name] = int(np.isnan(ratings).sum())
-            values = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
-            by_source[name] = values
-            total += weight * values
+            by_source[name] = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
+            total += weight * by_source[name]
         if not total.isfinite().all():
             index = int(total.isfinite().logical_not().nonzero()[0])
             raise InputError(
@@ -117,14 +115,6 @@ class RewardSum:
                 total[tables.isnan().all(dim=0)] = math.nan
         return Scores(total, by_source, unreadable)
 
-    def _ratings(
-        self, judge: LlmJudge, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
-    ) -> np.ndarray:
-        """Return a judge's ratings [A, n], NaN where its reply is unreadable."""
-        responses = rollouts.response_texts()
-        prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
-        return judge.rate(prompts, responses).reshape(-1, len(rows))
-
     def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Return the score of each function for each response [f, B]; NaN for None."""
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
@@ -137,17 +127,15 @@ class RewardSum:
         return all_reduce_sum(scores).to(rollouts.device)
 
     def _model_scores(
-        self,
-        scorer: Scorer,
-        reward: RewardModel,
-        rollouts: Rollouts,
-        rows: Sequence[int] | np.ndarray,
+        self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
     ) -> Tensor:
         """Return a reward model's score of each response [B]."""
         examples, encoder = rollouts.examples, reward.reader.encoder
-        if encoder:
-            responses = rollouts.response_texts()
-            prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
-            examples = conversation_examples(scorer, encoder, prompts, responses)
-        scores = response_scores(scorer, examples).flatten()
+        with reward.module.on_device() as module:
+            scorer = cast(Scorer, module)
+            if encoder:
+                responses = rollouts.response_texts()
+                prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
+                examples = conversation_examples(scorer, encoder, prompts, responses)
+            scores = response_scores(scorer, examples).flatten()
         return torch.from_numpy(scores).float().to(rollouts.device)

@@ -6,15 +6,16 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
 from snakechat.algorithms.reward_models import RewardModel, load_reward
-from snakechat.config.references import input_names, weighted_references
+from snakechat.config.references import input_names
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
-from snakechat.modeling.batching import prompt_examples
+from snakechat.modeling.batching import num_steps, prompt_examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters, select_trained
@@ -48,61 +49,54 @@ class RlhfModels(NamedTuple):
 def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     """Load the models and check that they fit together.
 
+    The critic starts as the first reward model that has the actor's tokenizer, or as the actor with
+    a new score head.
+
     Raises:
-        InputError: A model is of the wrong kind or has too few positions.
+        InputError: A model is of the wrong kind, or has too few positions; the teacher has another
+            tokenizer.
     """
-    settings = job.settings
+    settings, dtype, placement = job.settings, job.settings.dtype, job.placement
     longest = settings.max_prompt_length + settings.max_response_length
-    actor, reference = load_actor_and_reference(job, tokenizer)
+    deferred = is_partitioned(placement, dtype)
+    model = load_causal(job.inputs["actor"], dtype, tokenizer, deferred)
+    actor = Policy(select_trained(model, settings))
     check_sequence_length(actor.model, longest)
-    weights = weighted_references(settings.reward)
+    reference = load_reference(job, tokenizer, actor, longest)
     rewards = {
-        key: load_reward(
-            *(job, key, name, weights[name], "actor", settings.dtype, "train"),
-            job.placement.offload_frozen,
-            longest,
-        )
-        for key, name in input_names("reward", settings.reward).items()
+        key: load_reward(job, key, "actor", dtype, "train", placement.offload_frozen, longest)
+        for key in input_names("reward", settings.reward)
     }
-    origins = [key for key, reward in rewards.items() if reward.reader.shares_tokenizer]
-    origin = origins[0] if origins else None
-    weight = rewards[origin].weight if origin else None
+    origin = next((key for key in rewards if rewards[key].reader.shares_tokenizer), None)
+    trained: dict[str, Policy | Scorer] = {"actor": actor}
     critic = None
     if settings.algorithm == "ppo":
-        critic = load_critic(job, tokenizer, origin)
+        folder = job.inputs[origin or "actor"]
+        deferred = is_partitioned(critic_placement(job), dtype)
+        model = load_scorer(folder, dtype, tokenizer, origin is None, deferred)
+        if settings.critic_lora_rank:
+            model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)
+        critic = trained["critic"] = Scorer(model)
         check_sequence_length(critic.model, longest)
-    trained: dict[str, Policy | Scorer] = {"actor": actor}
-    if critic:
-        trained["critic"] = critic
     job.record["models"] = {name: model_size(module.model) for name, module in trained.items()}
+    weight = rewards[origin].weight if origin else None
     return RlhfModels(actor, reference, rewards, weight, critic)
 
 
-def load_actor_and_reference(
-    job: RlhfJob, tokenizer: PreTrainedTokenizerBase
-) -> tuple[Policy, Reference]:
-    """Load the model that training starts from as actor and as frozen reference.
+def load_reference(
+    job: RlhfJob, tokenizer: PreTrainedTokenizerBase, actor: Policy, longest: int
+) -> Reference:
+    """Return the frozen model that the actor starts from or, with `distill`, the teacher.
 
-    With `distill`, the teacher takes the place of the reference, and reads the token ids of the
-    actor.
+    longest: Tokens of the longest sequence.
 
     Raises:
         InputError: The teacher has another tokenizer, too few positions, or passes that do not
             agree.
     """
-    settings, folder = job.settings, job.inputs["actor"]
-    deferred = is_partitioned(job.placement, settings.dtype)
-    model = load_causal(folder, settings.dtype, tokenizer, deferred)
-    actor = Policy(select_trained(model, settings))
-    frozen = partial(
-        load_frozen,
-        Policy,
-        dtype=settings.dtype,
-        tokenizer=tokenizer,
-        placement=job.placement,
-        offload=job.placement.offload_frozen,
-    )
+    settings, folder, examples = job.settings, job.inputs["actor"], None
     if settings.algorithm == "distill":
+        # It reads the token ids of the actor.
         folder = job.inputs["teacher"]
         if not is_same_tokenizer(load_tokenizer(folder), tokenizer):
             raise InputError(
@@ -111,13 +105,15 @@ def load_actor_and_reference(
             )
         prompts = Ragged(job.inputs["tokens"], "train.prompt")
         examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-        longest = settings.max_prompt_length + settings.max_response_length
-        return actor, frozen(folder, examples=examples, longest=longest).on_device
-    if settings.lora_rank and settings.train_base == "none":
+    elif settings.lora_rank and settings.train_base == "none":
         # The actor without its adapters is the initial model: no second copy is needed.
-        return actor, partial(without_adapters, actor)
-    # It is compared with transformers as the actor, whose model it is.
-    return actor, frozen(folder, examples=None).on_device
+        return partial(without_adapters, actor)
+    # Without examples, it is compared with transformers as the actor, whose model it is.
+    return load_frozen(
+        *(Policy, folder, settings.dtype, tokenizer, job.placement, examples),
+        offload=job.placement.offload_frozen,
+        longest=longest,
+    ).on_device
 
 
 @contextlib.contextmanager
@@ -127,21 +123,6 @@ def without_adapters(actor: Policy) -> Iterator[Policy]:
         yield actor
 
 
-def load_critic(job: RlhfJob, tokenizer: PreTrainedTokenizerBase, origin: str | None) -> Scorer:
-    """Load the critic.
-
-    origin: The job's input with the reward model that it starts from; None starts from the actor
-        with a new score head.
-    """
-    settings = job.settings
-    folder = job.inputs[origin or "actor"]
-    deferred = is_partitioned(critic_placement(job), settings.dtype)
-    model = load_scorer(folder, settings.dtype, tokenizer, origin is None, deferred)
-    if settings.critic_lora_rank:
-        model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)
-    return Scorer(model)
-
-
 def critic_placement(job: RlhfJob) -> Placement:
     """Return the placement of the critic, which may have a ZeRO stage of its own."""
     stage = job.placement.critic_zero_stage
@@ -149,24 +130,28 @@ def critic_placement(job: RlhfJob) -> Placement:
 
 
 def make_engines(
-    job: RlhfJob, models: RlhfModels, updates: Sequence[int]
+    job: RlhfJob, models: RlhfModels, batches: Sequence[np.ndarray]
 ) -> tuple[Engine, Engine | None]:
-    """Return the engines of actor and critic. updates: number of updates of each step."""
+    """Return the engines of actor and critic.
+
+    batches: The rows of each step, which determine the number of its updates.
+    """
     settings, placement = job.settings, job.placement
+    minibatch = settings.global_batch_size // settings.num_generations
+    updates = [num_steps(len(rows), minibatch, settings.ppo_epochs) for rows in batches]
     actor_updates = sum(updates[settings.critic_warmup_steps :])
     actor = make_engine(
         models.actor, settings, settings.actor_learning_rate, actor_updates, placement
     )
     if models.critic is None:
         return actor, None
+    changes = {
+        "lora_learning_rate": settings.critic_lora_learning_rate,
+        "lr_schedule": settings.critic_lr_schedule,
+    }
     critic = make_engine(
         models.critic,
-        settings.model_copy(
-            update={
-                "lora_learning_rate": settings.critic_lora_learning_rate,
-                "lr_schedule": settings.critic_lr_schedule,
-            }
-        ),
+        settings.model_copy(update=changes),
         settings.critic_learning_rate,
         sum(updates),
         critic_placement(job),

@@ -40,24 +40,19 @@ def step_metrics(
     evaluation: TokenEvaluation,
     experience: Experience,
     scores: Scores,
-    rewards: Tensor,
-    kl_coef: float,
     updates: Sequence[Metrics],
 ) -> Metrics:
     """Return the metrics of a step.
 
     Args:
         scores: Before normalization.
-        rewards: [B, R].
         updates: Metrics of each update.
     """
-    mask = rollouts.response_mask
-    metrics: Metrics = {
-        **response_metrics(algorithm, rollouts, evaluation, scores, rewards.sum(dim=1))
-    }
+    mask, rewards = rollouts.response_mask, experience.rewards.sum(dim=1)
+    metrics: Metrics = {**response_metrics(algorithm, rollouts, evaluation, scores, rewards)}
     if algorithm != "distill":
         # Its reward is the KL itself.
-        metrics["objective/kl_coef"] = kl_coef
+        metrics["objective/kl_coef"] = experience.kl_coef
     if rollouts.sampler_logprobs is not None:
         differences = (evaluation.logprobs - rollouts.sampler_logprobs).abs()
         metrics["policy/sampler_difference"] = policy_gradient.masked_mean(differences, mask).item()
@@ -145,15 +140,23 @@ def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:
     return {name: float(np.mean(present)) for name, present in values.items() if present}
 
 
-class ResponseCheck(Attributes):
-    """Checks the responses of each step; counts consecutive responses without eos."""
+class SanityChecks(Attributes):
+    """Checks that responses end and that scores differ; counts responses until they do.
 
-    saved = ("num_unended",)
+    has_rewards: Whether reward models score, whose scores always differ.
+    """
 
-    def __init__(self) -> None:
+    saved = ("num_unended", "num_equal", "score")
+
+    def __init__(self, has_rewards: bool) -> None:
         self.num_unended = 0
+        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
+        # Responses with the same score, or none, since the first step; -1 after two different
+        # scores.
+        self.num_equal = 0
+        self.score: float | None = None
 
-    def check(self, rollouts: Rollouts, step: int) -> None:
+    def check_responses(self, rollouts: Rollouts, step: int) -> None:
         """Check the responses of the next step.
 
         Raises:
@@ -165,10 +168,7 @@ class ResponseCheck(Attributes):
                 f"step {step}: all {number} responses are empty: the actor samples eos as its first"
                 " token; check the responses that sft was trained on"
             )
-        if rollouts.ended.any():
-            self.num_unended = 0
-            return
-        self.num_unended += number
+        self.num_unended = 0 if rollouts.ended.any() else self.num_unended + number
         if self.num_unended >= MAX_UNENDED:
             raise InputError(
                 f"step {step}: none of the last {self.num_unended} responses ended within"
@@ -176,23 +176,7 @@ class ResponseCheck(Attributes):
                 " truncated"
             )
 
-
-class ScoreCheck(Attributes):
-    """Checks that scores differ; counts responses until they do.
-
-    has_rewards: Whether reward models score, whose scores always differ.
-    """
-
-    saved = ("num_equal", "score")
-
-    def __init__(self, has_rewards: bool) -> None:
-        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
-        # Responses with the same score, or none, since the first step; -1 after two different
-        # scores.
-        self.num_equal = 0
-        self.score: float | None = None
-
-    def check(self, scores: Tensor, step: int) -> None:
+    def check_scores(self, scores: Tensor, step: int) -> None:
         """Check the scores [B] of the next step. A response may have none, NaN.
 
         Raises:

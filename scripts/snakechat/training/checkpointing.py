@@ -1,8 +1,8 @@
 """Checkpoints, from which an interrupted training run resumes.
 
 A checkpoint is the folder STORE/RULE/.KEY/state/STEP; KEY identifies the spec and the inputs. It
-contains one folder per process, RANK-of-PROCESSES. A checkpoint of all processes appears
-atomically; the last two are kept, and all are deleted when the result is published.
+contains one folder per process, RANK-of-PROCESSES, which appears atomically; it counts if it has
+all of them. The last two are kept, and all are deleted when the result is published.
 
 A checkpoint contains everything that the training loop changes. The order of rows is a function of
 the seed and the step, so a run can resume under another placement.
@@ -112,7 +112,8 @@ class Checkpointer:
     """
 
     def __init__(self, job: Job[Any], **components: Stateful) -> None:
-        self.job, self.lock, self.outcome = job, StateLock(), None
+        self.job, self.lock = job, StateLock()
+        self.outcome: Any = None
         self.components: dict[str, Stateful] = {**components, "generators": Generators()}
         for component in components.values():
             if hasattr(component, "state_lock"):
@@ -177,8 +178,7 @@ class Checkpointer:
         self._keep_state(step, outcome)
         due = step % self.job.options.save_steps == 0
         if due and broadcast_from_first(time.monotonic() >= self.next_save):
-            with self.lock:
-                self._save()
+            self._save()
         if number := all_reduce_max(self.signal):
             if not self.signal:
                 os.kill(os.getpid(), number)
@@ -211,17 +211,11 @@ class Checkpointer:
     def _save(self) -> None:
         """Save the checkpoint of all processes, which call this function together."""
         started = time.monotonic()
-        temporary = self.job.states / ".tmp"
-        if rank() == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-            temporary.mkdir(parents=True)
-        barrier()
-        self._write(temporary / process_folder())
+        self.lock.begin()
+        self._save_part()
+        self.lock.end()
         barrier()
         if rank() == 0:
-            # Processes that received a signal may have saved their parts.
-            shutil.rmtree(self._folder, ignore_errors=True)
-            os.replace(temporary, self._folder)
             for old in checkpoints(self.job.states)[:-CHECKPOINTS_KEPT]:
                 shutil.rmtree(old)
         now = time.monotonic()
@@ -277,33 +271,24 @@ class Checkpointer:
         os._exit(1)
 
     def _save_part(self) -> Path:
-        """Save the part of this process of a checkpoint, without the others; return its folder."""
-        folder = self._folder
-        own, temporary = folder / process_folder(), folder / f".{process_folder()}"
-        if self.state.step and not own.exists():
-            shutil.rmtree(temporary, ignore_errors=True)
-            folder.mkdir(parents=True, exist_ok=True)
-            self._write(temporary)
-            os.replace(temporary, own)
-        return folder
-
-    @property
-    def _folder(self) -> Path:
-        """The checkpoint of the state."""
-        return self.job.states / f"{self.state.step:08}"
-
-    def _write(self, folder: Path) -> None:
-        """Write the part of this process of a checkpoint."""
+        """Save the part of this process of the checkpoint of the state; return the checkpoint."""
         state = self.state
-        folder.mkdir()
-        write_tensors(folder, state.tensors)
+        folder = self.job.states / f"{state.step:08}"
+        own, temporary = folder / process_folder(), folder / f".{process_folder()}"
+        if not state.step or own.exists():
+            return folder
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        write_tensors(temporary, state.tensors)
         values = {**state.values, "step": state.step, "outcome": state.outcome}
-        (folder / "values.json").write_text(json.dumps(values))
+        (temporary / "values.json").write_text(json.dumps(values))
         if rank() == 0:
             for name, size in state.log_bytes.items():
-                shutil.copyfile(self.job.result / name, folder / name)
-                os.truncate(folder / name, size)
-        (folder / "files.json").write_text(json.dumps(result_files(folder)))
+                shutil.copyfile(self.job.result / name, temporary / name)
+                os.truncate(temporary / name, size)
+        (temporary / "files.json").write_text(json.dumps(result_files(temporary)))
+        os.replace(temporary, own)
+        return folder
 
     def _restore(self) -> int:
         """Restore the last undamaged checkpoint; return its step, or 0 without a checkpoint."""

@@ -276,7 +276,7 @@ class DeepSpeedEngine(Engine):
         return self.engine.optimizer.loss_scale
 
     @property
-    def master_weights(self) -> list[torch.Tensor]:  # type: ignore[override]
+    def master_weights(self) -> list[torch.Tensor]:
         if self.stage == 3:
             return self.engine.optimizer.fp32_partitioned_groups_flat
         return self.engine.optimizer.single_partition_of_fp32_groups

@@ -93,11 +93,11 @@ def parameter_groups(
 class StateLock:
     """Held while the state of a training changes, so that another thread can save it whole.
 
-    A context holds it for a while. `begin` holds it until `end`, however often it is called.
+    `begin` holds it until `end`, however often it is called.
     """
 
     def __init__(self) -> None:
-        self.lock, self.is_changing = threading.RLock(), False
+        self.lock, self.is_changing = threading.Lock(), False
 
     def begin(self) -> None:
         """Hold the lock until `end`."""
@@ -110,12 +110,6 @@ class StateLock:
         if self.is_changing:
             self.is_changing = False
             self.lock.release()
-
-    def __enter__(self) -> None:
-        self.lock.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.lock.release()
 
 
 class Engine:
@@ -382,10 +376,11 @@ class Ema:
     @contextlib.contextmanager
     def average_weights(self) -> Iterator[None]:
         """Replace the weights of the module by their averages within the context."""
-        with self.engine.state_lock:
-            self._swap()
-            yield
-            self._swap()
+        self.engine.state_lock.begin()
+        self._swap()
+        yield
+        self._swap()
+        self.engine.state_lock.end()
 
     def _swap(self) -> None:
         for average, master in zip(self.averages, self.engine.master_weights, strict=True):

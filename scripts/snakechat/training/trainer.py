@@ -286,10 +286,11 @@ class Training(Generic[S]):
         """
         checkpointer = Checkpointer(self.job, evaluations=evaluations, **components)
         engines = [each for each in components.values() if isinstance(each, Engine)]
+        outcome: Any = checkpointer.outcome
         with checkpointer, MetricsLogger(self.job, len(batches)) as logger:
             if checkpointer.last_step:
                 # The interrupted run may not have evaluated and logged its last step.
-                number, outcome = checkpointer.last_step, checkpointer.outcome
+                number = checkpointer.last_step
                 logger.log(number, **outcome, evaluation=evaluations.after_step(number))
             else:
                 self._try(engines, try_step)
@@ -302,8 +303,11 @@ class Training(Generic[S]):
                 self.job.record["seconds_by_section"] = self.timer.medians()
                 logger.log_responses(number, done.responses)
                 logger.log_times(number, self.timer.seconds, done.tokens, **done.counts)
-                outcome = {"metrics": done.metrics, "shown": done.shown}
-                outcome["rows"] = sorted(map(int, rows))
+                outcome = {
+                    "metrics": done.metrics,
+                    "shown": done.shown,
+                    "rows": sorted(rows.tolist()),
+                }
                 checkpointer.keep(number, outcome)
                 logger.log(number, **outcome, evaluation=evaluations.after_step(number))
                 if number - checkpointer.last_step == COMPILED_AFTER:

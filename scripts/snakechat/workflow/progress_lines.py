@@ -5,6 +5,9 @@ The output of a job goes to a terminal and to its log at once, so it never rewri
 
 import sys
 import time
+from collections.abc import Iterator
+
+from snakechat.workflow.distributed import rank
 
 # Seconds without a line, of a job that may be short.
 FIRST_LINE = 5
@@ -52,6 +55,16 @@ class ProgressLines:
             left = seconds / (done - self.initial) * (self.total - done)
             parts.append(f"{format_duration(left)} left")
         print(f"{self.name}: {', '.join(parts)}", file=sys.stderr, flush=True)
+
+
+def in_batches(name: str, unit: str, total: int, size: int) -> Iterator[range]:
+    """Yield the numbers from 0 to the total in batches; print the progress in the first process."""
+    progress = ProgressLines(name, unit, total, next_line=FIRST_LINE)
+    for start in range(0, total, size):
+        rows = range(start, min(start + size, total))
+        yield rows
+        if rank() == 0:
+            progress.update(rows.stop)
 
 
 def format_duration(seconds: float) -> str:

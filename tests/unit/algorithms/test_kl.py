@@ -49,19 +49,12 @@ def test_the_mean_gradient_of_kl_penalty_is_that_of_a_kl():
         torch.testing.assert_close(gradient(penalty), expected.double())
 
 
-def cosine_and_ratio(found, expected):
-    """The cosine of two gradients, and the ratio of their norms."""
-    norms = found.norm(), expected.norm()
-    return (found @ expected / (norms[0] * norms[1])).item(), (norms[0] / norms[1]).item()
-
-
-@pytest.mark.parametrize("distance", [0.0, 0.5, 1.0, 2.0])
-def test_the_weighted_penalty_of_a_bandit_is_exact_after_updates(distance):
+def test_the_weighted_penalty_of_a_bandit_is_exact_after_updates():
     # Three tokens; the policy has moved away from the one that sampled.
     logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
     ref_logprobs = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
     old_logprobs = logits.log_softmax(0)
-    moved = (logits + distance * torch.tensor([1.0, -1.0, 0.5])).requires_grad_()
+    moved = (logits + torch.tensor([1.0, -1.0, 0.5])).requires_grad_()
     logprobs = moved.log_softmax(0)
 
     def gradient(loss):
@@ -74,12 +67,7 @@ def test_the_weighted_penalty_of_a_bandit_is_exact_after_updates(distance):
     for estimator, expected in exact.items():
         arguments = logprobs, old_logprobs, ref_logprobs, estimator
         weighted = policy_gradient.weighted_kl_penalty(*arguments)
-        found = gradient((old_logprobs.exp() * weighted).sum())
-        torch.testing.assert_close(found, expected)
-        # Without the ratio, neither direction nor length is right after the first update.
-        plain = policy_gradient.kl_penalty(logprobs, ref_logprobs, estimator)
-        cosine, norm = cosine_and_ratio(gradient((old_logprobs.exp() * plain).sum()), expected)
-        assert (cosine > 1 - 1e-9 and abs(norm - 1) < 1e-9) == (distance == 0)
+        torch.testing.assert_close(gradient((old_logprobs.exp() * weighted).sum()), expected)
 
 
 def test_distillation_rewards_by_hand():

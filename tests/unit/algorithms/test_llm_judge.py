@@ -68,7 +68,6 @@ def test_responses_are_rated_by_the_rubric(server, tmp_path):
     assert judge.rate([PROMPT, PROMPT], ["good", "bad"]).tolist() == [0.5, 0]
     system = server.requests[0][2]["messages"][0]["content"]
     assert "from 0 to 1" in system and "\n\n{odd} braces\n\n" in system
-    assert PROMPT in server.texts[0] and "good" in server.texts[0]
 
 
 @pytest.mark.parametrize(

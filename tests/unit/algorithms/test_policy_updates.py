@@ -9,6 +9,7 @@ import torch
 from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.experience import Experience
 from snakechat.algorithms.policy_updates import (
+    Updater,
     informative_rows,
     policy_gradients,
     text_gradients,
@@ -70,8 +71,17 @@ def random_experience(rollouts, logprobs, seed=1):
 
     old = logprobs.detach() + noise(0.3)
     reference = logprobs.detach() + noise(0.5)
-    is_uniform = torch.tensor([False, True, False])
-    return Experience(old, reference, noise(), noise().exp(), noise(0.1), noise(), is_uniform)
+    return Experience(
+        old,
+        reference,
+        rewards=torch.zeros(6, 3),
+        advantages=noise(),
+        importance_weights=noise().exp(),
+        values=noise(0.1),
+        returns=noise(),
+        is_uniform=torch.tensor([False, True, False]),
+        kl_coef=0.7,
+    )
 
 
 def gradients_of(module):
@@ -101,8 +111,8 @@ def naive_loss(settings, table, experience):
     losses, num_tokens = [], 0
     for index in INDICES:
         length = len(RESPONSES[index // 3][index % 3])
-        new, old, reference, advantages, weights = (
-            each[index, :length] for each in (table, *experience[:4])
+        new, old, reference, _, advantages, weights = (
+            each[index, :length] for each in (table, *experience[:5])
         )
         log_ratio = new - old
         if settings.importance_sampling_level == "sequence":
@@ -125,8 +135,7 @@ def naive_loss(settings, table, experience):
     [
         # All rows in one micro-batch, and one row in each.
         ("token_mean", "token", ("loss", "k3"), 1000),
-        ("token_mean", "token", ("rewards", "k1"), 1),
-        ("token_mean", "sequence", ("loss", "k2"), 1),
+        ("token_mean", "sequence", ("rewards", "k1"), 1),
         ("sequence_mean", "token", ("loss", "k2"), 1),
         ("max_length", "sequence", ("loss", "k2"), 1),
     ],
@@ -146,7 +155,7 @@ def test_policy_gradients_equal_those_of_a_loop(
     loss = naive_loss(settings, table, experience)
     loss.backward()
     expected = gradients_of(policy)
-    metrics = policy_gradients(Engine(policy), rollouts, ROWS, experience, 0.7, settings)
+    metrics = policy_gradients(Engine(policy), rollouts, ROWS, experience, settings)
     torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
     assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-4)
     # The logged KL is k3 with any estimator.
@@ -160,8 +169,7 @@ def test_policy_gradients_equal_those_of_a_loop(
 
 def test_only_prompts_with_different_scores_are_informative():
     def of(*is_uniform):
-        nothing = torch.zeros(0)
-        return Experience(nothing, nothing, nothing, nothing, None, None, torch.tensor(is_uniform))
+        return SimpleNamespace(is_uniform=torch.tensor(is_uniform))
 
     rows = np.array([3, 0, 1])
     assert informative_rows(rows, of(False, True, False, False)).tolist() == [3, 0]
@@ -175,7 +183,7 @@ def test_the_last_backward_pass_of_an_update_is_that_of_the_text(model):
     text = Examples([[0, 9], [0, 8]], [[7, 6], [5]])
     for examples, expected in ((None, [False, True]), (text, [False, False, False, True])):
         engine = Engine(policy)
-        arguments = rollouts, ROWS, experience, 0.1, make_settings(), examples
+        arguments = rollouts, ROWS, experience, make_settings(), examples
         metrics = policy_gradients(engine, *arguments)
         assert engine.last == expected
         assert ("ptx/loss" in metrics) == (examples is not None)
@@ -206,13 +214,22 @@ def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
         prompt, response = PROMPTS[index % 3], RESPONSES[index // 3][index % 3]
         hidden = critic.model.base_model(input_ids=torch.tensor([prompt + response]))[0][0]
         values.append(critic.model.score(hidden)[len(prompt) - 1 : -1, 0])
-    old_values, returns = (each[INDICES][mask] for each in experience[4:6])
+    old_values, returns = (each[INDICES][mask] for each in experience[5:7])
     loss = policy_gradient.value_loss(torch.cat(values), old_values, returns, 0.2).mean()
     loss.backward()
     expected = gradients_of(critic)
     metrics = value_gradients(Engine(critic), rollouts, ROWS, experience, make_settings())
     torch.testing.assert_close(gradients_of(critic), expected, rtol=1e-3, atol=1e-5)
     assert metrics["value/loss"] == pytest.approx(loss.item(), rel=1e-4)
+
+
+def test_the_updates_of_a_step_stop_above_max_approx_kl():
+    settings = {"ppo_epochs": 2, "global_batch_size": 1, "num_generations": 1, "seed": 1}
+    settings = SimpleNamespace(**settings, max_approx_kl=0.1)
+    updater = Updater(settings, None, None, None, None)
+    divergences = iter((0.0, None, 0.2, 0.0))
+    updater.update_minibatch = lambda *_: {"policy/approxkl": next(divergences)}
+    assert len(updater.update(1, SimpleNamespace(num_prompts=2), None)) == 3
 
 
 def test_mean_metrics_skip_updates_without_a_value():

@@ -48,7 +48,7 @@ def logprob(model, prompt, response):
 
 @pytest.mark.parametrize("rows", [[0, 1, 2], [2, 0], [1]])
 def test_the_reference_point_is_that_of_the_given_rows(rows, data, model):
-    point = data.reference_point(Policy(model), np.array(rows), 100)
+    point = data.reference_point(Policy(model), np.array(rows))
     rewards = [
         BETA * (logprob(model, PROMPTS[row], MISMATCHED[row]) - MISMATCHED_REFERENCE[0, row])
         for row in rows

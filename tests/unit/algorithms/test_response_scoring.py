@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import reward_sum
-from snakechat.algorithms.response_scoring import ScoreNormalization
+from snakechat.algorithms.experience import ScoreNormalization
 from snakechat.algorithms.reward_models import Reader, RewardModel
 from snakechat.algorithms.reward_sum import RewardSum
 from snakechat.algorithms.step_metrics import score_metrics
@@ -106,7 +106,7 @@ def test_mode_first_keeps_the_moments_of_the_first_step():
     # Mean 3, deviation 2.
     assert normalize(normalization, 1.0, 5.0, 1.0, 5.0) == [-1, 1, -1, 1]
     assert normalize(normalization, 3.0, 7.0, 11.0, -1.0) == [0, 2, 4, -2]
-    assert normalization.critic_normalizer(torch.tensor([3.0, 6.0])).tolist() == [0, 1.5]
+    assert normalization.normalize_values(torch.tensor([3.0, 6.0])).tolist() == [0, 1.5]
 
 
 def test_mode_running_uses_the_moments_of_all_scores_so_far():
@@ -117,7 +117,7 @@ def test_mode_running_uses_the_moments_of_all_scores_so_far():
     found = normalize(normalization, 5.0, 7.0, 5.0, 7.0)
     assert found == pytest.approx([1 / math.sqrt(5), 3 / math.sqrt(5)] * 2)
     # The critic was trained on those of the first step.
-    assert normalization.critic_normalizer(torch.tensor([2.0, 5.0])).tolist() == [0, 3]
+    assert normalization.normalize_values(torch.tensor([2.0, 5.0])).tolist() == [0, 3]
     # An evaluation leaves the normalization as it is.
     before = normalization.state_dict()
     assert normalize(normalization, *[4.0] * 4, function="normalized") == [0] * 4
@@ -129,7 +129,7 @@ def test_the_penalty_is_subtracted_after_clipping_normalized_scores():
     # Normalized: -1, 1, -1 and 1. The last response has no eos.
     assert normalize(normalization, 1.0, 5.0, 1.0, 5.0) == [-0.75, 0.75, -0.75, 0.75 - 2.0]
     # It does not count in the moments.
-    assert normalization.normalizer.moments == (4, 3.0, 16.0)
+    assert normalization.moments == (4, 3.0, 16.0)
 
 
 def test_the_penalty_of_long_responses_rises_over_the_buffer():
@@ -142,7 +142,7 @@ def test_a_critic_starts_on_the_scale_of_its_reward_models_weight():
     normalization = make("first", critic_weight=0.5)
     # Sums: mean 7.5, deviation 5.
     normalize(normalization, 2.5, 12.5, 2.5, 12.5)
-    assert normalization.critic_normalizer(torch.tensor([15.0])).tolist() == [0]
+    assert normalization.normalize_values(torch.tensor([15.0])).tolist() == [0]
     unscaled = make("first", critic_weight=None)
     normalize(unscaled, 2.5, 12.5, 2.5, 12.5)
-    assert unscaled.critic_normalizer(torch.tensor([15.0])).tolist() == [15]
+    assert unscaled.normalize_values(torch.tensor([15.0])).tolist() == [15]

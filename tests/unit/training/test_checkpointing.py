@@ -130,16 +130,10 @@ def send(*signals):
     return lambda: [os.kill(os.getpid(), which) for which in signals]
 
 
-def stop(job, step):
-    """Run until a signal arrives in a step; return the message."""
-    with pytest.raises(SystemExit) as stopped:
-        walk(job, at={step: send(signal.SIGTERM)})
-    return stopped.value.code
-
-
 def saved_steps(job):
-    """Return the steps of the existing checkpoints."""
-    return [int(path.name) for path in checkpointing.checkpoints(job.states)]
+    """Return the steps of the whole checkpoints."""
+    found = filter(checkpointing.has_all_parts, checkpointing.checkpoints(job.states))
+    return [int(path.name) for path in found]
 
 
 def outcome(job):
@@ -154,9 +148,15 @@ def expected():
     return outcome(make_job(name="uninterrupted"))
 
 
-@pytest.mark.parametrize("step", [1, 5, STEPS])
-def test_a_run_stopped_after_any_step_resumes_with_its_generators(step, expected):
-    stop(make_job(save_steps=100), step)
+@pytest.mark.parametrize(("step", "number"), zip((1, 5, STEPS), SIGNALS, strict=True))
+def test_a_run_stopped_after_any_step_resumes_with_its_generators(step, number, expected):
+    with pytest.raises(SystemExit) as stopped:
+        walk(job := make_job(save_steps=100), at={step: send(number)})
+    how = f"stopped by {signal.Signals(number).name} after step {step}"
+    assert stopped.value.code == f"{how}: run the same command again to resume"
+    assert saved_steps(job) == [step]
+    # A cluster signals each process of a job, and Snakemake passes the signal on.
+    send(*SIGNALS)()
     assert outcome(make_job(save_steps=100)) == expected
 
 
@@ -205,10 +205,13 @@ def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damaged", [[6], [3, 6]])
 @pytest.mark.parametrize(
-    ("name", "how"),
-    [("walk.position.npy", flip), ("metrics.jsonl", Path.unlink), ("files.json", cut)],
+    ("name", "how", "damaged"),
+    [
+        ("walk.position.npy", flip, [6]),
+        ("metrics.jsonl", Path.unlink, [6]),
+        ("files.json", cut, [3, 6]),
+    ],
 )
 def test_a_damaged_checkpoint_is_ignored(name, how, damaged, expected, capsys):
     with pytest.raises(KilledError):
@@ -237,25 +240,9 @@ def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(when_saved, e
     with pytest.raises(OSError, match="No space"):
         walk(job := make_job(save_steps=2))
     # Half of another one does not count.
-    assert (job.states / ".tmp/0-of-1").exists()
+    assert (job.states / "00000006/.0-of-1").exists()
     assert saved_steps(job) == [2, 4]
     assert outcome(make_job()) == expected
-    assert not (job.states / ".tmp").exists()
-
-
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_saves_and_ends_the_run(number):
-    with pytest.raises(SystemExit) as stopped:
-        walk(job := make_job(save_steps=100), at={4: send(number)})
-    name = signal.Signals(number).name
-    assert (
-        stopped.value.code
-        == f"stopped by {name} after step 4: run the same command again to resume"
-    )
-    assert saved_steps(job) == [4]
-    assert (job.states / "00000004/0-of-1/metrics.jsonl").read_text().count("\n") == 4
-    # A cluster signals each process of a job, and Snakemake passes the signal on.
-    send(*SIGNALS)()
 
 
 def test_signal_handlers_are_restored_when_a_run_ends_or_fails(handlers):
@@ -293,6 +280,26 @@ def test_a_signal_in_the_middle_of_a_step_saves_the_one_before(step, expected):
     assert stopped.value.code == f"stopped by SIGTERM {after}: run the same command again to resume"
     assert saved_steps(job) == ([step - 1] if step > 1 else [])
     assert outcome(make_job()) == expected
+
+
+def test_a_state_has_the_logs_and_the_outcome_of_its_step(expected):
+    """What is logged after it, such as an evaluation, is repeated."""
+    job = make_job(save_steps=100)
+    job.result.mkdir(parents=True)
+    log = job.result / "metrics.jsonl"
+    checkpointer = Checkpointer(job, walk=Walk())
+    with pytest.raises(SystemExit), checkpointer, log.open("a", buffering=1) as file:
+        for step, _ in checkpointer.steps(range(STEPS)):
+            file.write(f"step {step}\n")
+            checkpointer.keep(step, {"loss": 0.1 + 0.2})
+            file.write("evaluated\n")
+            send(signal.SIGTERM)()
+            # The evaluation goes on.
+            time.sleep(60)
+    log.unlink()
+    again = Checkpointer(make_job(save_steps=100), walk=Walk())
+    assert (again.last_step, again.outcome) == (1, {"loss": 0.1 + 0.2})
+    assert log.read_text() == "step 1\n"
 
 
 def test_tensors_are_written_in_parts(tmp_path, monkeypatch):

@@ -12,8 +12,8 @@ from support import launching
 
 pytestmark = pytest.mark.slow
 
-ROLLOUT_CASES = [f"{name} {stage}" for name in ("rollouts", "rollouts lora") for stage in (0, 3)]
-ALONE = ["frozen 0", "sampling 0", "sampling lora 0", "lora 0", *ROLLOUT_CASES]
+ROLLOUT_CASES = ["rollouts lora 0", "rollouts lora 3"]
+ALONE = ["frozen 0", "sampling lora 0", *ROLLOUT_CASES]
 
 
 @pytest.fixture(scope="module")
@@ -54,36 +54,11 @@ def test_losses_and_norms_equal_those_of_torch_alone(stage, runs):
     assert_close(run["norms"], expected["norms"])
 
 
-@pytest.mark.parametrize("case", ["stage 3", "bf16 2"])
-def test_a_repeated_run_is_bit_identical_and_all_ranks_have_its_weights(case, runs):
-    for rank in runs[2]:
-        assert rank[case]["losses"] == rank[f"{case} again"]["losses"]
-        for weights in (rank[f"{case} again"]["weights"], runs[2][0][case]["weights"]):
-            assert torch.equal(rank[case]["weights"], weights)
-
-
-def test_two_processes_train_like_one(runs):
-    assert_close(runs[2][0]["lora 0"]["losses"], runs[1][0]["lora 0"]["losses"])
-
-
-def test_losses_in_bf16_are_those_of_fp32_but_for_rounding(runs):
-    # The rounding error of bf16 is about 0.004 at a loss of 4.
-    assert_close(runs[2][0]["bf16 2"]["losses"], runs[2][0]["stage 2"]["losses"], 0.02)
-
-
 @pytest.mark.parametrize("case", ["offload optimizer 3", "offload parameters 3", "checkpointing 3"])
 def test_options_that_save_memory_do_not_change_the_losses(case, runs):
     run, expected = (runs[2][0][name] for name in (case, "stage 3"))
     assert_close(run["losses"], expected["losses"])
     assert_close(run["norms"], expected["norms"])
-
-
-@pytest.mark.parametrize("stage", [0, 3])
-def test_adapters_have_their_own_learning_rate(stage, runs):
-    run, expected = (runs[2][0][f"lora {number}"] for number in (stage, 0))
-    assert run["rates"] == [[pytest.approx(0.02 * (1 - step / 6))] for step in range(6)]
-    assert_close(run["losses"], expected["losses"])
-    assert expected["losses"][-1] < expected["losses"][0]
 
 
 @pytest.mark.parametrize(
@@ -97,30 +72,18 @@ def test_a_signal_to_one_rank_stops_all_and_they_resume_bit_identically(stage, r
         files = ["0-of-2", "1-of-2"]
         assert run["saved"] == {"00000003": files, "00000004": files}
         assert run["losses"] == expected["losses"][4:]
-        assert torch.equal(run["weights"], expected["weights"])
+        # Those of all processes.
+        assert torch.equal(run["weights"], runs[2][0][reference]["weights"])
     # Each rank restores its own generator: rank 0 drew one number per step, rank 1 two.
     first, second = (rank[f"resumed {stage}"]["random_number"] for rank in runs[2])
     assert first != second
 
 
-def test_ema_weights_are_exact_and_do_not_change_training(runs):
-    for rank in runs[2]:
-        run, expected = rank["ema 3"], rank["stage 3"]
-        assert run["losses"] == expected["losses"]
-        assert torch.equal(run["weights"][-1], expected["weights"])
-        average, *weights = run["weights"]
-        for new, ema in zip(weights, run["averages"], strict=True):
-            average = 0.75 * average + 0.25 * new
-            torch.testing.assert_close(ema, average, rtol=0, atol=1e-6)
-        assert (ema - new).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("lora", ["", "lora "])
 @pytest.mark.parametrize("stage", [0, 3])
-def test_processes_sample_different_numbers_of_prompts(stage, lora, runs):
-    expected = runs[1][0][f"sampling {lora}0"]
+def test_processes_sample_different_numbers_of_prompts(stage, runs):
+    expected = runs[1][0]["sampling lora 0"]
     for rank in runs[2]:
-        run = rank[f"sampling {lora}{stage}"]
+        run = rank[f"sampling lora {stage}"]
         assert run["responses"] == expected["responses"]
         # Training continues.
         assert_close(run["losses"], expected["losses"], 1e-4)
@@ -137,8 +100,6 @@ def test_partitioned_frozen_models_compute_the_same(runs):
 @pytest.mark.parametrize("case", ROLLOUT_CASES)
 def test_logprobs_and_entropies_of_two_processes_equal_those_of_one(case, runs):
     one, repeats = runs[1][0][case], [rank[case] for rank in runs[2]]
-    if case == "rollouts 3":
-        repeats += [rank[f"{case} again"] for rank in runs[2]]
     for run in repeats:
         assert run["losses"] == repeats[0]["losses"]
         assert_close(run["losses"], one["losses"])
@@ -172,10 +133,9 @@ def test_the_first_process_saves_merged_weights_in_the_dtype_of_training(dtype, 
         torch.testing.assert_close(saved[name], weight, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
-def test_with_adapters_disabled_a_policy_does_not_change(stage, runs):
+def test_with_adapters_disabled_a_policy_does_not_change(runs):
     for rank in runs[2]:
-        run = rank[f"rollouts lora {stage}"]
+        run = rank["rollouts lora 3"]
         first, *others = run["base_tables"]
         assert all(torch.equal(other, first) for other in others)
         # New adapters change nothing until they are trained.
