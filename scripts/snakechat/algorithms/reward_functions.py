@@ -87,7 +87,7 @@ class RewardFunction:
     def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
         self.path = FOLDER / f"{name}.py"
         try:
-            module = RewardModules().load(name)
+            module = load_module(name, {})
         except InputError:
             raise
         except (Exception, SystemExit) as error:
@@ -152,59 +152,46 @@ class RewardFunction:
         return self._error(f"{place}{type(error).__name__}: {shorten(str(error))}")
 
 
-class RewardModules:
-    """Modules of rewards/, run from their source.
+def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
+    """Run the module rewards/NAME.py from its source, with those of rewards/ that it imports.
 
     They are not imported as others are: that could find another module of the same name, or stale
-    bytecode.
+    bytecode. A module in rewards/ takes precedence over a library, but not over the standard
+    library.
+
+    Args:
+        loaded: Modules of rewards/ that have been run, by name; this one is added.
+
+    Raises:
+        Exception: What running it raises.
     """
 
-    def __init__(self) -> None:
-        self.modules: dict[str, ModuleType] = {}
+    def load(other: str) -> ModuleType:
+        return loaded[other] if other in loaded else load_module(other, loaded)
 
-    def load(self, name: str) -> ModuleType:
-        """Return the module rewards/NAME.py.
-
-        Raises:
-            Exception: What running it raises.
-        """
-        if name not in self.modules:
-            path = FOLDER / f"{name}.py"
-            module = self.modules[name] = ModuleType(f"rewards.{name}")
-            vars(module).update(
-                {
-                    "__file__": str(path),
-                    "__package__": "rewards",
-                    "__builtins__": {**vars(builtins), "__import__": self._import},
-                }
-            )
-            exec(compile(path.read_bytes(), path, "exec"), vars(module))
-        return self.modules[name]
-
-    def _import(
-        self,
-        name: str,
+    def import_module(
+        target: str,
         namespace: Mapping[str, Any] | None = None,
         local_names: Mapping[str, Any] | None = None,
         attributes: Sequence[str] | None = (),
         level: int = 0,
     ) -> ModuleType:
-        """Import a module as an import statement of a module in rewards/ does.
-
-        A module in rewards/ takes precedence over a library, but not over the standard library.
-        """
-        importer = (namespace or {}).get("__name__")
-        if level == 1 and name:
-            return self.load(name)
-        if level == 1:
+        """Import a module as an import statement of this one does."""
+        if level == 1 and not target:
             package = ModuleType("rewards")
-            for attribute in attributes or ():
-                setattr(package, attribute, self.load(attribute))
+            vars(package).update({attribute: load(attribute) for attribute in attributes or ()})
             return package
-        is_reward_module = (FOLDER / f"{name}.py").is_file() and importer != f"rewards.{name}"
-        if level == 0 and is_reward_module and name not in sys.stdlib_module_names:
-            return self.load(name)
-        return builtins.__import__(name, namespace, local_names, attributes or (), level)
+        is_file = target != name and (FOLDER / f"{target}.py").is_file()
+        if level == 1 or (level == 0 and is_file and target not in sys.stdlib_module_names):
+            return load(target)
+        return builtins.__import__(target, namespace, local_names, attributes or (), level)
+
+    path = FOLDER / f"{name}.py"
+    module = loaded[name] = ModuleType(f"rewards.{name}")
+    functions = {**vars(builtins), "__import__": import_module}
+    vars(module).update(__file__=str(path), __package__="rewards", __builtins__=functions)
+    exec(compile(path.read_bytes(), path, "exec"), vars(module))
+    return module
 
 
 def shorten(text: str) -> str:

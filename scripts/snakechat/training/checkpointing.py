@@ -42,7 +42,6 @@ from snakechat.workflow.distributed import (
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import result_files
-from snakechat.workflow.placement import ZeroStage
 from snakechat.workflow.processes import stop_signals
 
 CHECKPOINTS_KEPT = 2
@@ -238,22 +237,22 @@ class Checkpointer:
             [number] = os.read(self.reader, 1)
             if self.closed.is_set():
                 return
-        # The steps of the checkpoints of which this process has saved its part. Other processes may
-        # be a step ahead, or learn of the signal at the end of the step.
-        steps: dict[Path, int] = {}
+        # The checkpoints of which this process has saved its part. Other processes may be a step
+        # ahead, or learn of the signal at the end of the step.
+        folders: set[Path] = set()
         while not self.line:
             # Without the lock, the state changes now.
             if self.lock.lock.acquire(timeout=POLL_SECONDS):
                 try:
                     if self.closed.is_set():
                         return
-                    steps[self._save_part()] = self.state.step
+                    folders.add(self._save_part())
                 except OSError as error:
                     warn(f"the state cannot be saved: {error}")
                     return
                 finally:
                     self.lock.lock.release()
-            saved = [step for folder, step in steps.items() if not step or has_all_parts(folder)]
+            saved = [int(each.name) for each in folders if has_all_parts(each)]
             if noted_number(self.job.states) > self.rung_number:
                 # Another process, which may have no part.
                 self.line = OUT_OF_MEMORY_LINE
@@ -372,20 +371,15 @@ def saved_values(states: Path) -> Iterator[dict[str, Any]]:
             yield json.loads((folder / process_folder() / "values.json").read_text())
 
 
-def saved_zero_stage(states: Path) -> ZeroStage | None:
-    """Return the ZeRO stage of the first engine in the last checkpoint, None without one."""
-    for values in saved_values(states):
-        return next(value for key, value in values.items() if key.endswith(".zero_stage"))
-    return None
-
-
 def process_folder() -> str:
     """Return the name of the folder of this process in a checkpoint."""
     return f"{rank()}-of-{world_size()}"
 
 
 def has_all_parts(checkpoint: Path) -> bool:
-    """Return whether all processes have saved their parts of a checkpoint."""
+    """Return whether all processes have saved their parts of a checkpoint; step 0 has none."""
+    if int(checkpoint.name) == 0:
+        return True
     parts = (checkpoint / f"{part}-of-{world_size()}" for part in range(world_size()))
     return all(part.exists() for part in parts)
 

@@ -29,12 +29,7 @@ from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import check_sequence_length, choose_device, model_size
 from snakechat.modeling.saving import save_model
-from snakechat.training.checkpointing import (
-    Checkpointer,
-    Generators,
-    Stateful,
-    saved_zero_stage,
-)
+from snakechat.training.checkpointing import Checkpointer, Generators, Stateful, checkpoints
 from snakechat.training.engine import Engine, make_engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
@@ -130,8 +125,6 @@ class Training(Generic[S]):
             ):
                 weights = count_stored_weights(self.base)
             rungs = without_hopeless(rungs, self.given, weights, _gpu_memory())
-        if stage := saved_zero_stage(job.states):
-            rungs = [rung for rung in rungs if rung.zero_stage == stage] or rungs
         made = reproduced_rung(job.target, ladder.rungs)
         # Each process reads the same, but a file may change.
         index = broadcast_from_first(ladder.rungs.index(made or rungs[0]))
@@ -182,7 +175,9 @@ class Training(Generic[S]):
             # Another process has noted it.
             return True
         ladder.rung = failed
-        if ladder.number < number or not ladder.go_down(saved_zero_stage(self.job.states)):
+        # A checkpoint has a ZeRO stage.
+        stage = failed.zero_stage if checkpoints(self.job.states) else None
+        if ladder.number < number or not ladder.go_down(stage):
             return False
         print(f"out of memory with {failed}: starting again with {ladder.rung}", flush=True)
         return True
