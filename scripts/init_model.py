@@ -20,7 +20,8 @@ def main(job: Job) -> None:
         texts = (text for row in tokenizer_rows(job) for text in row if text is not None)
         train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:
-        copy_tokenizer(job)
+        for name in job.spec["files"]:
+            shutil.copyfile(Path(job.options.source, name), job.result / name)
     arguments = getattr(job.settings, "template_arguments", {})
     tokenizer = load_tokenizer(job.result, arguments)
     if arguments:
@@ -64,12 +65,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
         unk_token="<unk>",
         clean_up_tokenization_spaces=False,
     )
-
-
-def copy_tokenizer(job: Job) -> None:
-    """Copy the files of a tokenizer."""
-    for name in job.spec["files"]:
-        shutil.copyfile(Path(job.options.source, name), job.result / name)
 
 
 if __name__ == "__main__":

@@ -16,11 +16,7 @@ PAIR_KEYS = ("prompt", "chosen", "rejected")
 
 
 def read_prompts(prompt_sets: Iterable[str], source: Path) -> list[tuple[str, str]]:
-    """Return (set, prompt) of each prompt of some sets.
-
-    Args:
-        prompt_sets: Names of the sets.
-        source: Folder of the Snakefile.
+    """Return (set, prompt) of each prompt of some sets in the folder of the Snakefile.
 
     Raises:
         InputError: A file has an invalid entry.
@@ -30,11 +26,7 @@ def read_prompts(prompt_sets: Iterable[str], source: Path) -> list[tuple[str, st
 
 
 def read_pairs(prompt_sets: Iterable[str], source: Path) -> list[tuple[str, dict[str, str]]]:
-    """Return (set, {prompt, chosen, rejected}) of each pair of some sets; see read_prompts.
-
-    Raises:
-        InputError: A file has an invalid entry.
-    """
+    """Return (set, {prompt, chosen, rejected}) of each pair of some sets; see read_prompts."""
     pairs = []
     for location, name, pair in _read_entries("prompts/pairs", prompt_sets, source):
         if not isinstance(pair, dict) or pair.keys() != set(PAIR_KEYS):

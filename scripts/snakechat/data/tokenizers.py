@@ -12,7 +12,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Environment, TemplateSyntaxError, nodes
+from jinja2 import Environment, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -25,8 +25,9 @@ from snakechat.workflow.errors import InputError
 
 # The parts of a tokenizer of the tokenizers library, apart from its added tokens.
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
-# Properties of an added token that determine which text it matches.
-MATCHING = ("content", "single_word", "lstrip", "rstrip", "normalized")
+# A call of the function that formats the current day, and one with a format that is a text.
+DAY_CALL = re.compile(rf"{DAY}\s*\(")
+DAY_FORMAT = re.compile(rf"{DAY}\s*\(\s*(?:'([^']*)'|\"([^\"]*)\")\s*\)")
 # Standard error, which encode_texts redirects: of one thread at a time.
 STANDARD_ERROR = Lock()
 
@@ -110,20 +111,13 @@ def _from_file(path: Path) -> PreTrainedTokenizerFast:
 def _is_equal(first: Tokenizer, second: Tokenizer) -> bool:
     """Return whether two tokenizers give all texts the same ids, and all ids the same text."""
 
-    def state(backend: Tokenizer, part: str) -> Any:
-        # An empty sequence of normalizers is false.
-        return None if (found := getattr(backend, part)) is None else found.__getstate__()
+    def state(backend: Tokenizer) -> list[Any]:
+        found = json.loads(backend.to_str())
+        # Whether a token is special does not determine which text it matches.
+        tokens = [{**token, "special": True} for token in found["added_tokens"]]
+        return [tokens, *(found[part] for part in PARTS)]
 
-    def matching(backend: Tokenizer) -> dict[int, tuple[Any, ...]]:
-        tokens = backend.get_added_tokens_decoder()
-        return {
-            number: tuple(getattr(token, name) for name in MATCHING)
-            for number, token in tokens.items()
-        }
-
-    return matching(first) == matching(second) and all(
-        state(first, part) == state(second, part) for part in PARTS
-    )
+    return state(first) == state(second)
 
 
 def load_training_tokenizer(folder: str | Path, template: str) -> PreTrainedTokenizerBase:
@@ -165,8 +159,7 @@ def set_template_defaults(
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
     try:
         with limited_time():
-            program = environment.parse(statements)
-            variables = find_undeclared_variables(program)
+            variables = find_undeclared_variables(environment.parse(statements))
     except TemplateSyntaxError as error:
         raise InputError(f"template_arguments: {syntax_problem(error)}") from None
     for name in arguments:
@@ -178,7 +171,7 @@ def set_template_defaults(
     # The newline leaves the template at the start of a line, where Jinja strips white space.
     tokenizer.chat_template = (
         "".join(
-            _frozen_day(program, value)
+            _frozen_day(template, value)
             if name == DAY
             else f"{{%- if {name} is not defined %}}{{%- set {name} = {_jinja(value)} %}}"
             "{%- endif %}\n"
@@ -193,7 +186,7 @@ def _jinja(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-def _frozen_day(program: nodes.Template, value: object) -> str:
+def _frozen_day(template: str, value: object) -> str:
     """Return a macro that formats a date as the calls of strftime_now in a template do.
 
     Raises:
@@ -205,19 +198,14 @@ def _frozen_day(program: nodes.Template, value: object) -> str:
         raise InputError(
             f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
         ) from None
-    calls = [call for call in program.find_all(nodes.Call) if _name_of(call.node) == DAY]
-    formats = [each.value for call in calls for each in call.args if isinstance(each, nodes.Const)]
-    if len(formats) < len(calls):
+    formats = [single or double for single, double in DAY_FORMAT.findall(template)]
+    if len(formats) < len(DAY_CALL.findall(template)):
         raise InputError(
             f"template_arguments: the chat template computes the format of {DAY}, expected a text:"
             " replace the call in the template by a date"
         )
     texts = _jinja({form: day.strftime(form) for form in formats})
     return f"{{%- macro {DAY}(format) -%}}{{{{- {texts}[format] -}}}}{{%- endmacro %}}\n"
-
-
-def _name_of(node: nodes.Node) -> str | None:
-    return node.name if isinstance(node, nodes.Name) else None
 
 
 def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:
