@@ -94,7 +94,8 @@ def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
     place = version_path(path, model.name) / part
     links = {place / file.relative_to(folder): file for file in walk_files(folder)}
     for link in list(walk_files(place)):
-        if link not in links and link.is_symlink():
+        # Of another result, and not of the user.
+        if link not in links and link.is_symlink() and KEY.search(os.readlink(link)):
             link.unlink()
     for link, file in links.items():
         replace_link(link, link_text(link, file))

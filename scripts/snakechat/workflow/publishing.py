@@ -34,7 +34,7 @@ from snakechat.workflow.hermetic import (
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
 from snakechat.workflow.links import link_result, root_links
-from snakechat.workflow.locks import make_folders, wait_for_lock
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
     REPRODUCED,
@@ -45,6 +45,7 @@ from snakechat.workflow.manifest import (
     read_manifest,
     replies_folder,
     result_files,
+    state_folder,
     without_names,
     work_folder,
 )
@@ -130,6 +131,7 @@ def prepare(
     check_installed(spec["requirements"])
     if not node:
         shutil.rmtree(job.result, ignore_errors=True)
+        take_checkpoints(job)
         for folder in (job.result, job.states, job.log_folder):
             make_folders(folder)
     os.environ.update({PREPARED: job.key, STATES: str(job.states)})
@@ -138,6 +140,30 @@ def prepare(
         write_limits(limits_of(job, spec_file, program, modules, connects), path)
         os.environ[LIMITS] = str(path)
     return job
+
+
+def take_checkpoints(job: Job[Any]) -> None:
+    """Move the checkpoints here that the job left in another store when it was interrupted.
+
+    The disk of the other store may be full, so that its user names another one.
+    """
+    for store in job.options.stores[1:]:
+        other = Path(store, job.spec["rule"], job.key)
+        if any(job.states.glob("*")) or not any(state_folder(other).glob("*")):
+            continue
+        try:
+            descriptor = acquire_lock(lock_path(other))
+        except (AlreadyLocked, OSError):
+            # The job runs there, or the store is read-only.
+            continue
+        moved = work_folder(job.place) / "moved"
+        shutil.rmtree(moved, ignore_errors=True)
+        shutil.copytree(state_folder(other), moved)
+        shutil.rmtree(job.states, ignore_errors=True)
+        os.rename(moved, job.states)
+        delete_work(other)
+        delete_lock(other)
+        os.close(descriptor)
 
 
 def is_forced(spec: Mapping[str, Any]) -> bool:

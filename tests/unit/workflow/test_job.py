@@ -214,6 +214,19 @@ def test_a_read_only_store_is_read_and_new_results_go_to_another_one(alone, tmp_
     assert (shared / "weights").exists()
 
 
+@pytest.mark.parametrize("runs", [False, True])
+def test_a_job_whose_store_was_changed_goes_on_from_its_checkpoints(alone, tmp_path, runs):
+    (alone.states / "00000020").mkdir(parents=True)
+    if runs:
+        descriptor = acquire_lock(lock_path(alone.place))
+    job = prepare_alone(options=RunOptions(stores=["shared", "output/store"]))
+    if runs:
+        os.close(descriptor)
+    assert job.states == Path("shared/train_sft", f".{alone.key}", "state")
+    assert (job.states / "00000020").exists() != runs
+    assert alone.states.exists() == runs
+
+
 def test_a_damaged_input_is_named_and_set_aside(job):
     write_result(job, job.place, "good")
     manifest = read_manifest(job.place / "manifest.json")

@@ -9,6 +9,7 @@ import pytest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import (
     is_linked,
+    link_part,
     link_result,
     linked_folder,
     linked_results,
@@ -96,6 +97,18 @@ def test_what_belongs_to_a_name_stays_with_each_of_its_versions(store):
     assert Path("output/sft/tiny/README.md").read_text() == "by hand"
     assert not Path("output/sft/other/README.md").exists()
     assert not (first / "README.md").exists()
+
+
+def test_the_links_of_another_evaluation_are_replaced_and_no_others(store):
+    model = make_result(store)
+    evaluation = Path("output/sft/tiny/evaluation")
+    link_result("output/sft/tiny", model)
+    for name in ("old.json", "metrics.json"):
+        other = make_result(store, {name: "{}"}, "evaluate_sft", name=name)
+        link_part("output/sft/tiny", model, "evaluation", other)
+        if name == "old.json":
+            (evaluation / "mine").symlink_to("/etc/hostname")
+    assert {path.name for path in evaluation.iterdir()} == {"manifest.json", "metrics.json", "mine"}
 
 
 def test_a_result_that_moved_to_another_store_is_linked_again(store, tmp_path):
