@@ -6,10 +6,12 @@ little memory.
 
 import json
 import pickle
+import zipfile
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -50,7 +52,8 @@ def copy_model(source: Path, folder: Path) -> None:
     Raises:
         InputError: the weights do not match the config: transformers would initialize missing ones
             at random; a file is missing or damaged, or has pickled objects other than tensors,
-            which are never loaded; or the model is a classifier that cannot score responses.
+            which are never loaded; files of two formats have other weights; or the model is a
+            classifier that cannot score responses.
     """
     keys = read_model_config(source) or {}
     of_classifier = is_classifier(keys)
@@ -58,8 +61,9 @@ def copy_model(source: Path, folder: Path) -> None:
     if problem:
         raise InputError(f"the model {problem}")
     auto_class = AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
-    for path in _weight_files(source):
-        _check_file(path)
+    tensors, *others = map(_tensors, _weight_files(source))
+    for other in others:
+        _require_equal(tensors, other)
     config = load_pretrained(AutoConfig, source)
     # A model of that many would take hours to make.
     if (layers := getattr(config, "num_hidden_layers", 0)) > MAX_LAYERS:
@@ -84,46 +88,75 @@ def copy_model(source: Path, folder: Path) -> None:
     model.save_pretrained(folder, max_shard_size=MAX_FILE_SIZE)
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of the weights that transformers loads.
+def _weight_files(folder: Path) -> list[list[Path]]:
+    """Return the files of the weights in each format, first the one that transformers loads.
 
     Raises:
         InputError: there are none, or the index is damaged or names a file that does not exist.
     """
+    formats = []
     for single, index in SOURCES:
         if (folder / single).exists():
-            return [folder / single]
-        if not (folder / index).exists():
-            continue
-        try:
-            names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise InputError(f"{index} is damaged: expected an object with weight_map") from None
-        for name in names:
-            # Files outside the folder do not belong to the model.
-            if Path(name).name != name or not (folder / name).is_file():
+            formats.append([folder / single])
+        elif (folder / index).exists():
+            try:
+                names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            except (ValueError, KeyError, TypeError, AttributeError):
                 raise InputError(
-                    f"{index} names {name}, which the folder does not have: add the file"
-                )
-        return [folder / name for name in names]
+                    f"{index} is damaged: expected an object with weight_map"
+                ) from None
+            for name in names:
+                # Files outside the folder do not belong to the model.
+                if Path(name).name != name or not (folder / name).is_file():
+                    raise InputError(
+                        f"{index} names {name}, which the folder does not have: add the file"
+                    )
+            formats.append([folder / name for name in names])
+    if formats:
+        return formats
     raise InputError(
         "there are no weights: expected " + " or ".join(name for names in SOURCES for name in names)
     )
 
 
-def _check_file(path: Path) -> None:
-    """Raise InputError if a file is damaged, or has pickled objects other than tensors."""
-    try:
-        if path.suffix == ".safetensors":
-            with safe_open(path, "pt"):
-                return
-        torch.load(path, map_location="meta", weights_only=True)
-    except SafetensorError as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(f"{path.name} is damaged ({reason}): download it again") from None
-    except pickle.UnpicklingError:
-        # torch's message recommends to load them anyway.
-        raise InputError(
-            f"{path.name} is damaged or has pickled objects other than tensors: download it again,"
-            " or use a repository with safetensors"
-        ) from None
+def _require_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:
+    """Raise InputError if files of two formats have different weights, apart from their dtypes.
+
+    Either may lack the second name of a tied weight.
+    """
+    for name in tensors.keys() & others.keys():
+        pair = tensors[name], others[name]
+        dtype = min((each.dtype for each in pair), key=lambda dtype: dtype.itemsize)
+        if not torch.equal(*(each.to(dtype) for each in pair)):
+            raise InputError(
+                f"{SAFE_WEIGHTS_NAME} and {WEIGHTS_NAME} have different weights ({name}): delete"
+                " the files of the one that you do not mean"
+            )
+
+
+def _tensors(files: list[Path]) -> dict[str, torch.Tensor]:
+    """Return the tensors of some files, which are mapped into memory.
+
+    Only files in the format of torch before 1.6 are read whole: they cannot be mapped.
+
+    Raises:
+        InputError: a file is damaged, or has pickled objects other than tensors.
+    """
+    tensors = {}
+    for path in files:
+        try:
+            if path.suffix == ".safetensors":
+                tensors |= load_file(path)
+            else:
+                is_mapped = zipfile.is_zipfile(path)
+                tensors |= torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped)
+        except SafetensorError as error:
+            reason = str(error).splitlines()[0]
+            raise InputError(f"{path.name} is damaged ({reason}): download it again") from None
+        except pickle.UnpicklingError:
+            # torch's message recommends to load them anyway.
+            raise InputError(
+                f"{path.name} is damaged or has pickled objects other than tensors: download it"
+                " again, or use a repository with safetensors"
+            ) from None
+    return {name: value for name, value in tensors.items() if isinstance(value, torch.Tensor)}

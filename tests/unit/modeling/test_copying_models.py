@@ -73,6 +73,19 @@ def test_weights_that_share_memory_are_all_copied(model, folder, tmp_path):
     assert all(torch.equal(copied[name], weight) for name, weight in weights.items())
 
 
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_weights_of_two_formats_are_the_same(is_equal, model, folder, tmp_path):
+    weights = {name: weight.half() for name, weight in model.state_dict().items()}
+    if not is_equal:
+        weights["model.decoder.final_layer_norm.weight"] += 1
+    torch.save(weights, folder / "pytorch_model.bin")
+    if is_equal:
+        copy_model(folder, tmp_path / "copy")
+        return
+    with pytest.raises(InputError, match=r"different weights \(model.decoder.final_layer_norm"):
+        copy_model(folder, tmp_path / "copy")
+
+
 def change_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
