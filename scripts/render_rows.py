@@ -80,7 +80,7 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
     Raises:
         TurnsRejected: The template rejects it.
     """
-    turns, end = record[PROMPT], encoder.tokenizer.decode([encoder.end_id])
+    turns, end = record[PROMPT], str(encoder.tokenizer.decode([encoder.end_id]))
     fields = [name for name in settings.fields if name != PROMPT]
     responses = {name: record[name] for name in fields}
     if reason := drop_reason(encoder, turns, *responses.values(), unpaired=settings.unpaired):

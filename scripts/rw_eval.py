@@ -80,8 +80,8 @@ def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Exa
             if encoder.has_special_token(text):
                 raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
     texts = [[render_response(pair[key]) for _, pair in pairs] for key in ("chosen", "rejected")]
-    prompts = [[("user", pair["prompt"])] for _, pair in pairs]
-    rows = accepted(encoder.conversations(prompts, *texts))
+    turns = [[("user", pair["prompt"])] for _, pair in pairs]
+    rows = accepted(encoder.conversations(turns, *texts))
     prompts, responses = zip(*rows, strict=True)
     return Examples(prompts, *zip(*responses, strict=True))
 

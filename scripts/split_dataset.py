@@ -30,7 +30,7 @@ def main(job: Job) -> None:
     weights = [settings.weights[phase] for phase in PHASES]
 
     paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
-    prompts = {
+    prompts: dict[str, np.ndarray] = {
         # A text that is no dialogue has no prompt.
         split: np.array(
             [fingerprint(prompt or chosen or "") for prompt, chosen, _ in read_texts(path)],
