@@ -10,16 +10,12 @@ from typing import Any
 
 from snakechat.data.cards import card_facts
 from snakechat.data.hub import fetch
-from snakechat.data.memory_limit import limited_memory
 from snakechat.data.model_files import check_files, model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model
 from snakechat.workflow.digests import unchanged_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
-
-# Memory (bytes) that the tokenizer may take, whose chat template is a program of strangers.
-MAX_MEMORY = 8 << 30
 
 
 def main(job: Job) -> None:
@@ -56,8 +52,7 @@ def save(job: Job, paths: Iterable[Path], card: dict[str, Any], source: str) -> 
                 (folder / path.name).symlink_to(path.resolve())
             check_files(folder)
             arguments = getattr(job.settings, "template_arguments", {})
-            with limited_memory(MAX_MEMORY):
-                load_tokenizer(folder, arguments).save_pretrained(job.result)
+            load_tokenizer(folder, arguments).save_pretrained(job.result)
             copy_model(folder, job.result)
     # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:

@@ -5,7 +5,7 @@ stats.json.
 import json
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +75,10 @@ def source_files(job: Job) -> dict[str, dict[str, Path]]:
     if hasattr(job.settings, "hub"):
         return hub_files(job)
     job.facts |= job.settings.card
-    return splits_of(job, Path(job.options.source))
-
-
-def splits_of(job: Job, folder: Path) -> dict[str, dict[str, Path]]:
-    """Return {split: {name: path}} of the planned files in a folder."""
     splits: dict[str, dict[str, Path]] = {}
     for name in job.spec["files"]:
         split, _, relative = name.partition("/")
-        splits.setdefault(split, {})[relative] = folder / relative
+        splits.setdefault(split, {})[relative] = Path(job.options.source, relative)
     # Of a split that `datasets.save_to_disk` wrote, the folder is read.
     return {
         split: {path.parent.name: path.parent for path in files.values() if path.name == SAVED}
@@ -126,33 +121,39 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
 
     Bad rows are listed in bad_rows.jsonl.
     """
-    settings, num_rows, is_marked = job.settings, 0, False
+    settings, read, written, is_marked = job.settings, 0, 0, False
     remove = re.compile(settings.remove) if hasattr(settings, "remove") else None
     template = getattr(settings, "prompt_template", None)
     system = getattr(settings, "system", None)
     used = [*column_paths(settings.columns), *settings.keep.values()]
-    for name, number, row in rows_with_progress(job, split, files, used):
-        try:
-            (prompt, chosen, rejected), kept = record_and_cells(
-                row, settings.format, settings.columns, settings.keep.values()
-            )
-        except BadRow as error:
-            if settings.on_bad_row == "fail":
-                raise InputError(f"{files[name]}: row {number}: {error}") from None
-            with (job.result / "bad_rows.jsonl").open("a") as file:
-                entry = {"file": name, "row": number, "reason": str(error)}
-                file.write(json.dumps(entry) + "\n")
-            yield "bad row"
-        except DroppedRow as reason:
-            yield str(reason)
-        else:
-            if remove:
-                chosen, rejected = (without(remove, text) for text in (chosen, rejected))
-            prompt = with_instructions(prompt, template, system)
-            num_rows += 1
-            is_marked |= any(role != UNMARKED for role, _ in prompt)
-            yield prompt, chosen, rejected, *kept
-    if settings.format == "plain" and num_rows and not is_marked:
+    progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
+    for name, path in files.items():
+        # scripts/launch.py reads it.
+        (job.states / READING).write_text(str(path))
+        for number, row in read_rows(path, used):
+            read += 1
+            progress.update(read)
+            try:
+                (prompt, chosen, rejected), kept = record_and_cells(
+                    row, settings.format, settings.columns, settings.keep.values()
+                )
+            except BadRow as error:
+                if settings.on_bad_row == "fail":
+                    raise InputError(f"{path}: row {number}: {error}") from None
+                with (job.result / "bad_rows.jsonl").open("a") as file:
+                    entry = {"file": name, "row": number, "reason": str(error)}
+                    file.write(json.dumps(entry) + "\n")
+                yield "bad row"
+            except DroppedRow as reason:
+                yield str(reason)
+            else:
+                if remove:
+                    chosen, rejected = (without(remove, text) for text in (chosen, rejected))
+                prompt = with_instructions(prompt, template, system)
+                written += 1
+                is_marked |= any(role != UNMARKED for role, _ in prompt)
+                yield prompt, chosen, rejected, *kept
+    if settings.format == "plain" and written and not is_marked:
         warn(
             f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
@@ -190,21 +191,6 @@ def record_and_cells(
             f"text that is not UTF-8: {piece!r}: save the file as text in UTF-8, or correct the row"
         ) from None
     return record, kept
-
-
-def rows_with_progress(
-    job: Job, split: str, files: Mapping[str, Path], columns: Collection[str]
-) -> Iterator[tuple[str, int, Any]]:
-    """Yield (name of the file, row number, row) of all files; print lines about the progress."""
-    progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
-    done = 0
-    for name, path in files.items():
-        # scripts/launch.py reads it.
-        (job.states / READING).write_text(str(path))
-        for number, row in read_rows(path, columns):
-            yield name, number, row
-            done += 1
-            progress.update(done)
 
 
 if __name__ == "__main__":

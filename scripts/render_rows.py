@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from snakechat.data.chat_templates import TurnsRejected
+from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
 from snakechat.data.dialogues import Turn, message_of, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
+from snakechat.data.memory_limit import limited_memory
 from snakechat.data.phase_splits import (
     ROW,
     SPLITS,
@@ -38,8 +39,9 @@ def main(job: Job[Any]) -> None:
     Raises:
         InputError: A split has no rows, or the template rejects a row.
     """
-    encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
-    stats = {split: write_split(job, encoder, split) for split in SPLITS}
+    with limited_memory(MAX_MEMORY):
+        encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
+        stats = {split: write_split(job, encoder, split) for split in SPLITS}
     job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
 

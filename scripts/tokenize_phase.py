@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from snakechat.data.chat_templates import MAX_MEMORY
 from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
 from snakechat.data.memory_limit import limited_memory
@@ -38,8 +39,6 @@ from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05
-# Memory (bytes) that the job may take: a chat template is a program of strangers.
-MAX_MEMORY = 16 << 30
 
 
 def main(job: Job[Any]) -> None:

@@ -22,6 +22,8 @@ from snakechat.workflow.errors import InputError
 
 # CPU time (s) of all threads that rendering one conversation may take, usually less than 1 ms.
 MAX_SECONDS = 30.0
+# Memory (bytes) that a process may take in addition while it renders conversations.
+MAX_MEMORY = 8 << 30
 REPLACE = "replace the template in the tokenizer's files"
 # The function that formats the current day.
 DAY = "strftime_now"

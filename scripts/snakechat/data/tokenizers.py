@@ -17,8 +17,15 @@ from jinja2.meta import find_undeclared_variables
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from snakechat.data.chat_templates import DAY, limited_time, source_of, syntax_problem
+from snakechat.data.chat_templates import (
+    DAY,
+    MAX_MEMORY,
+    limited_time,
+    source_of,
+    syntax_problem,
+)
 from snakechat.data.dialogues import chat_template
+from snakechat.data.memory_limit import limited_memory
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token, text_backend
 from snakechat.workflow.errors import InputError
@@ -56,14 +63,16 @@ def load_tokenizer(
         from transformers import AutoTokenizer
 
         tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), path)
-    set_template_defaults(tokenizer, template_arguments)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{folder}: the tokenizer has no eos token, which ends a response:"
             " set eos_token in tokenizer_config.json"
         )
-    mark_end_of_turn(tokenizer)
-    set_pad_token(tokenizer)
+    # The chat template is rendered.
+    with limited_memory(MAX_MEMORY):
+        set_template_defaults(tokenizer, template_arguments)
+        mark_end_of_turn(tokenizer)
+        set_pad_token(tokenizer)
     # BPE's dropout gives a text other ids each time.
     if tokenizer.is_fast and getattr(tokenizer.backend_tokenizer.model, "dropout", None):
         tokenizer.backend_tokenizer.model.dropout = None
