@@ -6,7 +6,7 @@ another ZeRO stage are columns of their own. comparison.csv has the same numbers
 
 import json
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,10 +29,10 @@ from snakechat.pages.metrics import (
     read_metrics,
     with_metrics_before,
 )
-from snakechat.pages.page import Page, Section, Table, as_text
-from snakechat.pages.plots import curve_section, points_of
-from snakechat.pages.tables import metric_panels, metric_table
-from snakechat.pages.texts import N_, format_duration, format_memory, format_number, translate
+from snakechat.pages.page import Page, Section, Table, write_csv
+from snakechat.pages.plots import curve_section, metric_panels, points_of
+from snakechat.pages.tables import metric_table
+from snakechat.pages.texts import as_text, run_label, run_value, translate
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version, read_version_file
 from snakechat.workflow.manifest import (
@@ -48,13 +48,8 @@ from snakechat.workflow.placement import placement_of
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")
 # Keys of a placement that are compared like settings: trainings at each ZeRO stage, say.
 PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
-# Costs of a training: the key of run.json, its label, and how its mean over seeds is shown.
-COSTS: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-    ("seconds", N_("training time per seed"), format_duration),
-    ("seconds_per_step", N_("seconds per step (median)"), format_number),
-    ("peak_memory_mb", N_("peak memory of the first process"), format_memory),
-    ("peak_gpu_memory_mb", N_("peak memory of its GPU"), format_memory),
-)
+# Costs of a training, by their keys in run.json.
+COSTS = ("seconds", "seconds_per_step", "peak_memory_mb", "peak_gpu_memory_mb")
 # Rules whose settings follow from the settings of a training.
 DERIVED = ("tokenize_", "compute_reference")
 # The entry of `datasets` or `models` that a recipe names. Another entry is another name only.
@@ -155,28 +150,42 @@ class Group(NamedTuple):
         return Figure(mean - other_mean, interval, n, scale=abs(other_mean))
 
 
-def read_groups(job: Job[Any]) -> list[Group]:
-    """Read the compared recipes, grouped by their settings.
-
-    The groups of a sweep have the names of the settings that differ.
-    """
+def comparison(job: Job[Any]) -> Page:
+    """Return the page of a comparison; write its numbers."""
+    stage, name = job.settings.stage, job.settings.name
     groups = group_by_settings([_read_run(job, recipe) for recipe in job.settings.recipes])
-    return groups if "-vs-" in job.settings.name else named_by_differences(groups)
-
-
-def named_by_differences(groups: list[Group]) -> list[Group]:
-    """Return groups whose names are the settings that differ: "learning_rate 0.001"."""
-    differences = setting_differences([group.runs[0].settings for group in groups])
-    settings = [key.rpartition(": ")[2] for key in differences]
-    names = [
-        ", ".join(
-            f"{setting} {as_text(value)}" for setting, value in zip(settings, values, strict=True)
-        )
-        for values in zip(*differences.values(), strict=True)
-    ]
-    if len(set(names)) < len(groups):
-        return groups
-    return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
+    if "-vs-" not in name:
+        # Of a sweep.
+        groups = named_by_differences(groups)
+    write_csv(job.result / "comparison.csv", COLUMNS, long_rows(groups, stage))
+    caption = translate(
+        "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
+        " Of a single seed, the thin line shows the values and the thick line their moving mean."
+    )
+    lines = {group.name: group.points for group in groups}
+    runs = [run for group in groups for run in group.runs]
+    own = [key for run in runs for key in own_metrics(stage, run.settings, run.steps)]
+    return Page(
+        eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
+        title=name,
+        sections=[
+            result_section(groups, result_paths(groups, stage)),
+            curve_section(translate("Curves"), caption, stage, lines, own),
+            setting_section(groups),
+        ],
+        notes=[
+            translate(
+                "Intervals are 95 % intervals, and n is the number of seeds. The interval of"
+                " several seeds is Student's, the interval of their differences is Welch's, and a"
+                " single seed has the interval of its evaluation. A single seed does not"
+                " distinguish a better recipe from a lucky one."
+            ),
+            translate(
+                "comparison.csv in {folder} has the same numbers.",
+                folder=f"output/pages/compare/{stage}/{name}",
+            ),
+        ],
+    )
 
 
 def _read_run(job: Job[Any], name: str) -> Run:
@@ -219,11 +228,28 @@ def group_by_settings(runs: Sequence[Run]) -> list[Group]:
         settings = json.dumps(one.settings, sort_keys=True)
         found.setdefault(one.name if is_version(one.name) else settings, []).append(one)
     groups = [Group(of_group[0].name, of_group) for of_group in found.values()]
-    names = [
-        group.name.replace(f"-seed-{group.runs[0].seed}", "") if len(group.runs) > 1 else group.name
-        for group in groups
+    return _renamed(
+        groups,
+        [
+            name.replace(f"-seed-{runs[0].seed}", "") if len(runs) > 1 else name
+            for name, runs in groups
+        ],
+    )
+
+
+def named_by_differences(groups: list[Group]) -> list[Group]:
+    """Return groups whose names are the settings that differ: "learning_rate 0.001"."""
+    differences = setting_differences([group.runs[0].settings for group in groups])
+    texts = [
+        [f"{key.rpartition(': ')[2]} {as_text(value)}" for value in values]
+        for key, values in differences.items()
     ]
-    if len(set(names)) < len(names):
+    return _renamed(groups, [", ".join(of_group) for of_group in zip(*texts, strict=True)])
+
+
+def _renamed(groups: list[Group], names: Sequence[str]) -> list[Group]:
+    """Return groups with other names, if these are distinct."""
+    if len(set(names)) < len(groups):
         return groups
     return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
 
@@ -250,62 +276,25 @@ def long_rows(groups: Sequence[Group], stage: str) -> Iterator[tuple[Any, ...]]:
                     yield group.name, seed, metric, result.value, low, high, result.n
 
 
-def comparison_page(groups: Sequence[Group], stage: str, name: str) -> Page:
-    """Return the page of a comparison."""
-    caption = translate(
-        "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
-        " Of a single seed, the thin line shows the values and the thick line their moving mean."
-    )
-    lines = {group.name: group.points for group in groups}
-    runs = [run for group in groups for run in group.runs]
-    own = [key for run in runs for key in own_metrics(stage, run.settings, run.steps)]
-    return Page(
-        eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
-        title=name,
-        sections=[
-            result_section(groups, result_paths(groups, stage)),
-            curve_section(translate("Curves"), caption, stage, lines, own),
-            setting_section(groups),
-        ],
-        notes=[
-            translate(
-                "Intervals are 95 % intervals, and n is the number of seeds. The interval of"
-                " several seeds is Student's, the interval of their differences is Welch's, and a"
-                " single seed has the interval of its evaluation. A single seed does not"
-                " distinguish a better recipe from a lucky one."
-            ),
-            translate(
-                "comparison.csv in {folder} has the same numbers.",
-                folder=f"output/pages/compare/{stage}/{name}",
-            ),
-        ],
-    )
-
-
-def result_section(groups: Sequence[Group], metrics: Iterable[str]) -> Section:
+def result_section(groups: Sequence[Group], metrics: Sequence[str]) -> Section:
     """Return the section of results: a figure of each metric, differences, and all numbers."""
-    metrics = list(metrics)
     columns = {group.name: group.result for group in groups}
     first, *others = groups
     differences: dict[str, Callable[[str], Figure | None]] = {
         group.name: partial(group.difference, first) for group in others
     }
-    tables = [metric_table(translate("Results"), columns, metrics)]
     caption = translate("Differences from {name}", name=first.name)
-    difference_table = metric_table(caption, differences, metrics, differences=True)
-    if difference_table.rows:
-        tables.insert(0, difference_table)
+    tables = [
+        metric_table(caption, differences, metrics, differences=True),
+        metric_table(translate("Results"), columns, metrics),
+    ]
+    of_trained = [m for m in metrics if m.partition(".")[0] not in ("before", *INITIAL_MODELS)]
     return Section(
         translate("Results"),
-        panels=metric_panels(columns, filter(_is_of_trained_model, metrics)),
+        panels=metric_panels(columns, of_trained),
         caption=translate("Bars are 95 % intervals; points without a bar have none."),
-        tables=tables,
+        tables=[table for table in tables if table.rows],
     )
-
-
-def _is_of_trained_model(path: str) -> bool:
-    """Return whether a metric is of the trained model, and not of the one before training."""
-    return path.partition(".")[0] not in ("before", *INITIAL_MODELS)
 
 
 def setting_section(groups: Sequence[Group]) -> Section:
@@ -314,15 +303,18 @@ def setting_section(groups: Sequence[Group]) -> Section:
     rows = [[setting, *map(as_text, values)] for setting, values in differences.items()]
     seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
     rows.append([translate("seed"), *seeds])
-    for key, label, format_cost in COSTS:
+    for key in COSTS:
         costs = [
             [run.record[key] for run in group.runs if run.record and key in run.record]
             for group in groups
         ]
         if any(costs):
-            means = [format_cost(statistics.fmean(of)) if of else "" for of in costs]
-            rows.append([translate(label), *means])
-    note = translate("A setting of an earlier job has the rule of the job as a prefix.")
+            means = [run_value(key, statistics.fmean(of) if of else None) for of in costs]
+            rows.append([run_label(key), *means])
+    note = translate(
+        "A setting of an earlier job has the rule of the job as a prefix. Times and memory are"
+        " means over seeds."
+    )
     table = Table("", ["", *(group.name for group in groups)], rows, note)
     return Section(translate("Settings that differ"), tables=[table])
 

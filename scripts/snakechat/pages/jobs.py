@@ -1,20 +1,19 @@
 """The jobs behind a result: their data, sources, costs and throughput, as sections of a page."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snakechat.estimates.flops import peak_flops, rlhf_flops, training_flops
 from snakechat.pages.metrics import STAGES
-from snakechat.pages.page import Section, Table, as_text, value_table
+from snakechat.pages.page import Section, table_of, value_table
 from snakechat.pages.texts import (
-    N_,
-    RUN_ROWS,
-    format_cell,
+    METRICS,
     format_duration,
-    format_memory,
     format_number,
     format_share,
+    run_label,
+    run_value,
     translate,
 )
 from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
@@ -22,30 +21,8 @@ from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
 Statistics = Mapping[str, Any]
 Runs = dict[str, dict[str, Any] | None]
 QUANTILES = ("p1", "p10", "p50", "p90", "p99")
-# The columns of the lineage, and of the costs.
-LINEAGE_HEAD = (
-    *(N_("job"), N_("rule"), N_("inputs"), N_("source"), N_("spec"), N_("accepted changes")),
-)
-COST_HEAD = (
-    N_("job"),
-    N_("started (UTC)"),
-    N_("time"),
-    N_("peak memory of the first process"),
-    N_("peak memory of its GPU"),
-)
-# The forms of values in RUN_ROWS; other values are shown as they are.
-FORMS: dict[str, Callable[[Any], str]] = {
-    "share": format_share,
-    "duration": format_duration,
-    "memory": format_memory,
-    "integer": "{:,.0f}".format,
-    "step_time": lambda seconds: translate("{seconds} s/step", seconds=format_cell(seconds)),
-    "rows": lambda rate: translate("{rate} rows/s", rate=format_cell(rate)),
-    "tokens": lambda rate: translate("{rate} tokens/s", rate=f"{rate:,.0f}"),
-    "flops": lambda rate: format_flops(rate),
-    "models": lambda models: describe_models(models),
-    "time": lambda text: text[:16].replace("T", " "),
-}
+# What the table of costs shows of run.json.
+COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 # What has tables of its own, or is the title of the page.
 APART = ("spec", "placement", "versions", "options", "unchanged_because")
 
@@ -55,9 +32,7 @@ def phase_section(phases: Mapping[str, Statistics]) -> Section:
 
     phases: stats.json of tokens, by stage.
     """
-    splits = {
-        f"{stage}.{split}": phase[split] for stage, phase in phases.items() for split in phase
-    }
+    splits = {f"{stage}.{split}": of for stage in phases for split, of in phases[stage].items()}
     counts = {
         name: {
             translate("rows"): of["rows"],
@@ -66,17 +41,18 @@ def phase_section(phases: Mapping[str, Statistics]) -> Section:
         }
         for name, of in splits.items()
     }
-    kinds = list(dict.fromkeys(kind for of in counts.values() for kind in of))
-    rows = [[name, *(of.get(kind, 0) for kind in kinds)] for name, of in counts.items()]
-    lengths = [
-        [f"{name}: {what}", *(of[key] for key in ("mean", *QUANTILES, "p100"))]
+    lengths = {
+        f"{name}: {what}": {
+            translate("mean"): of["mean"],
+            **{key: of[key] for key in QUANTILES},
+            translate("maximum"): of["p100"],
+        }
         for name, split in splits.items()
         for what, of in split["tokens"].items()
-    ]
-    head = ["", translate("mean"), *QUANTILES, translate("maximum")]
+    }
     tables = [
-        Table(translate("rows"), ["", *kinds], rows),
-        Table(translate("lengths (tokens)"), head, lengths),
+        table_of(translate("rows"), counts),
+        table_of(translate("lengths (tokens)"), lengths),
     ]
     return Section(translate("Rows of each phase"), tables=tables)
 
@@ -86,45 +62,33 @@ def prompt_section(statistics: Mapping[str, Statistics]) -> Section:
 
     statistics: stats.json of the datasets, by input name (records.DATASET, rows.DATASET).
     """
-    datasets = [name.partition(".")[2] for name in statistics if name.startswith("records.")]
-    shared = [
-        [
-            f"{dataset}: {phase}",
-            of["rows"],
-            ", ".join(
-                f"{other} {format_number(count)}"
-                for other, count in of.get("rows_whose_prompt_is_in", {}).items()
-            ),
-        ]
-        for dataset in datasets
-        for phase, of in statistics[f"rows.{dataset}"].items()
-    ]
+    rows, shared = {}, {}
+    for name, of in statistics.items():
+        kind, _, dataset = name.partition(".")
+        if kind == "records":
+            train = of["train"]
+            longer = train.get("chosen_longer_share")
+            rows[dataset] = {
+                translate("rows"): train["rows"],
+                translate("prompt of an earlier row"): format_share(
+                    train["repeated_prompts"] / train["rows"]
+                ),
+                translate("chosen response is the longer one"): longer and format_share(longer),
+            }
+        elif kind == "rows":
+            for phase, counts in of.items():
+                others = counts.get("rows_whose_prompt_is_in", {})
+                shared[f"{dataset}: {phase}"] = {
+                    translate("rows"): counts["rows"],
+                    translate("rows whose prompt another phase has"): ", ".join(
+                        f"{other} {format_number(count)}" for other, count in others.items()
+                    ),
+                }
     note = translate(
         "If the reward phase and RLHF share prompts, scores during RLHF are optimistic. The setting"
         " split: {by: prompt} keeps all rows of a prompt in one phase."
     )
-    rows = [
-        [
-            dataset,
-            of["rows"],
-            format_share(of["repeated_prompts"] / of["rows"]),
-            longer and format_share(longer),
-        ]
-        for dataset in datasets
-        for of in [statistics[f"records.{dataset}"]["train"]]
-        for longer in [of.get("chosen_longer_share")]
-    ]
-    labels = translate("prompt of an earlier row"), translate("chosen response is the longer one")
-    head = ["", translate("rows")]
-    tables = [
-        Table(translate("datasets"), [*head, *labels], rows),
-        Table(
-            translate("phases"),
-            [*head, translate("rows whose prompt another phase has")],
-            shared,
-            note,
-        ),
-    ]
+    tables = [table_of(translate("datasets"), rows), table_of(translate("phases"), shared, note)]
     return Section(translate("Prompts of each dataset"), tables=tables)
 
 
@@ -133,22 +97,25 @@ def lineage_section(lineage: Lineage, licenses: Mapping[str, str | None]) -> Sec
 
     licenses: The licences of the sources, by path.
     """
-    rows = [
-        [
-            path.removeprefix("output/"),
-            lineage[path]["rule"],
-            ", ".join(each.removeprefix("output/") for each in lineage[path]["inputs"]),
-            describe_origin(lineage[path], licenses.get(path)),
-            lineage[path]["spec"][:16],
-            accepted_changes(lineage[path]),
-        ]
-        for path in upstream_first(lineage)
-    ]
+    rows = {}
+    for path in upstream_first(lineage):
+        job = lineage[path]
+        rows[path.removeprefix("output/")] = {
+            translate("rule"): job["rule"],
+            translate("inputs"): ", ".join(each.removeprefix("output/") for each in job["inputs"]),
+            translate("source"): describe_origin(job, licenses.get(path)),
+            translate("spec"): job["spec"][:16],
+            # The changes after which a result was accepted (scripts/accept.py).
+            translate("accepted changes"): ", ".join(
+                f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
+                for entry in job.get("accepted", ())
+            ),
+        }
     note = translate(
         "A spec is the digest of a job's settings, code and inputs. The table shows its first"
         " 16 digits."
     )
-    table = Table("", list(map(translate, LINEAGE_HEAD)), rows, note, has_texts=True)
+    table = table_of("", rows, note, translate("job"))._replace(has_texts=True)
     return Section(translate("Lineage"), tables=[table])
 
 
@@ -162,8 +129,7 @@ def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str
     settings, files = entry["settings"], entry["files"]
     if "hub" in settings:
         # The commit, because a revision may be a branch.
-        commit = entry["facts"].get("commit", settings["revision"])
-        origin = f"{settings['hub']} @ {commit}"
+        origin = f"{settings['hub']} @ {entry['facts'].get('commit', settings['revision'])}"
     elif files["number"]:
         origin = translate(
             "{number} files, digest {digest}", number=files["number"], digest=files["digest"][:16]
@@ -179,14 +145,6 @@ def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str
     else:
         return ""
     return origin + (translate(", licence {license}", license=license) if license else "")
-
-
-def accepted_changes(job: Mapping[str, Any]) -> str:
-    """Describe the changes after which a result was accepted (scripts/accept.py)."""
-    return ", ".join(
-        f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
-        for entry in job.get("accepted", ())
-    )
 
 
 def read_runs(lineage: Lineage) -> Runs:
@@ -205,21 +163,17 @@ def total_cost(runs: Runs) -> str:
 
 def cost_section(runs: Runs) -> Section:
     """Return the section of the time and the memory of the jobs."""
-    rows: list[list[Any]] = []
-    for path, run in runs.items():
-        cells: list[Any] = [translate("unknown"), None, None, None]
-        if run is not None:
-            gpu = run.get("peak_gpu_memory_mb")
-            cells = [
-                run["started"][:16].replace("T", " "),
-                format_duration(run["seconds"]),
-                format_memory(run["peak_memory_mb"]),
-                gpu and format_memory(gpu),
-            ]
-        rows.append([path.removeprefix("output/"), *cells])
-    rows.append([translate("time of all jobs"), "", total_cost(runs), None, None])
+    rows = {
+        path.removeprefix("output/"): {
+            run_label(key): run_value(key, run.get(key)) for key in COSTS
+        }
+        if run
+        else {run_label(COSTS[0]): translate("unknown")}
+        for path, run in runs.items()
+    }
+    rows[translate("time of all jobs")] = {run_label("seconds"): total_cost(runs)}
     note = translate("The time of a resumed training starts where it was resumed.")
-    table = Table("", list(map(translate, COST_HEAD)), rows, note)
+    table = table_of("", rows, note, translate("job"))
     return Section(translate("Costs"), tables=[table])
 
 
@@ -247,13 +201,13 @@ def run_section(
     measured = {"command": rebuild_command(path, run), **training["facts"], **scaling, **run}
     if "seconds_per_step" in run:
         measured |= throughput(stage, training["settings"], run, steps, train)
-    order = [*RUN_ROWS, *sorted(measured.keys() - RUN_ROWS.keys() - {*APART})]
-    shown = {}
-    for key in order:
-        row, value = RUN_ROWS.get(key, {"en": key}), measured.get(key)
-        if value is not None:
-            other = format_cell if isinstance(value, float) else as_text
-            shown[translate(row["en"])] = FORMS.get(row.get("form", ""), other)(value)
+    known = METRICS["run"]
+    order = [*known, *sorted(measured.keys() - known.keys() - {*APART})]
+    shown = {
+        run_label(key): run_value(key, measured[key])
+        for key in order
+        if measured.get(key) is not None
+    }
     note = translate(
         "Floating point operations are counted as in appendix B of the PaLM paper (Chowdhery et al."
         " 2022), without padding and recomputation. Rates are measured on the median step, without"
@@ -266,29 +220,6 @@ def run_section(
             value_table(translate("Placement"), dict(sorted(run["placement"].items()))),
             value_table(translate("Software"), dict(sorted(run["versions"].items()))),
         ],
-    )
-
-
-def format_flops(rate: float) -> str:
-    """Format floating point operations per second, in the unit that people read."""
-    for unit, size in (("PFLOP/s", 1e15), ("TFLOP/s", 1e12)):
-        if rate >= size:
-            return f"{format_cell(rate / size)}\N{NO-BREAK SPACE}{unit}"
-    return f"{format_cell(rate / 1e9)}\N{NO-BREAK SPACE}GFLOP/s"
-
-
-def describe_models(models: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the sizes of the trained models as text."""
-    return "; ".join(
-        translate(
-            "{name}: {weights} weights ({trained} trained), {layers} layers of {size}",
-            name=name,
-            weights=format_number(size["weights"]),
-            trained=format_number(size["trained"]),
-            layers=size["layers"],
-            size=size["hidden_size"],
-        )
-        for name, size in models.items()
     )
 
 
@@ -310,31 +241,30 @@ def throughput(
     Rows are pairs in DPO and prompts in RLHF. `utilization` is the share of the GPUs' peak rate
     (MFU), None if it is unknown. Arguments: those of run_section.
     """
-    # Mean tokens of the prompt and of each kind of response of a row. All responses share a prompt.
+    # Mean tokens of the prompt, and of all responses of a row, which share a prompt and do not
+    # attend to each other.
     lengths = {name: tokens["sum"] / train["rows"] for name, tokens in train["tokens"].items()}
-    counts = dict.fromkeys(lengths, 1)
+    prompt = lengths.pop("prompt")
+    count, batch, models = len(lengths), settings["global_batch_size"], run["models"]
     if stage == "rlhf":
         # An evaluation before training (step 0) has no responses of a step.
         sampled = [line["response/length"] for line in steps if "response/length" in line]
-        lengths["response"] = sum(sampled) / len(sampled)
-        counts["response"] = settings["num_generations"]
-    tokens = sum(length * counts.get(name, 1) for name, length in lengths.items())
-    batch = settings["rollout_batch_size" if stage == "rlhf" else "global_batch_size"]
-    rows = min(batch, train["rows"]) / run["seconds_per_step"]
-    # The responses of a row do not attend to each other.
-    prompt, *responses = lengths["prompt"], *(lengths[name] for name in lengths if name != "prompt")
-    length = prompt + sum(responses) / len(responses)
+        count, batch = settings["num_generations"], settings["rollout_batch_size"]
+        lengths = {"response": count * sum(sampled) / len(sampled)}
+    responses = sum(lengths.values())
+    tokens = prompt + responses
     if stage == "rlhf":
-        flops = rlhf_flops(run["models"], length, settings["ppo_epochs"])
+        flops = rlhf_flops(models, prompt + responses / count, settings["ppo_epochs"])
     else:
-        flops = training_flops(run["models"]["model"], length)
-    flops *= rows * tokens
+        flops = training_flops(models["model"], prompt + responses / count)
+    rows = min(batch, train["rows"]) / run["seconds_per_step"]
     placement = run["placement"]
     peak = peak_flops(run.get("gpu", "")) if settings["dtype"] != "fp32" else None
     gpus = placement["nodes"] * placement["gpus_per_node"]
+    rate = flops * rows * tokens
     return {
         "rows_per_second": rows,
         "tokens_per_second": rows * tokens,
-        "flops_per_second": flops,
-        "utilization": flops / (gpus * peak) if peak else None,
+        "flops_per_second": rate,
+        "utilization": rate / (gpus * peak) if peak else None,
     }

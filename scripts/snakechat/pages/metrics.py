@@ -4,7 +4,7 @@ Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +46,7 @@ HEADLINES = {
 _BY_KEY = {
     key.rpartition("/")[2]: names
     for group, of_group in METRICS.items()
-    if group != "wins"
+    if group not in ("wins", "run")
     for key, names in of_group.items()
 }
 # Values whose relative distance is less are equal: ZeRO stages, threads and GPUs round differently.
@@ -110,7 +110,7 @@ def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
 
 def is_fraction(path: str) -> bool:
     """Return whether a metric lies between 0 and 1 and is shown in percent."""
-    return path.startswith("wins.") or "share" in _names(path)
+    return path.startswith("wins.") or _names(path).get("form") == "share"
 
 
 def better_sign(path: str) -> int:
@@ -158,6 +158,18 @@ def with_metrics_before(
     return {**metrics, "before": before}
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a .json file."""
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a .jsonl file."""
+    with path.open() as file:
+        return [json.loads(line) for line in file]
+
+
 def read_metrics(folders: Mapping[str, Path], key: str, prefix: str) -> dict[str, Any]:
     """Return metrics.json of an evaluation, with those of benchmarks under BENCHMARKS.
 
@@ -166,13 +178,19 @@ def read_metrics(folders: Mapping[str, Path], key: str, prefix: str) -> dict[str
         key: Name of the evaluation.
         prefix: Start of the names of the benchmarks, before their own names.
     """
-    metrics: dict[str, Any] = json.loads((folders[key] / "metrics.json").read_text())
-    found = {
-        name.removeprefix(prefix): json.loads((folder / "metrics.json").read_text())
+    metrics = read_json(folders[key] / "metrics.json")
+    if found := read_benchmarks(folders, prefix):
+        metrics[BENCHMARKS] = found
+    return metrics
+
+
+def read_benchmarks(folders: Mapping[str, Path], prefix: str) -> dict[str, Any]:
+    """Return metrics.json of each input whose name has a prefix, by the rest of the name."""
+    return {
+        name.removeprefix(prefix): read_json(folder / "metrics.json")
         for name, folder in folders.items()
         if name.startswith(prefix)
     }
-    return {**metrics, BENCHMARKS: found} if found else metrics
 
 
 def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
@@ -198,6 +216,16 @@ def own_metrics(
         return []
     found = dict.fromkeys(key.removeprefix("eval_") for line in steps for key in line)
     return [key for key in found if key not in ("step", *METRICS[CURVES[stage]])]
+
+
+def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Yield (name, number) of each number in nested dicts and lists, names joined by dots."""
+    items = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in items:
+        if isinstance(value, (dict, list)):
+            yield from numbers_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _find(values: Mapping[str, Any], path: str) -> Any:

@@ -1,19 +1,19 @@
-"""Pages: cards, remarks, sections and tables as data, and the Jinja templates that show them.
+"""Pages: remarks, sections and tables as data, and the Jinja templates that show them.
 
 Each page is complete in one file. All values are escaped: text from models and datasets appears as
 it is and is never read as markup. Name a template by a string literal, so that code digests find
 the templates that a program renders.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from snakechat.pages.texts import format_cell, translate
+from snakechat.pages.texts import as_text, format_cell, translate
 from snakechat.workflow.printable import printable_text
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -21,7 +21,7 @@ Tone = Literal["", "best", "better", "worse"]
 
 
 class Cell(NamedTuple):
-    """A cell of a table with an interval or a tone.
+    """A cell of a table with an interval or a tone, or a result in large print.
 
     Attributes:
         value: The number.
@@ -47,14 +47,6 @@ class Tokens(NamedTuple):
 
     tokens: Sequence[Token]
     kept: str = ""
-
-
-class Card(NamedTuple):
-    """A result in large print, with a note."""
-
-    label: str
-    value: str
-    note: str = ""
 
 
 class Panel(NamedTuple):
@@ -93,6 +85,7 @@ class Page(NamedTuple):
 
     Attributes:
         eyebrow: The kind of page, above the title.
+        cards: The main results, by name.
         remarks: Sentences above the sections.
         notes: Small print below them.
     """
@@ -100,9 +93,23 @@ class Page(NamedTuple):
     eyebrow: str
     title: str
     sections: Sequence[Section]
-    cards: Sequence[Card] = ()
+    cards: Mapping[str, Cell] = {}
     remarks: Sequence[str] = ()
     notes: Sequence[str] = ()
+
+
+def table_of(
+    caption: str, rows: Mapping[str, Mapping[str, Any]], note: str = "", corner: str = ""
+) -> Table:
+    """Return the table of rows, each a mapping from the name of a column to a cell.
+
+    Args:
+        rows: By their headers. A row without a column has an empty cell.
+        corner: What the headers are.
+    """
+    head = list(dict.fromkeys(key for row in rows.values() for key in row))
+    cells = [[label, *(row.get(key) for key in head)] for label, row in rows.items()]
+    return Table(caption, [corner, *head], cells, note)
 
 
 def value_table(caption: str, values: Mapping[str, Any], note: str = "") -> Table:
@@ -110,9 +117,12 @@ def value_table(caption: str, values: Mapping[str, Any], note: str = "") -> Tabl
     return Table(caption, [], [[key, as_text(value)] for key, value in values.items()], note)
 
 
-def as_text(value: Any) -> str:
-    """Return a setting as text: strings as they are, all others as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    """Write the numbers of a page."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(head)
+        writer.writerows(rows)
 
 
 def write_page(path: Path, language: str, page: Page) -> None:
@@ -123,18 +133,16 @@ def write_page(path: Path, language: str, page: Page) -> None:
 
 def write_record(folder: Path, page: Page) -> None:
     """Write record.md with its figures, for sites that show Markdown, as GitHub does."""
-    figures: dict[Panel, str] = {}
-    for section in page.sections:
-        for panel in section.panels:
-            name = f"figure-{len(figures) + 1}.svg"
-            figures[panel] = name
-            (folder / name).write_text(str(panel.svg), encoding="utf-8")
+    panels = [panel for section in page.sections for panel in section.panels]
+    figures = {panel: f"figure-{number}.svg" for number, panel in enumerate(panels, 1)}
+    for panel, name in figures.items():
+        (folder / name).write_text(str(panel.svg), encoding="utf-8")
     text = MARKDOWN.get_template("record.md").render(page._asdict(), figures=figures)
     (folder / "record.md").write_text(text, encoding="utf-8")
 
 
-def write_headline(path: Path, cards: Sequence[Card]) -> None:
-    """Write the cards as a part of the start page of Snakemake's report."""
+def write_headline(path: Path, cards: Mapping[str, Cell]) -> None:
+    """Write the main results as a part of the start page of Snakemake's report."""
     text = HTML.get_template("report_headline.html").render(cards=cards)
     path.write_text(text, encoding="utf-8")
 

@@ -21,9 +21,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from snakechat.pages.metrics import CURVES, is_fraction
+from snakechat.pages.metrics import CURVES, is_fraction, label_of
 from snakechat.pages.metrics import Figure as Estimate
 from snakechat.pages.page import TEMPLATES, Panel, Section
+from snakechat.pages.tables import Columns
 from snakechat.pages.texts import METRICS, translate
 
 # The first colour of the style.
@@ -57,7 +58,7 @@ def curve_section(
     for key, label in (known | {key: key for key in own}).items():
         points = {name: line(key) for name, line in lines.items()}
         if any(points.values()):
-            panels.append(draw_lines(label, points, translate("step"), is_fraction(key)))
+            panels.append(draw_lines(label, points, is_fraction(key)))
     return Section(title, panels, caption)
 
 
@@ -66,9 +67,7 @@ def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
     return [(line["step"], line[key]) for line in steps if key in line]
 
 
-def draw_lines(
-    title: str, lines: Mapping[str, Sequence[Point]], xlabel: str, percent: bool = False
-) -> Panel:
+def draw_lines(title: str, lines: Mapping[str, Sequence[Point]], percent: bool = False) -> Panel:
     """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
 
     A line without points has no entry in the legend, and the others keep their colours.
@@ -82,7 +81,7 @@ def draw_lines(
                 _draw_line(axes, name, np.array(points, dtype=float))
             else:
                 axes.plot([], [])
-        axes.set(xlabel=xlabel)
+        axes.set(xlabel=translate("step"))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -121,6 +120,16 @@ def averaged(points: np.ndarray) -> np.ndarray:
     """Return at most MAX_POINTS points [m, k]: means of neighbouring points [n, k]."""
     parts = np.array_split(points, min(len(points), MAX_POINTS))
     return np.array([part.mean(axis=0) for part in parts])
+
+
+def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:
+    """Return a figure of each metric that a column has."""
+    panels = []
+    for path in paths:
+        figures = {name: figure_at(path) for name, figure_at in columns.items()}
+        if any(figures.values()):
+            panels.append(draw_estimates(label_of(path), figures, is_fraction(path)))
+    return panels
 
 
 def draw_estimates(

@@ -1,18 +1,81 @@
-"""Pages of prompts that users write: responses side by side, and scored pairs."""
+"""Responses: to held-out prompts, and to prompts that users write, side by side or scored."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snakechat.pages.metrics import Figure, label_of, read_figure
-from snakechat.pages.page import Card, Page, Section, Table
+from snakechat.evaluation.comparisons import initial_model
+from snakechat.pages.metrics import Figure, label_of, model_label, read_figure
+from snakechat.pages.page import Page, Section, Table
 from snakechat.pages.tables import figure_cell
 from snakechat.pages.texts import N_, translate
 
+# The lines of responses.jsonl of each model: the first response to each prompt.
+Responses = Mapping[str, Sequence[dict[str, Any]]]
+# Prompts on the page: the first ones, and those where the score decreased most.
+FIRST, DECREASED = 10, 3
+# Columns of the pages of users' prompts.
 DECODERS = (N_("greedy"), N_("sampled"))
 PAIR_HEAD = (
     *(N_("prompt"), N_("good response (chosen)"), N_("score")),
     *(N_("bad response (rejected)"), N_("score"), N_("margin"), N_("margin of the base model")),
 )
+
+
+def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> list[Section]:
+    """Return sections with the first response of each model to some prompts.
+
+    Args:
+        lines: The lines of responses.jsonl; responses to the same prompt follow each other.
+        num_generations: Responses of each model to each prompt.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        found.setdefault(line["model"], []).append(line)
+    responses = {model: of_model[::num_generations] for model, of_model in found.items()}
+    [*_, last] = responses.values()
+    rows = {translate("Responses to the first held-out prompts"): list(range(len(last))[:FIRST])}
+    if "rlhf" in responses:
+        title = translate(
+            "Responses whose score decreased most from {initial} to RLHF",
+            initial=model_label(initial_model(responses)),
+        )
+        rows[title] = _largest_decreases(responses)
+    return [
+        Section(title, tables=[_prompt_table(responses, row) for row in of_title])
+        for title, of_title in rows.items()
+        if of_title
+    ]
+
+
+def _prompt_table(responses: Responses, row: int) -> Table:
+    """Return the table of the responses to a prompt, with their scores."""
+    lines = {model: of_model[row] for model, of_model in responses.items()}
+    # A response that nothing scores has no score.
+    keys = [k for k in ("score", "judge_score") if all(k in line for line in lines.values())]
+    rows = [
+        [
+            model_label(model),
+            line["response"].strip(),
+            *(figure_cell(key, Figure(line[key])) for key in keys),
+        ]
+        for model, line in lines.items()
+    ]
+    head = [translate("model"), translate("response"), *map(label_of, keys)]
+    return Table([*lines.values()][-1]["prompt"].strip(), head, rows, has_texts=True)
+
+
+def _largest_decreases(responses: Responses) -> list[int]:
+    """Return the rows where the score decreased most by RLHF, the largest decrease first.
+
+    There are none if nothing scores.
+    """
+    pairs = zip(responses["rlhf"], responses[initial_model(responses)], strict=True)
+    changes = {
+        row: after["score"] - before["score"]
+        for row, (after, before) in enumerate(pairs)
+        if "score" in after and "score" in before
+    }
+    return [row for row in sorted(changes, key=changes.__getitem__) if changes[row] < 0][:DECREASED]
 
 
 def response_page(title: str, lines: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> Page:
@@ -55,35 +118,30 @@ def score_page(title: str, lines: Sequence[dict[str, Any]], metrics: Mapping[str
         lines: The lines of scores.jsonl.
         metrics: Content of metrics.json.
     """
-    rows: dict[str, list[list[Any]]] = {}
+    sets: dict[str, list[list[Any]]] = {}
     for line in lines:
-        of_set = rows.setdefault(line["set"], [])
-        margin, scale = line["margin"], abs(line["chosen_score"])
-        of_set.append(
-            [
-                str(len(of_set) + 1),
-                *(line["prompt"], line["chosen"], _score_cell(line["chosen_score"])),
-                *(line["rejected"], _score_cell(line["rejected_score"])),
-                figure_cell("score", Figure(margin, [margin] * 2, scale=scale), True)._replace(
-                    interval=""
-                ),
-                _score_cell(line["base_margin"]),
-            ]
+        chosen, rejected, base = (
+            figure_cell("score", Figure(line[key]))
+            for key in ("chosen_score", "rejected_score", "base_margin")
         )
+        # Its interval is the number itself: it is marked unless it is rounding.
+        margin = Figure(line["margin"], [line["margin"]] * 2, scale=abs(line["chosen_score"]))
+        marked = figure_cell("score", margin, True)._replace(interval="")
+        rows = sets.setdefault(line["set"], [])
+        texts = line["prompt"], line["chosen"], chosen, line["rejected"], rejected
+        rows.append([str(len(rows) + 1), *texts, marked, base])
     head = ["", *map(translate, PAIR_HEAD)]
     sections = [
-        Section(name, tables=[Table("", head, of_set, has_texts=True)])
-        for name, of_set in rows.items()
+        Section(name, tables=[Table("", head, rows, has_texts=True)]) for name, rows in sets.items()
     ]
-    cards = [
-        Card(label_of(key), cell.value, cell.interval)
-        for key in ("accuracy", "ties")
-        if (figure := read_figure(metrics, key)) and (cell := figure_cell(key, figure))
-    ]
-    base = figure_cell("accuracy", Figure(metrics["base_accuracy"]))
-    cards.insert(1, Card(translate("accuracy of the base model"), base.value))
+    names = {
+        "accuracy": label_of("accuracy"),
+        "base_accuracy": translate("accuracy of the base model"),
+        "ties": label_of("ties"),
+    }
+    cards = {
+        name: figure_cell("accuracy", figure)
+        for key, name in names.items()
+        if (figure := read_figure(metrics, key))
+    }
     return Page(translate("Scores of good and bad responses"), title, sections, cards)
-
-
-def _score_cell(score: float) -> Any:
-    return figure_cell("score", Figure(score))

@@ -1,7 +1,7 @@
-"""The results of an evaluation: main results, tables of all metrics, responses and remarks."""
+"""The results of an evaluation: main results, tables of all metrics, and remarks."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,19 +25,12 @@ from snakechat.pages.metrics import (
     model_label,
     read_figure,
 )
-from snakechat.pages.page import Card, Section, Table
-from snakechat.pages.tables import (
-    figure_cell,
-    format_estimate,
-    format_metric,
-    metric_panels,
-    metric_table,
-)
+from snakechat.pages.page import Cell, Section
+from snakechat.pages.plots import metric_panels
+from snakechat.pages.tables import figure_cell, format_metric, metric_table
 from snakechat.pages.texts import N_, format_number, translate
 
 Metrics = Mapping[str, Any]
-# The lines of responses.jsonl of each model: the first response to each prompt.
-Responses = Mapping[str, Sequence[dict[str, Any]]]
 # What an evaluation was made on.
 COUNTS = {
     "rows": N_("held-out rows"),
@@ -47,11 +40,12 @@ COUNTS = {
 }
 # Of which rows a column of metrics is: KTO has single responses.
 ALL = {"pairs": N_("all pairs"), "responses": N_("all responses")}
-# Shares of comparisons, by the length of the responses.
-LENGTHS = {
-    "longer": N_("longer response"),
-    "when_longer": N_("win rate if longer"),
-    "when_not_longer": N_("win rate if not longer"),
+# A win rate, and shares of comparisons, by the length of the responses.
+WIN_COLUMNS = {
+    "": N_("win rate (a tie is half a win)"),
+    ".longer": N_("longer response"),
+    ".when_longer": N_("win rate if longer"),
+    ".when_not_longer": N_("win rate if not longer"),
 }
 # Metrics of responses that have a figure.
 PLOTTED = (
@@ -62,13 +56,11 @@ PLOTTED = (
 GUESSING = 0.5
 # Length ranks pairs as well as a model that is at most this much more accurate.
 NEAR = 0.02
-# Prompts on the page: the first ones, and those where the score decreased most.
-FIRST, DECREASED = 10, 3
 
 
-def headline(stage: str, metrics: Metrics) -> list[Card]:
-    """Return the main results of a recipe with their intervals, and n."""
-    cards = []
+def headline(stage: str, metrics: Metrics) -> dict[str, Cell]:
+    """Return the main results of a recipe with their intervals, and n, by name."""
+    cards = {}
     for path in headline_paths(stage, metrics):
         metric = path.removesuffix("_difference")
         is_difference = metric != path
@@ -80,10 +72,14 @@ def headline(stage: str, metrics: Metrics) -> list[Card]:
                     initial=model_label(initial_model(metrics)),
                     metric=label,
                 )
-            text = format_estimate(metric, figure.value, figure.interval, is_difference)
-            cards.append(Card(label, *text))
+            cards[label] = figure_cell(metric, figure, is_difference)
     [count] = [key for key in COUNTS if key in metrics]
-    return [*cards, Card(translate(COUNTS[count]), format_number(metrics[count]))]
+    return cards | {translate(COUNTS[count]): Cell(format_number(metrics[count]))}
+
+
+def figure_at(metrics: Metrics, prefix: str = "", suffix: str = "") -> Callable[[str], Any]:
+    """Return a function of a key that returns the figure at PREFIX KEY SUFFIX, or None."""
+    return lambda key: read_figure(metrics, f"{prefix}{key}{suffix}")
 
 
 def result_section(stage: str, metrics: Metrics) -> Section:
@@ -94,7 +90,7 @@ def result_section(stage: str, metrics: Metrics) -> Section:
     by_dataset = metrics.get("by_dataset", {})
     if stage == "sft":
         columns = {
-            f"{name} {translate(moment)}".strip(): partial(_figure_at, of, f"{when}.")
+            f"{name} {translate(moment)}".strip(): figure_at(of, f"{when}.")
             for name, of in {"": metrics, **by_dataset}.items()
             for when, moment in MOMENTS.items()
         }
@@ -102,34 +98,44 @@ def result_section(stage: str, metrics: Metrics) -> Section:
     before = {translate("before training"): metrics["before"]} if "before" in metrics else {}
     [everything] = [translate(label) for kind, label in ALL.items() if kind in metrics]
     datasets = before | {everything: metrics, **by_dataset}
-    columns = {name: partial(read_figure, of) for name, of in datasets.items()}
+    columns = {name: figure_at(of) for name, of in datasets.items()}
     return Section(title, tables=[metric_table("", columns, PAIRS)])
 
 
-def _figure_at(metrics: Metrics, prefix: str, key: str, suffix: str = "") -> Figure | None:
-    return read_figure(metrics, f"{prefix}{key}{suffix}")
+def in_order(models: Mapping[str, Any]) -> list[str]:
+    """Return models in the order of training, others after them."""
+    return sorted(models, key=lambda name: [*MODELS, name].index(name))
 
 
 def _rlhf_section(title: str, metrics: Metrics) -> Section:
     """Return the section of the responses of all models to held-out prompts."""
     initial = initial_model(metrics)
-    evaluated = metrics["intervals_95"]
-    models = [model for model in MODELS if model in evaluated]
-    models += [model for model in evaluated if model not in MODELS]
-    columns = {model_label(model): partial(_figure_at, metrics, f"{model}.") for model in models}
+    models = in_order(metrics["intervals_95"])
+    columns = {model_label(model): figure_at(metrics, f"{model}.") for model in models}
+
+    def difference_at(model: str, key: str) -> Figure | None:
+        prefix = "" if model == "rlhf" else f"{model}_"
+        difference = read_figure(metrics, f"{prefix}{key}_difference")
+        return difference and difference._replace(scale=abs(metrics[initial].get(key, 0)))
+
     differences = {
-        f"{model_label(model)} \N{MINUS SIGN} {model_label(initial)}": partial(
-            _difference_at, metrics, "" if model == "rlhf" else f"{model}_"
-        )
+        f"{model_label(model)} \N{MINUS SIGN} {model_label(initial)}": partial(difference_at, model)
         for model in models
         if model != initial
     }
-    name = translate("Differences from {name}", name=model_label(initial))
     responses = translate(
         "Responses to {prompts} held-out prompts, {count} of each model to each prompt",
         prompts=format_number(metrics["num_prompts"]),
         count=format_number(metrics["num_generations"]),
     )
+    wins = [
+        f"wins.{model}.{other}.{key}"
+        for model in models
+        for other in metrics["wins"].get(model, {})
+        for key in WIN_CRITERIA
+    ]
+    won = {translate(text): figure_at(metrics, "", key) for key, text in WIN_COLUMNS.items()}
+    name = translate("Differences from {name}", name=model_label(initial))
     return Section(
         title,
         panels=metric_panels(columns, PLOTTED),
@@ -139,34 +145,9 @@ def _rlhf_section(title: str, metrics: Metrics) -> Section:
         tables=[
             metric_table(name, differences, RESPONSES, differences=True),
             metric_table(responses, columns, RESPONSES),
-            _win_table(models, metrics),
+            metric_table(translate("Win rates and response lengths"), won, wins),
         ],
     )
-
-
-def _difference_at(metrics: Metrics, prefix: str, key: str) -> Figure | None:
-    """Return the difference of a model from the initial one."""
-    difference = _figure_at(metrics, prefix, key, "_difference")
-    value = metrics[initial_model(metrics)].get(key, 0)
-    return difference and difference._replace(scale=abs(value))
-
-
-def _win_table(models: Sequence[str], metrics: Metrics) -> Table:
-    """Return the table of win rates, and of win rates by which response is the longer one."""
-    paths = [
-        f"wins.{model}.{other}.{key}"
-        for model in models
-        for other in metrics["wins"].get(model, {})
-        for key in WIN_CRITERIA
-    ]
-    rows = []
-    for path in paths:
-        if won := read_figure(metrics, path):
-            shares = [read_figure(metrics, f"{path}.{key}") for key in LENGTHS]
-            cells = [share and figure_cell("wins.", share) for share in (won, *shares)]
-            rows.append([label_of(path), *cells])
-    head = ["", translate("win rate (a tie is half a win)"), *map(translate, LENGTHS.values())]
-    return Table(translate("Win rates and response lengths"), head, rows)
 
 
 def benchmark_sections(stage: str, benchmarks: Mapping[str, Metrics]) -> list[Section]:
@@ -181,10 +162,10 @@ def benchmark_sections(stage: str, benchmarks: Mapping[str, Metrics]) -> list[Se
         of_model[BENCHMARKS][benchmark] = metrics
     if not models:
         return []
-    trained = models[stage]
-    order = [name for name in MODELS if name in models]
-    order += [name for name in models if name not in MODELS]
-    columns = {model_label(name): partial(read_figure, models[name]) for name in order}
+    trained, columns = (
+        models[stage],
+        {model_label(m): figure_at(models[m]) for m in in_order(models)},
+    )
     paths = benchmark_paths(trained)
     tables = [metric_table("", columns, paths)]
     if others := models.keys() - {stage}:
@@ -218,65 +199,7 @@ def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | Non
     return Figure(new.value - old.value, interval, scale=abs(old.value))
 
 
-def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> list[Section]:
-    """Return sections with the first response of each model to some prompts.
-
-    Args:
-        lines: The lines of responses.jsonl; responses to the same prompt follow each other.
-        num_generations: Responses of each model to each prompt.
-    """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for line in lines:
-        found.setdefault(line["model"], []).append(line)
-    responses = {model: of_model[::num_generations] for model, of_model in found.items()}
-    [*_, last] = responses.values()
-    rows = {translate("Responses to the first held-out prompts"): list(range(len(last))[:FIRST])}
-    if "rlhf" in responses:
-        title = translate(
-            "Responses whose score decreased most from {initial} to RLHF",
-            initial=model_label(initial_model(responses)),
-        )
-        rows[title] = _largest_decreases(responses)
-    return [
-        Section(title, tables=[_prompt_table(responses, row) for row in of_title])
-        for title, of_title in rows.items()
-        if of_title
-    ]
-
-
-def _prompt_table(responses: Responses, row: int) -> Table:
-    """Return the table of the responses to a prompt, with their scores."""
-    [*_, last] = responses.values()
-    # A response that nothing scores has no score.
-    keys = [
-        key
-        for key in ("score", "judge_score")
-        if all(key in of_model[row] for of_model in responses.values())
-    ]
-    rows = [
-        [
-            model_label(model),
-            of_model[row]["response"].strip(),
-            *(figure_cell(key, Figure(of_model[row][key])) for key in keys),
-        ]
-        for model, of_model in responses.items()
-    ]
-    head = [translate("model"), translate("response"), *(label_of(key) for key in keys)]
-    return Table(last[row]["prompt"].strip(), head, rows, has_texts=True)
-
-
-def _largest_decreases(responses: Responses) -> list[int]:
-    """Return the rows where the score decreased most by RLHF, the largest decrease first.
-
-    There are none if nothing scores.
-    """
-    pairs = zip(responses["rlhf"], responses[initial_model(responses)], strict=True)
-    changes = {
-        row: after["score"] - before["score"]
-        for row, (after, before) in enumerate(pairs)
-        if "score" in after and "score" in before
-    }
-    return [row for row in sorted(changes, key=changes.__getitem__) if changes[row] < 0][:DECREASED]
+# --- remarks ------------------------------------------------------------------------------------
 
 
 def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:
@@ -323,9 +246,8 @@ def _rlhf_remarks(metrics: Metrics) -> Iterator[str]:
 def _pair_remarks(metrics: Metrics) -> Iterator[str]:
     datasets = {translate("all pairs"): metrics, **metrics.get("by_dataset", {})}
     for dataset, of in datasets.items():
-        accuracy = read_figure(of, "accuracy")
-        assert accuracy is not None and accuracy.interval is not None
-        if accuracy.interval[0] <= GUESSING <= accuracy.interval[1]:
+        low, high = of["intervals_95"]["accuracy"]
+        if low <= GUESSING <= high:
             yield translate(
                 "The accuracy on {pairs} is not distinguishable from guessing: its 95 % interval"
                 " contains 50 %.",

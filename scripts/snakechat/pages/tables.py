@@ -1,4 +1,4 @@
-"""Tables and figures of metrics, with a column for each model or group of trainings."""
+"""Tables of metrics, with a column for each model or group of trainings."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -6,7 +6,6 @@ from typing import Any
 
 from snakechat.pages.metrics import ROUNDING, Figure, better_sign, is_fraction, label_of
 from snakechat.pages.page import Cell, Table, Tone
-from snakechat.pages.plots import Panel, draw_estimates
 from snakechat.pages.texts import DIGITS, MAX_DIGITS, N_, format_number, format_share, translate
 
 # By the names of columns, functions that return the figure at a path, or None if there is none.
@@ -31,16 +30,11 @@ def metric_table(
         figures = [figure_at(path) for figure_at in columns.values()]
         if any(figures):
             best = None if differences else best_figure(path, figures)
-            cells = [figure and figure_cell(path, figure, differences) for figure in figures]
-            rows.append(
-                [
-                    label_of(path),
-                    *(
-                        cell._replace(tone="best") if cell and figure is best else cell
-                        for cell, figure in zip(cells, figures, strict=True)
-                    ),
-                ]
-            )
+            cells = [
+                figure and figure_cell(path, figure, differences, figure is best)
+                for figure in figures
+            ]
+            rows.append([label_of(path), *cells])
     note = translate(DIFFERENCE_NOTE) if differences else ""
     if any(cell and cell.tone == "best" for row in rows for cell in row[1:]):
         note = translate("★ marks the best value of a row if its interval overlaps no other one.")
@@ -62,24 +56,24 @@ def best_figure(path: str, figures: Sequence[Figure | None]) -> Figure | None:
     return best if is_apart else None
 
 
-def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:
-    """Return a figure of each metric that a column has."""
-    panels = []
-    for path in paths:
-        figures = {name: figure_at(path) for name, figure_at in columns.items()}
-        if any(figures.values()):
-            panels.append(draw_estimates(label_of(path), figures, is_fraction(path)))
-    return panels
+def figure_cell(
+    path: str, figure: Figure, is_difference: bool = False, is_best: bool = False
+) -> Cell:
+    """Return the cell of a metric, or of a difference: better or worse if it excludes 0.
 
-
-def figure_cell(path: str, figure: Figure, is_difference: bool = False) -> Cell:
-    """Return the cell of a metric, or of a difference: better or worse if it excludes 0."""
-    text, small = format_estimate(path, figure.value, figure.interval, is_difference)
+    Both number and interval have the digits in which the bounds of a narrow interval differ.
+    """
+    digits, notes = DIGITS, []
+    if figure.interval:
+        digits = digits_of(figure.interval)
+        low, high = (format_metric(path, end, is_difference, digits) for end in figure.interval)
+        notes.append(f"[{low}, {high}]")
     if figure.n > 1:
-        small = f"{small} n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}".strip()
+        notes.append(f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}")
     direction = better_sign(path) * figure.direction if is_difference else 0
-    tone: Tone = "better" if direction > 0 else "worse" if direction < 0 else ""
-    return Cell(text, small, tone)
+    tone: Tone = "best" if is_best else ("", "better", "worse")[direction]
+    text = format_metric(path, figure.value, is_difference, digits)
+    return Cell(text, " ".join(notes), tone)
 
 
 def format_metric(path: str, value: float, signed: bool = False, digits: int = DIGITS) -> str:
@@ -87,23 +81,9 @@ def format_metric(path: str, value: float, signed: bool = False, digits: int = D
 
     digits: Significant digits, except of fractions.
     """
-    return (
-        format_share(value, signed) if is_fraction(path) else format_number(value, signed, digits)
-    )
-
-
-def format_estimate(
-    path: str, value: float, interval: Sequence[float] | None, signed: bool = False
-) -> tuple[str, str]:
-    """Format a metric, and its interval in brackets; "" for None.
-
-    Both have the digits in which the bounds of a narrow interval differ.
-    """
-    if interval is None:
-        return format_metric(path, value, signed), ""
-    digits = digits_of(interval)
-    low, high = (format_metric(path, bound, signed, digits) for bound in interval)
-    return format_metric(path, value, signed, digits), f"[{low}, {high}]"
+    if is_fraction(path):
+        return format_share(value, signed)
+    return format_number(value, signed, digits)
 
 
 def digits_of(interval: Sequence[float]) -> int:

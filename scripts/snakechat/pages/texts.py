@@ -1,10 +1,12 @@
-"""Texts of pages: translations, and numbers, durations and memory as people read them.
+"""Texts of pages: translations, and values as people read them.
 
 locale/LANGUAGE.yaml has the translation of each English text. A text without one appears in
 English; a test finds all texts and names those that are missing or unused.
 """
 
+import json
 import math
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +15,12 @@ import yaml
 FOLDER = Path(__file__).parent
 # Literal paths, by which code digests find the tables that a program reads.
 TABLES = {"zh": "zh.yaml"}
-# English name, Chinese name, range and better direction of each metric, by group and key.
+# English name, Chinese name, form and better direction of each metric, by group and key.
 METRICS: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     FOLDER.joinpath("tables", "metrics.yaml").read_text("utf-8")
 )
-# The same of what the run of a training shows, with the form of its value.
-RUN_ROWS: dict[str, dict[str, str]] = yaml.safe_load(
-    FOLDER.joinpath("tables", "run.yaml").read_text("utf-8")
-)
-# Significant digits of a number.
-DIGITS = 3
-# The most that an interval asks for.
-MAX_DIGITS = 8
+# Significant digits of a number, and the most that an interval asks for.
+DIGITS, MAX_DIGITS = 3, 8
 
 # The translations into the language of the program, by English text.
 _texts: dict[str, str] = {}
@@ -35,7 +31,7 @@ def set_language(language: str) -> None:
     _texts.clear()
     if language in TABLES:
         _texts.update(translations(language))
-        for group in (*METRICS.values(), RUN_ROWS):
+        for group in METRICS.values():
             _texts.update({names["en"]: names[language] for names in group.values()})
 
 
@@ -92,6 +88,11 @@ def format_cell(value: Any) -> str:
     return value if isinstance(value, str) else format_number(value)
 
 
+def as_text(value: Any) -> str:
+    """Return a setting as text: strings as they are, all others as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
 def format_share(value: float, signed: bool = False) -> str:
     """Format a fraction in percent, or a difference (signed) in percentage points."""
     unit = "pp" if signed else "%"
@@ -112,3 +113,54 @@ def format_memory(megabytes: float) -> str:
     if megabytes < 1000:
         return f"{megabytes:.0f}\N{NO-BREAK SPACE}MB"
     return f"{format_number(megabytes / 1000)}\N{NO-BREAK SPACE}GB"
+
+
+def format_flops(rate: float) -> str:
+    """Format floating point operations per second, in the unit that people read."""
+    units = {"PFLOP/s": 1e15, "TFLOP/s": 1e12, "GFLOP/s": 1e9}
+    unit = next((unit for unit, size in units.items() if rate >= size), "GFLOP/s")
+    return f"{format_number(rate / units[unit])}\N{NO-BREAK SPACE}{unit}"
+
+
+def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
+    """Return the sizes of the trained models as text."""
+    return "; ".join(
+        translate(
+            "{name}: {weights} weights ({trained} trained), {layers} layers of {size}",
+            name=name,
+            weights=format_number(size["weights"]),
+            trained=format_number(size["trained"]),
+            layers=size["layers"],
+            size=size["hidden_size"],
+        )
+        for name, size in models.items()
+    )
+
+
+# The forms of METRICS. Other numbers with a fraction are shown as in other tables, and other values
+# as settings are.
+FORMS: dict[str, Callable[[Any], str]] = {
+    "share": format_share,
+    "duration": format_duration,
+    "memory": format_memory,
+    "integer": "{:,.0f}".format,
+    "step_time": lambda seconds: translate("{seconds} s/step", seconds=format_number(seconds)),
+    "rows": lambda rate: translate("{rate} rows/s", rate=format_number(rate)),
+    "tokens": lambda rate: translate("{rate} tokens/s", rate=f"{rate:,.0f}"),
+    "flops": format_flops,
+    "models": format_models,
+    "time": lambda text: text[:16].replace("T", " "),
+}
+
+
+def run_label(key: str) -> str:
+    """Return the name of a value of run.json or of facts; one of a command has its key."""
+    return translate(METRICS["run"].get(key, {"en": key})["en"])
+
+
+def run_value(key: str, value: Any) -> str:
+    """Return a value of run.json or of facts as text; None is empty."""
+    if value is None:
+        return ""
+    other = format_number if isinstance(value, float) else as_text
+    return FORMS.get(METRICS["run"].get(key, {}).get("form", ""), other)(value)

@@ -2,7 +2,8 @@
 
 import pytest
 
-from snakechat.pages.tables import format_estimate, format_metric
+from snakechat.pages.metrics import Figure
+from snakechat.pages.tables import figure_cell, format_metric
 from snakechat.pages.texts import format_duration, format_memory, format_number
 
 
@@ -35,9 +36,9 @@ def test_differences_have_a_sign_and_percentage_points():
     assert [format_number(value, signed=True) for value in (2.0, 0.0)] == ["+2.00", "0"]
     assert format_metric("ties", 0.5) == "50.0\N{NO-BREAK SPACE}%"
     assert format_metric("ties", -0.0123, signed=True) == "\N{MINUS SIGN}1.2\N{NO-BREAK SPACE}pp"
-    estimate = format_estimate("score", 0.5, [-1.0, 2.0], signed=True)
-    assert estimate == ("+0.500", "[\N{MINUS SIGN}1.00, +2.00]")
-    assert format_estimate("score", 0.5, None) == ("0.500", "")
+    difference = figure_cell("score", Figure(0.5, [-1.0, 2.0]), is_difference=True)
+    assert difference == ("+0.500", "[\N{MINUS SIGN}1.00, +2.00]", "")
+    assert figure_cell("score", Figure(0.5)) == ("0.500", "", "")
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_differences_have_a_sign_and_percentage_points():
     ],
 )
 def test_narrow_intervals_keep_the_digits_in_which_their_bounds_differ(value, interval, texts):
-    assert format_estimate("score", value, interval) == texts
+    assert figure_cell("score", Figure(value, interval))[:2] == texts
 
 
 def test_memory_is_in_gigabytes_from_1000_megabytes_on():

@@ -7,7 +7,6 @@ from markupsafe import Markup
 
 from snakechat.pages.page import (
     MARKDOWN,
-    Card,
     Cell,
     Page,
     Panel,
@@ -24,7 +23,7 @@ def test_a_record_in_markdown_has_its_tables_and_figures(tmp_path):
     table = Table("Held | out", head, [["loss", Cell("2.13", "[2, 3]", "best"), 0.98765]], "Note.")
     settings = Table("Settings", [], [["a", "x|y"]])
     section = Section("SFT", panels, tables=[table], folded=[settings])
-    cards = [Card("accuracy", "61 %", "[58 %, 64 %]"), Card("pairs", "2,041")]
+    cards = {"accuracy": Cell("61 %", "[58 %, 64 %]"), "pairs": Cell("2,041")}
     write_record(tmp_path, Page("Training record", "sft/mine", [section], cards=cards))
     assert (
         (tmp_path / "record.md").read_text()
@@ -73,7 +72,7 @@ def test_pages_load_nothing_and_follow_the_theme(tmp_path):
         eyebrow="<a>",
         title="<script>",
         sections=[section, section._replace(title="<dt>", folded=[texts])],
-        cards=[Card("<em>", "1")],
+        cards={"<em>": Cell("1")},
         remarks=["<tt>"],
         notes=["<tt>"],
     )

@@ -18,8 +18,8 @@ def paths_of(panel, colour):
 
 def test_long_lines_show_raw_values_and_their_moving_mean():
     points = [(step, float(step % 2)) for step in range(60)]
-    assert len(paths_of(draw_lines("loss", {"": points}, "step"), COLOUR)) == 2
-    assert paths_of(draw_lines("loss", {"": points[:3]}, "step"), COLOUR)[0] == 3
+    assert len(paths_of(draw_lines("loss", {"": points}), COLOUR)) == 2
+    assert paths_of(draw_lines("loss", {"": points[:3]}), COLOUR)[0] == 3
     assert moving_mean(np.array([[0.0], [3.0], [6.0]])).tolist() == [[1.5], [3.0], [4.5]]
 
 

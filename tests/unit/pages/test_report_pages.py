@@ -15,7 +15,8 @@ from snakechat.pages.jobs import (
 )
 from snakechat.pages.metrics import with_metrics_before
 from snakechat.pages.report import training_remark
-from snakechat.pages.results import headline, remarks_on, response_sections, result_section
+from snakechat.pages.responses import response_sections
+from snakechat.pages.results import headline, remarks_on, result_section
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 
@@ -73,16 +74,14 @@ REWARD = {
 
 
 def test_the_headline_has_results_intervals_and_n():
-    cards = [tuple(map(text_of, card)) for card in headline("rlhf", METRICS)]
-    assert cards == [
-        ("win rate of RLHF against SFT, by the judge", "50.0 %", "[37.5 %, 62.5 %]"),
-        ("win rate of RLHF against SFT, by score", "75.0 %", "[62.5 %, 87.5 %]"),
-        ("change from SFT to RLHF: score", "+2.00", "[+1.50, +2.50]"),
-        ("KL to the SFT model (nats per response)", "0.250", "[-0.250, 0.750]"),
-        ("held-out prompts", "1,000", ""),
-    ]
-    card, *_ = headline("reward", REWARD)
-    assert (text_of(card.value), text_of(card.note)) == ("96.8 %", "[94.5 %, 98.1 %]")
+    assert {name: text_of(cell) for name, cell in headline("rlhf", METRICS).items()} == {
+        "win rate of RLHF against SFT, by the judge": "50.0 % [37.5 %, 62.5 %]",
+        "win rate of RLHF against SFT, by score": "75.0 % [62.5 %, 87.5 %]",
+        "change from SFT to RLHF: score": "+2.00 [+1.50, +2.50] better",
+        "KL to the SFT model (nats per response)": "0.250 [-0.250, 0.750]",
+        "held-out prompts": "1,000",
+    }
+    assert text_of(headline("reward", REWARD)["accuracy"]) == "96.8 % [94.5 %, 98.1 %]"
 
 
 def test_perplexities_of_each_dataset_are_before_and_after_training():
@@ -92,9 +91,8 @@ def test_perplexities_of_each_dataset_are_before_and_after_training():
         "after": {"response_perplexity": 1.29},
         "intervals_95": {"after": {"response_perplexity": [1.25, 1.33]}},
     }
-    first, count = headline("sft", sft)
-    assert first == ("perplexity of responses", "1.29", "[1.25, 1.33]")
-    assert count == ("held-out rows", "200", "")
+    cards = {name: text_of(cell) for name, cell in headline("sft", sft).items()}
+    assert cards == {"perplexity of responses": "1.29 [1.25, 1.33]", "held-out rows": "200"}
     [table] = result_section("sft", sft | {"by_dataset": {"a": sft}}).tables
     assert table.head[1:] == [
         *("before training", "after training"),
@@ -274,7 +272,7 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
     [table] = cost_section(runs).tables
-    assert table.rows[0] == ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", None]
+    assert table.rows[0] == ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", ""]
     assert [row[:2] for row in table.rows[1:-1]] == [["rlhf", "unknown"], ["sft", "unknown"]]
     assert table.rows[-1][2] == total_cost(runs) == "0:01:01"
 
