@@ -37,6 +37,7 @@ if not importlib.util.find_spec("tensorboard"):
 import torch  # noqa: E402
 
 from gpu.workloads import (  # noqa: E402
+    GRPO,
     SHAPES,
     TINY_CASES,
     configured,
@@ -204,8 +205,7 @@ def sft(bench):
             write_reference(job)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        seconds, tokens, targets = step_seconds(bench, job)
-        flops = step_flops(job, tokens, targets)
+        seconds, tokens, flops = step_means(bench, job)
         peak = peak_flops(torch.cuda.get_device_name())
         bench.record(
             case=name,
@@ -220,24 +220,18 @@ def sft(bench):
 @section(120)
 def ppo(bench):
     """Measure steps of PPO of the large model by section."""
-    size = bench.size
-    rlhf_steps(
-        bench,
-        size.large,
-        size.warm_up + size.steps,
-        max_response_length=size.response_length,
-        rollout_batch_size=size.rows,
-        global_batch_size=size.rows,
-    )
+    size, rows = bench.size, bench.size.rows
+    batches = {"rollout_batch_size": rows, "global_batch_size": rows}
+    batches["max_response_length"] = size.response_length
+    rlhf_steps(bench, size.large, size.warm_up + size.steps, **batches)
 
 
 @section(150)
-def grpo(bench):
+def grpo(bench, number=MEMORY_STEPS[-1], **settings):
     """Measure steps of GRPO with eight long responses to a prompt."""
-    grpo = {"algorithm": "grpo", "num_generations": 8, "kl_in": "loss", "kl_estimator": "k3"}
-    grpo |= {"rollout_batch_size": 1, "global_batch_size": 8}
-    response = bench.size.long_response
-    rlhf_steps(bench, bench.size.chat, MEMORY_STEPS[-1], max_response_length=response, **grpo)
+    settings |= {"num_generations": 8, "rollout_batch_size": 1, "global_batch_size": 8}
+    settings["max_response_length"] = bench.size.long_response
+    rlhf_steps(bench, bench.size.chat, number, **GRPO | settings)
 
 
 @section(120)
@@ -245,18 +239,21 @@ def vllm(bench):
     """Measure steps of GRPO that vLLM samples, where it is installed."""
     if version("vllm") is None:
         bench.record(skipped="vllm is not installed")
-        return
-    grpo = {"algorithm": "grpo", "num_generations": 8, "kl_in": "loss", "kl_estimator": "k3"}
-    grpo |= {"rollout_batch_size": 1, "global_batch_size": 8, "generation_backend": "vllm"}
-    response = bench.size.long_response
-    rlhf_steps(bench, bench.size.chat, MEMORY_STEPS[1], max_response_length=response, **grpo)
+    else:
+        grpo(bench, MEMORY_STEPS[1], generation_backend="vllm")
 
 
 @section(150)
 def trainers(bench):
     """Train small models for three steps: in fp32 on a CPU and on the GPU, and twice the same."""
+
+    def tiny_metrics(name, dtype, gpus):
+        job = tiny_job(name, bench.folder, bench.work(), dtype, gpus_per_node=gpus)
+        train(job, 3)
+        return metrics(job)
+
     for name in TINY_CASES:
-        found = [tiny_metrics(bench, name, "fp32", gpus) for gpus in (0, 1)]
+        found = [tiny_metrics(name, "fp32", gpus) for gpus in (0, 1)]
         bench.record(case=name, steps=found[1][-1]["step"], **largest_difference(*found))
     model = make_model(bench.size.chat, "cpu").eval()
     policy, rows = Policy(model), tokens_folder(bench.size.chat, bench.folder, 4, bench.size.limit)
@@ -270,7 +267,7 @@ def trainers(bench):
     bench.record(case="bf16", largest_difference=abs(found[1] / found[0] - 1), of="loss")
     deterministic.request_deterministic_kernels()
     for name in ("sft", "grpo"):
-        twice = [tiny_metrics(bench, name, "bf16", 1) for _ in range(2)]
+        twice = [tiny_metrics(name, "bf16", 1) for _ in range(2)]
         bench.record(case=f"{name} twice", is_same=twice[0] == twice[1])
 
 
@@ -305,13 +302,6 @@ def largest_difference(expected, steps):
     }
     name = max(differences, key=differences.__getitem__)
     return {"largest_difference": differences[name], "of": name}
-
-
-def tiny_metrics(bench, name, dtype, gpus):
-    """Train a small model for three steps; return their metrics."""
-    job = tiny_job(name, bench.folder, bench.work(), dtype, gpus_per_node=gpus)
-    train(job, 3)
-    return metrics(job)
 
 
 def rlhf_steps(bench, model, number, **settings):
@@ -352,31 +342,28 @@ def rlhf_steps(bench, model, number, **settings):
     )
 
 
-def step_flops(job, tokens, targets):
-    """Return the operations of a step, without output layers that no token reaches."""
-    [size] = job.record["models"].values()
-    length = tokens / job.settings.global_batch_size
-    config = (job.inputs["model"] / "config.json").read_text()
-    head = measure_size(ModelSpec(config, POLICY, "bf16"))
-    return training_flops(size, length) * tokens - 6 * head.vocabulary * head.hidden_size * (
-        tokens - targets
-    )
-
-
-def step_seconds(bench, job):
-    """Train; return the mean seconds, tokens and target tokens of the measured steps."""
+def step_means(bench, job):
+    """Train; return the mean seconds, tokens and operations of the measured steps."""
     size = bench.size
     ends = train(job, size.warm_up + size.steps)
-    seconds = [end - start for start, end in pairwise(ends[size.warm_up - 1 :])]
+    seconds = statistics.fmean(end - start for start, end in pairwise(ends[size.warm_up - 1 :]))
     # With the tokens of prompts, which the log of a training does not count.
     fields = ["chosen", "rejected"] if job.spec["rule"] == "train_dpo" else ["chosen"]
     examples = Examples.read(job.inputs["tokens"], "train", *fields)
     lengths = examples.prompt_lengths + examples.response_lengths.sum(axis=0)
     batches = training_batches(len(examples), job.settings.global_batch_size, job.settings)
-    rows = [batch for batch, _ in zip(batches, ends, strict=False)][size.warm_up :]
-    targets = examples.num_tokens(with_prompts=False)
-    totals = [[int(each[batch].sum()) for batch in rows] for each in (lengths, targets)]
-    return statistics.fmean(seconds), *map(statistics.fmean, totals)
+    rows = batches[size.warm_up : len(ends)]
+    tokens, targets = (
+        statistics.fmean(int(each[batch].sum()) for batch in rows)
+        for each in (lengths, examples.num_tokens(with_prompts=False))
+    )
+    [model] = job.record["models"].values()
+    flops = tokens * training_flops(model, tokens / job.settings.global_batch_size)
+    # Without output layers that no token reaches.
+    head = measure_size(
+        ModelSpec((job.inputs["model"] / "config.json").read_text(), POLICY, "bf16")
+    )
+    return seconds, tokens, flops - 6 * head.vocabulary * head.hidden_size * (tokens - targets)
 
 
 def plan_of_inputs(job):

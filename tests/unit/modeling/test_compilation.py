@@ -16,12 +16,11 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
-from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import checkpoint_activations, choose_device
+from snakechat.modeling.models import choose_device
 from snakechat.training.engine import make_engine
 from snakechat.workflow.placement import placement_of
 from support.engines import SETTINGS
-from support.families import FAMILIES, spread
+from support.families import FAMILIES
 from support.passes import CPU, assert_equal, loss_and_gradients, saved_policy
 
 pytestmark = pytest.mark.slow
@@ -52,15 +51,6 @@ def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
     assert list(policy.state_dict()) == names
     assert_equal(loss_and_gradients(policy, EXAMPLES), expected)
     assert 1 <= counter.frame_count <= 4
-
-
-def test_adapters_and_checkpointed_activations_can_be_compiled(policy):
-    add_lora(policy.model, 2, 4)
-    spread(policy.model)
-    expected = loss_and_gradients(policy, EXAMPLES)
-    checkpoint_activations(policy.model)
-    compile_layers(policy.model, "aot_eager")
-    assert_equal(loss_and_gradients(policy, EXAMPLES), expected)
 
 
 def test_sampling_with_a_cache_compiles_nothing(policy):

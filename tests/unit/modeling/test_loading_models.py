@@ -47,16 +47,43 @@ def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
         load_scorer(folder, "fp32", tokenizer)
 
 
-def test_a_classifier_with_more_than_one_label_is_no_reward_model(
-    scorer_folder, tokenizer, tmp_path
+@pytest.mark.parametrize(
+    ("load", "labels", "message"),
+    [
+        # transformers does not write its default of two labels.
+        (load_scorer, None, "has 2 labels, expected 1, the score: use another classifier"),
+        *(
+            (load, {0: "score"}, "scorer is a sequence classifier, expected a language model: use")
+            for load in LOADERS
+        ),
+    ],
+)
+def test_classifiers_are_reward_models_with_one_label(
+    load, labels, message, scorer_folder, tokenizer, tmp_path
 ):
-    # transformers does not write its default of two labels.
-    change_config(scorer_folder, id2label=None)
-    message = "has 2 labels, expected 1, the score: use another classifier"
-    with pytest.raises(InputError, match=f"scorer {message}"):
-        load_scorer(scorer_folder, "fp32", tokenizer)
-    with pytest.raises(InputError, match=f"the model {message}"):
-        copy_model(scorer_folder, tmp_path / "copy")
+    change_config(scorer_folder, id2label=labels)
+    with pytest.raises(InputError, match=message):
+        load(scorer_folder, "fp32", tokenizer)
+    if labels is None:
+        with pytest.raises(InputError, match=f"the model {message}"):
+            copy_model(scorer_folder, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("load", [load_causal, load_scorer])
+@pytest.mark.parametrize(
+    ("model_type", "message"),
+    [
+        ("gemma3", r"is a multimodal model \(gemma3\), .*: use a checkpoint of gemma3_text"),
+        ("t5", "t5 has an encoder"),
+    ],
+)
+def test_models_of_other_kinds_raise(model_type, message, load, tokenizer, tmp_path):
+    AutoConfig.for_model(model_type).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=message):
+        load(tmp_path, "fp32", tokenizer)
+    if model_type == "gemma3":
+        with pytest.raises(InputError, match=message):
+            copy_model(tmp_path, tmp_path / "copy")
 
 
 def change_config(folder, **changes):
@@ -100,23 +127,6 @@ def test_only_a_new_head_may_be_missing(folder, tokenizer):
             load(folder, "fp32", tokenizer)
 
 
-def test_loading_a_reward_model_as_a_language_model_raises(scorer_folder, tokenizer):
-    message = "scorer is a sequence classifier, expected a language model: use it as a reward model"
-    for load in LOADERS:
-        with pytest.raises(InputError, match=message):
-            load(scorer_folder, "fp32", tokenizer)
-
-
-def test_multimodal_models_are_named_with_their_text_model(tokenizer, tmp_path):
-    AutoConfig.for_model("gemma3").save_pretrained(tmp_path)
-    message = r"is a multimodal model \(gemma3\), .*: use a checkpoint of gemma3_text"
-    for load in (load_causal, load_scorer):
-        with pytest.raises(InputError, match=message):
-            load(tmp_path, "fp32", tokenizer)
-    with pytest.raises(InputError, match=message):
-        copy_model(tmp_path, tmp_path / "copy")
-
-
 def test_code_of_a_folder_never_runs(folder, tokenizer, monkeypatch):
     # The answer to the question of transformers whether code may run.
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n" * 9))
@@ -146,13 +156,6 @@ def test_only_one_function_loads_folders():
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "from_pretrained"
     ]
     assert found == [str(SCRIPTS / "snakechat/data/model_files.py")]
-
-
-def test_models_with_an_encoder_raise(folder, tokenizer):
-    AutoConfig.for_model("t5").save_pretrained(folder)
-    for load in (load_causal, load_scorer):
-        with pytest.raises(InputError, match="t5 has an encoder"):
-            load(folder, "fp32", tokenizer)
 
 
 # Devices and new models.

@@ -24,19 +24,6 @@ def chunks(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture
-def rows(monkeypatch):
-    """The number of tokens of each chunk of logits that was computed."""
-    sizes = []
-
-    def linear(hidden, weight, bias):
-        sizes.append(len(hidden))
-        return functional.linear(hidden, weight, bias)
-
-    monkeypatch.setattr(logprobs, "functional", SimpleNamespace(linear=linear))
-    return sizes
-
-
 def layer(number=TOKENS, dtype=torch.float32, with_bias=True):
     """Hidden states, weight and bias of an output layer, and tokens."""
     random = torch.Generator().manual_seed(1)
@@ -47,14 +34,12 @@ def layer(number=TOKENS, dtype=torch.float32, with_bias=True):
     return hidden, weight, bias if with_bias else None, tokens
 
 
-def log_softmax(hidden, weight, bias, temperature=1.0):
-    """torch's log-probabilities of the whole vocabulary [N, V] in fp32."""
-    hidden, weight, bias = (None if v is None else v.float() for v in (hidden, weight, bias))
-    return torch.log_softmax(functional.linear(hidden, weight, bias) / temperature, dim=1)
-
-
 def reference(hidden, weight, bias, tokens, temperature=1.0):
-    return log_softmax(hidden, weight, bias, temperature)[torch.arange(len(tokens)), tokens]
+    """torch's log-probabilities [N] of the tokens in fp32, and entropies [N]."""
+    hidden, weight, bias = (None if v is None else v.float() for v in (hidden, weight, bias))
+    logits = functional.linear(hidden, weight, bias) / temperature
+    entropies = torch.distributions.Categorical(logits=logits).entropy()
+    return torch.log_softmax(logits, dim=1)[torch.arange(len(tokens)), tokens], entropies
 
 
 def gradients_of(value, *inputs):
@@ -90,31 +75,22 @@ def compiled(request, monkeypatch):
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, with_bias):
-    hidden, weight, bias, tokens = layer(with_bias=with_bias)
+    *layer_of, tokens = layer(with_bias=with_bias)
     # Each token has a different gradient.
     factors = torch.linspace(-1, 2, TOKENS)
-    actual, entropies = token_logprobs(
-        hidden, weight, bias, tokens, temperature, return_entropies=True
-    )
-    expected = reference(hidden, weight, bias, tokens, temperature)
+    actual, entropies = token_logprobs(*layer_of, tokens, temperature, return_entropies=True)
+    expected, expected_entropies = reference(*layer_of, tokens, temperature)
     torch.testing.assert_close(actual, expected)
-    logits = log_softmax(hidden, weight, bias, temperature)
-    torch.testing.assert_close(entropies, torch.distributions.Categorical(logits=logits).entropy())
+    torch.testing.assert_close(entropies, expected_entropies)
     assert not entropies.requires_grad
-    ours = gradients_of(factors @ actual, hidden, weight, bias)
-    theirs = gradients_of(factors @ expected, hidden, weight, bias)
-    torch.testing.assert_close(ours, theirs)
-
-
-@pytest.mark.usefixtures("compiled")
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_the_sum_and_its_gradients_equal_those_of_log_softmax(chunks, with_bias):
-    hidden, weight, bias, tokens = layer(with_bias=with_bias)
-    actual, expected = (by(hidden, weight, bias, tokens) for by in (sum_of_logprobs, reference))
-    expected = expected.sum()
-    torch.testing.assert_close(actual, expected)
-    ours, theirs = (gradients_of(-3.0 * s, hidden, weight, bias) for s in (actual, expected))
-    torch.testing.assert_close(ours, theirs)
+    pairs = [(factors @ actual, factors @ expected)]
+    if temperature == 1:
+        sums = sum_of_logprobs(*layer_of, tokens), reference(*layer_of, tokens)[0].sum()
+        pairs.append(tuple(-3.0 * each for each in sums))
+    for ours, theirs in pairs:
+        torch.testing.assert_close(ours, theirs)
+        gradients = (gradients_of(value, *layer_of) for value in (ours, theirs))
+        torch.testing.assert_close(*gradients)
 
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
@@ -132,7 +108,8 @@ def test_without_tokens_gradients_are_zero(by):
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
 def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(chunks, by):
     hidden, weight, bias, tokens = layer(dtype=torch.bfloat16)
-    actual, expected = (each(hidden, weight, bias, tokens) for each in (by, reference))
+    actual = by(hidden, weight, bias, tokens)
+    expected, _ = reference(hidden, weight, bias, tokens)
     assert actual.dtype == torch.float32
     assert relative_error(actual.sum(), expected.sum()) < 0.01
     ours, theirs = (
@@ -155,12 +132,16 @@ def test_gradients_of_a_bf16_weight_are_summed_in_fp32(by, monkeypatch):
         assert relative_error(total, 1024 * gradient.float()) < 0.01
 
 
-# Computed logits and gradients.
-
-
+# Those of a sum are computed once.
 @pytest.mark.parametrize(("by", "times"), [(token_logprobs, 2), (sum_of_logprobs, 1)])
-def test_logits_exist_for_a_chunk_of_the_tokens(by, times, rows, monkeypatch):
-    # Those of a sum are computed once.
+def test_logits_exist_for_a_chunk_of_the_tokens(by, times, monkeypatch):
+    sizes = []
+
+    def linear(hidden, weight, bias):
+        sizes.append(len(hidden))
+        return functional.linear(hidden, weight, bias)
+
+    monkeypatch.setattr(logprobs, "functional", SimpleNamespace(linear=linear))
     monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 3 * VOCABULARY + 1)
     by(*layer()).sum().backward()
-    assert rows == [3, 3, 1] * times
+    assert sizes == [3, 3, 1] * times

@@ -1,6 +1,7 @@
 """LoRA: adapted layers, trained weights, merging and saving."""
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -155,31 +156,26 @@ def test_merged_weights_are_summed_in_fp32_and_rounded_once(dtype, family, token
 # Files.
 
 
-def test_peft_loads_the_adapter_on_its_base(folder, tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("family", "has_head"), [("opt", False), ("opt-350m", True), ("gemma3_text", True)]
+)
+def test_peft_loads_the_adapter_on_its_base(family, has_head, tokenizer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert folder.relative_to(tmp_path).as_posix() == "causal"
-    model = randomize_adapters(add_lora(load_causal("causal", "fp32", tokenizer), 2, 1))
+    save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
+    load, auto_class = load_causal, AutoModelForCausalLM
+    if has_head:
+        load, auto_class = partial(load_scorer, new_head=True), AutoModelForSequenceClassification
+    model = randomize_adapters(add_lora(load("base", "fp32", tokenizer), 2, 1))
     save_model(model, tokenizer, tmp_path / "saved")
     config = json.loads((tmp_path / "saved/adapter/adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "causal"
-    assert config["target_modules"] == LINEAR_LAYERS["opt"]
+    assert config["base_model_name_or_path"] == "base"
+    assert config["target_modules"] == LINEAR_LAYERS[family]
     assert files(tmp_path / "saved/adapter") == ["adapter_config.json", "adapter_model.safetensors"]
-    base = AutoModelForCausalLM.from_pretrained("causal", dtype=model.dtype)
+    options = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id} if has_head else {}
+    base = auto_class.from_pretrained("base", **options)
     again = PeftModel.from_pretrained(base, "saved/adapter", autocast_adapter_dtype=False)
     # Weights that were loaded twice may be aligned differently, which changes the order of sums.
     torch.testing.assert_close(logits_of(again), logits_of(model), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("family", ["opt-350m", "gemma3_text"])
-def test_the_adapter_of_a_reward_model_has_its_head(family, tokenizer, tmp_path):
-    save_model(make_causal(FAMILIES[family], tokenizer, 1), tokenizer, tmp_path / "base")
-    scorer = load_scorer(tmp_path / "base", "fp32", tokenizer, new_head=True)
-    save_model(randomize_adapters(add_lora(scorer, 2, 1)), tokenizer, tmp_path / "saved")
-    base = AutoModelForSequenceClassification.from_pretrained(
-        tmp_path / "base", num_labels=1, pad_token_id=tokenizer.pad_token_id
-    )
-    again = PeftModel.from_pretrained(base, tmp_path / "saved/adapter")
-    torch.testing.assert_close(logits_of(again), logits_of(scorer))
 
 
 def test_layers_that_peft_does_not_support_are_an_error_of_one_line():
