@@ -82,6 +82,7 @@ def test_loaded_models_have_no_dropout(folder, tokenizer):
     assert not {name for name, value in model.config.to_dict().items() if "drop" in name and value}
 
 
+@pytest.mark.parametrize("family", ["opt", "opt-350m"], indirect=True, scope="module")
 def test_a_new_head_has_standard_deviation_1_over_root_of_d_plus_1(family, folder, tokenizer):
     heads = []
     for seed in range(20):
