@@ -149,7 +149,8 @@ def make_job(stage, inputs, result, placement, **settings):
 
     placement: Its changes of the placement `single_gpu`, or of `cpu` with gpus_per_node 0.
     """
-    (result / "logs").mkdir(parents=True)
+    for folder in (result / "logs", result / "states"):
+        folder.mkdir(parents=True, exist_ok=True)
     hardware = CONFIG["deployments"]["single_gpu" if placement["gpus_per_node"] else "cpu"]
     kind = SETTINGS[stage]
     names = kind.model_fields
