@@ -9,38 +9,37 @@ from safetensors.torch import load_file, save_file
 from snakechat.modeling import copying
 from snakechat.modeling.copying import copy_model
 from snakechat.workflow.errors import InputError
-from support.models import files
+from support.models import files, weights_equal
 
 INDEX = "model.safetensors.index.json"
 # Files of tiny models that have several.
 SMALL = "10KB"
 
 
-def weights_and_others(folder):
-    """The weights of all files of a folder, and the content of the others."""
-    weights, others = {}, {}
-    for path in folder.iterdir():
-        if path.suffix == ".safetensors":
-            weights |= load_file(path)
-        elif path.name != INDEX:
-            others[path.name] = path.read_bytes()
-    return weights, others
-
-
 @pytest.mark.parametrize("size", ["50GB", SMALL])
-def test_the_copy_has_the_weights_and_configs_of_save_pretrained(
-    size, model, tmp_path, monkeypatch
-):
+def test_the_copy_is_what_save_pretrained_writes(size, model, tmp_path, monkeypatch):
     monkeypatch.setattr(copying, "MAX_FILE_SIZE", size)
     source, copy = tmp_path / "source", tmp_path / "copy"
     model.to(torch.bfloat16).save_pretrained(source, max_shard_size=size)
     copy_model(source, copy)
-    (weights, others), (copied, copied_others) = map(weights_and_others, (source, copy))
-    assert copied_others == others
-    assert copied.keys() == weights.keys()
-    assert all(torch.equal(copied[name], weight) for name, weight in weights.items())
+    again = type(model).from_pretrained(copy)
+    assert again.dtype == torch.bfloat16 and weights_equal(again, model)
     assert (copy / INDEX).exists() == (size == SMALL)
-    type(model).from_pretrained(copy)
+    for name in ("config.json", "generation_config.json"):
+        assert (copy / name).read_bytes() == (source / name).read_bytes()
+
+
+def test_the_dtype_is_that_of_the_files(folder, tmp_path):
+    # Without weights that the model does not have.
+    stored = load_file(folder / "model.safetensors")
+    unknown = {"unknown.weight": torch.ones(3)}
+    save_file(stored | unknown, folder / "model.safetensors", metadata={"format": "pt"})
+    change_config(folder, dtype="float16")
+    copy_model(folder, tmp_path / "copy")
+    copied = load_file(tmp_path / "copy/model.safetensors")
+    assert copied.keys() == stored.keys()
+    assert all(torch.equal(copied[name], weight) for name, weight in stored.items())
+    assert json.loads((tmp_path / "copy/config.json").read_text())["dtype"] == "float32"
 
 
 def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tmp_path):
@@ -102,16 +101,6 @@ def test_a_kernel_that_a_config_names_is_not_loaded(key, folder, tmp_path):
     change_config(folder, **{key: "kernels-community/flash-attn"})
     copy_model(folder, tmp_path / "copy")
     assert "kernels-community" not in (tmp_path / "copy/config.json").read_text()
-
-
-def test_tied_weights_that_differ_are_both_kept_and_unknown_ones_dropped(model, folder, tmp_path):
-    # from_pretrained does not tie them either.
-    changed = {name: weight.clone() for name, weight in model.state_dict().items()}
-    changed["lm_head.weight"] += 1
-    stored = {**changed, "unknown.weight": torch.ones(3)}
-    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
-    copy_model(folder, tmp_path / "copy")
-    assert load_file(tmp_path / "copy/model.safetensors").keys() == changed.keys()
 
 
 def cut(folder):
