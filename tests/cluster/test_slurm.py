@@ -106,9 +106,8 @@ def slow_tree(prepared):
 
 def saved_step(workflow):
     """Return the last step that the training saved, or 0."""
-    states = workflow.folder.glob("output/store/train_sft/.*/state/[0-9]*")
-    # A step that is still to be evaluated has a word behind its number.
-    return max((int(path.name.partition("-")[0]) for path in states), default=0)
+    parts = workflow.folder.glob("output/store/train_sft/.*/state/*/0-of-*")
+    return max((int(part.parent.name) for part in parts), default=0)
 
 
 def wait_for_steps(workflow, build):
