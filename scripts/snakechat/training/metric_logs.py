@@ -33,9 +33,11 @@ class MetricsLogger:
 
     The lines contain no times, so that two builds give the same bytes. A resumed run appends to the
     existing lines. Only the first process writes.
+
+    last_step: The step after which the run resumes; 0 for a new one.
     """
 
-    def __init__(self, job: Job[Any], num_steps: int) -> None:
+    def __init__(self, job: Job[Any], num_steps: int, last_step: int = 0) -> None:
         self.resources = contextlib.ExitStack()
         if rank() > 0:
             return
@@ -45,16 +47,13 @@ class MetricsLogger:
         self.tensorboard = self.resources.enter_context(SummaryWriter(tensorboard))
         self.responses = job.result / "responses.jsonl"
         self.file.seek(0)
-        step = 0
-        for line in self.file:
-            metrics = json.loads(line)
-            step = metrics.pop("step")
-            self._add_scalars(step, metrics)
+        for metrics in map(json.loads, self.file):
+            self._add_scalars(metrics.pop("step"), metrics)
         name = f"{job.spec['rule']} {job.spec['name']}"
-        self.progress = ProgressLines(name, "steps", num_steps, step)
+        self.progress = ProgressLines(name, "steps", num_steps, last_step)
         self.throughput = ""
         self.times = job.log_folder / "times.jsonl"
-        if step == 0:
+        if last_step == 0:
             self.times.unlink(missing_ok=True)
 
     def __enter__(self) -> "MetricsLogger":

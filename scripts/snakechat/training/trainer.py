@@ -282,11 +282,11 @@ class Training(Generic[S]):
         checkpointer = Checkpointer(self.job, evaluations=evaluations, **components)
         engines = [each for each in components.values() if isinstance(each, Engine)]
         outcome: Any = checkpointer.outcome
-        with checkpointer, MetricsLogger(self.job, len(batches)) as logger:
-            if checkpointer.last_step:
-                # The interrupted run may not have evaluated and logged its last step.
-                number = checkpointer.last_step
-                logger.log(number, **outcome, evaluation=evaluations.after_step(number))
+        last_step = checkpointer.last_step
+        with checkpointer, MetricsLogger(self.job, len(batches), last_step) as logger:
+            if last_step:
+                # The interrupted run may not have evaluated and logged it.
+                logger.log(last_step, **outcome, evaluation=evaluations.after_step(last_step))
             else:
                 self._try(engines, try_step)
                 if evaluations.is_due(0):
@@ -305,7 +305,7 @@ class Training(Generic[S]):
                 }
                 checkpointer.keep(number, outcome)
                 logger.log(number, **outcome, evaluation=evaluations.after_step(number))
-                if number - checkpointer.last_step == COMPILED_AFTER:
+                if number - last_step == COMPILED_AFTER:
                     self._compile(engines, len(batches) - number)
             evaluations.save_result()
             model = cast(PreTrainedModel, engines[0].module.model)
