@@ -3,7 +3,6 @@
 import pytest
 
 from snakechat.algorithms import chat_client
-from snakechat.algorithms.chat_client import ChatClient
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.sections import judge_access, judge_settings
 from snakechat.workflow.placement import RunOptions
@@ -79,8 +78,7 @@ def judge_of(server, cache, **settings):
     """Return a judge that asks the endpoint. cache: folder of its replies."""
     judges = {"wise": judge_entry(server, **settings)}
     settings, access = judge_settings(judges, judges), judge_access(judges, judges)
-    client = ChatClient("wise", settings["wise"], access["wise"], ReplyCache(cache))
-    return LlmJudge(client)
+    return LlmJudge("wise", settings["wise"], access["wise"], ReplyCache(cache))
 
 
 def use_judge(job, server, **settings):

@@ -42,11 +42,8 @@ COUNTS = ("requests", "retries", "cache_hits", "prompt_tokens", "completion_toke
 MAX_QUOTED = 60
 
 
-class LlmJudge:
-    """Rates and compares responses, by the replies of a client."""
-
-    def __init__(self, client: ChatClient) -> None:
-        self.client, self.name, self.settings = client, client.name, client.settings
+class LlmJudge(ChatClient):
+    """Rates and compares responses, by the replies of a model."""
 
     def rate(self, prompts: Sequence[str], responses: Sequence[str]) -> np.ndarray:
         """Return the rating of each response, float64 [n]; NaN where the reply is unreadable.
@@ -63,7 +60,7 @@ class LlmJudge:
             messages(instructions, {"DIALOGUE": prompt, "RESPONSE": response})
             for prompt, response in zip(prompts[rows], responses[rows], strict=True)
         ]
-        replies = self.client.replies(conversations, self._is_rating)
+        replies = self.replies(conversations, self._is_rating)
         ratings = np.zeros(len(responses))
         ratings[rows] = [read_rating(reply, low, high) for reply in replies]
         if world_size() > 1:
@@ -93,7 +90,7 @@ class LlmJudge:
             for prompt, *pair in zip(prompts, first, second, strict=True)
             for one, other in (pair, pair[::-1])
         ]
-        replies = self.client.replies(conversations, lambda reply: read_verdict(reply) is not None)
+        replies = self.replies(conversations, lambda reply: read_verdict(reply) is not None)
         verdicts = list(map(read_verdict, replies))
         log = [
             {"messages": sent, "reply": reply, "verdict": verdict}
@@ -115,7 +112,7 @@ class LlmJudge:
         return InputError(
             f"{JUDGES}.{self.name}: of {self.settings['model']}, no reply is {expected}; the first"
             f" one is {found!r}: use another model or rubric, or raise max_tokens; to ask this one"
-            f" again, delete {self.client.cache_folder}"
+            f" again, delete {self.cache_folder}"
         )
 
 
@@ -128,7 +125,7 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
     cache = ReplyCache(replies_folder(Path(job.options.stores[0])))
     access = job.options.llm_judges
-    return {name: LlmJudge(ChatClient(name, judges[name], access[name], cache)) for name in judges}
+    return {name: LlmJudge(name, judges[name], access[name], cache) for name in judges}
 
 
 def messages(instructions: str, texts: Mapping[str, str]) -> Messages:
@@ -189,7 +186,7 @@ def record_usage(job: Job[Any], judges: Iterable[LlmJudge]) -> None:
     """
     record: dict[str, dict[str, int]] = {}
     for judge in judges:
-        numbers = [judge.client.counts[name] for name in COUNTS]
+        numbers = [judge.counts[name] for name in COUNTS]
         if world_size() > 1:
             import torch
 

@@ -16,10 +16,6 @@ from support.llm_endpoint import SECRET, judge_of, llm_server  # noqa: F401
 BOMB = b"".join(gzip.compress(bytes(100 << 20)) for _ in range(6))
 
 
-def client_of(server, folder, **settings):
-    return judge_of(server, folder, **settings).client
-
-
 def ask(client, *texts, is_readable=lambda _: True):
     return client.replies([[{"role": "user", "content": text}] for text in texts], is_readable)
 
@@ -34,17 +30,17 @@ def test_requests_are_concurrent_equal_ones_sent_once_and_replies_in_order(serve
 
     server.replies = [reply]
     texts = ["b", "a", "b", "c", "a"]
-    assert ask(client_of(server, tmp_path, concurrency=3), *texts) == ["B", "A", "B", "C", "A"]
+    assert ask(judge_of(server, tmp_path, concurrency=3), *texts) == ["B", "A", "B", "C", "A"]
     assert len(server.requests) == 3
 
 
 def test_replies_of_the_cache_cost_no_request(server, tmp_path):
     server.replies = ["one", "two"]
-    first = client_of(server, tmp_path)
+    first = judge_of(server, tmp_path)
     assert ask(first, "a", "b") == ["one", "two"]
     files = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
     # Another address and another key, as if a server had moved.
-    second = client_of(server, tmp_path, url="http://nowhere/v1", key_env=None)
+    second = judge_of(server, tmp_path, url="http://nowhere/v1", key_env=None)
     assert ask(second, "b", "a") == ["two", "one"]
     assert len(server.requests) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == files
@@ -58,10 +54,10 @@ def test_replies_of_the_cache_cost_no_request(server, tmp_path):
 def test_unreadable_replies_are_requested_again_a_few_times(server, tmp_path):
     server.replies = ["hm", "hm", "yes", "no", "no", "no", "too late"]
     readable = {"is_readable": lambda reply: reply == "yes"}
-    assert ask(client_of(server, tmp_path), "a", "b", **readable) == ["yes", "no"]
+    assert ask(judge_of(server, tmp_path), "a", "b", **readable) == ["yes", "no"]
     assert len(server.requests) == 6
     # The last reply counts, in other runs too.
-    assert ask(client_of(server, tmp_path), "a", "b", **readable) == ["yes", "no"]
+    assert ask(judge_of(server, tmp_path), "a", "b", **readable) == ["yes", "no"]
     assert len(server.requests) == 6
 
 
@@ -73,7 +69,7 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
         (408, {}, ""),
         "yes",
     ]
-    client = client_of(server, tmp_path)
+    client = judge_of(server, tmp_path)
     assert ask(client, "a") == ["yes"]
     # Retry-After is bounded.
     assert server.waits == [7, 2, chat_client.MAX_WAIT, 8]
@@ -99,7 +95,7 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
 def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_requests, message):
     server.replies = [reply]
     with pytest.raises(InputError, match=message) as error:
-        ask(client_of(server, tmp_path), "a")
+        ask(judge_of(server, tmp_path), "a")
     assert str(error.value).startswith("llm_judges.wise: ")
     assert len(server.requests) == num_requests
     assert len(server.waits) == num_requests - 1
@@ -136,7 +132,7 @@ def test_a_request_ends_at_the_deadline_whatever_the_server_sends(
                     connection.sendall(more)
 
         Thread(target=serve, daemon=True).start()
-        client = client_of(server, tmp_path, url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
+        client = judge_of(server, tmp_path, url=f"http://127.0.0.1:{listener.getsockname()[1]}/v1")
         started = time.monotonic()
         with pytest.raises(InputError, match=r"llm_judges.wise: .* failed: "):
             ask(client, "a")
@@ -145,7 +141,7 @@ def test_a_request_ends_at_the_deadline_whatever_the_server_sends(
 
 def test_a_key_that_the_endpoint_sends_back_is_not_stored(server, tmp_path):
     server.replies = [f"Your key is {SECRET}."]
-    assert ask(client_of(server, tmp_path), "a") == ["Your key is ***."]
+    assert ask(judge_of(server, tmp_path), "a") == ["Your key is ***."]
     [path] = tmp_path.rglob("*.json")
     assert SECRET not in path.read_text()
 
@@ -157,35 +153,35 @@ def test_a_missing_key_is_an_error_that_names_its_variable(server, tmp_path, mon
         monkeypatch.setenv("JUDGE_KEY", value)
     match = "llm_judges.wise.key_env: environment variable JUDGE_KEY has no key"
     with pytest.raises(InputError, match=match) as error:
-        client_of(server, tmp_path)
+        judge_of(server, tmp_path)
     assert "sk-" not in str(error.value)
 
 
 def test_requests_per_minute_are_paced_and_shared_by_processes(server, tmp_path, monkeypatch):
     monkeypatch.setattr(chat_client.time, "monotonic", lambda: 1000.0)
-    ask(client_of(server, tmp_path, requests_per_minute=30), "a", "b", "c")
+    ask(judge_of(server, tmp_path, requests_per_minute=30), "a", "b", "c")
     assert server.waits == [2, 4]
     monkeypatch.setenv("WORLD_SIZE", "4")
-    client = client_of(server, tmp_path, requests_per_minute=60, concurrency=8)
+    client = judge_of(server, tmp_path, requests_per_minute=60, concurrency=8)
     assert (client.interval, client.concurrency) == (4, 2)
 
 
 def test_requests_have_model_parameters_and_key_and_nothing_of_the_environment(
     server, tmp_path, monkeypatch
 ):
-    ask(client_of(server, tmp_path / "first", key_env=None), "Hi?")
+    ask(judge_of(server, tmp_path / "first", key_env=None), "Hi?")
     for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID"):
         monkeypatch.setenv(f"OPENAI_{name}", "private")
     monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: private\nAuthorization: private")
     server.requests.clear()
-    ask(client_of(server, tmp_path / "second", key_env=None), "Hi?")
+    ask(judge_of(server, tmp_path / "second", key_env=None), "Hi?")
     [(_, headers, _)] = server.requests
     assert "private" not in str(headers) and "Authorization" not in headers
     server.requests.clear()
-    ask(client_of(server, tmp_path), "Hi?")
+    ask(judge_of(server, tmp_path), "Hi?")
     parameters = {"temperature": 0, "max_tokens": 4}
     # With other parameters, the stored reply does not count.
-    assert ask(client_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
+    assert ask(judge_of(server, tmp_path, parameters=parameters), "Hi?") == ["A"]
     [_, (path, headers, body)] = server.requests
     assert "private" not in str(headers) and "stainless" not in str(headers).lower()
     assert path == "/v1/chat/completions"
