@@ -30,12 +30,11 @@ def main(training: Training[SftSettings]) -> None:
 
     # Model.
     policy, engine = training.load(Policy, train_split, batches)
+    packing = policy.supports_packing
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         num_tokens, loss_sum = int(num_targets[rows].sum()), torch.zeros((), device=device)
-        for micro_batch in train_split.micro_batches(
-            rows, policy.supports_packing, device, with_prompts
-        ):
+        for micro_batch in train_split.micro_batches(rows, packing, device, with_prompts):
             losses = -engine(micro_batch.batch, return_sum=True)
             loss = micro_batch.counted / num_tokens * losses
             engine.backward(loss, micro_batch.is_last)
