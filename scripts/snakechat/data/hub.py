@@ -6,8 +6,7 @@ the hub, offline too, and errors are one line.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -58,7 +57,7 @@ def fetch(
     """
     # The hub's digest of each file.
     listed: dict[str, str | None] = {}
-    with hub_errors(f"hub {kind} {repository} at {revision}"):
+    try:
         if constants.HF_HUB_OFFLINE:
             # No patterns: the folder alone.
             folder = Path(
@@ -96,6 +95,20 @@ def fetch(
                 f"{damaged[0]} was edited or is damaged: start the build again, without"
                 " HF_HUB_OFFLINE, to download it again"
             )
+    # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
+    # ImportError: a SOCKS proxy.
+    except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
+        # LocalEntryNotFoundError hides the failed request that made the library use its cache.
+        is_hidden = isinstance(error, LocalEntryNotFoundError)
+        is_hidden = is_hidden and isinstance(error.__cause__, httpx2.HTTPError)
+        cause = error.__cause__ if is_hidden else error
+        # The first line is often only "404 Client Error.".
+        reason = " ".join(str(cause).split()) or type(cause).__name__
+        hint = f": {WITHOUT_NETWORK}" if isinstance(cause, UNREACHABLE) else ""
+        if isinstance(cause, RepositoryNotFoundError):
+            reason, hint = reason.partition(". Please make sure")[0], f": {UNKNOWN}"
+        source = f"hub {kind} {repository} at {revision}"
+        raise InputError(f"{source}: {reason}{hint}") from None
     return folder, paths, folder.name
 
 
@@ -111,26 +124,3 @@ def is_whole(path: Path, digest: str | None) -> bool:
     found = hashlib.sha256() if is_large else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: found).hexdigest() == digest
-
-
-@contextmanager
-def hub_errors(source: str) -> Iterator[None]:
-    """Turn errors of the hub, the network and the cache into an InputError of one line.
-
-    source: The repository and revision, for the message.
-    """
-    try:
-        yield
-    # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
-    # ImportError: a SOCKS proxy.
-    except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
-        # LocalEntryNotFoundError hides the failed request that made the library use its cache.
-        is_hidden = isinstance(error, LocalEntryNotFoundError)
-        is_hidden = is_hidden and isinstance(error.__cause__, httpx2.HTTPError)
-        cause = error.__cause__ if is_hidden else error
-        # The first line is often only "404 Client Error.".
-        reason = " ".join(str(cause).split()) or type(cause).__name__
-        hint = f": {WITHOUT_NETWORK}" if isinstance(cause, UNREACHABLE) else ""
-        if isinstance(cause, RepositoryNotFoundError):
-            reason, hint = reason.partition(". Please make sure")[0], f": {UNKNOWN}"
-        raise InputError(f"{source}: {reason}{hint}") from None
