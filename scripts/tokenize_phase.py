@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 
 from snakechat.data.chat_templates import MAX_MEMORY
-from snakechat.data.dialogues import is_response, is_trained
 from snakechat.data.encoder import Encoder
 from snakechat.data.memory_limit import limited_memory
 from snakechat.data.phase_splits import (
     ROW,
     SPLITS,
-    Batch,
     batches,
     kept_names,
     phase_rows,
@@ -29,7 +27,6 @@ from snakechat.data.row_encoding import (
     SYSTEM,
     TOO_LONG,
     encode_batch,
-    place_of,
     unless_rejected,
 )
 from snakechat.data.tokenizers import load_tokenizer
@@ -86,7 +83,6 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
 def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
     """Write the ragged arrays of a split. Returns its statistics."""
     fields, rows = job.settings.fields, phase_rows(job, split)
-    train_on = getattr(job.settings, "train_on", None)
     total = sum(map(len, rows.values()))
     kept: Counter[str] = Counter()
     dropped: Counter[str] = Counter()
@@ -94,7 +90,8 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
     whole_lengths: list[np.ndarray] = []
 
     with ExitStack() as stack:
-        names = [*fields, "trained"] if train_on == "all_turns" else fields
+        is_all = getattr(job.settings, "train_on", None) == "all_turns"
+        names = [*fields, "trained"] if is_all else fields
         writers = [
             stack.enter_context(open_ragged(job.result, f"{split}.{name}", len(encoder.tokenizer)))
             for name in names
@@ -105,8 +102,6 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             write_texts = stack.enter_context(open_prompt_texts(job.result, split, texts))
         progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
         for dataset, batch in batches(job, split, rows, texts or ()):
-            if train_on == "all_tokens":
-                _check_weights(batch, place_of(job, dataset, split))
             encoded = [
                 unless_rejected(job, dataset, split, number, found)
                 for number, found in zip(
@@ -148,16 +143,6 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             for name, lengths in lengths_of.items()
         },
     }
-
-
-def _check_weights(batch: Batch, place: str) -> None:
-    """Raise InputError for a response with weight 0, which would be trained within a prompt."""
-    for number, turns in zip(batch[ROW], batch["prompt"], strict=True):
-        if any(is_response(turn) and not is_trained(turn) for turn in turns):
-            raise InputError(
-                f"{place}: row {number + 1}: a response with weight 0, which train_on: all_tokens"
-                " would train: set train_on: all_turns, or response"
-            )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from snakechat.data.dialogues import (
     UNMARKED,
     Turn,
     is_empty,
+    is_response,
     is_trained,
     recorded_response,
     response_turn,
@@ -27,6 +28,11 @@ from snakechat.workflow.job import Job
 # Why a row is dropped whose last user turn leaves no room for a response.
 TOO_LONG = "last user turn too long"
 REJECTED = "rejected by the chat template"
+# Why a row cannot be encoded whose prompt is trained.
+UNTRAINED = (
+    "a response with weight 0, which train_on: all_tokens would train: set train_on: all_turns, or"
+    " response"
+)
 # What was cut of a row.
 SYSTEM, OLDER_TURNS, END = "system turn", "older turns", "end of response"
 
@@ -35,12 +41,12 @@ Ids = list[int]
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
 # The rows that a record becomes: one, unless each turn is trained or a text is long.
-Rows = list[EncodedRow] | TurnsRejected
+Rows = list[EncodedRow] | InputError
 T = TypeVar("T")
 
 
 def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[Any]]) -> list[Rows]:
-    """Return what each record of a batch becomes, or why the template rejects it.
+    """Return what each record of a batch becomes, or why it cannot be encoded.
 
     settings: `fields` names the columns to encode, which are also the first ids of rows.
     """
@@ -48,12 +54,24 @@ def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[A
     reasons = [drop_reason(encoder, *record, unpaired=settings.unpaired) for record in records]
     valid = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
     columns = [[record[place] for record in valid] for place in range(len(settings.fields))]
-    if getattr(settings, "train_on", None) == "all_turns":
+    train_on = getattr(settings, "train_on", None)
+    if train_on == "all_turns":
         encode: Any = encode_turns
     else:
         encode = encode_prompts if len(columns) == 1 else encode_responses
     encoded = encode(encoder, settings, *columns)
-    return [[reason] if reason else next(encoded) for reason in reasons]
+    rows: list[Rows] = [[reason] if reason else next(encoded) for reason in reasons]
+    if train_on == "all_tokens":
+        return [
+            InputError(UNTRAINED) if any(map(is_untrained, turns)) else row
+            for (turns, *_), row in zip(records, rows, strict=True)
+        ]
+    return rows
+
+
+def is_untrained(turn: Turn) -> bool:
+    """Return whether a turn is a response that must not be learned."""
+    return is_response(turn) and not is_trained(turn)
 
 
 def encode_responses(
@@ -262,26 +280,21 @@ def drop_reason(
     return None
 
 
-def place_of(job: Job[Any], dataset: str, split: str) -> str:
-    """Return what an error calls a dataset and the file of its records."""
-    return f"dataset {dataset}: {records_path(job, dataset, split)}"
-
-
 def unless_rejected(
-    job: Job[Any], dataset: str, split: str, number: int, found: list[T] | TurnsRejected
+    job: Job[Any], dataset: str, split: str, number: int, found: list[T] | InputError
 ) -> list[T] | list[str]:
     """Return what a record becomes, or the reason why it is dropped if the template rejects it.
 
     number: The number of the record, from 0.
 
     Raises:
-        InputError: The template rejects it, and the dataset does not skip such rows.
+        InputError: It cannot be encoded, and the dataset does not skip such rows.
     """
-    if not isinstance(found, TurnsRejected):
+    if not isinstance(found, InputError):
         return found
-    if dataset in getattr(job.settings, "skip_rejected", ()):
+    is_rejected = isinstance(found, TurnsRejected)
+    if is_rejected and dataset in getattr(job.settings, "skip_rejected", ()):
         return [REJECTED]
-    raise InputError(
-        f"{place_of(job, dataset, split)}: row {number + 1}: {found}; on_bad_row: skip drops such"
-        " rows"
-    )
+    hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
+    path = records_path(job, dataset, split)
+    raise InputError(f"dataset {dataset}: {path}: row {number + 1}: {found}{hint}")
