@@ -31,7 +31,6 @@ from snakechat.data.dialogues import (
 from snakechat.data.message_columns import (
     ROLES,
     check_media,
-    parsed_messages,
     response_of,
     tools_turns,
     turns_of_messages,
@@ -90,9 +89,7 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
             value: Any = "\n".join(checked_text(cell, name) for cell in cells if cell)
         else:
             value = _field(row, column, name)
-        if has_messages:
-            value = parsed_messages(value, name)
-        elif name not in NUMBERS and value is not None:
+        if not has_messages and name not in NUMBERS and value is not None:
             checked_text(value, name)
         fields[name] = value
     turns, chosen, rejected = FORMATS[format].record(**fields)

@@ -52,22 +52,18 @@ MESSAGES = re.compile(r"""\s*(\[\s*)?\{\s*["'](role|from|content|value)["']\s*:"
 ROLE = re.compile(r"""["'](role|from)["']\s*:""")
 
 
-def parsed_messages(value: Any, name: str) -> Any:
-    """Return a cell; messages that are JSON text, as in csv files, are parsed."""
-    is_text = isinstance(value, str) and (
-        name == "messages" or (MESSAGES.match(value) and ROLE.search(value))
-    )
-    return _parsed(value, name, "JSON of messages") if is_text else value
-
-
 def turns_of_messages(value: Any, name: str, role_of_text: str) -> list[Turn]:
     """Return the turns of a list of messages, of one message, or of a text.
+
+    Messages may be JSON text, as in csv files.
 
     Raises:
         BadRow: A message has an unknown role, no text, or thoughts or calls that cannot be read.
     """
     if isinstance(value, str):
-        return [(role_of_text, value)]
+        if name != "messages" and not (MESSAGES.match(value) and ROLE.search(value)):
+            return [(role_of_text, value)]
+        value = _parsed(value, name, "JSON of messages")
     return [_turn(message, name) for message in (value if isinstance(value, list) else [value])]
 
 
