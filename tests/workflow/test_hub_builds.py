@@ -115,7 +115,3 @@ def test_models_and_datasets_are_stored_and_pickled_objects_are_not_run(model_fi
     assert line.startswith(f"error: {place}: pytorch_model.bin is damaged or"), line
     assert not list((folder / "output/models").glob("harmful*"))
     assert not marker.exists()
-    # Unpickling the object would have created the folder.
-    make, arguments = Payload(marker).__reduce__()
-    make(*arguments)
-    assert marker.exists()

@@ -1,6 +1,7 @@
 """Dialogues as ids of the model's own chat template: tools, thoughts, all turns, rejections."""
 
 import json
+from functools import cache
 from itertools import chain, pairwise
 from types import SimpleNamespace
 
@@ -64,10 +65,11 @@ WITHOUT_RESULTS = CHATML_TOOLS.replace("in messages %}", "in messages if message
 LONG = SimpleNamespace(max_length=10_000)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def family(trained, request):
     """A function that returns the tokenizer of a family with its chat template."""
 
+    @cache
     def make(name):
         if name in FAMILIES:
             template, special, end = FAMILIES[name]

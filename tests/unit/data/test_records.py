@@ -15,7 +15,6 @@ from snakechat.data.records import (
     read_record_batches,
     read_records,
     read_texts,
-    texts_of,
 )
 from support.dialogues import make_record
 
@@ -66,14 +65,6 @@ def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     assert batch == {"prompt": [question]}
 
 
-def test_batches_are_columns_of_the_same_rows(tmp_path):
-    rows = [(f"p{i}", f"c{i}", None if i % 2 else f"r{i}") for i in range(SEVERAL)]
-    batches = list(read_record_batches(write(tmp_path / "train.parquet", rows)))
-    assert all(list(batch) == ["prompt", "chosen", "rejected"] for batch in batches)
-    found = [row for batch in batches for row in zip(*batch.values(), strict=True)]
-    assert list(map(texts_of, found)) == rows
-
-
 def test_a_part_of_the_rows_is_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "MAX_GROUP_BYTES", 1_000_000)
     path = write(tmp_path / "train.parquet", [("p", f"{i:100000}", None) for i in range(100)])
@@ -95,11 +86,6 @@ def test_a_part_of_the_rows_is_in_memory(tmp_path, monkeypatch):
 )
 def test_selected_rows_are_repeated_as_often_as_selected(tmp_path, rows):
     assert chosen_rows(numbered(tmp_path / "train.parquet", SEVERAL), rows) == rows
-
-
-def test_the_same_records_give_the_same_bytes(tmp_path):
-    first, second = (numbered(tmp_path / name, SEVERAL) for name in ("a", "b"))
-    assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_few_records_are_counted_as_by_hand():
