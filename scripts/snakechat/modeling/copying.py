@@ -70,8 +70,6 @@ def copy_model(source: Path, folder: Path) -> None:
         raise InputError(f"config.json has num_hidden_layers: {layers}, at most {MAX_LAYERS}")
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
-    # That of the files, not the one that the config names.
-    config.dtype = None
     model, loading = from_pretrained(auto_class, source, "auto", config)
     check_weights(loading | {"unexpected_keys": set()})
     if of_classifier and not hasattr(model, "score"):
@@ -142,7 +140,7 @@ def _tensors(files: list[Path]) -> dict[str, torch.Tensor]:
     Raises:
         InputError: a file is damaged, or has pickled objects other than tensors.
     """
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in files:
         try:
             if path.suffix == ".safetensors":

@@ -1,11 +1,20 @@
-"""Load models, and check that they are what their folder says and what recipes support."""
+"""Load models, and check that they are what their folder says and what recipes support.
 
+A model with deferred weights has the shapes and dtypes of a loaded one, and almost no memory: each
+weight is one number that is expanded to the shape of the weight. ZeRO 3 replaces each weight by the
+partition of the process, which reads no other part of the files.
+"""
+
+import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from peft.utils.integrations import init_empty_weights
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -15,6 +24,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from snakechat.data.model_files import (
     language_model_problem,
@@ -23,9 +33,11 @@ from snakechat.data.model_files import (
     reward_model_problem,
 )
 from snakechat.data.special_tokens import stop_ids
-from snakechat.modeling.deferred_weights import defer_weights
 from snakechat.modeling.models import DTYPES, SPECIAL_IDS
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import InputError
+
+# The attribute of a deferred weight with its values.
+STORED = "stored_weight"
 
 
 def load_causal(
@@ -34,8 +46,7 @@ def load_causal(
     """Load a causal language model whose generation_config has all ids that end a response.
 
     Args:
-        deferred: leave the weights in their files, for a model that ZeRO 3 partitions
-            (snakechat/modeling/deferred_weights.py).
+        deferred: leave the weights in their files, for a model that ZeRO 3 partitions.
 
     Raises:
         InputError: the model is not supported, or its weights do not match its config.
@@ -79,7 +90,7 @@ def check_loadable(folder: Path, tokenizer: PreTrainedTokenizerBase, is_classifi
         InputError: the model is of another kind, or its weights do not match its config.
     """
     auto_class = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    _load_and_check(auto_class, folder, "fp32", tokenizer, device_map={"": "meta"})
+    _load(auto_class, folder, "fp32", tokenizer, device_map={"": "meta"})
 
 
 def _load_config(
@@ -118,31 +129,14 @@ def _load(
     folder: str | Path,
     dtype: str,
     tokenizer: PreTrainedTokenizerBase,
-    deferred: bool,
-    new_head: bool = False,
-) -> PreTrainedModel:
-    """Load a model; see load_scorer for the last two arguments."""
-    arguments = auto_class, folder, dtype, tokenizer, new_head
-    if deferred:
-        model = _load_and_check(*arguments, device_map={"": "meta"})
-        if defer_weights(model, auto_class, Path(folder)):
-            return model
-        warn(f"{folder}: the weights cannot be read in parts: each process loads them all")
-    return _load_and_check(*arguments)
-
-
-def _load_and_check(
-    auto_class: Any,
-    folder: str | Path,
-    dtype: str,
-    tokenizer: PreTrainedTokenizerBase,
+    deferred: bool = False,
     new_head: bool = False,
     **arguments: Any,
 ) -> PreTrainedModel:
     """Load a model; check its kind, and that its weights are exactly those of its config.
 
     Args:
-        new_head: The weight of the score head may be missing.
+        deferred, new_head: See load_scorer.
         arguments: Further ones of from_pretrained.
     """
     is_scorer = auto_class is AutoModelForSequenceClassification
@@ -150,25 +144,34 @@ def _load_and_check(
     if problem := find_problem(read_model_config(Path(folder)) or {}):
         raise InputError(f"{folder} {problem}")
     config = _load_config(folder, tokenizer, **({"num_labels": 1} if is_scorer else {}))
-    model, loading = from_pretrained(auto_class, folder, dtype, config, **arguments)
+    # With the dtype of its files, a model stays mapped into memory. A new head is drawn later.
+    with torch.random.fork_rng([], enabled=deferred):
+        loaded_dtype = "auto" if deferred else dtype
+        model, loading = from_pretrained(auto_class, folder, loaded_dtype, config, **arguments)
     if new_head:
         loading["missing_keys"] -= {"score.weight"}
         # The output layer is not used.
         prefix, unexpected = f"{model.base_model_prefix}.", loading["unexpected_keys"]
         loading["unexpected_keys"] = {name for name in unexpected if name.startswith(prefix)}
     check_weights(loading, f"{folder}: ")
+    if deferred:
+        defer_weights(model, auto_class, DTYPES[dtype], {"score.weight"} if new_head else set())
     return model
 
 
 def from_pretrained(
     auto_class: Any, folder: str | Path, dtype: str, config: PreTrainedConfig, **arguments: Any
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """Return the model that transformers loads, and what it reports about the weights."""
+    """Return the model that transformers loads, and what it reports about the weights.
+
+    dtype: "auto" is that of the files, whichever the config names.
+    """
+    if dtype == "auto":
+        config.dtype = None
     return load_pretrained(
         auto_class,
         folder,
         config=config,
-        # auto: that of the files.
         dtype=DTYPES.get(dtype, dtype),
         output_loading_info=True,
         # They are rejected by name, which transformers' error does not have.
@@ -195,3 +198,77 @@ def check_weights(loading: Mapping[str, Any], where: str = "") -> None:
                 f"{where}weights {problem}: {', '.join(sorted(names))}:"
                 " weights and config.json must belong to the same model"
             )
+
+
+# --- weights that stay in their files -----------------------------------------------------------
+
+
+def take_stored_weight(weight: nn.Parameter) -> torch.Tensor | None:
+    """Return the values of a deferred weight, once; None if the weight has its values.
+
+    They have the dtype of their file and are mapped into memory: only pages that are read take any.
+    """
+    return vars(weight).pop(STORED, None)
+
+
+def defer_weights(
+    model: PreTrainedModel, auto_class: Any, dtype: torch.dtype, new: Container[str]
+) -> None:
+    """Defer the weights of a model that was loaded in the dtype of its files.
+
+    Args:
+        dtype: The dtype of the deferred weights.
+        new: Names of weights that no file has. They are initialized as from_pretrained does it.
+    """
+    model.config.dtype, state = dtype, model.state_dict()
+    with init_empty_weights(include_buffers=False):
+        buffers = dict(auto_class.from_config(model.config, dtype=dtype).named_buffers())
+    for name, buffer in buffers.items():
+        module, _, key = name.rpartition(".")
+        model.get_submodule(module)._buffers[key] = buffer
+        if name in state:
+            buffer.copy_(state[name])
+    # Tied weights are one parameter with several names.
+    deferred: dict[nn.Parameter, nn.Parameter] = {}
+    for name, weight in list(model.named_parameters(remove_duplicate=False)):
+        module_name, _, key = name.rpartition(".")
+        module = model.get_submodule(module_name)
+        if weight not in deferred:
+            values = torch.zeros((), dtype=dtype).expand(weight.shape)
+            deferred[weight] = nn.Parameter(
+                torch.empty(weight.shape, dtype=dtype) if name in new else values
+            )
+        module._parameters[key] = deferred[weight]
+        if name in new:
+            model._init_weights(module)
+        else:
+            setattr(deferred[weight], STORED, weight.data)
+
+
+def weight_files(folder: Path) -> Mapping[str, Path]:
+    """Return the safetensors file of each weight of a folder; empty without safetensors.
+
+    Raises:
+        InputError: the index or a file is damaged.
+    """
+    index, single = folder / SAFE_WEIGHTS_INDEX_NAME, folder / SAFE_WEIGHTS_NAME
+    try:
+        if single.exists():
+            with safe_open(single, "pt") as file:
+                return dict.fromkeys(file.keys(), single)
+        if index.exists():
+            names = json.loads(index.read_text())["weight_map"]
+            return {name: folder / file for name, file in names.items()}
+    except (OSError, ValueError, KeyError, AttributeError, SafetensorError) as error:
+        raise InputError(f"{folder}: damaged weights: {str(error).splitlines()[0]}") from None
+    return {}
+
+
+def count_stored_weights(folder: Path) -> int:
+    """Return the number of weights in the safetensors files of a folder; 0 without such files."""
+    count = 0
+    for path in set(weight_files(folder).values()):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+            count += sum(map(math.prod, shapes))
+    return count

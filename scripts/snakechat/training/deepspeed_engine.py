@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
-from snakechat.modeling.deferred_weights import take_stored_weight
+from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine
 from snakechat.training.evaluated_models import FrozenModel
@@ -102,7 +102,8 @@ def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
         start = rank() * length
         # The memory of elements that are not written is not allocated.
         weight.data = torch.empty(shape, dtype=weight.dtype)
-        stored.copy_to(weight.data.view(-1)[start : start + length], start)
+        part = weight.data.view(-1)[start : start + length]
+        part.copy_(stored.view(-1)[start : start + len(part)])
         cast(Any, weight).partition()
         weight.data = weight.data.to(device)
     module.to(device)

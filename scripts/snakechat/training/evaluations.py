@@ -12,7 +12,7 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from snakechat.config.training_settings import TrainingSettings
-from snakechat.modeling.deferred_weights import weight_files
+from snakechat.modeling.loading import weight_files
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.saving import saved_weights, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values

@@ -22,9 +22,8 @@ from snakechat.config.training_settings import TrainingSettings
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, compile_layers
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.deferred_weights import count_stored_weights
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.loading import count_stored_weights, load_causal, load_scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import check_sequence_length, choose_device, model_size

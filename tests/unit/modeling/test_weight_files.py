@@ -3,11 +3,9 @@
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
-from transformers.core_model_loading import Chunk, WeightConverter
 
-from snakechat.modeling import deferred_weights, saving
-from snakechat.modeling.deferred_weights import STORED, take_stored_weight
-from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling import loading, saving
+from snakechat.modeling.loading import STORED, load_causal, load_scorer, take_stored_weight
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal, model_size
 from snakechat.modeling.saving import save_model
@@ -40,14 +38,10 @@ def state_of(model):
     """All that loading decides; deferred weights are read."""
     weights = dict(model.named_parameters(remove_duplicate=False))
     for weight in weights.values():
-        if stored := take_stored_weight(weight):
+        stored = take_stored_weight(weight)
+        if stored is not None:
             assert weight.untyped_storage().nbytes() == weight.element_size()
-            # In two parts.
-            values = torch.empty(weight.numel(), dtype=weight.dtype)
-            middle = len(values) // 2
-            stored.copy_to(values[:middle])
-            stored.copy_to(values[middle:], middle)
-            weight.data = values.view_as(weight)
+            weight.data = stored.to(weight.dtype)
     return weights | dict(model.named_buffers()), model_size(model), model.config.to_dict()
 
 
@@ -76,20 +70,10 @@ def test_a_deferred_model_is_the_loaded_one(
         assert tensor.requires_grad == expected[name].requires_grad
 
 
-def test_weights_that_transformers_computes_are_loaded_whole(
-    folder, tokenizer, monkeypatch, capsys
-):
-    converter = WeightConverter("fc1.weight", ["fc1.weight", "fc2.weight"], [Chunk(dim=0)])
-    monkeypatch.setattr(deferred_weights, "get_model_conversion_mapping", lambda _: [converter])
-    model = load_causal(folder, "fp32", tokenizer, deferred=True)
-    assert not any(hasattr(weight, STORED) for weight in model.parameters())
-    assert "causal: the weights cannot be read in parts: each process" in capsys.readouterr().err
-
-
 def test_damaged_files_raise(folder, tokenizer):
     (folder / "model.safetensors").write_bytes(b"\x10" + bytes(20))
     with pytest.raises(Exception, match="damaged") as error:
-        deferred_weights.weight_files(folder)
+        loading.weight_files(folder)
     assert "\n" not in str(error.value)
 
 
