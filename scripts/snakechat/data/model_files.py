@@ -23,14 +23,15 @@ TOKENIZERS = ("vocab.json", *TEXTS)
 BYTE_PAIRS = {"vocab.json", "merges.txt"}
 
 
-def model_files(paths: Iterable[str]) -> list[str]:
+def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
     """Select weights, config, tokenizer and card.
 
     Files in subfolders are other forms of the model, those of an adapter belong to another model:
-    they are never selected. Weights in PyTorch's format are if there are no safetensors.
+    they are never selected.
 
     Args:
         paths: All files, relative to the folder.
+        all_formats: Select weights in PyTorch's format even if there are safetensors.
     """
     top = [path for path in paths if "/" not in path and not path.startswith("adapter_")]
 
@@ -38,7 +39,8 @@ def model_files(paths: Iterable[str]) -> list[str]:
         return [path for path in top if any(fnmatchcase(path, pattern) for pattern in patterns)]
 
     safetensors, torch_files = matching("*.safetensors"), matching("pytorch_model*.bin")
-    return (safetensors or torch_files) + matching("*.json", *TEXTS, "*.model", "*.jinja", CARD)
+    weights = safetensors + torch_files if all_formats else safetensors or torch_files
+    return weights + matching("*.json", *TEXTS, "*.model", "*.jinja", CARD)
 
 
 def check_files(folder: Path) -> None:

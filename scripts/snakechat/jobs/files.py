@@ -111,7 +111,7 @@ def base_model_files(config: Config, name: str) -> dict[str, Path]:
     if not folder.is_dir():
         raise InputError(f"{place}: there is no folder {folder}")
     found = {path.name: path for path in folder.iterdir() if path.is_file()}
-    files = [file for file in model_files(sorted(found)) if file != CARD]
+    files = [file for file in model_files(sorted(found), all_formats=True) if file != CARD]
     if not any(file.endswith((".safetensors", ".bin")) for file in files):
         raise InputError(f"{place}: {folder} has no *.safetensors and no pytorch_model*.bin")
     _check_files(place, folder, files)

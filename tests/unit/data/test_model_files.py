@@ -30,6 +30,8 @@ def test_files_of_a_model_are_selected():
     torch_files = ["pytorch_model.bin", "pytorch_model-1.bin"]
     found = model_files([*kept, *others, *shards, *torch_files])
     assert sorted(found) == sorted([*kept, *shards])
+    found = model_files([*kept, *others, *shards, *torch_files], all_formats=True)
+    assert sorted(found) == sorted([*kept, *shards, *torch_files])
     # PyTorch's format if there are no safetensors.
     found = model_files([*kept, *others, *torch_files])
     assert sorted(found) == sorted([*kept, *torch_files])
