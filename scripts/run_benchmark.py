@@ -12,7 +12,7 @@ import numpy as np
 from scipy import stats
 
 from snakechat.evaluation.intervals import TAILS, mean_with_interval
-from snakechat.workflow.command_runs import run_command
+from snakechat.workflow.commands import run_command
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run

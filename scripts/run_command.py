@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.command_runs import run_command
+from snakechat.workflow.commands import run_command
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run

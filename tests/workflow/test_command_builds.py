@@ -58,8 +58,9 @@ ERRORS = {
     "empty": "the command wrote nothing to {output}",
     "unloadable": "{output} has no tokenizer: save the one of {model} there",
     "no-program": "the command cannot run nowhere/train: No such file or directory",
-    "imports": "the command cannot read programs/helper.py: add it to `files`",
-    "reads": "the command cannot read programs/helper.py: add it to `files`",
+    "imports": "the command ended with exit code 1: ModuleNotFoundError: No module named 'helper'"
+    ": add the files that it reads to `files`",
+    "reads": "the command ended with exit code 1: PermissionError: [Errno 13] Permission denied: ",
 }
 
 

@@ -1,4 +1,7 @@
-"""Commands of users, in place of our trainers and as benchmarks: their words, and what they run in.
+"""Commands of users, in place of our trainers and as benchmarks.
+
+A command runs in a folder with copies of the files that the config names, in an environment whose
+HOME, caches and temporary files are folders of the job.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -7,14 +10,23 @@ import glob
 import json
 import os
 import re
+import resource
 import shlex
+import shutil
 import subprocess
+import sys
+import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
+from snakechat.workflow.pins import normalized, public
+from snakechat.workflow.processes import FORWARDED, child_process, exit_code
 
 # A name in braces, a brace that is doubled, or a single one.
 BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
@@ -30,10 +42,6 @@ print(json.dumps({
 """
 # A pin in a lock or in a list of requirements.
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?==([\w.!+-]+)", re.MULTILINE)
-# How programs report a file that they may not read, or that is not in their folder.
-UNREAD = re.compile(r"Permission denied|No such file or directory|ModuleNotFoundError")
-MODULE = re.compile(r"No module named '(\w+)")
-PATH = re.compile(r"'([^'\n]+)'|([^\s'\"`:,;()\[\]]+)")
 
 
 # --- words ------------------------------------------------------------------------------------
@@ -97,7 +105,7 @@ def read_interpreter(python: str) -> Interpreter:
         done = subprocess.run([python, "-I", "-c", QUERY], capture_output=True, timeout=60)
         found = json.loads(done.stdout)
         versions = found["distributions"].items()
-        distributions = {re.sub(r"[-_.]+", "-", name).lower(): each for name, each in versions}
+        distributions = {normalized(name): each for name, each in versions}
         return Interpreter(found["version"], dict(sorted(distributions.items())), found["folders"])
     except (OSError, ValueError, subprocess.TimeoutExpired):
         raise InputError(f"{python} is not an interpreter of Python: correct the path") from None
@@ -110,15 +118,14 @@ def check_lock(lock: Path, installed: Mapping[str, str]) -> None:
         InputError: It has others, or none of them.
     """
     pins = {
-        re.sub(r"[-_.]+", "-", name).lower(): version
-        for name, version in PIN.findall(lock.read_text(encoding="utf-8"))
+        normalized(name): version for name, version in PIN.findall(lock.read_text(encoding="utf-8"))
     }
     if not pins:
         raise InputError(f"{lock} pins no version: write NAME==VERSION, as pip freeze does")
     for name, version in pins.items():
-        # Packages of other platforms are not installed. A build, such as +cpu, does not matter.
-        found = installed.get(name, version).partition("+")[0]
-        if found != version.partition("+")[0]:
+        # Packages of other platforms are not installed.
+        found = public(installed.get(name, version))
+        if found != public(version):
             raise InputError(
                 f"{name} {found} is installed, and {lock} has {version}: install the lock"
             )
@@ -156,29 +163,170 @@ def _files(path: str) -> list[str]:
     return sorted(found)
 
 
-def unnamed_file(output: str, root: Path, copy: Path) -> str | None:
-    """Return a file that a command failed to read because its recipe does not name it, or None.
+# --- the run ----------------------------------------------------------------------------------
+
+# The names in braces of the models and of the data that a job reads, by the start of its inputs.
+INPUTS = {
+    "model": ("model", "reference"),
+    "actor": ("model", "reference"),
+    "teacher": ("teacher",),
+    "reward": ("reward",),
+    "data": ("data",),
+    "tokens": ("tokens",),
+}
+# Variables that would change which modules Python finds, or that belong to our own programs.
+REMOVED = ("PYTHON", "VIRTUAL_ENV", "SNAKECHAT_", "RANK")
+# Bytes of the end of the output, whose last line is the error.
+TAIL = 1 << 14
+# How programs report a file that they may not read, or that is not in their folder.
+UNREAD = re.compile("Permission denied|No such file or directory|ModuleNotFoundError")
+
+
+def run_command(job: Job[Any], output: Path) -> None:
+    """Run the command of a job, which fills an output folder.
+
+    Raises:
+        InputError: The interpreter or a file is not what was planned, or the command failed.
+    """
+    settings, root = job.settings, Path(job.options.source)
+    python = os.path.abspath(job.options.python or sys.executable)
+    if hasattr(settings, "python"):
+        job.record["versions"] = check_interpreter(python, settings, root)
+    values = {
+        name: os.path.abspath(path)
+        for key, path in job.inputs.items()
+        for name in INPUTS[key.partition(".")[0]]
+    }
+    values |= {
+        "python": python,
+        "output": os.path.abspath(output),
+        "state": os.path.abspath(job.states),
+        "log_dir": os.path.abspath(job.log_folder),
+        "seed": str(getattr(settings, "seed", "")),
+        "gpus": str(job.placement.gpus_per_node),
+    }
+    files = {root / name: digest for name, digest in job.spec["files"].items()}
+    elsewhere = {path: files[path] for path in files if is_elsewhere(path, root)}
+    with tempfile.TemporaryDirectory(prefix="command-") as name:
+        folder = Path(name)
+        copy = copy_files(root, files, folder / "files")
+        network = getattr(settings, "network", False)
+        environment = command_environment(os.environ, folder, python, network)
+        with planned_files(elsewhere):
+            try:
+                code, tail = run_words(command_words(settings.command, values), copy, environment)
+            except OSError as error:
+                raise InputError(
+                    f"{job.target}: the command cannot run {error.filename}: {error.strerror}"
+                ) from None
+    job.record["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
+    if code in [128 + number for number in FORWARDED]:
+        sys.exit(code)
+    if code:
+        reason = next((line for line in reversed(tail.splitlines()) if line.strip()), "no output")
+        advice = ": add the files that it reads to `files`" if UNREAD.search(reason) else ""
+        raise InputError(
+            f"{job.target}: the command ended with exit code {code}: {reason.strip()}{advice}"
+        )
+
+
+def check_interpreter(python: str, settings: Any, root: Path) -> dict[str, str]:
+    """Check that an interpreter is what was planned; return the versions of its distributions.
+
+    Raises:
+        InputError: They are not, or the environment has other versions than its lock.
+    """
+    found = read_interpreter(python)
+    if hasattr(settings, "lock"):
+        check_lock(root / settings.lock, found.distributions)
+    for what, now, planned in (
+        ("version", found.version, settings.python),
+        ("packages", found.distributions, getattr(settings, "distributions", found.distributions)),
+    ):
+        if now != planned:
+            raise InputError(
+                f"{python}: its {what} changed since this build was planned: start it again"
+            )
+    return found.distributions
+
+
+def copy_files(root: Path, digests: Mapping[Path, str], folder: Path) -> Path:
+    """Copy the files below a root that a recipe names; return the folder of the copies.
+
+    Edits of the files while the command runs do not reach it. Files elsewhere are not copied.
+
+    Raises:
+        InputError: A file is not what was planned.
+    """
+    folder.mkdir()
+    with planned_files(digests):
+        for path in digests:
+            if not is_elsewhere(path, root):
+                target = folder / path.relative_to(root)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+    return folder
+
+
+def is_elsewhere(path: Path, root: Path) -> bool:
+    """Return whether the path of a file leads out of a root."""
+    return path.relative_to(root).parts[0] == ".."
+
+
+def command_environment(
+    variables: Mapping[str, str], folder: Path, python: str, network: bool
+) -> dict[str, str]:
+    """Return the variables of a command.
 
     Args:
-        output: The last lines that the command printed.
-        root: The folder that the named files are relative to.
-        copy: The folder of the named files in which the command ran.
+        variables: Those of this process.
+        folder: Folder for what the command keeps for itself.
+        python: Its interpreter, whose programs are found first.
+        network: Whether it uses the cache of the Hub.
     """
-    folders = [path.relative_to(copy) for path in copy.rglob("*") if path.is_dir()]
-    for line in reversed(output.splitlines()):
-        if not UNREAD.search(line):
-            continue
-        modules = [f"{name}.py" for name in MODULE.findall(line)]
-        names = [str(folder / name) for name in modules for folder in (Path(), *folders)]
-        for name in [*names, *(quoted or word for quoted, word in PATH.findall(line))]:
-            if (root / name).is_file() and not _is_readable(copy / name):
-                return os.path.relpath(root / name, root)
-    return None
+    kept = {name: text for name, text in variables.items() if not name.startswith(REMOVED)}
+    folders = {"HOME": "home", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
+    folders |= {} if network else {"HF_HOME": "hub"}
+    for name, inner in folders.items():
+        (folder / inner).mkdir()
+        kept[name] = str(folder / inner)
+    path = f"{os.path.dirname(python)}{os.pathsep}{kept.get('PATH', os.defpath)}"
+    offline = {} if network else {"HF_HUB_OFFLINE": "1"}
+    return {**kept, **offline, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
 
 
-def _is_readable(path: Path) -> bool:
-    try:
-        path.open("rb").close()
-    except OSError:
-        return False
-    return True
+def run_words(
+    words: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run a command in a folder; return its exit code and the end of its output.
+
+    It gets the signals that ask this process to stop, and ends with it.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+    tail = bytearray()
+
+    def show(output: int) -> None:
+        while chunk := os.read(output, TAIL):
+            os.write(sys.stdout.fileno(), chunk)
+            tail.extend(chunk)
+            del tail[:-TAIL]
+
+    with child_process(
+        words,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as (process, received):
+        assert process.stdout
+        # What the command left running may keep its output open.
+        reader = threading.Thread(target=show, args=[process.stdout.fileno()], daemon=True)
+        reader.start()
+        code = process.wait()
+        reader.join(timeout=5)
+    if received and code:
+        return 128 + received[0], tail.decode(errors="replace")
+    return exit_code(process), tail.decode(errors="replace")

@@ -149,7 +149,7 @@ def check_installed(pins: Mapping[str, str]) -> None:
         for name, pin in pins.items()
         if FILES in pin and importlib.util.find_spec(name)
     }
-    different = [name for name in pins if _public(installed.get(name)) != _public(pins[name])]
+    different = [name for name in pins if public(installed.get(name)) != public(pins[name])]
     if not different:
         return
     # Python and torch decide about many others.
@@ -209,22 +209,22 @@ def read_lock(path: Path) -> Lock:
 
 def distribution(module: str) -> str:
     """Return the normalized name of the distribution that a module is named after."""
-    return DISTRIBUTIONS.get(module, _normalized(module))
+    return DISTRIBUTIONS.get(module, normalized(module))
 
 
-def _normalized(name: str) -> str:
+def normalized(name: str) -> str:
     """Return the normalized name of a distribution: Jinja2 is jinja2, my_lib is my-lib."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def _public(version: str | None) -> str | None:
+def public(version: str | None) -> str | None:
     """Return a version without its build, such as +cpu."""
     return version and version.partition("+")[0]
 
 
 def _providers(module: str) -> list[str]:
     """Return the distributions that provide a module; none of a loose file."""
-    return sorted({_normalized(name) for name in _distributions().get(module, ())})
+    return sorted({normalized(name) for name in _distributions().get(module, ())})
 
 
 def _modules_of(name: str) -> list[str]:
@@ -236,7 +236,7 @@ def _required_by(names: Iterable[str]) -> list[str]:
     """Return what distributions require, without what only their extras require."""
     lines = [line for name in names for line in importlib.metadata.requires(name) or ()]
     found = [REQUIREMENT.match(line) for line in lines if "extra ==" not in line]
-    return [_normalized(match[0]) for match in found if match]
+    return [normalized(match[0]) for match in found if match]
 
 
 @cache

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.command_runs import command_environment, run_words
 from snakechat.workflow.commands import (
     check_lock,
+    command_environment,
     command_words,
     named_files,
     read_interpreter,
-    unnamed_file,
+    run_words,
 )
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import FORWARDED
@@ -99,38 +99,6 @@ def test_paths_folders_and_globs_name_files(root):
     assert list(named_files(root, [str(root / "programs/train.py")])) == ["programs/train.py"]
     with pytest.raises(InputError, match=r"programs/\*.sh: there is no such file"):
         list(named_files(root, ["programs/*.sh"]))
-
-
-@pytest.mark.parametrize(
-    ("line", "name"),
-    {
-        "FileNotFoundError: [Errno 2] No such file or directory: 'programs/lib/one.py'": (
-            "programs/lib/one.py"
-        ),
-        "cat: programs/lib/one.py: No such file or directory": "programs/lib/one.py",
-        "ModuleNotFoundError: No module named 'helper'": "programs/helper.py",
-        "ModuleNotFoundError: No module named 'numpy.core'": None,
-        "cat: programs/other.py: No such file or directory": None,
-        "cat: programs/train.py: is there": None,
-    }.items(),
-)
-def test_a_file_that_no_key_names_is_found_in_the_output(line, name, root, tmp_path):
-    (root / "programs/helper.py").touch()
-    copy = tmp_path / "copy"
-    (copy / "programs").mkdir(parents=True)
-    (copy / "programs/train.py").touch()
-    assert unnamed_file(f"Traceback:\n{line}\n", root, copy) == name
-
-
-def test_a_file_that_the_kernel_denies_is_found_by_its_absolute_path(root, tmp_path, monkeypatch):
-    secret = root / "programs/lib/one.py"
-
-    def denied(path, *arguments):
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(Path, "open", denied)
-    line = f"PermissionError: [Errno 13] Permission denied: '{secret}'"
-    assert unnamed_file(line, root, tmp_path) == "programs/lib/one.py"
 
 
 def test_a_command_gets_the_signals_of_its_job(tmp_path):
