@@ -29,6 +29,7 @@ Each process reports its own errors, so that torchrun's stack traces are hidden.
 killed cannot report anything: this program reports it.
 """
 
+import fcntl
 import logging
 import os
 import signal
@@ -37,18 +38,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
+from snakechat.workflow.code_digests import uses_vllm
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.gpus import claim_gpus
 from snakechat.workflow.hermetic import LIMITS
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
 from snakechat.workflow.processes import child_process, exit_code
 from snakechat.workflow.publishing import external_files, prepare, publish_result
@@ -97,7 +99,7 @@ def main() -> None:
         if job is None:
             return 0
         # A command of a user reads copies of its files.
-        is_apart = node or runs_command(command)
+        is_apart = node or "command" in job.spec["settings"]
         with planned_files({} if is_apart else external_files(job)):
             code = launch()
         if code == 0 and not node:
@@ -120,16 +122,20 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
     # their number: there, the placement decides.
     if gpus or placement is SERIAL:
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
+    spec_file = word_after("--spec", command, "")
+    spec: dict[str, Any] = {"rule": "", "settings": {}}
+    if spec_file:
+        spec = read_spec(spec_file)
     if gpus:
         claim_gpus(gpus)
-        if not samples_by_vllm(command):
+        if not uses_vllm(spec["settings"]):
             # Blocks of memory grow in place: tensors of many sizes leave fewer gaps that are too
             # small for the next one. vLLM has memory pools that this does not work with.
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     # The command of a user starts its own processes.
-    is_command = runs_command(command)
+    is_command = "command" in spec["settings"]
     processes = 1 if is_command else max(gpus, 1)
-    ladder = ladder_of(command, placement)
+    ladder = None if is_command else ladder_of(spec, placement)
     set_threads(max(threads // processes, 1))
     # The option --shutdown-timeout of torchrun, as a variable: torch 2.11 has no such option, and
     # ends the processes 30 seconds after SIGTERM.
@@ -152,6 +158,53 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
     if code > 128 and not is_signalled:
         print(f"error: {describe_kill(command[0], code - 128)}", file=sys.stderr)
     return code
+
+
+def claim_gpus(number: int) -> None:
+    """Reserve GPUs for this process and those that it starts; set CUDA_VISIBLE_DEVICES.
+
+    Snakemake counts GPUs but does not say which ones a job may use. Each job locks the GPUs that it
+    uses, by files in a folder of the user under the temporary directory. Does nothing if the
+    machine has fewer GPUs: the program that needs them reports that.
+
+    Raises:
+        InputError: Other jobs use too many of the GPUs.
+    """
+    devices = visible_devices()
+    slurm_job = os.environ.get("SLURM_JOB_ID")
+    # Slurm assigns each job its GPUs. In an interactive job with more of them, several of our jobs
+    # may run at once.
+    if len(devices) < number or (slurm_job and len(devices) == number):
+        return
+    names = ["snakechat", str(os.getuid()), *([slurm_job] if slurm_job else [])]
+    folder = Path(tempfile.gettempdir(), "-".join(names))
+    folder.mkdir(mode=0o700, exist_ok=True)
+    claimed: list[str] = []
+    # One job claims at a time: if two jobs each held half of the GPUs, neither could start.
+    with open(folder / "choice.lock", "w") as choice:
+        fcntl.flock(choice, fcntl.LOCK_EX)
+        for device in devices:
+            with suppress(AlreadyLocked):
+                if len(claimed) < number:
+                    acquire_lock(folder / f"{device.replace('/', '-')}.lock")
+                    claimed.append(device)
+    if len(claimed) < number:
+        raise InputError(
+            f"{len(claimed)} of {len(devices)} GPUs are free and this job needs {number}: start"
+            f" Snakemake with --resources gpu={len(devices)}, so that it counts them"
+        )
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
+
+
+def visible_devices() -> list[str]:
+    """Return the ids of the GPUs that the user or the cluster allows, or of all GPUs."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device for device in visible.replace(" ", "").split(",") if device]
+    # Importing torch takes seconds.
+    import torch
+
+    return [str(device) for device in range(torch.cuda.device_count())]
 
 
 def describe_kill(program: str, number: int) -> str:
@@ -179,12 +232,9 @@ def group_options(nodes: int, number: int = 0) -> list[str]:
     return [f"--nnodes={nodes}", *(options_of_this_node(nodes, number) or ())]
 
 
-def ladder_of(command: Sequence[str], placement: Placement) -> Ladder | None:
-    """Return the ladder of a training that may go down, or None."""
-    if not goes_down(placement) or "--spec" not in command or runs_command(command):
-        return None
-    spec = read_spec(word_after("--spec", command, ""))
-    if not spec["rule"].startswith("train_"):
+def ladder_of(spec: Mapping[str, Any], placement: Placement) -> Ladder | None:
+    """Return the ladder of a job if it is a training that may go down, or None."""
+    if not goes_down(placement) or not spec["rule"].startswith("train_"):
         return None
     ladder = Ladder(Path(os.environ[STATES]), placement, spec["settings"]["dtype"])
     if ladder.state == "trying":
@@ -267,11 +317,6 @@ def word_after(option: str, command: Sequence[str], default: str) -> str:
     return command[command.index(option) + 1] if option in command else default
 
 
-def runs_command(command: Sequence[str]) -> bool:
-    """Return whether a program runs the command of a user."""
-    return Path(command[0]).stem in ("run_command", "run_benchmark")
-
-
 def prepare_node(nodes: int) -> None:
     """Set the variables by which torchrun, in the command of a user, finds the other nodes."""
     node = str(node_number())
@@ -281,14 +326,6 @@ def prepare_node(nodes: int) -> None:
         os.environ.pop(name, None)
     # The first node completes the result.
     os.environ["RANK"] = node
-
-
-def samples_by_vllm(command: Sequence[str]) -> bool:
-    """Return whether the command of a job samples responses by vLLM."""
-    if "--spec" not in command:
-        return False
-    spec = read_spec(command[command.index("--spec") + 1])
-    return spec["settings"].get("generation_backend") == "vllm"
 
 
 def options_of_this_node(nodes: int, number: int = 0) -> list[str] | None:

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from conftest import ROOT
-from launch import describe_kill, samples_by_vllm
+from launch import claim_gpus, describe_kill, options_of_this_node
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import READING, STATES
 
 
@@ -137,14 +138,6 @@ def test_variables_of_the_shell_that_change_results_are_removed(start):
     assert variables["arithmetic"] == {"PYTHONUTF8": "1", "ATEN_CPU_CAPABILITY": "avx2"}
 
 
-def test_blocks_of_gpu_memory_grow_unless_vllm_samples(tmp_path):
-    for backend in ("hf", "vllm"):
-        spec = {"settings": {"generation_backend": backend}}
-        (tmp_path / "spec.json").write_text(json.dumps(spec))
-        command = ["train_rlhf.py", "--spec", f"{tmp_path}/spec.json"]
-        assert samples_by_vllm(command) == (backend == "vllm")
-
-
 def test_a_user_can_set_how_gpu_memory_is_allocated(start):
     [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0"))
     assert variables["memory"] == "expandable_segments:True"
@@ -169,32 +162,41 @@ def test_concurrent_jobs_have_different_gpus(start):
     first, second = start(gpus=1, **both), start(gpus=1, **both)
     [[one], [other]] = [variables_of(process) for process in (first, second)]
     assert {one["CUDA_VISIBLE_DEVICES"], other["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
-    assert error_of(start(gpus=1, **both)) == (
-        "error: 0 of 2 GPUs are free and this job needs 1: start Snakemake with --resources gpu=2,"
-        " so that it counts them"
-    )
     # A killed job releases its GPU.
     first.kill()
     first.wait()
-    assert error_of(start(gpus=2, **both)).startswith("error: 1 of 2 GPUs are free and this job")
+    assert error_of(start(gpus=2, **both)) == (
+        "error: 1 of 2 GPUs are free and this job needs 2: start Snakemake with --resources gpu=2,"
+        " so that it counts them"
+    )
     [again] = variables_of(start(gpus=1, **both))
     assert again["CUDA_VISIBLE_DEVICES"] == one["CUDA_VISIBLE_DEVICES"]
 
 
-def test_a_slurm_job_uses_the_gpus_that_slurm_assigned(start):
-    variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0"))
-    # In each Slurm job the first GPU is number 0.
-    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0", SLURM_JOB_ID="7"))
-    assert variables["CUDA_VISIBLE_DEVICES"] == "0"
-    # Two of our jobs in one interactive Slurm job.
-    several = {"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_JOB_ID": "8"}
-    claimed = [variables_of(start(gpus=1, **several))[0]["CUDA_VISIBLE_DEVICES"] for _ in range(2)]
-    assert claimed == ["0", "1"]
-
-
-def test_a_machine_without_enough_gpus_is_left_to_the_program_to_report(start):
-    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES=""))
-    assert variables["CUDA_VISIBLE_DEVICES"] == ""
+@pytest.mark.parametrize(
+    ("visible", "slurm_job", "claimed"),
+    [
+        # Too few: the program reports that.
+        ("", None, ["", ""]),
+        # Slurm assigns a job its GPUs; the first one is number 0 in each.
+        ("0", "7", ["0", "0"]),
+        # Two of our jobs in one interactive job of Slurm.
+        ("0,1", "8", ["0", "1"]),
+    ],
+)
+def test_which_gpus_a_job_claims(visible, slurm_job, claimed, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    if slurm_job:
+        monkeypatch.setenv("SLURM_JOB_ID", slurm_job)
+    for expected in claimed:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        claim_gpus(1)
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+    if slurm_job == "8":
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        with pytest.raises(InputError, match="0 of 2 GPUs are free"):
+            claim_gpus(1)
 
 
 def test_several_nodes_need_a_cluster(start):
@@ -231,27 +233,34 @@ def test_on_slurm_the_nodes_are_a_step_of_the_job(start, tmp_path):
     assert re.search(r"^10\.1\.0\.1 \d+ ib0$", stdout, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        # torchrun's variables, which a PyTorchJob sets; its older ones; Slurm's.
-        ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-        ("RANK", "MASTER_ADDR", "MASTER_PORT"),
-        ("SLURM_NODEID", "PET_MASTER_ADDR", "PET_MASTER_PORT"),
-    ],
-)
-def test_nodes_that_a_cluster_starts_form_a_group(names, start):
+# torchrun's variables, which a PyTorchJob sets; its older ones; Slurm's.
+NAMES = ("PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
+OTHER_NAMES = (("RANK", "MASTER_ADDR", "MASTER_PORT"), ("SLURM_NODEID", *NAMES[1:]))
+
+
+def test_nodes_that_a_cluster_starts_form_a_group(start):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     nodes = []
     for number in ("0", "1"):
-        group = dict(zip(names, (number, "127.0.0.1", port), strict=True))
+        group = dict(zip(NAMES, (number, "127.0.0.1", port), strict=True))
         nodes.append(start(nodes=2, PET_NPROC_PER_NODE="auto", **group))
     variables = [variables_of(node)[0] for node in nodes]
     assert [values["RANK"] for values in variables] == ["0", "1"]
     assert {values["WORLD_SIZE"] for values in variables} == {"2"}
     assert {values["OMP_NUM_THREADS"] for values in variables} == {"8"}
+
+
+@pytest.mark.parametrize("names", [NAMES, *OTHER_NAMES])
+def test_a_cluster_names_a_node_in_several_ways(names, monkeypatch):
+    for name in {*NAMES, *OTHER_NAMES[0], *OTHER_NAMES[1], "PET_NNODES"}:
+        monkeypatch.delenv(name, raising=False)
+    assert options_of_this_node(2) is None
+    for name, value in zip(names, ("1", "10.0.0.1", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    expected = ["--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29503"]
+    assert options_of_this_node(2, number=3) == expected
 
 
 def test_a_group_of_another_number_of_nodes_is_an_error(start):

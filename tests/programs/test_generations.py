@@ -12,9 +12,9 @@ from select_responses import select_record
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_scored_responses
 from snakechat.modeling.loading import load_scorer
-from snakechat.workflow.code_digests import code_digests
 from snakechat.workflow.placement import placement_values
 from support import launching
+from support.sources import code_digests
 from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.

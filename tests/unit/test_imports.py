@@ -10,7 +10,7 @@ import pytest
 
 from conftest import ROOT
 from snakechat.config.schema import RECIPES
-from snakechat.workflow.code_digests import code_digests
+from support.sources import code_digests
 
 SCRIPTS = ROOT / "scripts"
 PROGRAMS = sorted(SCRIPTS.glob("*.py"))

@@ -31,12 +31,11 @@ WITHOUT_EFFECT = {
     ("snakechat", "training", "rungs"),
 }
 # What the launcher sets before a program starts: of every program.
-LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "gpus", "placement")]
+LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "placement")]
 # Only of programs whose settings choose vLLM.
 VLLM = ("snakechat", "modeling", "vllm_sampler")
-# They import torch to connect processes and to count GPUs; programs that compute import
-# it themselves.
-WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed"), (*WORKFLOW, "gpus")}
+# It imports torch to connect processes; programs that compute import it themselves.
+WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed")}
 
 # Names by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {
@@ -69,27 +68,21 @@ class Code(NamedTuple):
     imports: frozenset[str]
 
 
-class Source(NamedTuple):
-    """What counts of the source of a module.
-
-    Attributes:
-        digest: Digest of the syntax tree, or of the bytes if the module can read them.
-        imports: Level, module and attribute of each import. The attribute is "" in `import module`.
-        strings: Strings that may be names of data files.
-    """
-
-    digest: str
-    imports: list[tuple[int, str, str]]
-    strings: list[str]
+# Level, module and attribute of an import. The attribute is "" in `import module`.
+Import = tuple[int, str, str]
 
 
-def read_source(data: bytes, path: str, is_reward: bool) -> Source:
+def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Import], list[str]]:
     """Return what counts of a module.
 
     Args:
         data: The bytes of its file.
         path: Its path, for errors.
         is_reward: Whether it is in rewards/.
+
+    Returns:
+        Digest of the syntax tree, or of the bytes if the module can read them; its imports; the
+        strings that may be names of data files.
 
     Raises:
         SyntaxError, ValueError: It is not valid Python.
@@ -98,7 +91,7 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
         module = ast.parse(data, path)
     except (RecursionError, MemoryError):
         raise ValueError(TOO_DEEP) from None
-    imports: list[tuple[int, str, str]] = []
+    imports: list[Import] = []
     names: set[str] = set()
     strings: set[str] = set()
     for node in ast.walk(module):
@@ -121,25 +114,14 @@ def read_source(data: bytes, path: str, is_reward: bool) -> Source:
         text = ast.dump(module).encode() if names.isdisjoint(readers) else data
     except RecursionError:
         raise ValueError(TOO_DEEP) from None
-    return Source(
-        hashlib.sha256(text).hexdigest(),
-        imports,
-        sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text)),
-    )
+    names_of_files = sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text))
+    return hashlib.sha256(text).hexdigest(), imports, names_of_files
 
 
 def _has_docstring(node: ast.AST) -> bool:
     body: list[ast.stmt] = getattr(node, "body", [])
     first = body[0].value if body and isinstance(body[0], ast.Expr) else None
     return isinstance(first, ast.Constant) and isinstance(first.value, str)
-
-
-def code_digests(
-    program: str | Path, reward_functions: Iterable[str] = (), uses_vllm: bool = False
-) -> dict[str, str]:
-    """Return the digests of Modules.code of a program, given its path scripts/NAME.py."""
-    program = Path(program)
-    return Modules(program.parent).code(program.stem, reward_functions, uses_vllm).digests
 
 
 def uses_vllm(settings: Mapping[str, Any]) -> bool:
@@ -151,14 +133,16 @@ class Module(NamedTuple):
     """What a module of ours consists of.
 
     Attributes:
-        source: What counts of its source; None if nothing does.
+        digest: Digest of what counts of its source; "" if nothing does.
         imports: Modules of ours that it imports, and the package around it.
         libraries: Top-level names of modules that are neither ours nor of the standard library.
+        strings: Strings that may be names of data files.
     """
 
-    source: Source | None
+    digest: str
     imports: list[Key]
     libraries: set[str]
+    strings: list[str]
 
 
 class Modules:
@@ -200,12 +184,12 @@ class Modules:
         launched_by = [key for key in LAUNCHED_BY if self._find(key)]
         rewards = [(REWARDS, name) for name in reward_functions]
         keys = self.imported_by([(program,), *launched_by, *rewards], () if uses_vllm else (VLLM,))
-        sources = {key: source for key in keys if (source := self._module(key).source)}
-        digests = {self.name(key): source.digest for key, source in sources.items()}
+        modules = {key: self._module(key) for key in keys}
+        digests = {self.name(key): each.digest for key, each in modules.items() if each.digest}
         for path in self.data_files(keys):
             folder = self.scripts.parent if path.is_relative_to(self.rewards) else self.scripts
             digests[path.relative_to(folder).as_posix()] = file_digest(path)
-        libraries = frozenset[str]().union(*(self._module(key).libraries for key in keys))
+        libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
         return Code(dict(sorted(digests.items())), libraries)
 
     @property
@@ -224,7 +208,7 @@ class Modules:
         """
         keys = [program, *((REWARDS, name) for name in reward_functions)]
         without = () if uses_vllm else (VLLM,)
-        found = _closure(keys, lambda key: self._read_module(key).imports, without)
+        found = self.imported_by(keys, without, self._read_module)
         return {*map(self.path, found), *self.data_files(found)}
 
     def path(self, key: Key) -> Path:
@@ -236,17 +220,32 @@ class Modules:
         folder = self.scripts.parent if key[0] == REWARDS else self.scripts
         return self.path(key).relative_to(folder).as_posix()
 
-    def imported_by(self, keys: Iterable[Key], without: Collection[Key] = ()) -> set[Key]:
-        """Return modules with the packages around them and all that they import.
+    def imported_by(
+        self,
+        keys: Iterable[Key],
+        without: Collection[Key] = (),
+        read: Callable[[Key], Module] | None = None,
+    ) -> set[Key]:
+        """Return modules with the packages around them and all that they import, at any depth.
 
-        without: Modules that are left out, with what only they import.
+        Args:
+            keys: The modules.
+            without: Modules that are left out, with what only they import.
+            read: Returns a module, by default what counts of it.
         """
-        return _closure(keys, lambda key: self._module(key).imports, without)
+        found: set[Key] = set()
+        pending = list(keys)
+        while pending:
+            key = pending.pop()
+            if key not in found and key not in without:
+                found.add(key)
+                pending += (read or self._module)(key).imports
+        return found
 
     def _module(self, key: Key) -> Module:
         """Return what counts of a module."""
         if key in WITHOUT_EFFECT:
-            return Module(None, self._packages(key), set())
+            return Module("", self._packages(key), set(), [])
         return self._read_module(key)
 
     def _packages(self, key: Key) -> list[Key]:
@@ -258,18 +257,18 @@ class Modules:
             return self._modules[key]
         imports, libraries = self._packages(key), set[str]()
         path = self.path(key)
-        source = read_source(path.read_bytes(), str(path), key[0] == REWARDS)
-        for each in source.imports:
+        counted, statements, strings = read_source(path.read_bytes(), str(path), key[0] == REWARDS)
+        for each in statements:
             imports += self._imported(key, *each, libraries)
-        self._modules[key] = Module(source, imports, libraries)
+        self._modules[key] = Module(counted, imports, libraries, strings)
         return self._modules[key]
 
     def data_files(self, keys: Iterable[Key]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
-        sources = {key: source for key in keys if (source := self._module(key).source)}
-        parents = {self.path(key).parent for key in sources if key[0] != REWARDS}
+        modules = {key: module for key in keys if (module := self._module(key)).digest}
+        parents = {self.path(key).parent for key in modules if key[0] != REWARDS}
         folders = [parent / name for parent in parents for name in DATA_FOLDERS]
-        if any(key[0] == REWARDS for key in sources):
+        if any(key[0] == REWARDS for key in modules):
             folders.append(self.rewards)
         files: dict[str, list[Path]] = {}
         for folder in folders:
@@ -279,7 +278,7 @@ class Modules:
                 if path.suffix != ".py" and not re.search(r"/(\.|__pycache__)", f"/{name}"):
                     files.setdefault(name, []).append(path)
         referenced: set[Path] = set()
-        pending = [name for source in sources.values() for name in source.strings]
+        pending = [name for module in modules.values() for name in module.strings]
         while pending:
             for path in files.get(pending.pop(), ()):
                 if path.is_file() and path not in referenced:
@@ -332,17 +331,3 @@ class Modules:
         """
         is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
         return is_file and name != key[-1] and name not in sys.stdlib_module_names
-
-
-def _closure(
-    keys: Iterable[Key], imports: Callable[[Key], list[Key]], without: Collection[Key] = ()
-) -> set[Key]:
-    """Return modules and all that they import, at any depth, without some."""
-    found: set[Key] = set()
-    pending = list(keys)
-    while pending:
-        key = pending.pop()
-        if key not in found and key not in without:
-            found.add(key)
-            pending += imports(key)
-    return found

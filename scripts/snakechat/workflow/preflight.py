@@ -13,11 +13,21 @@ from typing import Any
 
 from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.gpus import has_gpu
 from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
 from snakechat.workflow.links import check_link
 
 PROGRAM = ("snakechat", "algorithms", "reward_functions")
+
+
+def has_gpu() -> bool:
+    """Return whether this machine seems to have a GPU, without importing torch."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return False
+    # Device files of NVIDIA, AMD and WSL.
+    devices = Path("/dev")
+    return any(devices.glob("nvidia[0-9]*")) or any(
+        (devices / name).exists() for name in ("kfd", "dxg")
+    )
 
 
 def check_gpus(recipes: Iterable[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import ROOT
 from snakechat.pages.texts import METRICS, TABLES, translations
-from snakechat.workflow.code_digests import code_digests
+from support.sources import code_digests
 
 
 def texts_of_pages():

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 
-from snakechat.workflow.code_digests import Modules, code_digests
-from support.sources import write_sources
+from snakechat.workflow.code_digests import Modules
+from support.sources import code_digests, write_sources
 
 SOURCE = '''"""A module."""
 

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.code_digests import code_digests
 from support.launching import launch
+from support.sources import code_digests
 
 pytestmark = pytest.mark.slow
 

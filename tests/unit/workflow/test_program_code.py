@@ -6,12 +6,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.code_digests import (
-    LAUNCHED_BY,
-    WITHOUT_EFFECT,
-    Modules,
-    code_digests,
-)
+from snakechat.workflow.code_digests import LAUNCHED_BY, WITHOUT_EFFECT, Modules
+from support.sources import code_digests
 
 pytestmark = pytest.mark.slow
 
