@@ -13,18 +13,21 @@ results that are made later, in the model card and in the report. scripts/verify
 
 import datetime
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
 from snakechat.jobs.stale_causes import job_name, spec_changes
-from snakechat.workflow.digests import digest, write_atomically
+from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import link_result, linked_folder
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
+    RUN_RECORD,
     Manifest,
     input_digest,
     lock_path,
@@ -37,7 +40,6 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.store import (
     Damaged,
     check_files,
-    copy_result,
     delete_lock,
     delete_work,
     publish,
@@ -129,11 +131,31 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     delete_work(folder)
     unfinished = unfinished_folder(folder)
     make_folders(unfinished)
-    copy_result(stored_folder(job.spec), unfinished, manifest)
+    copy_files(stored_folder(job.spec), unfinished, manifest)
     write_atomically(unfinished / MANIFEST, f"{text}\n")
     publish(folder)
     link_result(job.spec["path"], folder)
     delete_lock(folder)
+
+
+def copy_files(source: Path, target: Path, manifest: Manifest) -> None:
+    """Copy the files of a result and the record of its run, by hard links where they are possible.
+
+    Results are replaced by rename and never written in place, so that both stay as they are.
+
+    Raises:
+        OSError: A file is missing, or cannot be read or written.
+    """
+    has_record = (source / RUN_RECORD).exists()
+    for name in [*manifest["files"], *([RUN_RECORD] if has_record else [])]:
+        path = target / name
+        make_folders(path.parent)
+        try:
+            os.link(source / name, path, follow_symlinks=False)
+        except OSError:
+            # Another file system, one without links, or a file of another user.
+            shutil.copyfile(source / name, path)
+            fsync(path)
 
 
 def stored_folder(spec: dict[str, Any]) -> Path:

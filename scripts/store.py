@@ -22,7 +22,7 @@ from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_folder, named_versions, needed_keys, versions_of
 from snakechat.workflow.manifest import MANIFEST, STORE, Manifest, content_digest
-from snakechat.workflow.store_space import (
+from snakechat.workflow.store import (
     StoredResult,
     collect,
     examine,

@@ -49,6 +49,7 @@ from snakechat.workflow.preflight import (
     check_limits,
     import_reward_functions,
 )
+from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
 from snakechat.workflow.snapshot import (
     Build,
     delete_old_snapshots,
@@ -56,9 +57,7 @@ from snakechat.workflow.snapshot import (
     take_snapshot,
     write_spec,
 )
-from snakechat.workflow.stamp import Stamp, forget, without_time
-from snakechat.workflow.store import is_writable
-from snakechat.workflow.store_space import parse_size, warn_of_size
+from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
 RuleFunction = Callable[..., Any]

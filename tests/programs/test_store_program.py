@@ -14,7 +14,7 @@ from conftest import ROOT
 from snakechat.workflow.digests import digest
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import STORE, read_manifest
-from snakechat.workflow.store_space import stored_results
+from snakechat.workflow.store import stored_results
 from support.specs import EMPTY_RUN
 from support.stored_results import make_result
 

@@ -67,11 +67,8 @@ def link_result(path: str | Path, folder: Path) -> None:
     with suppress(OSError):
         # The time of the last use. A store may be read-only.
         os.utime(folder)
-    version = version_path(path, folder.name)
-    for link, target in _version_links(path, folder):
-        replace_link(link, link_text(link, target))
-    replace_link(path, link_text(path, version))
-    replace_link(manifest_path(path), f"{path.name}/{MANIFEST}")
+    for link, text in _links(path, folder):
+        replace_link(link, text)
     fsync(path.parent)
     if not (folder / MANIFEST).exists():
         raise InputError(f"{folder} was removed since this build was planned: start it again")
@@ -103,26 +100,26 @@ def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
 
 def is_linked(path: str | Path, folder: Path) -> bool:
     """Return whether the path of a result leads to a folder of a store."""
-    path = Path(path)
-    links = [(path, version_path(path, folder.name)), *_last_link(path, folder)]
-    texts_agree = all(_text_of(link) == link_text(link, target) for link, target in links)
-    return texts_agree and _text_of(manifest_path(path)) == f"{path.name}/{MANIFEST}"
+    # A version is complete with its last link; people may replace links to its files.
+    *_, last, of_path, of_manifest = _links(Path(path), folder)
+    return all(_text_of(link) == text for link, text in (last, of_path, of_manifest))
 
 
-def _version_links(path: Path, folder: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the links that a version consists of, and their targets; the last one completes it."""
-    last = _last_link(path, folder)
-    if path.parts[1] in TARGETS:
-        version = version_path(path, folder.name)
-        links = [(version / file.relative_to(folder), file) for file in walk_files(folder)]
-        yield from (link for link in links if link not in last)
-    yield from last
+def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
+    """Return the links by which a path leads to a folder, in the order in which they are made.
 
-
-def _last_link(path: Path, folder: Path) -> list[tuple[Path, Path]]:
+    Those of the version come first, then the path itself and the path of its manifest.
+    """
     version = version_path(path, folder.name)
-    is_target = path.parts[1] in TARGETS
-    return [(version / MANIFEST, folder / MANIFEST) if is_target else (version, folder)]
+    targets = {version: folder}
+    if path.parts[1] in TARGETS:
+        # The manifest completes it.
+        files = [file for file in walk_files(folder) if file != folder / MANIFEST]
+        files.append(folder / MANIFEST)
+        targets = {version / file.relative_to(folder): file for file in files}
+    targets[path] = version
+    links = [(link, link_text(link, target)) for link, target in targets.items()]
+    return [*links, (manifest_path(path), f"{path.name}/{MANIFEST}")]
 
 
 def replace_link(path: Path, text: str) -> None:

@@ -418,23 +418,20 @@ def replaces_stored(job: Job[Any]) -> bool:
         return False
     outcome = f"{job.target}: the forced run made other bytes than before: {', '.join(changed)}"
     if others := readers(job):
-        print(f"{outcome}; the earlier result stays, because {others} leads to it")
+        print(f"{outcome}; the earlier result stays, because {others[0]} leads to it")
         return False
     print(outcome)
     return True
 
 
-def readers(job: Job[Any]) -> str:
-    """Return a path other than the target that leads to the stored result; "" if there is none."""
+def readers(job: Job[Any]) -> list[str]:
+    """Return the paths other than the target that lead to the stored result."""
     target = job.target.parent.resolve() / job.target.name
-    return next(
-        (
-            str(path)
-            for path, folder in root_links(Path(job.options.stores[0]), Path("output"))
-            if folder == job.place.resolve() and path.parent.resolve() / path.name != target
-        ),
-        "",
-    )
+    return [
+        str(path)
+        for path, folder in root_links(Path(job.options.stores[0]), Path("output"))
+        if folder == job.place.resolve() and path.parent.resolve() / path.name != target
+    ]
 
 
 def recover(job: Job[Any]) -> None:

@@ -14,13 +14,15 @@ from snakechat.workflow.links import link_result, needed_keys, register_root
 from snakechat.workflow.locks import acquire_lock
 from snakechat.workflow.manifest import lock_path, state_folder, unfinished_folder
 from snakechat.workflow.store import (
+    collect,
     complete_result,
     find_results,
     is_complete,
+    parse_size,
     publish,
     stored_folders,
+    warn_of_size,
 )
-from snakechat.workflow.store_space import collect, parse_size, warn_of_size
 from support.stored_results import make_result
 
 DAY = 24 * 3600
