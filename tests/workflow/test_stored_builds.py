@@ -1,9 +1,7 @@
 """Builds with earlier versions of results, in a store that they share, and with edited sources."""
 
 import json
-import os
 import subprocess
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -119,39 +117,6 @@ def test_a_sweep_tokenizes_once_and_computes_its_reference_once(workflow):
     assert [
         len(list(store.glob(f"{rule}/*"))) for rule in ("tokenize_dpo", "compute_reference")
     ] == [1, 1]
-
-
-@pytest.mark.parametrize("folder", ["data", "tokens/sft"])
-def test_a_folder_of_output_may_be_on_another_disk(sources, tmp_path, folder):
-    disk, place = tmp_path / "disk/results", sources.folder / "output" / folder
-    disk.mkdir(parents=True)
-    place.parent.mkdir(parents=True)
-    place.symlink_to(disk, target_is_directory=True)
-    sources.options = ("--config", "datasets={toy: {rows: 60, eval_rows: 20}}")
-    sources.build(TARGET)
-    assert sources.planned(TARGET) == set()
-    assert (sources.folder / "output/data/toy/train.parquet").is_file()
-    assert sources.run("python", "scripts/verify.py").returncode == 0
-    gc = ("python", "scripts/store.py", "gc", "--max-size", "0")
-    assert sources.run(*gc).stdout.startswith("0 results removed")
-
-
-def test_names_that_look_like_files_of_the_store_are_names(sources):
-    """One ends as a temporary folder did, the other one looks like a key."""
-    names = ("x.tmp", "04dd5b96de6e3a6a2ee756bb3e3c9675")
-    datasets = ", ".join(
-        f"{name!r}: {{generate: shop, rows: 60, eval_rows: 2{number}}}"
-        for number, name in enumerate(names)
-    )
-    sources.options = ("--config", f"datasets={{{datasets}}}")
-    targets = [f"output/split/{name}.manifest.json" for name in names]
-    sources.build(*targets)
-    old = time.time() - 3 * 24 * 3600
-    for path in (sources.folder / "output").rglob("*"):
-        os.utime(path, (old, old), follow_symlinks=False)
-    assert sources.run("python", "scripts/store.py", "gc", "--max-size", "0").returncode == 0
-    assert sources.run("python", "scripts/verify.py").returncode == 0
-    assert sources.planned(*targets) == set()
 
 
 def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):

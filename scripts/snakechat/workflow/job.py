@@ -178,17 +178,9 @@ class ProgramParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with the command that starts the program, for other flags than those of a job."""
-        program = Path(sys.argv[0]).stem
-        targets = {"prompt_eval": "prompt_eval/STAGE/RECIPE.html"}
-        targets["rw_eval"] = "rw_eval/reward/RECIPE.html"
-        targets |= {
-            f"train_{stage}": f"{stage}/RECIPE" for stage in ("sft", "reward", "dpo", "rlhf")
-        }
-        target = f"output/{targets[program]}" if program in targets else "TARGET"
         sys.exit(
-            f"error: Snakemake starts {program}.py: snakemake --cores 1 {target}"
-            " (docs/en/migration.md has DeepSpeed-Chat's flags as keys of a recipe):"
-            f" {message}"
+            f"error: Snakemake starts {self.prog}: snakemake --cores 1 output/STAGE/RECIPE"
+            f" (docs/en/migration.md has DeepSpeed-Chat's flags as keys of a recipe): {message}"
         )
 
 
