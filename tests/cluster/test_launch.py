@@ -108,10 +108,15 @@ def test_one_process_is_plain_python(start):
     # Snakemake sets OMP_NUM_THREADS to at most --cores, and an operator sets the variables of a
     # group for a single node too.
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
-    [variables] = variables_of(start(OMP_NUM_THREADS="3", **group))
+    # Variables of the shell that change results are removed; those of the placement are recorded.
+    shell = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true"}
+    shell |= {"PYTHONUTF8": "0", "PYTHONOPTIMIZE": "1"}
+    placed = {"ATEN_CPU_CAPABILITY": "avx2"}
+    process = start(OMP_NUM_THREADS="3", of_placement=placed, **group, **shell)
+    [variables] = variables_of(process)
     del variables["pid"]
     assert variables.pop("arguments")[0] == "--placement"
-    assert variables.pop("arithmetic") == {"PYTHONUTF8": "1"}
+    assert variables.pop("arithmetic") == {"PYTHONUTF8": "1", **placed}
     assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"], "memory": None}
 
 
@@ -128,24 +133,6 @@ def test_a_killed_process_is_named_with_the_file_that_it_read(start, tmp_path, m
     assert line.startswith("data/b.parquet: SIGSEGV ended the process that reads: ")
 
 
-def test_variables_of_the_shell_that_change_results_are_removed(start):
-    shell = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true"}
-    shell |= {"PYTHONUTF8": "0", "PYTHONOPTIMIZE": "1"}
-    [variables] = variables_of(start(**shell))
-    assert variables["arithmetic"] == {"PYTHONUTF8": "1"}
-    # They can be a part of the placement, which is recorded.
-    [variables] = variables_of(start(of_placement={"ATEN_CPU_CAPABILITY": "avx2"}, **shell))
-    assert variables["arithmetic"] == {"PYTHONUTF8": "1", "ATEN_CPU_CAPABILITY": "avx2"}
-
-
-def test_a_user_can_set_how_gpu_memory_is_allocated(start):
-    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="0"))
-    assert variables["memory"] == "expandable_segments:True"
-    own = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
-    [variables] = variables_of(start(gpus=1, CUDA_VISIBLE_DEVICES="1", of_placement=own))
-    assert variables["memory"] == "expandable_segments:False"
-
-
 def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):
     process = start(gpus=2, threads=6, CUDA_VISIBLE_DEVICES="3,5,7")
     for rank, variables in enumerate(variables_of(process, 2)):
@@ -153,14 +140,18 @@ def test_a_node_has_one_process_per_gpu_and_divides_its_threads(start):
         assert variables["WORLD_SIZE"] == "2"
         assert variables["CUDA_VISIBLE_DEVICES"] == "3,5"
         assert variables["OMP_NUM_THREADS"] == "3"
+        assert variables["memory"] == "expandable_segments:True"
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
 
 
 def test_concurrent_jobs_have_different_gpus(start):
     both = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    first, second = start(gpus=1, **both), start(gpus=1, **both)
+    # A user can set how the memory of GPUs is allocated.
+    own = {"PYTORCH_ALLOC_CONF": "expandable_segments:False"}
+    first, second = start(gpus=1, of_placement=own, **both), start(gpus=1, **both)
     [[one], [other]] = [variables_of(process) for process in (first, second)]
+    assert one["memory"] == own["PYTORCH_ALLOC_CONF"]
     assert {one["CUDA_VISIBLE_DEVICES"], other["CUDA_VISIBLE_DEVICES"]} == {"0", "1"}
     # A killed job releases its GPU.
     first.kill()

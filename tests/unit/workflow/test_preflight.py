@@ -5,9 +5,8 @@ import shutil
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow import hermetic
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.preflight import check_limits, import_reward_functions
+from snakechat.workflow.preflight import import_reward_functions
 
 
 @pytest.fixture
@@ -36,13 +35,3 @@ def test_a_file_that_does_not_count_is_denied_before_the_first_job(sources):
     (sources / "words.txt").write_text("good")
     with pytest.raises(InputError, match=r"mine.py: line 1: .*words.txt is denied: a job reads"):
         import_reward_functions(sources, ["mine"], "auto")
-
-
-def test_a_kernel_without_landlock_is_named_once(monkeypatch, capfd):
-    monkeypatch.setattr(hermetic, "landlock_version", lambda: 0)
-    for _ in range(2):
-        check_limits("auto")
-        check_limits("off")
-    assert capfd.readouterr().err.count("warning: the kernel has no Landlock") == 1
-    with pytest.raises(InputError, match="hermetic: require needs version 4"):
-        check_limits("require")
