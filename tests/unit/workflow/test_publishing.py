@@ -141,4 +141,4 @@ def test_a_fault_at_any_change_loses_nothing(build, has_new, kind):
             break
     assert {path.name for path in RESULT.parent.iterdir()} == {"one", "one.manifest.json"}
     assert not list(STORE.glob("*/.*"))
-    assert failures > 10
+    assert failures >= 10
