@@ -14,7 +14,7 @@ from snakechat.algorithms.preference import reward_rounding
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.dpo import has_reference, has_reference_point
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.held_out_pairs import write_metrics
+from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.forward import Policy
 from snakechat.training.evaluated_models import FrozenModel, load_frozen, start_evaluation
@@ -51,7 +51,7 @@ def main(job: Job[Any]) -> None:
     if rank() == 0:
         write_responses(job.result / "responses.jsonl", tokenizer, data.rows, responses)
         rounding = reward_rounding(job.settings, data.lengths, DTYPE)
-        write_metrics(job, losses, rewards, rounding, has_reference_point(job.settings.loss))
+        write_pair_metrics(job, losses, rewards, rounding, has_reference_point(job.settings.loss))
 
 
 if __name__ == "__main__":

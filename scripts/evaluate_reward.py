@@ -10,7 +10,7 @@ import torch
 
 from snakechat.algorithms.preference import pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.held_out_pairs import write_metrics
+from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.evaluated_models import load_frozen, start_evaluation
@@ -33,7 +33,7 @@ def main(job: Job[Any]) -> None:
     if rank() > 0:
         return
     scores = torch.from_numpy(scored)
-    write_metrics(job, pairwise_loss(*scores), scores, ROUNDING * scores.abs())
+    write_pair_metrics(job, pairwise_loss(*scores), scores, ROUNDING * scores.abs())
 
 
 if __name__ == "__main__":

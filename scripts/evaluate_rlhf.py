@@ -11,7 +11,6 @@ Shapes: n prompts, S responses to each; B = S * n responses, all first responses
 ones.
 """
 
-import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing
@@ -50,7 +49,7 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length
 from snakechat.training.evaluated_models import FrozenModel, load_frozen, start_evaluation
-from snakechat.training.metric_logs import write_json
+from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
@@ -94,10 +93,8 @@ def main(job: Job[SimpleNamespace]) -> None:
         metrics["wins"]["rlhf"][initial_model(models)]["llm_judge"] = rates
     print_summary(metrics)
     write_json(job.result / "metrics.json", metrics)
-    with open(job.result / "responses.jsonl", "w") as file:
-        for name, responses in models.items():
-            for line in responses.lines():
-                file.write(json.dumps({"model": name, **line}) + "\n")
+    lines = [{"model": name, **line} for name in models for line in models[name].lines()]
+    write_json_lines(job.result / "responses.jsonl", lines)
 
 
 class ModelResponses:
@@ -141,14 +138,16 @@ class ModelResponses:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield each response with its scores, prompt by prompt."""
-        names = [name for name in SCORES if name in self.metrics]
-        for row in range(self.rollouts.num_prompts):
-            for number in range(len(self.rollouts.examples.responses)):
-                index = number * self.rollouts.num_prompts + row
-                scores = {name: float(self.metrics[name][number, row]) for name in names}
-                scores = {name: score for name, score in scores.items() if not math.isnan(score)}
-                line = {"prompt": self.prompt_texts[index], "response": self.texts[index]}
-                yield {**line, **scores}
+        tables = {name: self.metrics[name] for name in SCORES if name in self.metrics}
+        number = self.rollouts.num_prompts
+        for row in range(number):
+            for index in range(row, len(self.texts), number):
+                scores = {name: float(of.flat[index]) for name, of in tables.items()}
+                yield {
+                    "prompt": self.prompt_texts[index],
+                    "response": self.texts[index],
+                    **{name: score for name, score in scores.items() if not math.isnan(score)},
+                }
 
 
 class Evaluator:
@@ -189,8 +188,10 @@ class Evaluator:
                 if self.is_correct:
                     responses.metrics["greedy_success"] = greedy.metrics["success"]
                 if self.functions:
-                    scores = self._function_scores(greedy)
-                    responses.metrics["greedy_function_score"] = greedy.table(scores)
+                    scorer = RewardSum([], self.functions, self.texts)
+                    self._add("function_score", {"greedy": greedy}, scorer)
+                    scores = greedy.metrics["function_score"]
+                    responses.metrics["greedy_function_score"] = scores
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
@@ -209,10 +210,9 @@ class Evaluator:
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
         """Add score (reward functions, reward models and LLM judges) and judge_score, if any."""
         if self.functions:
+            self._add("score", models, RewardSum([], self.functions, self.texts))
             for responses in models.values():
-                scores = self._function_scores(responses)
-                responses.add("score", scores)
-                responses.add("function_score", scores)
+                responses.metrics["function_score"] = responses.metrics["score"]
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
             for input_name in input_names(key, references):
@@ -235,18 +235,13 @@ class Evaluator:
                 passed = np.where(np.isnan(scores), np.nan, scores >= weights - ROUNDING)
                 responses.metrics |= pass_rates(passed)
 
-    def _add(self, name: str, models: dict[str, ModelResponses], scorer: RewardSum) -> None:
+    def _add(self, name: str, models: Mapping[str, ModelResponses], scorer: RewardSum) -> None:
         """Add scores to a metric of each model; count the unreadable ones."""
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
             responses.add(name, scores.sum.double().cpu().numpy())
             for judge, number in scores.unreadable.items():
                 self.unreadable.setdefault(judge, {})[model] = number
-
-    def _function_scores(self, responses: ModelResponses) -> np.ndarray:
-        """Return the weighted sum of the reward functions' scores [B]."""
-        scorer = RewardSum([], self.functions, self.texts)
-        return scorer.score(responses.rollouts, 0, self.rows).sum.double().cpu().numpy()
 
     def llm_win_rates(self, models: dict[str, ModelResponses], log: Path) -> dict[str, Any]:
         """Return the win rates of the chat model over the initial model by the LLM judge.
@@ -268,8 +263,7 @@ class Evaluator:
         wins, lines = self.judges[self.settings.llm_judge].compare(
             [texts[row] for row in rows], *([each[row] for row in rows] for each in responses)
         )
-        with log.open("w") as file:
-            file.writelines(json.dumps(line) + "\n" for line in lines)
+        write_json_lines(log, lines)
         readable = ~np.isnan(wins)
         rows, won = rows[readable], wins[None, readable]
         ours, theirs = (

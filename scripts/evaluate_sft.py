@@ -4,20 +4,20 @@ response_perplexity is computed over the tokens of responses, perplexity over wh
 consist of prompts for the most part.
 """
 
-import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.intervals import clusters_of, ratio_interval
+from snakechat.evaluation.held_out_rows import write_metrics
+from snakechat.evaluation.intervals import ratio_interval
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.evaluated_models import load_frozen, start_evaluation
-from snakechat.training.metric_logs import write_json
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
@@ -42,57 +42,29 @@ def main(job: Job[Any]) -> None:
     for moment, key in MOMENTS.items():
         folder = job.inputs[key]
         with load_frozen(Policy, folder, dtype, tokenizer, placement, examples, True) as model:
-            logprobs[moment] = row_logprobs(model.module, examples)
+            logprobs[moment] = {
+                prefix: response_logprobs(model.module, examples, with_prompts=whole)[0]
+                for prefix, whole in PREFIXES.items()
+            }
             responses[NAMES[key]] = held_out_responses(model, tokenizer, folder, examples)
     if rank() > 0:
         return
     write_responses(job.result / "responses.jsonl", tokenizer, examples, responses)
     tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
-    stats = json.loads((job.inputs["tokens"] / "stats.json").read_text())
-    rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
-    clusters = clusters_of(tuple(examples.prompts[row]) for row in range(len(examples)))
-    metrics = metrics_by_dataset(logprobs, tokens, clusters, rows_of)
-    write_json(job.result / "metrics.json", metrics)
+    metrics = write_metrics(job, partial(perplexities, logprobs, tokens))
     before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)
     print(f"perplexity of responses {before:.3f} -> {after:.3f}")
-
-
-def row_logprobs(policy: Policy, examples: Examples) -> dict[str, np.ndarray]:
-    """Return the log-probability [n] of each row: of its sequence, and of its response."""
-    return {
-        prefix: response_logprobs(policy, examples, with_prompts=whole)[0]
-        for prefix, whole in PREFIXES.items()
-    }
-
-
-def metrics_by_dataset(
-    logprobs: Logprobs,
-    tokens: Mapping[str, np.ndarray],
-    clusters: np.ndarray,
-    rows_of: Mapping[str, int],
-) -> dict[str, Any]:
-    """Return the metrics of all rows; of each dataset under by_dataset, if there are several.
-
-    Args:
-        tokens: {prefix: number of target tokens [n] of each row}.
-        clusters: Cluster of each row [n]: rows with equal prompts share one.
-        rows_of: {dataset: number of rows}, in the order of the rows.
-    """
-    metrics = perplexities(logprobs, tokens, clusters, slice(None))
-    rows_of = {name: number for name, number in rows_of.items() if number}
-    if len(rows_of) > 1:
-        ends = np.cumsum(list(rows_of.values())).tolist()
-        metrics["by_dataset"] = {
-            name: perplexities(logprobs, tokens, clusters, slice(end - rows_of[name], end))
-            for name, end in zip(rows_of, ends, strict=True)
-        }
-    return metrics
 
 
 def perplexities(
     logprobs: Logprobs, tokens: Mapping[str, np.ndarray], clusters: np.ndarray, rows: slice
 ) -> dict[str, Any]:
-    """Return the perplexities and numbers of tokens of some rows, with 95 % intervals."""
+    """Return the perplexities and numbers of tokens of some rows, with 95 % intervals.
+
+    Args:
+        tokens: {prefix: number of target tokens [n] of each row}.
+        clusters: Cluster of each row [n]: rows with equal prompts share one.
+    """
     metrics: dict[str, Any] = {"rows": len(tokens[""][rows]), "intervals_95": {}}
     for moment, of_prefix in logprobs.items():
         metrics[moment], intervals = {}, {}

@@ -3,7 +3,6 @@
 Each model responds to each prompt twice: with greedy decoding and with sampling.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,10 @@ from snakechat.evaluation.sample_responses import Response, respond
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.training.evaluated_models import load_frozen, start_evaluation
+from snakechat.training.metric_logs import write_json_lines
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
-
-DECODERS = ("greedy", "sampled")
 
 
 def main(job: Job[Any]) -> None:
@@ -36,12 +34,19 @@ def main(job: Job[Any]) -> None:
             print(f"{name} responded to {len(prompts)} prompts")
     if rank() > 0:
         return
-    with open(job.result / "responses.jsonl", "w") as file:
-        for row, (set_name, prompt) in enumerate(prompts):
-            for model, by_decoder in responses.items():
-                for decoder in DECODERS:
-                    line = {"set": set_name, "prompt": prompt, "model": model, "decoder": decoder}
-                    file.write(json.dumps(line | by_decoder[decoder][row]) + "\n")
+    lines = [
+        {
+            "set": name,
+            "prompt": prompt,
+            "model": model,
+            "decoder": decoder,
+            **of_model[decoder][row],
+        }
+        for row, (name, prompt) in enumerate(prompts)
+        for model, of_model in responses.items()
+        for decoder in of_model
+    ]
+    write_json_lines(job.result / "responses.jsonl", lines)
 
 
 def generate(

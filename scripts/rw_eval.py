@@ -4,7 +4,6 @@ scores.jsonl contains every pair, metrics.json how often the reward model ranks 
 the model that it was trained from, whose score head is random.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from snakechat.evaluation.intervals import clusters_of, mean_with_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.evaluated_models import load_frozen, start_evaluation
-from snakechat.training.metric_logs import write_json
+from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -42,24 +41,21 @@ def main(job: Job[Any]) -> None:
         with load_frozen(
             Scorer, folder, DTYPE, tokenizer, placement, examples, new_head=name == "base"
         ) as model:
-            scores[name] = response_scores(model.module, examples)
+            scores[name] = response_scores(model.module, examples).astype(np.float64)
     if rank() > 0:
         return
+    margins = {name: chosen - rejected for name, (chosen, rejected) in scores.items()}
+    columns = {
+        "chosen_score": scores["model"][0],
+        "rejected_score": scores["model"][1],
+        "margin": margins["model"],
+        "base_margin": margins["base"],
+    }
     rows = [
-        {
-            "set": set_name,
-            **pair,
-            "chosen_score": chosen_score,
-            "rejected_score": rejected_score,
-            "margin": chosen_score - rejected_score,
-            "base_margin": base_chosen - base_rejected,
-        }
-        for (set_name, pair), (chosen_score, rejected_score), (base_chosen, base_rejected) in zip(
-            pairs, scores["model"].T.tolist(), scores["base"].T.tolist(), strict=True
-        )
+        {"set": name, **pair, **{key: values[row].item() for key, values in columns.items()}}
+        for row, (name, pair) in enumerate(pairs)
     ]
-    with open(job.result / "scores.jsonl", "w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+    write_json_lines(job.result / "scores.jsonl", rows)
     metrics = summarize(rows)
     sets = {
         set_name: summarize([row for row in rows if row["set"] == set_name])

@@ -97,9 +97,9 @@ class RlhfTrainer:
         if settings.eval_steps:
             self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"), weighted)
             self.eval_prompts = Ragged(tokens, "eval.prompt")
-            self.eval_rows = draw_held_out_prompts(
+            self.eval_rows, _ = draw_held_out_prompts(
                 tokens, settings.datasets, settings.eval_prompts, settings.seed
-            ).rows
+            )
         if models.critic:
             models.critic.normalizer = self.normalization.normalize_values
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])

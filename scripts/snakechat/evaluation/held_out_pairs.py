@@ -3,8 +3,6 @@
 Shapes: n rows.
 """
 
-import json
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +10,9 @@ import torch
 from torch import Tensor
 
 from snakechat.algorithms.preference import labelled_metrics, pair_metrics, placements
-from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
-from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
-from snakechat.training.metric_logs import write_json
+from snakechat.data.ragged_arrays import whole_lengths_path
+from snakechat.evaluation.held_out_rows import write_metrics
+from snakechat.evaluation.intervals import mean_with_interval, share_interval
 from snakechat.workflow.job import Job
 
 # As in Guo et al. 2017.
@@ -33,17 +31,15 @@ def calibration(margins: Tensor, num_bins: int) -> tuple[list[dict[str, Any]], f
     confidences = torch.sigmoid(margins.abs())
     correct = (margins > 0).to(confidences.dtype)
     bin_of = ((confidences - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
-    bins: list[dict[str, Any]] = []
-    for index in range(num_bins):
-        inside = bin_of == index
-        if inside.any():
-            bins.append(
-                {
-                    "pairs": int(inside.sum()),
-                    "confidence": confidences[inside].mean().item(),
-                    "accuracy": correct[inside].mean().item(),
-                }
-            )
+    bins = [
+        {
+            "pairs": int(inside.sum()),
+            "confidence": confidences[inside].mean().item(),
+            "accuracy": correct[inside].mean().item(),
+        }
+        for inside in (bin_of == index for index in range(num_bins))
+        if inside.any()
+    ]
     error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(margins)
     return bins, error
 
@@ -95,10 +91,8 @@ def held_out_labelled_metrics(
     metrics: dict[str, Any] = labelled_metrics(losses, scores, present, limit)
     metrics["intervals_95"] = {}
     if present.any(dim=1).all():
-        for name, table, tied in (
-            ("auc", scores, limit),
-            ("longer_wins_auc", lengths.double(), 0.0),
-        ):
+        tables = {"auc": (scores, limit), "longer_wins_auc": (lengths.double(), 0.0)}
+        for name, (table, tied) in tables.items():
             metrics[name], metrics["intervals_95"][name] = auc_with_interval(
                 (table[0][present[0]], table[1][present[1]]),
                 (clusters[present[0]], clusters[present[1]]),
@@ -129,28 +123,7 @@ def auc_with_interval(
     return auc, interval
 
 
-def metrics_by_dataset(
-    metrics_of: Callable[..., dict[str, Any]], tensors: list[Tensor], rows_of: Mapping[str, int]
-) -> dict[str, Any]:
-    """Return the metrics of all rows; of each dataset under by_dataset, if there are several.
-
-    Args:
-        metrics_of: One of the two functions above.
-        tensors: Its arguments.
-        rows_of: {dataset: number of rows}, in the order of the rows.
-    """
-    metrics = metrics_of(*tensors)
-    rows_of = {name: number for name, number in rows_of.items() if number}
-    if len(rows_of) > 1:
-        splits = (tensor.split(list(rows_of.values()), dim=-1) for tensor in tensors)
-        metrics["by_dataset"] = {
-            name: metrics_of(*of_dataset)
-            for name, *of_dataset in zip(rows_of, *splits, strict=True)
-        }
-    return metrics
-
-
-def write_metrics(
+def write_pair_metrics(
     job: Job[Any], losses: Tensor, scores: Tensor, rounding: Tensor, labelled: bool = False
 ) -> None:
     """Write metrics.json of the rows of the evaluation split, and print a summary.
@@ -161,15 +134,14 @@ def write_metrics(
         rounding: Rounding errors of the scores [2, n].
         labelled: Whether the responses are labelled good or bad, and make no pairs.
     """
-    tokens = job.inputs["tokens"]
-    stats = json.loads((tokens / "stats.json").read_text())
-    rows_of = {name: stats["eval"]["kept_of"][name] for name in job.settings.datasets}
-    lengths = torch.from_numpy(np.load(whole_lengths_path(tokens, "eval"), allow_pickle=False))
-    prompts = Ragged(tokens, "eval.prompt")
-    clusters = torch.from_numpy(clusters_of(tuple(prompts[row]) for row in range(len(prompts))))
+    path = whole_lengths_path(job.inputs["tokens"], "eval")
+    tensors = losses, scores, torch.from_numpy(np.load(path, allow_pickle=False)), rounding
     metrics_of = held_out_labelled_metrics if labelled else held_out_pair_metrics
-    tensors = [losses, scores, lengths, rounding, clusters]
-    metrics = metrics_by_dataset(metrics_of, tensors, rows_of)
-    write_json(job.result / "metrics.json", metrics)
+    metrics = write_metrics(
+        job,
+        lambda clusters, rows: metrics_of(
+            *(tensor[..., rows] for tensor in (*tensors, torch.from_numpy(clusters)))
+        ),
+    )
     summary = ("responses", "share_good", "auc") if labelled else ("accuracy", "ties")
     print(", ".join(f"{name} {metrics[name]:.4g}" for name in summary if name in metrics))

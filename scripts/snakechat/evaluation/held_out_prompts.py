@@ -1,54 +1,33 @@
 """Prompts of an evaluation: drawn in proportion from a blend, and compared with training rows."""
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import fingerprint, read_record_batches
-
-
-class PromptSample(NamedTuple):
-    """Prompts drawn from the evaluation split of a blend.
-
-    Attributes:
-        rows: Row number of each prompt [n]. Any first part of them is in proportion too.
-        datasets: Dataset of each prompt [n].
-    """
-
-    rows: list[int]
-    datasets: list[str]
+from snakechat.evaluation.held_out_rows import held_out_rows
 
 
 def draw_held_out_prompts(
     tokens: Path, datasets: Sequence[tuple[str, float]], num_prompts: int, seed: int
-) -> PromptSample:
-    """Draw prompts from the eval split of the tokens of stage rlhf.
-
-    datasets: The weight of each dataset of the blend. Further arguments as in draw_prompts.
-    """
-    weights = dict(datasets)
-    stats = json.loads((tokens / "stats.json").read_text())
-    kept_of = {name: stats["eval"]["kept_of"][name] for name in weights}
-    return draw_prompts(kept_of, weights, num_prompts, seed)
-
-
-def draw_prompts(
-    kept_of: Mapping[str, int], weights: Mapping[str, float], num_prompts: int, seed: int
-) -> PromptSample:
-    """Draw prompts without replacement, from each dataset as many as its share of the blend.
+) -> tuple[list[int], list[str]]:
+    """Draw prompts of the eval split without replacement, from each dataset its share of the blend.
 
     Args:
-        kept_of: Rows of each dataset. Those of a dataset follow those of the one before it.
-        weights: Weight of each dataset in training.
+        tokens: Tokens of stage rlhf.
+        datasets: Weight of each dataset in training.
         num_prompts: Upper limit for the number of prompts.
         seed: Seed of the draw.
+
+    Returns:
+        The row of each prompt [n], and its dataset. Any first part of them is in proportion too.
     """
+    weights = dict(datasets)
+    kept_of = held_out_rows(tokens, weights)
     quotas = _quotas(kept_of, weights, num_prompts)
     generator = np.random.default_rng(seed)
     drawn, start = [], 0
@@ -58,7 +37,7 @@ def draw_prompts(
         # Datasets alternate as evenly as their shares allow.
         drawn += [((i + 0.5) / quotas[name], name, int(row)) for i, row in enumerate(rows)]
     drawn.sort()
-    return PromptSample([row for *_, row in drawn], [name for _, name, _ in drawn])
+    return [row for *_, row in drawn], [name for _, name, _ in drawn]
 
 
 def _quotas(

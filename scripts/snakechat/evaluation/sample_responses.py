@@ -1,6 +1,5 @@
 """Responses of language models as text: to the prompts of users, and to held-out prompts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.evaluated_models import FrozenModel
+from snakechat.training.metric_logs import write_json_lines
 
 # Held-out prompts that reports show, and tokens of a response to one of them.
 PROMPTS, MAX_RESPONSE_LENGTH = 10, 256
@@ -86,16 +86,16 @@ def write_responses(
     responses: By model, as held_out_responses returns them.
     """
     rows = first_prompts(examples)
-    own = [as_text(tokenizer, examples.responses[0][row]) for row in rows]
-    texts = {"data": own} | {
-        model: [response["text"] for response in of_model] for model, of_model in responses.items()
-    }
-    with path.open("w") as file:
-        for model, of_model in texts.items():
-            for row, text in zip(rows, of_model, strict=True):
-                prompt = as_text(tokenizer, examples.prompts[row])
-                line = {"model": model, "prompt": prompt, "response": text}
-                file.write(json.dumps(line) + "\n")
+    texts = {"data": [as_text(tokenizer, examples.responses[0][row]) for row in rows]}
+    for model, of_model in responses.items():
+        texts[model] = [response["text"] for response in of_model]
+    prompts = [as_text(tokenizer, examples.prompts[row]) for row in rows]
+    lines = [
+        {"model": model, "prompt": prompt, "response": text}
+        for model, of_model in texts.items()
+        for prompt, text in zip(prompts, of_model, strict=True)
+    ]
+    write_json_lines(path, lines)
 
 
 def as_text(tokenizer: PreTrainedTokenizerBase, ids: Any) -> str:

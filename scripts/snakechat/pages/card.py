@@ -22,7 +22,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.pages.jobs import describe_origin, rebuild_command
 from snakechat.pages.metrics import headline_paths, read_figure
-from snakechat.pages.page import MARKDOWN, Table
+from snakechat.pages.page import MARKDOWN, table_of
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
@@ -39,16 +39,8 @@ from snakechat.workflow.manifest import (
 from snakechat.workflow.placement import Placement, placement_of
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
-LIBRARIES = (
-    "trl",
-    "torch",
-    "transformers",
-    "deepspeed",
-    "peft",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-)
+LIBRARIES = ["trl", "torch", "transformers", "deepspeed", "peft"]
+LIBRARIES += ["tokenizers", "safetensors", "numpy"]
 # The last line of a card that nobody has edited.
 SEAL = "<!-- Written by Snakechat; an edited card is left alone. {digest} -->\n"
 
@@ -117,10 +109,7 @@ def model_card(
     if RULES[spec["rule"]].loss == "score":
         auto_class = "AutoModelForSequenceClassification"
     licenses = source_licenses(lineage, declared_licenses)
-    rows = [
-        source_row(upstream, lineage[upstream], licenses.get(upstream))
-        for upstream in upstream_first(lineage)
-    ]
+    sources = {each: source(lineage[each], licenses.get(each)) for each in upstream_first(lineage)}
     body = MARKDOWN.get_template("model_card.md").render(
         name=name,
         path=path,
@@ -129,7 +118,7 @@ def model_card(
         is_chat_model="Causal" in auto_class,
         spec_digest=digest(spec),
         seed=spec["settings"].get("seed"),
-        sources=Table("", ["job", "source", "languages", "rows", "spec"], rows),
+        sources=table_of("", sources, corner="job"),
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
         processors=processors(placement_of(record["placement"])),
@@ -203,17 +192,21 @@ def evaluated_datasets(settings: Mapping[str, Any], lineage: Lineage) -> dict[st
     return {name: imports[name]["settings"].get("hub", name) for name in names}
 
 
-def source_row(path: str, job: Mapping[str, Any], license: str | None) -> list[str]:
-    """Return the row of a job in the table of sources."""
-    rows = [f"{split} {size['rows']:,}" for split, size in job["facts"].get("size", {}).items()]
+def source(job: Mapping[str, Any], license: str | None) -> dict[str, str]:
+    """Return the cells of a job in the table of sources."""
+    facts = job["facts"]
+    rows = [f"{split} {size['rows']:,}" for split, size in facts.get("size", {}).items()]
     rows += [
         f"{split} without {reason} {count:,}"
-        for split, reasons in job["facts"].get("dropped", {}).items()
+        for split, reasons in facts.get("dropped", {}).items()
         for reason, count in reasons.items()
     ]
-    languages = ", ".join(job["facts"].get("languages", ()))
-    origin = describe_origin(job, license)
-    return [path, origin, languages, ", ".join(rows), job["spec"][:16]]
+    return {
+        "source": describe_origin(job, license),
+        "languages": ", ".join(facts.get("languages", ())),
+        "rows": ", ".join(rows),
+        "spec": job["spec"][:16],
+    }
 
 
 def processors(placement: Placement) -> str:

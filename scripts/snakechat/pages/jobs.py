@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from snakechat.estimates.flops import peak_flops, rlhf_flops, training_flops
 from snakechat.pages.metrics import STAGES
@@ -27,12 +27,36 @@ COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 APART = ("spec", "placement", "versions", "options", "unchanged_because")
 
 
-def phase_section(phases: Mapping[str, Statistics]) -> Section:
-    """Return the section of the rows of each phase and of their lengths.
+class Training(NamedTuple):
+    """A training of a report, with its evaluation.
 
-    phases: stats.json of tokens, by stage.
+    Attributes:
+        stage: sft, reward, dpo or rlhf.
+        path: Path of the training.
+        job: The training in the lineage.
+        steps: The lines of metrics.jsonl.
+        metrics: metrics.json of the evaluation.
+        tokens: stats.json of the tokens.
+        run: run.json; empty if it is unknown.
     """
-    splits = {f"{stage}.{split}": of for stage in phases for split, of in phases[stage].items()}
+
+    stage: str
+    path: str
+    job: Mapping[str, Any]
+    steps: Sequence[Mapping[str, Any]]
+    metrics: Mapping[str, Any]
+    tokens: Statistics
+    run: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        """The stage as people know it."""
+        return translate(STAGES[self.stage])
+
+
+def phase_section(trainings: Sequence[Training]) -> Section:
+    """Return the section of the rows of each phase and of their lengths."""
+    splits = {f"{of.stage}.{split}": rows for of in trainings for split, rows in of.tokens.items()}
     counts = {
         name: {
             translate("rows"): of["rows"],
@@ -177,30 +201,15 @@ def cost_section(runs: Runs) -> Section:
     return Section(translate("Costs"), tables=[table])
 
 
-def run_section(
-    stage: str,
-    path: str,
-    training: Mapping[str, Any],
-    run: Mapping[str, Any],
-    steps: Sequence[Mapping[str, Any]],
-    train: Statistics,
-) -> Section:
-    """Return the section of the run of a training.
-
-    Args:
-        stage: sft, reward, dpo or rlhf.
-        path: Path of the training.
-        training: The training in the lineage.
-        run: run.json of the training.
-        steps: The lines of metrics.jsonl.
-        train: stats.json of the tokens that it was trained on.
-    """
-    prefix = "policy/" if stage == "rlhf" else ""
-    last = steps[-1] if steps else {}
+def run_section(training: Training) -> Section:
+    """Return the section of the run of a training, which is known."""
+    run, job = training.run, training.job
+    last = training.steps[-1] if training.steps else {}
+    prefix = "policy/" if training.stage == "rlhf" else ""
     scaling = {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
-    measured = {"command": rebuild_command(path, run), **training["facts"], **scaling, **run}
+    measured = {"command": rebuild_command(training.path, run), **job["facts"], **scaling, **run}
     if "seconds_per_step" in run:
-        measured |= throughput(stage, training["settings"], run, steps, train)
+        measured |= throughput(training)
     known = METRICS["run"]
     order = [*known, *sorted(measured.keys() - known.keys() - {*APART})]
     shown = {
@@ -214,7 +223,7 @@ def run_section(
         " saving, loading and evaluation."
     )
     return Section(
-        translate("Run: {model}", model=translate(STAGES[stage])),
+        translate("Run: {model}", model=training.title),
         tables=[value_table("", shown, note)],
         folded=[
             value_table(translate("Placement"), dict(sorted(run["placement"].items()))),
@@ -229,42 +238,34 @@ def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
     return f"snakemake --cores 1 {path} {options}".rstrip()
 
 
-def throughput(
-    stage: str,
-    settings: Mapping[str, Any],
-    run: Mapping[str, Any],
-    steps: Sequence[Mapping[str, Any]],
-    train: Statistics,
-) -> dict[str, float | None]:
+def throughput(training: Training) -> dict[str, float | None]:
     """Return the throughput of all processes of a training together, on a step of median length.
 
     Rows are pairs in DPO and prompts in RLHF. `utilization` is the share of the GPUs' peak rate
-    (MFU), None if it is unknown. Arguments: those of run_section.
+    (MFU), None if it is unknown.
     """
+    settings, run, train = training.job["settings"], training.run, training.tokens["train"]
     # Mean tokens of the prompt, and of all responses of a row, which share a prompt and do not
     # attend to each other.
     lengths = {name: tokens["sum"] / train["rows"] for name, tokens in train["tokens"].items()}
-    prompt = lengths.pop("prompt")
-    count, batch, models = len(lengths), settings["global_batch_size"], run["models"]
-    if stage == "rlhf":
+    prompt, responses = lengths.pop("prompt"), sum(lengths.values())
+    if training.stage == "rlhf":
         # An evaluation before training (step 0) has no responses of a step.
-        sampled = [line["response/length"] for line in steps if "response/length" in line]
+        sampled = [step["response/length"] for step in training.steps if "response/length" in step]
         count, batch = settings["num_generations"], settings["rollout_batch_size"]
-        lengths = {"response": count * sum(sampled) / len(sampled)}
-    responses = sum(lengths.values())
-    tokens = prompt + responses
-    if stage == "rlhf":
-        flops = rlhf_flops(models, prompt + responses / count, settings["ppo_epochs"])
+        responses = count * sum(sampled) / len(sampled)
+        flops = rlhf_flops(run["models"], prompt + responses / count, settings["ppo_epochs"])
     else:
-        flops = training_flops(models["model"], prompt + responses / count)
+        count, batch = len(lengths), settings["global_batch_size"]
+        flops = training_flops(run["models"]["model"], prompt + responses / count)
     rows = min(batch, train["rows"]) / run["seconds_per_step"]
+    tokens = rows * (prompt + responses)
     placement = run["placement"]
     peak = peak_flops(run.get("gpu", "")) if settings["dtype"] != "fp32" else None
     gpus = placement["nodes"] * placement["gpus_per_node"]
-    rate = flops * rows * tokens
     return {
         "rows_per_second": rows,
-        "tokens_per_second": rows * tokens,
-        "flops_per_second": rate,
-        "utilization": rate / (gpus * peak) if peak else None,
+        "tokens_per_second": tokens,
+        "flops_per_second": flops * tokens,
+        "utilization": flops * tokens / (gpus * peak) if peak else None,
     }

@@ -1,10 +1,11 @@
 """The report of a recipe: its results, training, data, lineage and costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from snakechat.data.cards import source_licenses
 from snakechat.pages.jobs import (
+    Training,
     cost_section,
     lineage_section,
     phase_section,
@@ -48,71 +49,68 @@ def report(job: Job[Any]) -> Page:
     The start page of Snakemake's report shows the headline.
     """
     stage, lineage = job.settings.stage, job.lineage
-    # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
-    stages = [each for each in STAGES if f"train_{each}" in job.inputs]
-    paths = {each: job.spec["inputs"][f"train_{each}"]["path"] for each in stages}
-    trainings = {each: lineage[path] for each, path in paths.items()}
-    steps = {
-        each: read_json_lines(job.inputs[f"train_{each}"] / "metrics.jsonl") for each in stages
-    }
-    metrics = {
-        each: with_metrics_before(
-            read_json(job.inputs[f"evaluate_{each}"] / "metrics.json"), steps[each]
-        )
-        for each in stages
-    }
     statistics = {
         name: read_json(folder / "stats.json")
         for name, folder in job.inputs.items()
         if name.partition(".")[0] in ("records", "rows", "tokens")
     }
     runs = read_runs(lineage)
+    trainings = {}
+    # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
+    for each in (each for each in STAGES if f"train_{each}" in job.inputs):
+        path = job.spec["inputs"][f"train_{each}"]["path"]
+        steps = read_json_lines(job.inputs[f"train_{each}"] / "metrics.jsonl")
+        metrics = read_json(job.inputs[f"evaluate_{each}"] / "metrics.json")
+        tokens = statistics[f"tokens.{each}"]
+        trainings[each] = Training(
+            *(each, path, lineage[path], steps),
+            *(with_metrics_before(metrics, steps), tokens, runs[path] or {}),
+        )
+    own, all_trainings = trainings[stage], [*trainings.values()]
     responses = []
     if stage != "reward":
         lines = read_json_lines(job.inputs[f"evaluate_{stage}"] / "responses.jsonl")
-        responses = response_sections(lines, metrics[stage].get("num_generations", 1))
+        responses = response_sections(lines, own.metrics.get("num_generations", 1))
     # The table of software has the distributions of a command.
-    settings = {k: v for k, v in trainings[stage]["settings"].items() if k != "distributions"}
-    # The recipe first, then the models behind it.
-    sections = [
-        result_section(each, metrics[each])
-        for each in sorted(stages, key=lambda each: each != stage)
-    ]
-    sections += benchmark_sections(stage, read_benchmarks(job.inputs, "benchmark."))
-    sections += responses
-    sections += [training_section(e, trainings[e]["settings"], steps[e]) for e in stages]
-    sections += [
-        row_section(
-            translate("Training rows: {model}", model=translate(STAGES[each])),
-            job.inputs[f"tokens.{each}"],
-            job.inputs[f"train_{each}"],
-            trainings[each]["settings"],
-            SHOWN_ROWS,
-        )
-        for each in stages
-    ]
-    sections += [
-        phase_section({each: statistics[f"tokens.{each}"] for each in stages}),
-        prompt_section(statistics),
-        lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
-        Section(translate("Settings"), tables=[value_table("", dict(sorted(settings.items())))]),
-        cost_section(runs),
-    ]
-    for each, path in paths.items():
-        if record := runs[path]:
-            train = statistics[f"tokens.{each}"]["train"]
-            sections.append(run_section(each, path, trainings[each], record, steps[each], train))
+    settings = {k: v for k, v in own.job["settings"].items() if k != "distributions"}
     page = Page(
         eyebrow=translate("Report"),
         title=f"{stage}/{job.settings.name}",
-        cards=headline(stage, metrics[stage]),
+        cards=headline(stage, own.metrics),
         remarks=[
-            f"{translate(STAGES[each])}: {remark}"
-            for each in stages
-            for remark in (*remarks_on(each, metrics[each]), training_remark(trainings[each]))
+            f"{of.title}: {remark}"
+            for of in all_trainings
+            for remark in (*remarks_on(of.stage, of.metrics), training_remark(of.job))
             if remark
         ],
-        sections=sections,
+        sections=[
+            # The recipe first, then the models behind it.
+            *(
+                result_section(of.stage, of.metrics)
+                for of in sorted(all_trainings, key=lambda of: of is not own)
+            ),
+            *benchmark_sections(stage, read_benchmarks(job.inputs, "benchmark.")),
+            *responses,
+            *map(training_section, all_trainings),
+            *(
+                row_section(
+                    translate("Training rows: {model}", model=of.title),
+                    job.inputs[f"tokens.{of.stage}"],
+                    job.inputs[f"train_{of.stage}"],
+                    of.job["settings"],
+                    SHOWN_ROWS,
+                )
+                for of in all_trainings
+            ),
+            phase_section(all_trainings),
+            prompt_section(statistics),
+            lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
+            Section(
+                translate("Settings"), tables=[value_table("", dict(sorted(settings.items())))]
+            ),
+            cost_section(runs),
+            *(run_section(of) for of in all_trainings if of.run),
+        ],
         notes=[
             translate(
                 "All metrics are measured on held-out rows and prompts. Brackets contain 95 %"
@@ -124,28 +122,25 @@ def report(job: Job[Any]) -> Page:
     cost = {translate("time of all jobs"): Cell(total_cost(runs))}
     write_headline(job.result / "headline.html", {**page.cards, **cost})
     numbers = [
-        (each, name, f"{value:.10g}")
-        for each in stages
-        for name, value in numbers_of(metrics[each])
+        (of.stage, name, f"{value:.10g}")
+        for of in all_trainings
+        for name, value in numbers_of(of.metrics)
     ]
     write_csv(job.result / "metrics.csv", ("stage", "metric", "value"), numbers)
     return page
 
 
-def training_section(
-    stage: str, settings: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> Section:
-    """Return the section of the curves of a training.
-
-    Args: As of own_metrics.
-    """
-    title = translate("Training: {model}", model=translate(STAGES[stage]))
+def training_section(training: Training) -> Section:
+    """Return the section of the curves of a training."""
+    stage, steps = training.stage, training.steps
+    title = translate("Training: {model}", model=training.title)
     caption = translate("Thin lines show the values of the steps, thick lines their moving mean.")
     lines = {
         translate("training"): lambda key: points_of(steps, key),
         translate("held-out rows"): lambda key: points_of(steps, f"eval_{key}"),
     }
-    return curve_section(title, caption, stage, lines, own_metrics(stage, settings, steps))
+    own = own_metrics(stage, training.job["settings"], steps)
+    return curve_section(title, caption, stage, lines, own)
 
 
 def training_remark(training: Mapping[str, Any]) -> str:

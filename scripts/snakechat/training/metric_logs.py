@@ -182,3 +182,9 @@ class StepTimer:
 def write_json(path: Path, value: object) -> None:
     """Write the metrics of a result as JSON with sorted keys."""
     path.write_text(json.dumps(value, indent=1, sort_keys=True) + "\n")
+
+
+def write_json_lines(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Write a result of one JSON object on each line."""
+    with path.open("w") as file:
+        file.writelines(json.dumps(line) + "\n" for line in lines)

@@ -7,7 +7,6 @@ from snakechat.evaluation.held_out_pairs import (
     calibration,
     held_out_labelled_metrics,
     held_out_pair_metrics,
-    metrics_by_dataset,
 )
 
 
@@ -66,19 +65,6 @@ def test_held_out_pairs():
             "equal_lengths": 0.5,
         }
     )
-
-
-def test_several_datasets_additionally_have_metrics_each():
-    metrics = metrics_by_dataset(held_out_pair_metrics, PAIRS, {"b": 1, "none": 0, "a": 3})
-    together = held_out_pair_metrics(*PAIRS)
-    assert metrics == together | {
-        "by_dataset": {
-            "b": held_out_pair_metrics(*(each[..., :1] for each in PAIRS)),
-            "a": held_out_pair_metrics(*(each[..., 1:] for each in PAIRS)),
-        }
-    }
-    assert metrics["by_dataset"]["a"]["accuracy"] == pytest.approx(1 / 3)
-    assert metrics_by_dataset(held_out_pair_metrics, PAIRS, {"b": 4}) == together
 
 
 def test_labelled_responses_have_no_pairs():

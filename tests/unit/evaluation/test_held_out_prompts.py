@@ -1,15 +1,26 @@
 """Prompts of an evaluation: their shares of a blend, and training rows with the same prompt."""
 
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from snakechat.data.records import open_records
-from snakechat.evaluation.held_out_prompts import count_contamination, draw_prompts
+from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
 from support.dialogues import make_record
 
-EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
+
+@pytest.fixture
+def draw(tmp_path):
+    """A function that draws prompts from a number of rows of each dataset."""
+
+    def draw_from(kept_of, num_prompts, seed=1, weight=1.0):
+        (tmp_path / "stats.json").write_text(json.dumps({"eval": {"kept_of": kept_of}}))
+        datasets = [(name, weight if name == "a" else 1.0) for name in kept_of]
+        return draw_held_out_prompts(tmp_path, datasets, num_prompts, seed)
+
+    return draw_from
 
 
 @pytest.mark.parametrize(
@@ -21,20 +32,16 @@ EQUAL = {"a": 1.0, "b": 1.0, "c": 1.0}
         ({"a": 2, "b": 50}, 100.0, 12, {"a": 2, "b": 10}),
     ],
 )
-def test_shares(kept_of, weight, num_prompts, expected):
-    sample = draw_prompts(kept_of, {"a": weight, "b": 1.0}, num_prompts, seed=1)
-    assert Counter(sample.datasets) == expected
+def test_shares(draw, kept_of, weight, num_prompts, expected):
+    _, datasets = draw(kept_of, num_prompts, weight=weight)
+    assert Counter(datasets) == expected
 
 
-def test_a_first_part_of_the_prompts_is_in_proportion_too():
-    sample = draw_prompts({"a": 800, "b": 200}, EQUAL, 100, seed=1)
-    for length in (5, 10, 50):
-        assert sample.datasets[:length].count("b") == length // 5
-
-
-def test_the_seed_determines_the_draw():
-    first, again, other = (draw_prompts({"a": 1000}, EQUAL, 10, seed) for seed in (1, 1, 2))
+def test_a_first_part_is_in_proportion_and_the_seed_determines_the_draw(draw):
+    first, again, other = (draw({"a": 800, "b": 200}, 100, seed) for seed in (1, 1, 2))
     assert first == again != other
+    for length in (5, 10, 50):
+        assert first[1][:length].count("b") == length // 5
 
 
 @pytest.fixture

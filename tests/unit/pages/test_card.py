@@ -1,11 +1,9 @@
 """The model card: sources, licences, the run, results of the evaluation; cards that were edited."""
 
-import pytest
 from huggingface_hub import ModelCard
 
-from snakechat.pages.card import evaluated_datasets, is_sealed, model_card, processors
+from snakechat.pages.card import evaluated_datasets, is_sealed, model_card
 from snakechat.workflow.digests import digest
-from snakechat.workflow.placement import placement_of
 
 
 def entry(rule, hub, licence=None):
@@ -48,11 +46,6 @@ def card_of(
     return card.data, text
 
 
-def test_a_card_says_whether_the_kernel_limited_the_training():
-    assert "read its inputs and nothing else (Landlock 7)." in card_of(hermetic=7)[1]
-    assert "The kernel did not limit what the training read." in card_of(hermetic=0)[1]
-
-
 def test_a_card_names_its_sources_and_how_to_use_the_model():
     data, text = card_of()
     assert data.to_dict() == {
@@ -81,18 +74,6 @@ def test_a_declared_license_replaces_the_recorded_one():
     assert card_of(lineage=lineage)[0].license is None
 
 
-@pytest.mark.parametrize(
-    ("placement", "text"),
-    [
-        ({"nodes": 1, "gpus_per_node": 0, "threads": 3}, "CPU, 3 threads"),
-        ({"nodes": 1, "gpus_per_node": 1, "threads": 8}, "1 GPU"),
-        ({"nodes": 2, "gpus_per_node": 8, "threads": 64}, "16 GPUs"),
-    ],
-)
-def test_a_card_names_what_changes_the_rounding(placement, text):
-    assert processors(placement_of(placement)).startswith(text)
-
-
 def test_a_card_has_the_rows_and_the_languages_of_its_data():
     data = entry("import_dataset", "lab/public", "cc-by-nc-4.0")
     data["facts"] |= {
@@ -114,10 +95,13 @@ def test_a_card_has_the_rows_and_the_languages_of_its_data():
 def test_the_text_of_a_card_is_that_of_its_run():
     _, text = card_of()
     assert "\nsnakemake --cores 1 output/sft/mine\n" in text
-    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. " in text
+    assert "\nSoftware: torch 1.2.3+cpu, peft 4.5. Hardware: CPU, 2 threads" in text
+    assert "The kernel did not limit what the training read." in text
     assert "trained weights" not in text and "from step" not in text
     facts = {"changed_weights": 0.0094, "saved_step": 40}
-    _, text = card_of(options=["--configfile", "my file.yaml"], facts=facts)
+    options, gpus = ["--configfile", "my file.yaml"], {"nodes": 2, "gpus_per_node": 8}
+    _, text = card_of(options=options, facts=facts, hermetic=7, placement=gpus)
+    assert "Hardware: 16 GPUs." in text and "nothing else (Landlock 7)." in text
     assert "\nsnakemake --cores 1 output/sft/mine --configfile 'my file.yaml'\n" in text
     assert "0.9 % of the trained weights, which are saved in\nbf16, differ from the" in text
     assert "The model is from step 40 of its training." in text

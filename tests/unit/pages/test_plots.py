@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 
+from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import Figure
 from snakechat.pages.plots import COLOUR, averaged, draw_estimates, draw_lines, moving_mean
 from snakechat.pages.report import training_section
@@ -32,7 +33,8 @@ def test_many_points_are_averaged():
 
 def test_curves_have_held_out_rows():
     steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
-    [panel] = training_section("sft", {}, steps).panels
+    training = Training("sft", "output/sft/a", {"settings": {}}, steps, {}, {}, {})
+    [panel] = training_section(training).panels
     assert panel.title == "loss (nats per token)"
     assert {"training", "held-out rows", "step"} <= {*texts_in(panel.svg, "text")}
 

@@ -1,6 +1,5 @@
 """Pages of the prompts of users: responses of each model, scored pairs."""
 
-from snakechat.pages import texts
 from snakechat.pages.page import write_page
 from snakechat.pages.responses import response_page, score_page
 from support.pages import texts_in
@@ -9,12 +8,12 @@ PROMPTS = ["I need a hat.", "Where is a\nplum?"]
 SETTINGS = {"temperature": 1.0, "seed": 1, "max_response_length": 12}
 
 
-def page_of(folder, page, language="en"):
-    write_page(folder / "page.html", language, page)
+def page_of(folder, page):
+    write_page(folder / "page.html", "en", page)
     return (folder / "page.html").read_text(encoding="utf-8")
 
 
-def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path, monkeypatch):
+def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path):
     lines = [
         {"set": "ours", "prompt": prompt, "model": model, "decoder": decoder}
         | {"text": f" {model} {decoder}\x07 ", "ended": decoder == "greedy"}
@@ -31,12 +30,7 @@ def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path, monkeypatch
         for text in (f"{model} greedy\\x07", f"{model} sampled\\x07 […]")
     ]
     assert texts_in(page, "td") == 2 * cells
-    # The language of the program, which other tests read in English.
-    monkeypatch.setattr(texts, "_texts", {})
-    texts.set_language("zh")
-    page = page_of(tmp_path, response_page("sft/tiny", lines, SETTINGS), "zh")
-    assert '<html lang="zh">' in page and "每个回复最多 12 个 token" in page
-    assert texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
+    assert "A response has at most 12 tokens" in page
 
 
 def test_a_margin_is_better_or_worse_unless_it_is_rounding(tmp_path):
