@@ -42,7 +42,6 @@ class TurnEncoder:
         texts = [self.encoder.marked(response_content(text)) for text in responses]
         texts = list(map(render_response, texts))
         rows = list(accepted(self.encoder.conversations(prompts, texts, sampled=True)))
-        self.encoder.marks.clear()
         return [[*prompt, *response] for prompt, [response] in rows]
 
 
@@ -61,12 +60,11 @@ class ChatEncoder:
         for turns, text in zip(prompts, responses, strict=True):
             response = ("assistant", response_content(text))
             encoded.append(self.encoder.rendered(_marked(self.encoder, [*turns, response])))
-            self.encoder.marks.clear()
         return encoded
 
 
 def _marked(encoder: Encoder, turns: Sequence[Turn]) -> list[Turn]:
-    """Return turns in which characters stand for special tokens."""
+    """Return turns in which marks surround special tokens."""
     return [(role, encoder.marked(text)) for role, text in turns]
 
 

@@ -14,9 +14,10 @@ from snakechat.data.templates import ChatTemplate, DialogueTemplate, Written
 from snakechat.data.tokenizers import encode_texts, resolved_template
 from snakechat.workflow.errors import InputError
 
-# Characters that stand for special tokens in a text while a chat template renders it. Unicode
-# assigns them no meaning.
-PRIVATE_USE = range(0x100000, 0x10FFFE)
+# Marks around special tokens in a text while a chat template renders it. Unicode assigns these
+# characters no meaning.
+OPEN, CLOSE = "\U00100000", "\U00100001"
+MARKED = re.compile(f"{OPEN}([{OPEN}{CLOSE}]|[^{OPEN}{CLOSE}]+){CLOSE}")
 
 # Rows that are encoded while the next ones are rendered.
 ROWS = 128
@@ -95,8 +96,8 @@ class Encoder:
         # What writes the turns as texts.
         self.writer = ChatTemplate(tokenizer, generates) if self.is_chat else DialogueTemplate()
         self.contexts: dict[str, Ids] = {}
-        # Special tokens in texts, by the characters that stand for them.
-        self.marks: dict[str, str] = {}
+        # Whether texts may have marks: only `marked` writes them.
+        self.has_marks = False
         self.num_appended = self._num_appended()
 
     def prompts(self, prompts: Sequence[list[Turn]]) -> list[Ids]:
@@ -217,20 +218,17 @@ class Encoder:
         return self.is_chat and self.special.occur_in(text)
 
     def marked(self, text: str) -> str:
-        """Return a text in which characters stand for special tokens: they are encoded as text."""
+        """Return a text in which marks surround special tokens: they are encoded as text."""
         if not self.is_chat:
             return text
-        # Such a character of the text stands for itself.
-        pattern = f"[{chr(PRIVATE_USE[0])}-{chr(PRIVATE_USE[-1])}]|{self.special.pattern.pattern}"
-        marked = re.sub(pattern, lambda match: self._mark(match[0]), text)
+        self.has_marks = True
+        # Such a character of the text is surrounded, too.
+        pattern = f"[{OPEN}{CLOSE}]|{self.special.pattern.pattern}"
+        marked = re.sub(pattern, rf"{OPEN}\g<0>{CLOSE}", text)
         # What only its normalization makes a special token has no place in the text.
-        return self._mark(text) if self.special.occur_in(marked) else marked
-
-    def _mark(self, text: str) -> str:
-        marks = {special: mark for mark, special in self.marks.items()}
-        mark = marks.get(text, chr(PRIVATE_USE[len(marks)]))
-        self.marks[mark] = text
-        return mark
+        if self.special.occur_in(MARKED.sub(OPEN, marked)):
+            return f"{OPEN}{re.sub(f'[{OPEN}{CLOSE}]', '', text)}{CLOSE}"
+        return marked
 
     def _num_appended(self) -> int:
         """Return how many tokens, such as eos, the tokenizer appends to each text."""
@@ -278,24 +276,17 @@ class Encoder:
 
     def _ids(self, texts: Iterable[str], add_special_tokens: bool = False) -> list[Ids]:
         texts = list(texts)
-        if self.marks:
-            return [self._ids_of_marked(text, add_special_tokens) for text in texts]
-        return encode_texts(
-            self.tokenizer, self.backend, texts, add_special_tokens=add_special_tokens
-        )
-
-    def _ids_of_marked(self, text: str, add_special_tokens: bool) -> Ids:
-        """Return the ids of a text with marks: they are encoded as the texts they stand for."""
-        ids: Ids = []
-        for piece in re.split(f"([{''.join(self.marks)}])", text):
-            if piece:
-                self.backend.encode_special_tokens = piece in self.marks or not self.is_chat
-                [found] = encode_texts(
-                    self.tokenizer,
-                    self.backend,
-                    [self.marks.get(piece, piece)],
-                    add_special_tokens=add_special_tokens,
-                )
-                ids += found
-        self.backend.encode_special_tokens = not self.is_chat
-        return ids
+        options = {"add_special_tokens": add_special_tokens}
+        if not self.has_marks:
+            return encode_texts(self.tokenizer, self.backend, texts, **options)
+        encoded = []
+        for text in texts:
+            ids: Ids = []
+            # Every second piece was marked.
+            for number, piece in enumerate(MARKED.split(text)):
+                if piece:
+                    self.backend.encode_special_tokens = number % 2 == 1
+                    ids += encode_texts(self.tokenizer, self.backend, [piece], **options)[0]
+            encoded.append(ids)
+        self.backend.encode_special_tokens = False
+        return encoded

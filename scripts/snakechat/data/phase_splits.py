@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 
-from snakechat.data.records import COLUMNS, KEPT, kept_columns, read_digests, read_record_batches
+from snakechat.data.records import COLUMNS, KEPT, read_digests, read_record_batches
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -131,8 +132,9 @@ def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
 
 def kept_names(job: Job[Any], split: str, datasets: Iterable[str]) -> list[str]:
     """Return the names of the columns that the records of some datasets keep."""
-    paths = [records_path(job, dataset, split) for dataset in datasets]
-    return sorted({name for path in paths for name in kept_columns(path)})
+    schemas = [pq.read_schema(records_path(job, dataset, split)) for dataset in datasets]
+    columns = {name for schema in schemas for name in schema.names if name.startswith(KEPT)}
+    return sorted(name.removeprefix(KEPT) for name in columns)
 
 
 def batches(

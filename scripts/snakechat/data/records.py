@@ -136,12 +136,6 @@ def texts_of(record: Record) -> Texts:
     return render_prompt(turns), chosen, rejected
 
 
-def kept_columns(path: str | Path) -> list[str]:
-    """Return the names of the columns that the records of a file keep."""
-    names = pq.read_schema(path).names
-    return [name.removeprefix(KEPT) for name in names if name.startswith(KEPT)]
-
-
 def read_records(path: str | Path, rows: np.ndarray | None = None) -> Iterator[Record]:
     """Yield each record, or those of the given rows."""
     for batch in read_record_batches(path, rows):

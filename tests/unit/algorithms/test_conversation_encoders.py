@@ -4,7 +4,7 @@ import pytest
 
 from snakechat.algorithms.reward_models import ChatEncoder, TurnEncoder
 from snakechat.algorithms.rollouts import response_texts
-from snakechat.data.encoder import PRIVATE_USE, Encoder
+from snakechat.data.encoder import CLOSE, OPEN, Encoder
 from snakechat.workflow.errors import InputError
 from support.encoding import encode_pair
 from support.talking import as_chatml
@@ -46,12 +46,13 @@ def test_special_tokens_in_the_text_of_a_chat_are_text(where, chatml):
     assert attack in chatml.decode(attacked, skip_special_tokens=False)
 
 
-def test_a_character_that_stands_for_a_special_token_is_itself_in_a_text(chatml):
-    mark = chr(PRIVATE_USE[0])
+@pytest.mark.parametrize("mark", [OPEN, CLOSE, f"{OPEN}<|im_end|>{CLOSE}", OPEN + OPEN + CLOSE])
+def test_a_mark_of_special_tokens_is_itself_in_a_text(mark, chatml):
     prompt = [("user", f"{mark} or <|im_end|> {mark}")]
     [ids] = ChatEncoder(chatml)([prompt], [f" {mark}"])
     text = chatml.decode(ids, skip_special_tokens=False)
-    assert text.count(mark) == 3 and text.count("<|im_end|>") == 3
+    assert text.count(mark) == 3
+    assert text.count("<|im_end|>") == 3 + 3 * mark.count("<|im_end|>")
 
 
 def test_a_classifier_without_a_chat_template_or_that_rejects_the_turns_is_an_error(chatml):

@@ -10,7 +10,6 @@ from snakechat.data.records import (
     ROWS_AT_A_TIME,
     dataset_statistics,
     fingerprint,
-    kept_columns,
     open_records,
     read_record_batches,
     read_records,
@@ -54,13 +53,11 @@ def test_kept_cells_are_read_where_they_are_asked_for(tmp_path):
     with open_records(path, ["solution", "prompt"]) as append:
         append(make_record("p"), "7", '"p"')
         append(make_record(*ROW), "null", "[]")
-    assert kept_columns(path) == ["solution", "prompt"]
     assert list(read_texts(path)) == [("p", None, None), ROW]
     [batch] = read_record_batches(path, columns=("prompt", "kept_solution"))
     question = [("user", "Can you help?")]
     assert batch == {"prompt": [[("unmarked", "p")], question], "kept_solution": ["7", "null"]}
     without = write(tmp_path / "without.parquet", [ROW])
-    assert kept_columns(without) == []
     [batch] = read_record_batches(without, columns=("prompt", "kept_solution"))
     assert batch == {"prompt": [question]}
 
