@@ -392,41 +392,33 @@ def free_port(first: int) -> int:
 
 
 def run_torchrun(arguments: list[str]) -> NoReturn:
-    """Run a program in several processes of this node; exit with the code of the first failure."""
-    code, line = end_of_processes(arguments)
-    if line:
-        print(line, file=sys.stderr)
-    # Threads of torchrun's store now and then abort the interpreter while it shuts down.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def end_of_processes(arguments: list[str]) -> tuple[int, str | None]:
-    """Run a program by torchrun; return the code to exit with, and what the program cannot say."""
+    """Run a program by torchrun in several processes; exit with the code of the first failure."""
     # Importing torch takes seconds.
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
     logging.disable(logging.ERROR)
+    code = 0
     try:
         run(parse_args(arguments))
     except SignalException as stopped:
-        return 128 + stopped.sigval, None
+        code = 128 + stopped.sigval
     except ChildFailedError as error:
+        _, failure = error.get_first_failure()
         # Of processes that end within a second, a killed one is the cause: it cannot say why.
         # Torchrun itself ends those that are left by SIGTERM.
-        for rank, failure in error.failures.items():
-            if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
-                name = signal.Signals(-failure.exitcode).name
-                return (
-                    128 - failure.exitcode,
-                    f"error: process {rank} of the job was ended by {name}",
-                )
-        _, failure = error.get_first_failure()
-        return failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode, None
-    return 0, None
+        for rank, killed in error.failures.items():
+            if killed.exitcode < 0 and killed.exitcode != -signal.SIGTERM:
+                name = signal.Signals(-killed.exitcode).name
+                print(f"error: process {rank} of the job was ended by {name}", file=sys.stderr)
+                failure = killed
+                break
+        code = failure.exitcode if failure.exitcode > 0 else 128 - failure.exitcode
+    # Threads of torchrun's store now and then abort the interpreter while it shuts down.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

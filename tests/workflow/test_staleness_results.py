@@ -64,9 +64,7 @@ RESULTS = {
     "a requested model without its link": damaged(
         "sft/tiny", delete_the_manifest, {"draw_report"}, SFT
     ),
-    "a model of a target without its link": damaged("rlhf/tiny", delete_the_manifest, set()),
     "a report without its link": damaged("report/rlhf/tiny", delete_the_manifest, set()),
-    "a gate without its link": damaged("gate/dpo/tiny", delete_the_manifest, set()),
 }
 
 
