@@ -87,15 +87,6 @@ def test_forced_jobs_compute_their_results_again(tree, options, forced):
     assert tree.planned("output/eval/sft/tiny.manifest.json") == set()
 
 
-def test_a_result_that_is_linked_again_keeps_its_log(tree):
-    manifest = tree.folder / "output/sft/tiny.manifest.json"
-    manifest.unlink()
-    before = (tree.folder / LOG).read_text()
-    tree.build("output/sft/tiny")
-    assert before and (tree.folder / LOG).read_text() == before
-    assert manifest.exists()
-
-
 def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
     for name in ("output/sft/tiny", "output/store", ".snakemake/log", "mydata"):
         (tmp_path / name).mkdir(parents=True)

@@ -155,7 +155,10 @@ def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):
     Path("other.json").write_text(json.dumps(other))
     first = threading.Thread(target=finish_first)
     first.start()
-    assert prepare_alone("other.json") is None
+    # The log is that of the job that made the result.
+    Path("log").write_text("made")
+    assert prepare_alone("other.json", log="log") is None
+    assert Path("log").read_text() == "made"
     first.join()
     assert f"waiting for process {os.getpid()} on" in capsys.readouterr().out
     assert Path("output/sft/other/weights").samefile("output/sft/tiny/weights")

@@ -42,8 +42,3 @@ def test_vllm_counts_where_it_samples_alone():
     more = code_digests(program, uses_vllm=True).keys() - code_digests(program).keys()
     assert "snakechat/modeling/vllm_sampler.py" in more
     assert not Modules(SCRIPTS).code("train_sft").imports & {"vllm"}
-
-
-def test_the_code_that_prepares_a_process_counts_for_every_program():
-    launched_by = {"/".join(key) + ".py" for key in LAUNCHED_BY}
-    assert code_digests(SCRIPTS / "import_dataset.py").keys() >= launched_by
