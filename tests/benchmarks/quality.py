@@ -340,7 +340,7 @@ def gsm8k(folder):
     figures = {"rows": metrics["rows"], "questions": len(rows)}
     for when, model in (("before", "models/smollm2"), ("after", "sft/problems")):
         questions = [row["question"] for row in rows]
-        texts, _ = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
+        texts = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
         formatted = [FINAL_LINE.search(text) is not None for text in texts]
         right = are_right(texts, [row["answer"] for row in rows])
         figures[when] = {
@@ -363,20 +363,15 @@ def success(folder, recipe):
     """Success before and after a recipe."""
     build(folder, f"rlhf/{recipe}")
     metrics = read_metrics(folder, f"rlhf/{recipe}")
-    names = {"before": "base", "after": "rlhf"}
-    folders = {"before": "models/smollm2", "after": f"rlhf/{recipe}"}
-    return {
-        "questions": metrics["num_prompts"],
-        # The reward function: 1 is a success.
-        "sampled_success": {when: metrics[name]["score"] for when, name in names.items()},
-        "sampled_success_difference": metrics["score_difference"],
-        "greedy_success": {
-            when: greedy_success(folder / "output" / model, folder / "arithmetic/test.jsonl")
-            for when, model in folders.items()
-        },
-        "ended": {when: metrics[name]["ended_by_eos"] for when, name in names.items()},
-        "kl": metrics["rlhf"]["kl_to_base"],
+    # The reward function: 1 is a success.
+    names = {"sampled_success": "score", "greedy_success": "greedy_function_score"}
+    names["ended"] = "ended_by_eos"
+    figures = {
+        name: {"before": metrics["base"][metric], "after": metrics["rlhf"][metric]}
+        for name, metric in names.items()
     }
+    figures["sampled_success_difference"] = metrics["score_difference"]
+    return {"questions": metrics["num_prompts"], **figures, "kl": metrics["rlhf"]["kl_to_base"]}
 
 
 def sorting(folder):
@@ -432,14 +427,6 @@ def accuracy(metrics):
     }
 
 
-def greedy_success(model, questions):
-    """Return the fraction of questions that a model answers."""
-    rows = read_rows(questions)
-    limit = ARITHMETIC["max_response_length"]
-    texts, ended = greedy_responses(model, [row["prompt"] for row in rows], limit)
-    return float(np.mean(ended & are_right(texts, [str(row["solution"]) for row in rows])))
-
-
 def are_right(texts, solutions):
     """Return whether each text has the answer of its solution [n]."""
     is_correct = runpy.run_path(str(ROOT / "rewards/math_answer.py"))["is_correct"]
@@ -447,7 +434,7 @@ def are_right(texts, solutions):
 
 
 def greedy_responses(model, questions, limit):
-    """Return a model's responses by transformers' own generation, and whether each has ended."""
+    """Return a model's responses by transformers' own generation."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -462,8 +449,7 @@ def greedy_responses(model, questions, limit):
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     ids = policy.generate(**inputs, max_new_tokens=limit, do_sample=False)
     responses = ids[:, inputs["input_ids"].shape[1] :]
-    ended = (responses == tokenizer.eos_token_id).any(dim=1).numpy()
-    return tokenizer.batch_decode(responses, skip_special_tokens=True), ended
+    return tokenizer.batch_decode(responses, skip_special_tokens=True)
 
 
 PARTS = {part.__name__: part for part in (reward, dpo, chinese, gsm8k, rl, sorting)}
