@@ -118,7 +118,6 @@ class Checkpointer:
             if hasattr(component, "state_lock"):
                 component.state_lock = self.lock
         self.next_save = 0.0
-        self.gpu_record = gpu_record() if torch.cuda.is_available() else {}
         self.last_step = self._restore()
         self.seconds: list[float] = []
         job.record.update(
@@ -144,6 +143,10 @@ class Checkpointer:
         if is_out_of_memory(error) and not self.lock.is_changing:
             # The run goes on with another placement.
             self._save_part()
+        if self.seconds:
+            self.job.record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
+        if peak := torch.cuda.max_memory_allocated():
+            self.job.record |= {**gpu_record(), "peak_gpu_memory_mb": round(peak / 2**20)}
         self.closed.set()
         self.lock.end()
         signal.set_wakeup_fd(self.previous)
@@ -164,7 +167,6 @@ class Checkpointer:
             started = time.monotonic()
             yield step, batch
             self.seconds.append(time.monotonic() - started)
-            self._update_record()
 
     def keep(self, step: int, outcome: Any = None) -> None:
         """Keep the state after the updates of a step, which a signal saves until the next one.
@@ -199,13 +201,6 @@ class Checkpointer:
         logs = {path.name: path.stat().st_size for path in self.job.result.glob("*.jsonl")}
         self.state = State(step, outcome, tensors, values, logs)
         self.lock.end()
-
-    def _update_record(self) -> None:
-        """Update the measurements of the job; after every step, as the loop may end early."""
-        self.job.record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
-        if peak := torch.cuda.max_memory_allocated():
-            self.job.record |= self.gpu_record
-            self.job.record["peak_gpu_memory_mb"] = round(peak / 2**20)
 
     def _save(self) -> None:
         """Save the checkpoint of all processes, which call this function together."""

@@ -4,7 +4,6 @@ import contextlib
 import json
 import math
 import shutil
-import statistics
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -155,7 +154,6 @@ class StepTimer:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.seconds: dict[str, float] = {}
-        self.history: dict[str, list[float]] = {}
 
     @contextlib.contextmanager
     def __call__(self, section: str) -> Iterator[None]:
@@ -163,14 +161,6 @@ class StepTimer:
         started = self._now()
         yield
         self.seconds[section] = round(self._now() - started, 6)
-        self.history.setdefault(section, []).append(self.seconds[section])
-
-    def medians(self) -> dict[str, float]:
-        """Return the median seconds of each section."""
-        return {
-            section: round(statistics.median(seconds), 6)
-            for section, seconds in self.history.items()
-        }
 
     def _now(self) -> float:
         # GPU kernels run asynchronously.

@@ -294,7 +294,6 @@ class Training(Generic[S]):
                 if evaluations.should_stop:
                     break
                 done = step(number, rows)
-                self.job.record["seconds_by_section"] = self.timer.medians()
                 logger.log_responses(number, done.responses)
                 logger.log_times(number, self.timer.seconds, done.tokens, **done.counts)
                 outcome = {
