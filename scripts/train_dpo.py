@@ -54,7 +54,7 @@ def main(training: Training[DpoSettings]) -> None:
     # Steps and result.
     num_tokens = data.rows.num_tokens(with_prompts=True)
     shown = ["loss", "auc" if settings.loss == "kto" else "accuracy"]
-    training.train(update, evaluate, num_tokens, "pairs", shown)
+    training.train(update, evaluate, num_tokens, shown)
 
 
 if __name__ == "__main__":

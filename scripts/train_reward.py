@@ -55,7 +55,7 @@ def main(training: Training[RewardSettings]) -> None:
 
     # Steps and result.
     num_tokens, shown = pairs.num_tokens(with_prompts=True), ["loss", "accuracy"]
-    training.train(update, evaluate, num_tokens, "pairs", shown, evaluates_first=True)
+    training.train(update, evaluate, num_tokens, shown, evaluates_first=True)
 
 
 def losses_and_scores(

@@ -174,11 +174,10 @@ class RlhfTrainer:
             settings.algorithm, rollouts, evaluation, experience, scores, updates
         )
         shown = ["objective/scores", kl_name(settings.algorithm)]
-        counts = {"responses": rollouts.num_responses}
         logged: list[dict[str, Any]] = []
         if step % settings.log_responses_steps == 0 or step == 1:
             logged = response_lines(settings.algorithm, rollouts, scores, kl)
-        return Step(metrics, shown, int(rollouts.lengths.sum()), counts, logged)
+        return Step(metrics, shown, int(rollouts.lengths.sum()), logged)
 
     def try_step(self) -> None:
         """Run all models on the longest prompts and the longest responses, and update.

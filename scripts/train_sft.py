@@ -47,7 +47,7 @@ def main(training: Training[SftSettings]) -> None:
         return {"loss": -logprobs.sum() / eval_split.num_tokens(with_prompts).sum()}
 
     # Steps and result.
-    training.train(update, evaluate, num_targets, "rows", ["loss"])
+    training.train(update, evaluate, num_targets, ["loss"])
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def main(folder, phase):
             engine.backward(loss, last=True)
             engine.step()
         metrics = {"loss": all_reduce_sum(loss.detach()).item(), "draws": draws.item()}
-        return Step(metrics, ["loss"], 8, {"rows": 8})
+        return Step(metrics, ["loss"], 8)
 
     evaluations, batches = Evaluations(job, STEPS, evaluate, save), [np.arange(8)] * STEPS
     training.run(batches, take_step, None, evaluations, {"policy": engine})

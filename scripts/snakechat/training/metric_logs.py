@@ -107,21 +107,18 @@ class MetricsLogger:
         with self.responses.open("a") as file:
             file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)
 
-    def log_times(
-        self, step: int, seconds: Mapping[str, float], tokens: int, **counts: int
-    ) -> None:
+    def log_times(self, step: int, seconds: Mapping[str, float], tokens: int) -> None:
         """Append the times of a step to times.jsonl in the log folder.
 
         Args:
             step: Number of the step.
             seconds: Seconds by name of the timed section.
             tokens: Tokens that the step processed, for the throughput.
-            **counts: Further counts, such as rows.
         """
         if rank() > 0:
             return
         tokens_per_second = tokens / sum(seconds.values())
-        values = {**seconds, **counts, "tokens": tokens, "tokens_per_second": tokens_per_second}
+        values = {**seconds, "tokens": tokens, "tokens_per_second": tokens_per_second}
         self.throughput = f"{tokens_per_second:,.0f} tokens/s"
         with self.times.open("a") as file:
             file.write(json.dumps({"step": step, **values}) + "\n")

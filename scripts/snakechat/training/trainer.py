@@ -79,14 +79,12 @@ class Step(NamedTuple):
 
     shown: Names of the metrics in lines about the progress.
     tokens: Tokens that the step processed, for the throughput.
-    counts: Further counts for times.jsonl, such as rows.
     responses: Lines of responses.jsonl, with any keys.
     """
 
     metrics: Metrics
     shown: Sequence[str]
     tokens: int
-    counts: Mapping[str, int]
     responses: Sequence[Mapping[str, Any]] = ()
 
 
@@ -221,7 +219,6 @@ class Training(Generic[S]):
         update: Callable[[int, np.ndarray], Metrics],
         evaluate: Callable[[], Mapping[str, float]],
         num_tokens: np.ndarray,
-        unit: str,
         shown: Sequence[str],
         evaluates_first: bool = False,
     ) -> None:
@@ -232,7 +229,6 @@ class Training(Generic[S]):
                 metrics.
             evaluate: Returns metrics on the eval split by name.
             num_tokens: Tokens of each row, for the throughput.
-            unit: What a row is.
             shown: Names of the metrics in lines about the progress.
             evaluates_first: Evaluate the model before training even without eval_steps.
         """
@@ -244,7 +240,7 @@ class Training(Generic[S]):
             with self.timer("train"):
                 metrics = update(number, rows)
             metrics = {**metrics, "learning_rate": learning_rate, **engine.metrics}
-            return Step(metrics, shown, int(num_tokens[rows].sum()), {unit: len(rows)})
+            return Step(metrics, shown, int(num_tokens[rows].sum()))
 
         def save(folder: Path) -> None:
             save_trained(engine, self.settings, self.tokenizer, folder)
@@ -295,7 +291,7 @@ class Training(Generic[S]):
                     break
                 done = step(number, rows)
                 logger.log_responses(number, done.responses)
-                logger.log_times(number, self.timer.seconds, done.tokens, **done.counts)
+                logger.log_times(number, self.timer.seconds, done.tokens)
                 outcome = {
                     "metrics": done.metrics,
                     "shown": done.shown,

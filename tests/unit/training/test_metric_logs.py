@@ -73,8 +73,8 @@ def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
             logger.log(step, {"loss": 1.0})
-            logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step, responses=8)
-    sections = {"generate": 3.0, "train": 2.0, "responses": 8}
+            logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step)
+    sections = {"generate": 3.0, "train": 2.0}
     lines = (job.log_folder / "times.jsonl").read_text().splitlines()
     # 100 and 200 tokens in 5 seconds.
     assert [json.loads(line) for line in lines] == [
