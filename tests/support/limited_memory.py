@@ -22,10 +22,16 @@ KILLED_STAGE = int(os.environ.get("KILLED_STAGE", -1))
 def train():
     """Train in a process whose tensors take at most LIMIT bytes."""
     from snakechat.estimates.activation_memory import MemoryTracker
-    from snakechat.modeling import models
+    from snakechat.modeling import acceleration, models
+
+    def choose_device(placement):
+        acceleration.configure(placement, torch.device("cpu"))
+        return torch.device("cpu")
+
+    # Before other modules import it.
+    models.choose_device = choose_device
     from snakechat.training import deepspeed_engine
 
-    models.choose_device = lambda placement: torch.device("cpu")
     # Otherwise most of the memory is that of DeepSpeed's buffers.
     deepspeed_engine.BUCKET = deepspeed_engine.REUSED = deepspeed_engine.PREFETCHED = 1 << 16
     import train_sft
@@ -41,14 +47,14 @@ def train():
 
     train_model, trial = trainer.Training.train, engine.Engine.trial
 
-    def stopping_train(self, engine, examples, batches, update, *arguments):
+    def stopping_train(self, update, *arguments):
         def update_and_stop(step, rows):
             if step == STOP + 1 and STOP:
                 os.kill(os.getpid(), signal.SIGTERM)
                 time.sleep(60)
             return update(step, rows)
 
-        train_model(self, engine, examples, batches, update_and_stop, *arguments)
+        train_model(self, update_and_stop, *arguments)
 
     def killed_trial(self):
         if self.stage <= KILLED_STAGE and os.environ["RANK"] == "1":
