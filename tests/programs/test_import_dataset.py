@@ -140,6 +140,22 @@ def test_a_row_with_an_image_is_bad_though_nothing_names_its_column(imported, ki
         imported(rows, "plain", kind=kind)
 
 
+@pytest.mark.parametrize("kind", ["csv", "parquet", "saved"])
+@pytest.mark.parametrize(
+    ("format", "key", "todo"),
+    [
+        ("plain", "history", "write the row as a list of messages"),
+        ("plain", "system", "write the row as a list of messages"),
+        ("messages", "system", "add `system: system` to `columns`"),
+    ],
+)
+def test_what_precedes_a_question_is_not_left_out(imported, kind, format, key, todo):
+    row = {**ROW, "messages": json.dumps([QUESTION, RESPONSE])}
+    rows = [{**row, key: each} for each in ("", "x")]
+    with pytest.raises(InputError, match=f"row 2: the row has {key}, which is not read: {todo}"):
+        imported(rows, format, kind=kind)
+
+
 def test_what_is_removed_changes_neither_calls_nor_text_that_looks_like_one(imported):
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "look", "arguments": {}}]}
     dialogues = [[QUESTION, {**RESPONSE, "content": '<b>{"c": 1}'}], [QUESTION, call]]

@@ -30,6 +30,7 @@ from snakechat.data.dialogues import (
 )
 from snakechat.data.message_columns import (
     ROLES,
+    check_context,
     check_media,
     response_of,
     tools_turns,
@@ -74,13 +75,14 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         ones, as LLaMA-Factory joins an instruction and its input.
 
     Raises:
-        BadRow: A column is missing, null or of the wrong type, or the row has images, videos or
-            audio.
+        BadRow: A column is missing, null or of the wrong type, or the row has images, videos,
+            audio, or a system prompt or earlier turns that `columns` does not name.
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
     mapped = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
     check_media(row, "the row", mapped)
+    check_context(row, mapped, FORMATS[format].optional)
     has_messages = FORMATS[format].has_messages
     fields = {}
     for name, column in columns.items():

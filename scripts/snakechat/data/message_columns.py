@@ -19,12 +19,14 @@ from snakechat.data.dialogues import (
     recorded_response,
 )
 
+# Roles of ShareGPT and ms-swift whose text is a call.
+CALLS = ("function_call", "tool_call")
 # Roles in sources, by their names in lower case.
 ROLES = {
     **dict.fromkeys(["system", "developer"], "system"),
     **dict.fromkeys(["user", "human"], "user"),
-    **dict.fromkeys(["assistant", "gpt", "model", "function_call"], "assistant"),
-    **dict.fromkeys(["tool", "function", "observation"], "tool"),
+    **dict.fromkeys(["assistant", "gpt", "model", *CALLS], "assistant"),
+    **dict.fromkeys(["tool", "function", "observation", "tool_response"], "tool"),
 }
 
 # Keys of messages with the thoughts that precede a response.
@@ -43,6 +45,8 @@ MEDIA = re.compile(
     r"(input_?)?(image|img|video|audio)s?([ _-]?(url|uri|path|file(name)?|bytes|base64|data)s?)?",
     re.IGNORECASE,
 )
+# Columns of a row with what comes before its question, in Alpaca, ShareGPT and ms-swift's rows.
+CONTEXT = ("system", "history")
 # Keys of a call, or of its function.
 CALL_KEYS = {"name", "arguments", "id", "type", "index", "call_id"}
 # Keys of the result of a call that some chat templates write.
@@ -113,7 +117,7 @@ def _turn(message: Any, name: str) -> Turn:
         )
     role = ROLES[source_role]
     calls = _one_of(message, ("tool_calls", "function_call"), name)
-    if source_role == "function_call":
+    if source_role in CALLS:
         calls, text = text, None
     calls = _calls(calls, name)
     if isinstance(text, list):
@@ -196,6 +200,26 @@ def check_media(cells: Mapping[str, Any], place: str, mapped: Collection[str] = 
             raise BadRow(
                 f"{place} has {key}, and models read text alone: remove the row or the column"
             )
+
+
+def check_context(
+    cells: Mapping[str, Any], mapped: Collection[str], fields: Collection[str]
+) -> None:
+    """Raise BadRow for a system prompt or earlier turns in a column that `columns` does not name.
+
+    Args:
+        cells: A row.
+        mapped: Columns that are read.
+        fields: The fields of the format of the row.
+    """
+    for key in CONTEXT:
+        if key not in mapped and not _is_empty(cells.get(key)):
+            todo = (
+                f"add `{key}: {key}` to `columns`"
+                if key in fields
+                else "write the row as a list of messages"
+            )
+            raise BadRow(f"the row has {key}, which is not read: {todo}, or remove the column")
 
 
 def _is_empty(value: Any) -> bool:

@@ -21,7 +21,7 @@ from snakechat.data.cells import BadRow, check_names
 from snakechat.data.dataset_files import check_kinds, kind_of
 from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import missing_hint
-from snakechat.data.message_columns import MEDIA
+from snakechat.data.message_columns import CONTEXT, MEDIA
 from snakechat.data.model_files import LFS_POINTER
 from snakechat.data.text_rows import read_csv, read_json, read_lines
 from snakechat.workflow.errors import InputError
@@ -160,7 +160,7 @@ def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:
 
 
 def _select_columns(path: Path, names: list[str], columns: Collection[str] | None) -> list[str]:
-    """Return the names of the columns to read: also tools, and images and the like.
+    """Return the names of the columns to read: also tools, system, history, images and the like.
 
     Raises:
         InputError: The file lacks a column.
@@ -173,7 +173,7 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
             f"{missing_hint(missing[-1])}"
         )
-    more = (name for name in names if name == TOOLS or MEDIA.fullmatch(name))
+    more = (name for name in names if name in (TOOLS, *CONTEXT) or MEDIA.fullmatch(name))
     wanted = required | set(more)
     selected = [name for name in names if name in wanted]
     check_names(path, selected)

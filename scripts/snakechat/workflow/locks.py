@@ -14,6 +14,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from snakechat.workflow.errors import InputError
+
 # Seconds between two attempts of a process that waits.
 INTERVAL = 0.5
 
@@ -98,6 +100,10 @@ def make_folders(folder: Path) -> None:
     """Create a folder and its parents, each with the mode of its parent, whatever the umask.
 
     A team may share them.
+
+    Raises:
+        InputError: A link on the way leads nowhere.
+        OSError: A folder cannot be made.
     """
     if folder.is_dir():
         return
@@ -107,6 +113,10 @@ def make_folders(folder: Path) -> None:
     except FileExistsError:
         if folder.is_dir():
             return
+        if folder.is_symlink():
+            raise InputError(
+                f"{folder} leads nowhere: mount its disk, or delete the link"
+            ) from None
         raise
     except FileNotFoundError:
         # Another process deleted the parent.

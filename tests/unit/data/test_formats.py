@@ -293,6 +293,7 @@ def test_content_parts_that_are_all_text_are_one_text():
     [
         {"from": "function_call", "value": json.dumps(CALL)},
         {"from": "function_call", "value": json.dumps([CALL])},
+        {"role": "tool_call", "content": json.dumps(CALL)},
         {"role": "assistant", "content": None, "function_call": CALL},
         calling(CALL),
         # OpenAI's arguments are text; a table has each argument of all rows.
@@ -326,9 +327,9 @@ def test_calls_and_results_keep_what_templates_write_of_them():
     ],
 )
 def test_tools_are_the_first_turn(tools):
-    row = {**GOOD_OR_BAD, "tools": tools, "system": "c"}
+    row = {**GOOD_OR_BAD, "tools": tools}
     assert read(row) == ([DEFINED, ("user", "a")], " b", None)
-    prompt, _, _ = read(row, messages="messages", system="system")
+    prompt, _, _ = read({**row, "system": "c"}, messages="messages", system="system")
     assert prompt == [DEFINED, ("system", "c"), ("user", "a")]
     # The column has no meaning in texts.
     assert texts_of(read({**PLAIN, "tools": tools}, "plain")) == (DIALOGUE, *PAIR)

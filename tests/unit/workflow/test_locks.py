@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from conftest import ROOT
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 
 HOLD = f"""
@@ -49,6 +50,12 @@ def test_a_held_lock_names_its_holder_and_ends_with_it(tmp_path):
         process.kill()
         # It has been running until here.
         os.kill(child, 9)
+
+
+def test_a_folder_on_a_disk_that_is_not_mounted_is_named(tmp_path):
+    (tmp_path / "store").symlink_to(tmp_path / "disk")
+    with pytest.raises(InputError, match="store leads nowhere: mount its disk"):
+        acquire_lock(tmp_path / "store/train_sft/.key/lock")
 
 
 def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypatch, capsys):
