@@ -4,7 +4,7 @@ Shapes: n prompts, S responses of each model to each prompt.
 """
 
 import math
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,17 +105,16 @@ def compare(
                         values[key], models[initial][key], clusters
                     )
         place = INITIAL_MODELS.index(name) + 1 if name in INITIAL_MODELS else 0
-        others = [other for other in INITIAL_MODELS[place:] if other in models]
-        if not others:
-            continue
-        metrics["wins"][name] = {
+        wins = {
             other: {
                 key: win_rates(values, models[other], key, clusters)
                 for key in scores
                 if key in values
             }
-            for other in others
+            for other in INITIAL_MODELS[place:]
+            if other in models
         }
+        metrics["wins"] |= {name: wins} if wins else {}
     return metrics
 
 
@@ -179,22 +178,15 @@ def win_rates(
 
     clusters: Cluster of each prompt [n].
     """
-    # NaN if one of the two is NaN.
-    won = compare_pairs(ours[key], theirs[key], lambda a, b: np.sign(a - b) / 2 + 0.5)
-    longer = compare_pairs(ours["length"], theirs["length"], np.greater)
+    # Of each of our responses to each of theirs [S, S, n]; NaN if one of the two is NaN.
+    won = np.sign(ours[key][:, None] - theirs[key][None, :]) / 2 + 0.5
+    longer = ours["length"][:, None] > theirs["length"][None, :]
     mean, interval = mean_with_interval(prompt_means(won), clusters)
     rates: dict[str, Any] = {"mean": mean, "interval_95": interval, "longer": float(longer.mean())}
     for name, mask in (("when_longer", longer), ("when_not_longer", ~longer)):
         if not np.isnan(won[mask]).all():
             rates[name] = float(np.nanmean(won[mask]))
     return rates
-
-
-def compare_pairs(
-    ours: np.ndarray, theirs: np.ndarray, relation: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> np.ndarray:
-    """Return the relation [S, S, n] of each of our responses [S, n] to each of theirs [S, n]."""
-    return relation(ours[:, None], theirs[None, :])
 
 
 def distinct_n(ids: Sequence[int], n: int) -> float:

@@ -101,19 +101,14 @@ def test_models_are_compared_with_the_base_model_as_well():
 # Repetition.
 
 
-def test_distinct_n_grams_by_hand():
+def test_distinct_and_repeated_n_grams_by_hand():
     ids = [1, 2, 1, 2, 1]
     assert distinct_n(ids, 1) == 2 / 5
     # (1, 2), (2, 1), (1, 2), (2, 1).
     assert distinct_n(ids, 2) == 2 / 4
     assert distinct_n([1], 2) == 1
-
-
-def test_repetition_by_hand():
-    assert repetition([1, 2, 3, 4, 5]) == 0
     # The 4-gram 1111 occurs twice.
-    assert repetition([1, 1, 1, 1, 1]) == 0.5
-    assert repetition([1, 1, 1]) == 0
+    assert [repetition(row) for row in ([1, 2, 3, 4, 5], [1] * 5, [1] * 3)] == [0, 0.5, 0]
 
 
 def test_pass_rates():

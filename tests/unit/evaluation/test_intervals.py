@@ -56,12 +56,6 @@ def successes(num_prompts, probability, num_generations):
     return mean_with_interval(values.mean(axis=0), np.arange(num_prompts))[1]
 
 
-def repeated_prompts(num_prompts, repeats):
-    clusters = np.arange(num_prompts).repeat(repeats)
-    values = rng.normal(size=num_prompts)[clusters] + 0.3 * rng.normal(size=len(clusters))
-    return mean_with_interval(values, clusters)[1]
-
-
 def pairs_of_one_prompt(num_prompts, repeats):
     clusters = np.arange(num_prompts).repeat(repeats)
     correct = rng.random(len(clusters)) < rng.beta(3, 1, size=num_prompts)[clusters]
@@ -75,21 +69,15 @@ def success_differences(num_prompts):
     )[1]
 
 
-def skewed(num_prompts):
-    return mean_with_interval(5 + rng.exponential(size=num_prompts), np.arange(num_prompts))[1]
-
-
-def lognormal(num_prompts):
-    return mean_with_interval(10 + rng.lognormal(size=num_prompts), np.arange(num_prompts))[1]
-
-
-def repeated_lognormal(num_prompts, repeats):
+def means(num_prompts, draw, repeats=1, noise=0.0):
     clusters = np.arange(num_prompts).repeat(repeats)
-    return mean_with_interval(rng.lognormal(size=num_prompts)[clusters], clusters)[1]
+    # Far from the limits of shares.
+    values = 10 + draw(size=num_prompts)[clusters] + noise * rng.normal(size=len(clusters))
+    return mean_with_interval(values, clusters)[1]
 
 
-def long_tails(num_prompts):
-    return mean_with_interval(rng.standard_t(3, size=num_prompts), np.arange(num_prompts))[1]
+def long_tails(size):
+    return rng.standard_t(3, size=size)
 
 
 def ratios(num_rows):
@@ -108,13 +96,13 @@ def aucs(num_good, num_bad, shift):
 COVERAGE = [
     *(((wins, n, shift), norm.cdf(shift / 2**0.5)) for n in (20, 100) for shift in (0.3, 3)),
     *(((successes, n, p, s), p) for n in (5, 20) for p in (0.5, 0.98) for s in (1, 4)),
-    *(((repeated_prompts, n, 5), 0) for n in (10, 80)),
+    *(((means, n, rng.normal, 5, 0.3), 10) for n in (10, 80)),
     *(((pairs_of_one_prompt, n, m), 0.75) for n in (20, 100) for m in (1, 5, 20)),
     *(((success_differences, n), 0.08) for n in (20, 100)),
-    *(((skewed, n), 6) for n in (10, 20, 100)),
-    *(((lognormal, n), 10 + math.exp(0.5)) for n in (20, 50, 200)),
-    ((repeated_lognormal, 20, 4), math.exp(0.5)),
-    *(((long_tails, n), 0) for n in (10, 100)),
+    *(((means, n, rng.exponential), 11) for n in (10, 20, 100)),
+    *(((means, n, rng.lognormal), 10 + math.exp(0.5)) for n in (20, 50, 200)),
+    ((means, 20, rng.lognormal, 4), 10 + math.exp(0.5)),
+    *(((means, n, long_tails), 10) for n in (10, 100)),
     *(((ratios, n), 1.5) for n in (20, 100)),
     *(((aucs, 20, 10, shift), norm.cdf(shift / 2**0.5)) for shift in (0.5, 2.5)),
 ]
