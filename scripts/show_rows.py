@@ -1,7 +1,7 @@
 """Show rows as they are trained: text by token, the tokens that count in the loss, truncation.
 
     python scripts/show_rows.py output/tokens/sft/mine -n 3
-    python scripts/show_rows.py output/tokens/dpo/mine --row 17 --split eval
+    python scripts/show_rows.py output/tokens/dpo/mine --row 17 --split eval --page rows.html
 
 In a terminal, tokens that count in the loss are green and special tokens have a frame; elsewhere,
 they are in brackets: ⟦loss⟧ and ⟪special⟫.
@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
-from snakechat.pages.page import Tokens
-from snakechat.pages.rows import TokenizedRows
+from snakechat.pages.page import Page, Section, Tokens, write_page
+from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest
 from snakechat.workflow.printable import printable_text
@@ -33,6 +33,7 @@ def main() -> None:
     parser.add_argument("-n", type=int, default=3, help="number of rows; default: 3")
     parser.add_argument("--row", type=int, default=0, help="first row, from 0; default: 0")
     parser.add_argument("--split", choices=("train", "eval"), default="train")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write an HTML page instead")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     manifest = read_manifest(folder / MANIFEST)
@@ -54,6 +55,10 @@ def main() -> None:
     for kind in ("truncated", "dropped"):
         counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
         summary += f"; {kind}: {', '.join(counts) or 'none'}"
+    if arguments.page:
+        section = Section(summary, tables=row_tables(rows, numbers))
+        write_page(arguments.page, "en", Page("Rows as they are trained", str(folder), [section]))
+        return
     print(f"{arguments.split}: {summary}")
     for number in numbers:
         print(f"\nrow {number}")

@@ -65,7 +65,7 @@ def test_text_of_rows_is_escaped_on_a_page(phase, tmp_path):
     assert "<i>" not in page and '<span class="token counts special">&lt;/s&gt;</span>' in page
 
 
-def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys):
+def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys, tmp_path):
     folder, texts, _ = phase
     result = (folder / "model").relative_to(folder.parents[1]).as_posix()
     spec = {"rule": "tokenize_sft", "settings": {"train_on": "all_tokens"}}
@@ -79,6 +79,9 @@ def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys):
     assert f"train: {summary}\n" in printed
     assert f"prompt:\n⟦{texts['prompt']}⟧\n" in printed
     assert f"chosen:\n⟦{texts['chosen']}⟪</s>⟫⟧\n" in printed
+    monkeypatch.setattr(sys, "argv", ["", str(folder), "--page", str(tmp_path / "page.html")])
+    show_rows.main()
+    assert summary in (tmp_path / "page.html").read_text()
     with pytest.raises(InputError, match="expected the eval split of a tokenized phase"):
         TokenizedRows(folder, "eval", folder / "model")
 
