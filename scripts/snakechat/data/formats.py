@@ -201,7 +201,7 @@ def has_dialogues(format: str) -> bool:
 
 def is_unpaired(format: str) -> bool:
     """Return whether each row of a format has a single response, labelled good or bad."""
-    return format == "kto"
+    return format in ("kto", "kto_text")
 
 
 def has_pairs(format: str, columns: Columns | None = None) -> bool:
@@ -350,6 +350,12 @@ def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     return (prompt, response, None) if is_good else (prompt, None, response)
 
 
+def _unpaired_text(prompt: Any, response: Any, label: Any, system: Any = None) -> Record:
+    """A prompt, a response and whether it is good, each a text or messages, as TRL has them."""
+    turns, good, _ = _message_pairs(response, response, prompt, system)
+    return (turns, good, None) if is_one(label) else (turns, None, good)
+
+
 def _same(*names: str) -> dict[str, str]:
     """Return default columns that are called as their fields."""
     return {name: name for name in names}
@@ -375,4 +381,10 @@ FORMATS = {
     "sharegpt": Format({"messages": "conversations"}, _messages, SYSTEM, has_messages=True),
     "sharegpt_pairs": Format(SHAREGPT_PAIR, _message_pairs, SYSTEM, has_messages=True),
     "kto": Format(_same("messages", "label"), _unpaired, SYSTEM, has_messages=True),
+    "kto_text": Format(
+        {"prompt": "prompt", "response": "completion", "label": "label"},
+        _unpaired_text,
+        SYSTEM,
+        has_messages=True,
+    ),
 }

@@ -148,6 +148,20 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("message_pairs", ULTRAFEEDBACK, (DIALOGUE, *PAIR)),
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
+        (
+            "kto_text",
+            {"prompt": "a", "completion": "b", "label": True},
+            (prompt_of("a"), " b", None),
+        ),
+        (
+            "kto_text",
+            {
+                "prompt": [{"role": "user", "content": "a"}],
+                "completion": [{"role": "assistant", "content": "b"}],
+                "label": 0,
+            },
+            (prompt_of("a"), None, " b"),
+        ),
         ("messages", {"messages": weighted(*ZERO)}, WEIGHT_0),
         ("messages", {"messages": weighted(ZERO[0], ("assistant", "b", 0.5))}, "BadRow: weight is"),
     ],
