@@ -29,17 +29,14 @@ from snakechat.workflow.commands import command_words, names_in
 
 
 def check_placements(config: Config) -> None:
-    """Check the placement of each recipe with the deployment that it names."""
-    for stage in RECIPES:
-        for name in config.values[stage]["recipes"]:
-            placement = config.recipe(stage, name)["placement"]
-            checked(placement, RecipePlacement, f"{stage}.recipes.{name}.placement")
+    """Check the placement of each recipe and benchmark with the deployment that it names."""
+    for recipe, place in config.places.items():
+        checked(config.recipe(*recipe)["placement"], RecipePlacement, f"{place}.placement")
 
 
 def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together."""
     _check_cycles(config)
-    _check_benchmarks(config)
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
@@ -63,23 +60,25 @@ def check_references(config: Config) -> None:
                     f"config: models.{name}.tokenizer.train_on names {train_on}, whose responses a"
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
-    for stage in RECIPES:
-        for name in config.values[stage]["recipes"]:
-            if (stage, name) not in config.swept_recipes:
-                config.check_effects(stage, name, config.values[stage]["recipes"][name])
-            if command := config.recipe(stage, name).get("command"):
-                _check_command(command, recipe_names(stage), f"{stage}.recipes.{name}")
-            for dataset, _ in config.blend(stage, name):
-                _check_dataset(config, dataset, stage, name)
-            if stage in ("rlhf", "generations"):
-                _check_scores(config, stage, name)
-            if stage == "rlhf":
-                _check_tokenizers(config, name)
-            for key, named in config.references(stage, name).items():
-                for text, model in named.items():
-                    if model.section == "models":
-                        use = f"{stage}.recipes.{name}.{key} names {text}"
-                        _check_kind(config, model.name, key in ("reward", "judge"), use)
+    for (stage, name), place in config.places.items():
+        if command := config.recipe(stage, name).get("command"):
+            names = NAMES if stage == "benchmarks" else recipe_names(stage)
+            _check_command(command, names, place)
+        if stage == "benchmarks":
+            continue
+        if (stage, name) not in config.swept_recipes:
+            config.check_effects(stage, name, config.values[stage]["recipes"][name])
+        for dataset, _ in config.blend(stage, name):
+            _check_dataset(config, dataset, stage, name)
+        if stage in ("rlhf", "generations"):
+            _check_scores(config, stage, name)
+        if stage == "rlhf":
+            _check_tokenizers(config, name)
+        for key, named in config.references(stage, name).items():
+            for text, model in named.items():
+                if model.section == "models":
+                    use = f"{place}.{key} names {text}"
+                    _check_kind(config, model.name, key in ("reward", "judge"), use)
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -103,11 +102,7 @@ def _has_pairs(dataset: dict[str, Any]) -> bool:
 
 def _check_cycles(config: Config) -> None:
     """Check that no recipe depends on itself, by its models or by generated datasets."""
-    recipes = [
-        Reference(section, name)
-        for section in RECIPES
-        for name in config.values[section]["recipes"]
-    ]
+    recipes = [recipe for recipe in config.places if recipe.section in RECIPES]
     try:
         TopologicalSorter({recipe: _recipes_of(config, recipe) for recipe in recipes}).prepare()
     except CycleError as error:
@@ -203,14 +198,6 @@ def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
     problem = keys and (reward_model_problem if scores else language_model_problem)(keys)
     if problem:
         raise ConfigError(f"config: {use}, which {problem}")
-
-
-def _check_benchmarks(config: Config) -> None:
-    """Check the command and the placement of each benchmark."""
-    for name in config.values["benchmarks"]:
-        keys, place = config.recipe("benchmarks", name), f"benchmarks.{name}"
-        _check_command(keys["command"], NAMES, place)
-        checked(keys["placement"], RecipePlacement, f"{place}.placement")
 
 
 def _check_command(command: str, names: Iterable[str], place: str) -> None:

@@ -13,7 +13,7 @@ import yaml
 
 from snakechat.config.cross_checks import check_placements, check_references
 from snakechat.config.recipes import Config
-from snakechat.config.schema import RECIPES, ConfigError, checked, checked_recipe
+from snakechat.config.schema import ConfigError, checked, checked_recipe
 from snakechat.config.sections import Sections
 from snakechat.workflow.limited_yaml import root_node
 
@@ -126,7 +126,6 @@ def load_config(
     update(values, parse_command_line_values(command_line))
     values |= checked(values, Sections)
     config = Config(values, root, sources)
-    check_presets(config)
     add_sweeps(config)
     check_references(config)
     check_placements(config)
@@ -186,16 +185,3 @@ def add_sweeps(config: Config) -> None:
                 raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
             recipes[name] = {key: origin[key] for key in origin if key != "gate"} | changes
             checked_recipe(stage, config.layers(stage, f"sweeps.{sweep}.over", recipes[name]))
-
-
-def check_presets(config: Config) -> None:
-    """Check the defaults of each stage, and its presets, whether or not a recipe uses them."""
-    for stage in RECIPES:
-        section = config.values[stage]
-        checked_recipe(stage, config.layers(stage, f"{stage}.defaults", {}), is_whole=False)
-        for name, preset in section.get("presets", {}).items():
-            if "preset" in preset:
-                raise ConfigError(f"config: {stage}.presets.{name}.preset: a preset has none")
-            checked_recipe(
-                stage, config.layers(stage, f"{stage}.presets.{name}", preset), is_whole=False
-            )

@@ -25,7 +25,7 @@ from snakechat.config.sections import PlacementChanges, judge_settings
 from snakechat.config.settings import NAME_END, RefersTo
 from snakechat.data.formats import has_responses, named_columns
 from snakechat.workflow.errors import warn
-from snakechat.workflow.links import Version, find_version, is_version
+from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
 from snakechat.workflow.placement import Placement
 from snakechat.workflow.store import is_writable
@@ -155,6 +155,8 @@ class Config:
         # Another value, or a stage without presets, is an error when the layers are checked.
         if isinstance(preset, str) and "presets" in self.values[stage]:
             keys = self.entry(f"{stage}.presets", preset, f"{place}.preset")
+            if "preset" in keys:
+                raise ConfigError(f"config: {stage}.presets.{preset}.preset: a preset has none")
             layers.append(Layer(f"{stage}.presets.{preset}", keys))
         return [*layers, Layer(place, own)]
 
@@ -171,6 +173,17 @@ class Config:
         if self.values["deployment"] is not None:
             placement = self.entry("deployments", self.values["deployment"], "deployment")
         return placement
+
+    @property
+    def places(self) -> dict[Reference, str]:
+        """The place in the config of all recipes and benchmarks, which have placements."""
+        places = {
+            Reference(stage, name): f"{stage}.recipes.{name}"
+            for stage in RECIPES
+            for name in self.values[stage]["recipes"]
+        }
+        names = self.values["benchmarks"]
+        return places | {Reference("benchmarks", name): f"benchmarks.{name}" for name in names}
 
     def program_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings of a recipe as its program receives them.
@@ -475,12 +488,3 @@ class Config:
                 f"output/compare/{stage}/{names}: name two recipes, A-vs-B, or a sweep"
             )
         return recipes
-
-    def compared_versions(self, stage: str, names: str) -> dict[str, Version]:
-        """Return the versions in the store that the comparison A-vs-B takes, by name.
-
-        Raises:
-            InputError: The store does not have one of them.
-        """
-        recipes = filter(is_version, self.compared_recipes(stage, names))
-        return {name: find_version(stage, name) for name in recipes}

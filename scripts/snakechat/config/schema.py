@@ -59,13 +59,12 @@ def checked(values: Any, declared: Any, *place: str) -> Any:
     return _adapter(declared).dump_python(converted, mode="json", exclude_unset=True)
 
 
-def checked_recipe(stage: str, layers: list[Layer], is_whole: bool = True) -> dict[str, Any]:
+def checked_recipe(stage: str, layers: list[Layer]) -> dict[str, Any]:
     """Return the keys of a recipe, in which each layer overrides those before it.
 
     Args:
         stage: The section of the recipe.
         layers: The defaults, the preset if any, and the recipe.
-        is_whole: Whether the settings must fit each other; the settings of a preset need not.
 
     Raises:
         ConfigError: A key or value is invalid, or settings do not fit each other; the message names
@@ -81,22 +80,15 @@ def checked_recipe(stage: str, layers: list[Layer], is_whole: bool = True) -> di
         return recipe.model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         path, message = _describe(error, settings)
-        place = places.get(path[0], layers[-1].place)
-        if _is_about_several(error):
-            if not is_whole:
-                return settings
-            place = layers[-1].place
+        # Settings that do not fit each other are a mistake of the recipe.
+        fits = any(each["loc"] or each["type"] != "value_error" for each in error.errors())
+        place = places.get(path[0], layers[-1].place) if fits else layers[-1].place
     raise ConfigError(f"config: {'.'.join([place, *path])}: {message}")
 
 
 @cache
 def _adapter(declared: Any) -> TypeAdapter[Any]:
     return TypeAdapter(declared)
-
-
-def _is_about_several(error: ValidationError) -> bool:
-    """Return whether an error is about settings that do not fit each other."""
-    return all(not each["loc"] and each["type"] == "value_error" for each in error.errors())
 
 
 def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:

@@ -12,7 +12,7 @@ from snakechat.config.schema import ConfigError
 from snakechat.jobs.descriptions import Description, Jobs, command_job
 from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
 from snakechat.jobs.model_jobs import models_of, train_reward
-from snakechat.workflow.links import is_version
+from snakechat.workflow.links import find_version, is_version
 
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
 PAGES = ("compare", "prompt_eval", "rw_eval")
@@ -129,19 +129,18 @@ def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
 
 def _comparison(config: Config, stage: str, names: str) -> Description:
     recipes = config.compared_recipes(stage, names)
-    versions = config.compared_versions(stage, names)
+    trained = [recipe for recipe in recipes if not is_version(recipe)]
+    versions = {recipe: find_version(stage, recipe) for recipe in recipes if is_version(recipe)}
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs={
             f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
             for result, verb in (("training", "train"), ("evaluation", "evaluate"))
-            for recipe in recipes
-            if not is_version(recipe)
+            for recipe in trained
         }
         | {
             f"benchmark.{recipe}/{benchmark}": ("run_benchmark", f"{benchmark}/{stage}/{recipe}")
-            for recipe in recipes
-            if not is_version(recipe)
+            for recipe in trained
             for benchmark in config.recipe(stage, recipe)["benchmarks"]
         },
         files={

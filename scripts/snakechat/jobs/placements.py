@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from snakechat.config.recipes import Config
-from snakechat.config.schema import RECIPES
 from snakechat.config.sections import judge_access
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import RULES, recipe_of
@@ -30,9 +29,8 @@ def used_resources(config: Config) -> list[str]:
 
     Snakemake evaluates each of them for each job.
     """
-    recipes = [(stage, name) for stage in RECIPES for name in config.values[stage]["recipes"]]
-    recipes += [("benchmarks", name) for name in config.values["benchmarks"]]
-    keys = {key for job in recipes for key in config.recipe(*job)["placement"].get("slurm") or {}}
+    placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
+    keys = {key for placement in placements for key in placement.get("slurm") or {}}
     return [*HARDWARE, *(name for name, key in OF_SLURM.items() if key in keys)]
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 
+from snakechat.config.recipes import STAGES
 from snakechat.config.schema import RECIPES, ConfigError
 from snakechat.jobs.files import declared_licenses
-from support.configs import load
+from support.configs import load, project_values
 
 
 @pytest.mark.parametrize("stage", RECIPES)
@@ -13,22 +14,23 @@ def test_program_settings_are_fields_of_the_model(stage):
     assert RECIPES[stage].__base__(**settings).model_dump(mode="json").items() >= settings.items()
 
 
-def test_layers_of_settings():
-    """A recipe overrides its preset, which overrides the defaults of the stage."""
-    own = {"clip_range": 0.5}
-    config = load(
-        {
-            "rlhf": {
-                "defaults": {"gamma": 0.9, "kl_coef": 0.3, "clip_range": 0.3},
-                "presets": {"mine": {"kl_coef": 0.4, "clip_range": 0.4}},
-                "recipes": {"mine": {"actor": "sft/tiny", "preset": "mine", **own}},
-            }
-        }
-    )
-    recipe = config.recipe("rlhf", "mine")
+@pytest.mark.parametrize(
+    ("stage", "preset"),
+    [(stage, name) for stage in STAGES for name in project_values()[stage]["presets"]],
+)
+def test_each_preset_of_the_project_is_valid_in_a_recipe(stage, preset):
+    recipe = {"actor": "sft/tiny"} if stage == "rlhf" else {"model": "tiny"}
+    recipe |= {"preset": preset, "datasets": ["toy"]}
+    assert load({stage: {"recipes": {"mine": recipe}}}).recipe(stage, "mine")["seed"] == 1234
+
+
+def test_a_recipe_overrides_its_preset_which_overrides_the_defaults():
+    own = {"actor": "sft/tiny", "preset": "mine", "clip_range": 0.5}
+    defaults = {"gamma": 0.9, "kl_coef": 0.3, "clip_range": 0.3}
+    presets = {"mine": {"kl_coef": 0.4, "clip_range": 0.4}}
+    changes = {"defaults": defaults, "presets": presets, "recipes": {"mine": own}}
+    recipe = load({"rlhf": changes}).recipe("rlhf", "mine")
     assert (recipe["gamma"], recipe["kl_coef"], recipe["clip_range"]) == (0.9, 0.4, 0.5)
-    assert recipe["seed"] == config.values["seed"]
-    assert "preset" not in recipe
 
 
 @pytest.mark.parametrize(
@@ -71,22 +73,13 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, chan
         (["reward", "rlhf"], {"sft": 0, "reward": 1, "rlhf": 1}),
         ({"sft": 3, "reward": 0, "rlhf": 1}, {"sft": 3, "reward": 0, "rlhf": 1}),
         (None, {"sft": 1, "reward": 2, "rlhf": 2}),
+        ({"sft": 0.1, "reward": 0.2, "rlhf": 0.2}, {"sft": 1, "reward": 2, "rlhf": 2}),
+        ({"sft": 200, "reward": 400, "rlhf": 400}, {"sft": 1, "reward": 2, "rlhf": 2}),
     ],
 )
-def test_the_split_of_a_dataset_is_weights_or_phases(split, weights):
+def test_the_split_of_a_dataset_is_phases_or_the_ratio_of_weights(split, weights):
     dataset = {"path": "mine", "format": "instruct"} | ({} if split is None else {"split": split})
     assert load({"datasets": {"mine": dataset}}).split_weights("mine") == weights
-
-
-def test_models_behind_a_recipe():
-    config = load({"dpo": {"recipes": {"base": {"model": "opt-125m"}}}})
-    assert config.base_model("sft", "tiny") == ("init_model", "tiny")
-    assert config.base_model("sft", "125m") == ("fetch_model", "opt-125m")
-    assert config.base_model("dpo", "tiny") == ("train_sft", "tiny")
-    assert config.base_model("dpo", "base") == ("fetch_model", "opt-125m")
-    for stage in RECIPES:
-        assert config.tokenizer_model(stage, "tiny") == ("init_model", "tiny")
-    assert config.tokenizer_model("rlhf", "1.3b") == ("fetch_model", "opt-1.3b")
 
 
 def test_an_unknown_recipe_may_be_in_a_file_of_the_config():

@@ -101,21 +101,8 @@ def test_config_is_valid_and_keeps_its_values():
     assert checked(config_values(), Sections) == config_values()
 
 
-@pytest.mark.parametrize(
-    ("glob", "is_valid"),
-    [
-        ("data/train-*.parquet", True),
-        ("a..b/*.csv?download=true", True),
-        ("/data/*.csv", False),
-        ("../*.csv", False),
-        ("data/../../*.csv", False),
-        ("data/..", False),
-    ],
-)
-def test_a_glob_names_files_inside_of_the_source(glob, is_valid):
-    changes = dataset(path="x", format="plain", train=glob)
-    if is_valid:
-        assert load(changes).values["datasets"]["mine"]["train"] == glob
-    else:
-        with pytest.raises(ConfigError, match=r"^config: datasets\.mine\.train: "):
-            load(changes)
+@pytest.mark.parametrize("glob", ["/data/*.csv", "../*.csv", "data/../../*.csv", "data/.."])
+def test_a_glob_names_files_inside_of_the_source(glob):
+    load(dataset(path="x", format="plain", train="a..b/*.csv?download=true"))
+    with pytest.raises(ConfigError, match=r"^config: datasets\.mine\.train: "):
+        load(dataset(path="x", format="plain", train=glob))

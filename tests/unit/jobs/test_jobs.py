@@ -45,12 +45,10 @@ def inputs_of(config, rule, name):
 @pytest.mark.parametrize(("dtype", "batches_count"), [("fp32", False), ("bf16", True)])
 def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_count):
     def settings(**changes):
-        recipes = {"recipes": {"tiny": {"dtype": dtype, **changes}}}
-        return settings_of(load({"dpo": recipes}), "compute_reference", "tiny")
+        tiny = configs.tiny("dpo", dtype=dtype, **changes)
+        return settings_of(load(tiny), "compute_reference", "tiny")
 
-    changes = ({"epochs": 7}, {"seed": 7}, {"max_steps": 7}, {"global_batch_size": 7})
-    for change in changes:
-        assert (settings(**change) != settings()) == batches_count
+    assert (settings(max_steps=7) != settings()) == batches_count
     assert settings(learning_rate=7.0) == settings()
 
 
@@ -103,24 +101,16 @@ def test_the_data_of_teachers_and_of_a_reward_models_own_sft_model_counts_too(lo
     assert phases_of_datasets(load(changes), "mine") == of_tiny | {"toy-judge": ["rlhf", "sft"]}
 
 
-def test_rlhf_from_plain_models_has_their_templates(load):
-    models = {"actor": {"path": "actor", "template": "chat"}}
-    models["judge"] = {"path": "judge", "template": "dialogue"}
-    recipe = {"actor": "models/actor", "reward": "models/judge"}
-    config = load({"models": models, "rlhf": {"recipes": {"tiny": recipe}}})
-    settings = config.program_settings("rlhf", "tiny")
-    assert settings["template"] == "chat"
-    assert settings["reward_templates"] == {"models/judge": "dialogue"}
-
-
 def test_several_reward_models_keep_their_order_and_weights(load):
-    rewards = {"reward/tiny": 1, "reward/judge": 0.5}
-    config = load({"rlhf": {"recipes": {"tiny": {"reward": rewards, "judge": None}}}})
-    settings = config.program_settings("rlhf", "tiny")
-    assert settings["reward"] == [["reward/tiny", 1], ["reward/judge", 0.5]]
+    rewards = {"reward/tiny": 1, "models/judge": 0.5}
+    models = {"judge": {"path": "judge", "template": "chat"}}
+    config = load({"models": models, **configs.tiny("rlhf", reward=rewards)})
+    settings = settings_of(config, "train_rlhf", "tiny")
+    assert settings["reward"] == [["reward/tiny", 1], ["models/judge", 0.5]]
+    assert settings["reward_templates"] == {"reward/tiny": "dialogue", "models/judge": "chat"}
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
-    assert inputs["reward.reward/judge"] == ("train_reward", "judge")
+    assert inputs["reward.models/judge"] == ("fetch_model", "judge")
     assert "reward" not in inputs
     # The report shows the first one.
     reported = inputs_of(config, "draw_report", "rlhf/tiny")
@@ -128,11 +118,17 @@ def test_several_reward_models_keep_their_order_and_weights(load):
 
 
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
-    inputs = inputs_of(load(), "evaluate_rlhf", "tiny")
-    assert inputs["judge"] == ("train_reward", "judge")
-    assert settings_of(load(), "evaluate_rlhf", "tiny")["exact_check"] == "shop"
-    assert "judge" not in inputs_of(load(), "evaluate_rlhf", "1.3b")
-    assert settings_of(load(), "evaluate_rlhf", "1.3b")["exact_check"] is None
+    for name, judge, check in (("tiny", ("train_reward", "judge"), "shop"), ("1.3b", None, None)):
+        assert inputs_of(load(), "evaluate_rlhf", name).get("judge") == judge
+        assert settings_of(load(), "evaluate_rlhf", name)["exact_check"] == check
+
+
+def test_an_evaluation_samples_as_its_recipe_says(load):
+    changes = {"num_generations": 16, "max_response_length": 99}
+    config, settings = load(configs.tiny("rlhf", evaluation=changes)), {}
+    for rule, own in (("evaluate_rlhf", changes), ("train_rlhf", {})):
+        settings = settings_of(load(), rule, "tiny")
+        assert settings_of(config, rule, "tiny") == {**settings, **own}
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -150,24 +146,15 @@ def local(load, path="mine", **settings):
     return load({"datasets": {"local": {"path": path, **settings}}})
 
 
-def test_files_of_a_dataset_are_named_by_split(load, tmp_path):
-    write_files(tmp_path, "mine/train-1.jsonl", "mine/train-2.jsonl", "mine/test.jsonl")
-    config, single = local(load), local(load, "mine/test.jsonl")
-    files = dataset_files(config, "local")
-    assert files.keys() == {"train/train-1.jsonl", "train/train-2.jsonl", "eval/test.jsonl"}
-    assert all(path.is_file() for path in files.values())
-    assert dataset_files(single, "local").keys() == {"train/test.jsonl"}
-    for each in (config, single):
-        assert dataset_folder(each, "local").resolve() == tmp_path / "mine"
-    assert dataset_files(config, "toy") == {} and dataset_folder(config, "toy") is None
-
-
-def test_a_warning_names_data_files_that_no_split_has(load, tmp_path, capsys):
+def test_files_of_a_dataset_are_named_by_split_and_others_are_a_warning(load, tmp_path, capsys):
     write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "mine/README.md")
-    dataset_files(local(load), "local")
+    files = dataset_files(local(load), "local")
+    assert files.keys() == {"train/train.jsonl", "eval/test.jsonl"}
+    assert all(path.is_file() for path in files.values())
     write_files(tmp_path, "mine/more.jsonl", "mine/other.jsonl")
-    for config in (local(load, train="train.jsonl"), local(load, "mine/train.jsonl")):
-        dataset_files(config, "local")
+    single = local(load, "mine/test.jsonl")
+    assert dataset_files(single, "local").keys() == {"train/test.jsonl"}
+    assert dataset_folder(single, "local").resolve() == tmp_path / "mine"
     assert capsys.readouterr().err == ""
     dataset_files(local(load), "local")
     assert capsys.readouterr().err == (
@@ -196,11 +183,9 @@ def test_files_that_cannot_be_read_are_errors(load, tmp_path):
 
 def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
     write_files(tmp_path, "blobs/0a1b")
-    snapshot = tmp_path / "snapshots/c0ffee"
-    snapshot.mkdir(parents=True)
-    (snapshot / "rows.jsonl").symlink_to("../../blobs/0a1b")
-    config = local(load, str(snapshot))
-    assert dataset_files(config, "local").keys() == {"train/rows.jsonl"}
+    (tmp_path / "snapshots/c0ffee").mkdir(parents=True)
+    (tmp_path / "snapshots/c0ffee/rows.jsonl").symlink_to("../../blobs/0a1b")
+    assert dataset_files(local(load, "snapshots/c0ffee"), "local").keys() == {"train/rows.jsonl"}
 
 
 def test_a_source_of_the_hub_defaults_to_the_main_branch(load, tmp_path):
@@ -216,26 +201,6 @@ def test_a_source_of_the_hub_defaults_to_the_main_branch(load, tmp_path):
     assert settings_of(config, "fetch_model", "mine") == main
     assert settings_of(config, "fetch_model", "copy") == {"card": {"licence": None}}
     assert main.items() <= settings_of(config, "import_dataset", "mine").items()
-
-
-def test_a_local_model_needs_weights(load, tmp_path):
-    config = load({"models": {"opt-125m": {"path": "model"}}})
-    with pytest.raises(InputError, match=r"models\.opt-125m\.path: there is no folder model"):
-        base_model_files(config, "opt-125m")
-    write_files(tmp_path, "model/config.json")
-    with pytest.raises(InputError, match=r"no \*\.safetensors"):
-        base_model_files(config, "opt-125m")
-
-
-def test_links_of_a_local_model_lead_into_its_folder_or_to_a_result(load, tmp_path):
-    config = load({"models": {"opt-125m": {"path": "model"}}})
-    write_files(tmp_path, "model/config.json", "private", "result/manifest.json")
-    write_files(tmp_path, "result/model.safetensors")
-    (tmp_path / "model/model.safetensors").symlink_to(tmp_path / "result/model.safetensors")
-    assert "model.safetensors" in base_model_files(config, "opt-125m")
-    (tmp_path / "model/vocab.txt").symlink_to(tmp_path / "private")
-    with pytest.raises(InputError, match=r"vocab\.txt is a link to .*private, outside of the"):
-        base_model_files(config, "opt-125m")
 
 
 def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
@@ -260,22 +225,22 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
     assert after == ({"licence": "apache-2.0"}, {"licence": "apache-2.0"}, *before[2:])
 
 
-def test_a_tokenizer_folder_needs_files(load, tmp_path):
-    model = {"init": {"model_type": "opt"}, "tokenizer": {"path": "tokenizer"}}
-    config = load({"models": {"mine": model}})
-    with pytest.raises(InputError, match="tokenizer has no tokenizer files"):
-        tokenizer_files(config, "mine")
-    write_files(tmp_path, "tokenizer/tokenizer.json")
+def test_missing_files_are_errors(load, tmp_path):
+    copied = {"init": {"model_type": "opt"}, "tokenizer": {"path": "tokenizer"}}
+    config = load({"models": {"opt-125m": {"path": "model"}, "mine": copied}})
+    functions = {
+        (base_model_files, "opt-125m"): r"models\.opt-125m\.path: there is no folder model",
+        (tokenizer_files, "mine"): "tokenizer has no tokenizer files",
+        (prompt_set_files, "prompts", "sft", "tiny"): r"prompts has no toy\.yaml \(it has: none\)",
+    }
+    for (function, *names), message in functions.items():
+        with pytest.raises(InputError, match=message):
+            function(config, *names)
+    write_files(tmp_path, "model/config.json", "tokenizer/tokenizer.json", "prompts/toy.yaml")
+    with pytest.raises(InputError, match=r"no \*\.safetensors"):
+        base_model_files(config, "opt-125m")
     assert tokenizer_files(config, "mine").keys() == {"tokenizer.json"}
-    assert tokenizer_files(config, "tiny") == {}
-
-
-def test_missing_prompt_sets_are_errors(load, tmp_path):
-    with pytest.raises(InputError, match=r"prompts has no toy\.yaml \(it has: none\)"):
-        prompt_set_files(load(), "prompts", "sft", "tiny")
-    (tmp_path / "prompts").mkdir()
-    (tmp_path / "prompts/toy.yaml").write_text("")
-    assert prompt_set_files(load(), "prompts", "sft", "tiny").keys() == {"prompts/toy.yaml"}
+    assert prompt_set_files(config, "prompts", "sft", "tiny").keys() == {"prompts/toy.yaml"}
 
 
 # --- default targets -----------------------------------------------------------------------------
@@ -305,11 +270,3 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
         "output/compare/rlhf/tiny-kl.html",
         "output/prompt_eval/sft/tiny.html",
     ]
-
-
-def test_an_evaluation_samples_as_its_recipe_says(load):
-    changes = {"num_generations": 16, "max_response_length": 99}
-    config = load(configs.tiny("rlhf", evaluation=changes))
-    settings = settings_of(load(), "evaluate_rlhf", "tiny")
-    assert settings_of(config, "evaluate_rlhf", "tiny") == {**settings, **changes}
-    assert settings_of(config, "train_rlhf", "tiny") == settings_of(load(), "train_rlhf", "tiny")
