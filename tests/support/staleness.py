@@ -162,10 +162,7 @@ OURS = {
         "picked": {"generations": "tiny", "select": "best"},
         "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
     },
-    "llm_judges": {
-        name: {"url": "http://judge/v1", "model": name, "rubric": "Be kind."}
-        for name in ("wise", "kind")
-    },
+    "llm_judges": {"wise": {"url": "http://judge/v1", "model": "wise", "rubric": "Be kind."}},
     "models": {
         "far": {"hub": "lab/far", "revision": "main"},
         "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},

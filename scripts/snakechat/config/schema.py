@@ -80,9 +80,10 @@ def checked_recipe(stage: str, layers: list[Layer]) -> dict[str, Any]:
         return recipe.model_dump(mode="json", exclude_unset=True)
     except ValidationError as error:
         path, message = _describe(error, settings)
-        # Settings that do not fit each other are a mistake of the recipe.
-        fits = any(each["loc"] or each["type"] != "value_error" for each in error.errors())
-        place = places.get(path[0], layers[-1].place) if fits else layers[-1].place
+        place = places.get(path[0], layers[-1].place)
+        if all(not each["loc"] and each["type"] == "value_error" for each in error.errors()):
+            # Settings that do not fit each other are a mistake of the recipe.
+            place = layers[-1].place
     raise ConfigError(f"config: {'.'.join([place, *path])}: {message}")
 
 

@@ -19,8 +19,8 @@ def test_program_settings_are_fields_of_the_model(stage):
     [(stage, name) for stage in STAGES for name in project_values()[stage]["presets"]],
 )
 def test_each_preset_of_the_project_is_valid_in_a_recipe(stage, preset):
-    recipe = {"actor": "sft/tiny"} if stage == "rlhf" else {"model": "tiny"}
-    recipe |= {"preset": preset, "datasets": ["toy"]}
+    recipe = {"preset": preset, "datasets": ["toy"], "global_batch_size": 64}
+    recipe |= {"actor": "sft/tiny"} if stage == "rlhf" else {"model": "tiny"}
     assert load({stage: {"recipes": {"mine": recipe}}}).recipe(stage, "mine")["seed"] == 1234
 
 
