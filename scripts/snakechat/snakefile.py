@@ -27,15 +27,15 @@ from snakechat.jobs.placements import (
     run_options,
     used_resources,
 )
-from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
-from snakechat.jobs.specs import Specs
-from snakechat.jobs.staleness import Staleness
-from snakechat.jobs.targets import (
+from snakechat.jobs.planner import (
     default_targets,
     folder_jobs,
     jobs_of_target,
     warn_of_other_configs,
 )
+from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Staleness
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_environment_error

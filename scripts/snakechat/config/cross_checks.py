@@ -7,7 +7,6 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.commands import NAMES, recipe_names
 from snakechat.config.dpo import has_reference_point
 from snakechat.config.recipes import Config
 from snakechat.config.references import MESSAGES, Reference, weighted_functions
@@ -26,6 +25,10 @@ from snakechat.data.model_files import (
 )
 from snakechat.workflow.code_digests import REWARDS, Modules
 from snakechat.workflow.commands import command_words, names_in
+
+# Names in braces of all commands, and those that only some stages have.
+NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
+NAMES_OF_STAGE = {"dpo": ("reference",), "rlhf": ("reference", "reward")}
 
 
 def check_placements(config: Config) -> None:
@@ -62,8 +65,8 @@ def check_references(config: Config) -> None:
                 )
     for (stage, name), place in config.places.items():
         if command := config.recipe(stage, name).get("command"):
-            names = NAMES if stage == "benchmarks" else recipe_names(stage)
-            _check_command(command, names, place)
+            of_recipes = () if stage == "benchmarks" else ("data", "tokens")
+            _check_command(command, (*NAMES, *of_recipes, *NAMES_OF_STAGE.get(stage, ())), place)
         if stage == "benchmarks":
             continue
         if (stage, name) not in config.swept_recipes:

@@ -89,7 +89,8 @@ class Config:
         self.root, self.sources = root, sources
         # Planning asks for the settings of a recipe dozens of times.
         self._recipe = cache(self._settings_of)
-        self._references = cache(self._references_of)
+        # What each key of a recipe names, by the text in the config.
+        self.references = cache(self._references_of)
 
     def entry(self, section: str, name: str, used_by: str) -> Any:
         """Return an entry of a section such as `datasets` or `rlhf.presets`.
@@ -211,10 +212,6 @@ class Config:
         """Return [dataset, weight] of each dataset of a recipe."""
         blend: list[list[Any]] = self.recipe(stage, name)["datasets"]
         return blend
-
-    def references(self, stage: str, name: str) -> dict[str, dict[str, Reference]]:
-        """Return what each key of a recipe names, by the text in the config."""
-        return self._references(stage, name)
 
     def _references_of(self, stage: str, name: str) -> dict[str, dict[str, Reference]]:
         recipe = self.recipe(stage, name)

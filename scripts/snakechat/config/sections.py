@@ -16,7 +16,6 @@ from pydantic import (
     model_validator,
 )
 
-from snakechat.config.commands import READ_WITH_COMMAND, CommandKeys
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.references import MESSAGES, POSITIONAL, Reward
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
@@ -421,6 +420,28 @@ class PlacementChanges(PlacementKeys):
     """A deployment, and keys that a recipe changes."""
 
     deployment: str = ABSENT
+
+
+WITH_COMMAND = only_with("command")
+# Settings of recipes that describe data and evaluations, which recipes with a command have too.
+READ_WITH_COMMAND = {
+    *("seed", "datasets", "model", "actor", "reward", "reward_functions", "dtype", "train_on"),
+    *("max_length", "max_prompt_length", "max_response_length", "judge", "compare_with"),
+    # The loss by which pairs are evaluated.
+    *("beta", "label_smoothing", "length_normalized", "margin", "sft_coef"),
+    *("desirable_weight", "undesirable_weight", "loss", "evaluation"),
+}
+
+
+class CommandKeys(Settings):
+    """A command, and what it reads besides its inputs."""
+
+    command: NonEmptyText = ABSENT
+    # An interpreter of Python; by default, the build's.
+    python: Annotated[NonEmptyText, WITH_COMMAND] = ABSENT
+    files: Annotated[list[NonEmptyText], Field(min_length=1), WITH_COMMAND] = ABSENT
+    lock: Annotated[NonEmptyText, WITH_COMMAND] = ABSENT
+    network: Annotated[bool, WITH_COMMAND] = ABSENT
 
 
 class RecipeKeys(Settings):

@@ -3,6 +3,7 @@
 A function has the name of the rule whose jobs it describes.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def import_dataset(config: Config, name: str) -> Description:
     if "generate" in dataset:
         seed = dataset.get("seed", config.values["seed"])
         keys = ["generate", "rows", "eval_rows"]
-        settings = {"seed": seed, **{key: dataset[key] for key in keys}}
+        settings = {"seed": seed, **_present(dataset, keys)}
     else:
         keys = ["format", "remove", "prompt_template", "system", "on_bad_row"]
         selection = {} if "path" in dataset else config.selection(name)
@@ -35,7 +36,7 @@ def import_dataset(config: Config, name: str) -> Description:
             "on_bad_row": config.values["on_bad_row"],
             **_hub_source(dataset),
             **card_settings(config, "datasets", name),
-            **{key: dataset[key] for key in keys if key in dataset},
+            **_present(dataset, keys),
             **selection,
             "columns": columns_of(dataset["format"], dataset.get("columns")),
             "keep": named_columns(dataset.get("keep", {})),
@@ -88,7 +89,7 @@ def fetch_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
     source = _hub_source(model) | card_settings(config, "models", name)
     return Description(
-        settings=source | _template_arguments(model),
+        settings=source | _present(model, ["template_arguments"]),
         files=base_model_files(config, name),
         options=_source(config.source_of("models", name)),
     )
@@ -104,7 +105,7 @@ def init_model(config: Config, name: str) -> Description:
         inputs = {"records": config.records_job(dataset)}
     settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
     return Description(
-        settings=settings | _template_arguments(model),
+        settings=settings | _present(model, ["template_arguments"]),
         inputs=inputs,
         files=tokenizer_files(config, name),
         options=_source(tokenizer_folder(config, name)),
@@ -128,12 +129,10 @@ def _hub_source(entry: dict[str, Any]) -> dict[str, str]:
 
 def _exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
     """Return the part of a job's settings that names the excluded rows of a dataset; {} if none."""
-    entries = config.values["datasets"][dataset].get("exclude")
-    if entries is None:
-        return {}
-    return {"exclude": sorted(entries)}
+    excluded = _present(config.values["datasets"][dataset], ["exclude"])
+    return {key: sorted(digests) for key, digests in excluded.items()}
 
 
-def _template_arguments(model: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a job's settings that has the template arguments of a model, if any."""
-    return {key: model[key] for key in ("template_arguments",) if key in model}
+def _present(entry: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """Return those of some keys that an entry has."""
+    return {key: entry[key] for key in keys if key in entry}

@@ -14,8 +14,8 @@ from snakechat.jobs.files import (
     tokenizer_files,
 )
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
+from snakechat.jobs.planner import FIRST_TARGET, default_targets
 from snakechat.jobs.rules import RULES
-from snakechat.jobs.targets import FIRST_TARGET, default_targets
 from snakechat.workflow.errors import InputError
 from support import configs
 

@@ -3,9 +3,8 @@
 import pytest
 
 from snakechat.jobs.descriptions import Description
-from snakechat.jobs.planner import stale_results, with_upstream
+from snakechat.jobs.planner import jobs_of_target, stale_results, with_upstream
 from snakechat.jobs.rules import Rule
-from snakechat.jobs.targets import jobs_of_target
 from snakechat.workflow.errors import InputError
 from support.configs import load
 from support.specs import specs_of_rules
