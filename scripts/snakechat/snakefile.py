@@ -159,7 +159,7 @@ class RuleFunctions:
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
         self._options = snakemake_command_line.config_options()
-        self._is_checked = self._is_build = self._is_planned = self._ran_jobs = False
+        self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
         # The manifests of stale jobs that were planned after others had started.
@@ -168,6 +168,7 @@ class RuleFunctions:
         self._jobs: dict[str, JobId] = {}
         self._placement = functools.cache(self._find_placement)
         self._will_run = functools.cache(self._find_will_run)
+        self._begin_planning = functools.cache(self._check_inputs)
         # The names of our rules in the workflow, where a module may have changed them.
         rules = (*RULES, *STAGES, "report", "result_folder", "result_file")
         self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
@@ -400,9 +401,12 @@ class RuleFunctions:
             for rule, name, will_run in snakemake_adapter.planned_jobs(self.workflow, self._rules)
             if will_run and rule in RULES
         ]
+        if not jobs:
+            return
+        self._ran_jobs = True
         shares_environment = snakemake_adapter.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
-        if jobs and shares_environment and self.workflow.executor_plugin.name == "local":
+        if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
             check_gpus(
                 "/".join(recipe_of(*job)) for job in jobs if self._placement(*job).gpus_per_node
@@ -411,9 +415,6 @@ class RuleFunctions:
         forced = [
             spec["path"] for job, spec in zip(jobs, specs, strict=True) if self._is_forced(*job)
         ]
-        if not jobs:
-            return
-        self._ran_jobs = True
         try:
             self.snapshot.write()
             self._build._replace(forced=forced).write()
@@ -481,14 +482,11 @@ class RuleFunctions:
         snakemake_messages.show_causes(stamp.paths, self._changes)
         return stamp
 
-    def _begin_planning(self) -> None:
+    def _check_inputs(self) -> None:
         """Check the options, which Snakemake knows when it plans, and the inputs of all jobs.
 
         A damaged input makes the job stale that makes it.
         """
-        if self._is_checked:
-            return
-        self._is_checked = True
         self._staleness.reporting = snakemake_command_line.check_options(self.workflow)
         snakemake_adapter.cache_elsewhere(self.workflow)
         if self._is_build:
@@ -522,25 +520,21 @@ class RuleFunctions:
         return is_stale or any(upstream) or self._is_forced(rule, name)
 
     @functools.cached_property
-    def _named(self) -> set[str]:
-        """The rules and paths that --force and --forcerun name."""
+    def _named(self) -> set[str | JobId]:
+        """The rules and paths that --force and --forcerun name, and the jobs of the paths."""
         settings = self.workflow.dag_settings
-        return {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
-
-    @functools.cached_property
-    def _named_jobs(self) -> set[JobId]:
-        """The jobs of these paths."""
-        return self._jobs_of(self._named)
+        words = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
+        return words | self._jobs_of(words)
 
     def _is_forced(self, rule: str, name: str) -> bool:
         """Return whether --force, --forceall or --forcerun asks for a job."""
         if self.workflow.dag_settings.forceall or not self._named:
             return bool(self.workflow.dag_settings.forceall)
-        if self._names[rule] in self._named or (rule, name) in self._named_jobs:
-            return True
         stage, recipe = recipe_of(rule, name)
         is_folder = self._names.get(stage) in self._named
-        return is_folder and (rule, name) in folder_jobs(self.config, stage, recipe)
+        return not self._named.isdisjoint([self._names[rule], (rule, name)]) or (
+            is_folder and (rule, name) in folder_jobs(self.config, stage, recipe)
+        )
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""
@@ -558,5 +552,5 @@ class RuleFunctions:
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         placement = job_placement(self.config, rule, name)
-        threads = snakemake_command_line.threads_option(self.workflow, rule)
+        threads = snakemake_command_line.threads_option(self.workflow, self._names[rule])
         return placement if threads is None else replace(placement, threads=threads)

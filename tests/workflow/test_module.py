@@ -59,7 +59,11 @@ def test_contents_decide_in_a_module_as_they_do_alone(outer):
     sources = outer.folder / "chat/scripts"
     with edited(sources / "train_sft.py", ("run(main)", "# A comment.\nrun(main)")):
         assert planned(outer) == set()
-    assert planned(outer, "--set-threads", "snakechat_train_sft=1") == set()
+    threads = ("--set-threads", "snakechat_train_sft=1")
+    assert planned(outer, *threads) == set()
+    forced = outer.snakemake("-n", "-p", "--forcerun", "snakechat_train_sft", *threads).stdout
+    [command] = [line for line in forced.splitlines() if "scripts/train_sft.py" in line]
+    assert '"threads":1' in command
     configure(outer, deployments={"cpu": {"threads": 1}})
     assert planned(outer) == set()
     longer = {"recipes": {"tiny": {"learning_rate": 0.02}}}

@@ -140,7 +140,13 @@ class Staleness:
         # Inputs that were deleted: a result remains that was made from what they would be.
         results = self._results_of(rule)
         for stored in results.get(digest(without_names(spec)), ()) if results else ():
-            if self._has_inputs(stored, spec, digests):
+            recorded, lineage = stored.manifest["inputs"], stored.manifest["lineage"]
+            if all(
+                recorded[key]["digest"] == digests[key]
+                if key in digests
+                else self._was_made_as_planned(up, recorded[key]["result"], lineage)
+                for key, up in spec["inputs"].items()
+            ):
                 found = stored
         return found
 
@@ -168,40 +174,21 @@ class Staleness:
                 found.setdefault(digest(stored.manifest["spec"]), []).append(stored)
         return found
 
-    def _has_inputs(
-        self, stored: Stored, spec: Mapping[str, Any], digests: Mapping[str, str]
-    ) -> bool:
-        """Return whether a result was made by a job from its known and its deleted inputs.
-
-        digests: Of the known ones.
-        """
-        recorded, lineage = stored.manifest["inputs"], stored.manifest["lineage"]
-        return all(
-            recorded[key]["digest"] == digests[key]
-            if key in digests
-            else self._was_made_as_planned(upstream, recorded[key]["result"], lineage)
-            for key, upstream in spec["inputs"].items()
-        )
-
-    def _was_made_as_planned(
-        self, upstream: Mapping[str, str], result: str, lineage: Lineage
-    ) -> bool:
-        """Return whether a missing input of a result would be made as the lineage has it.
+    def _was_made_as_planned(self, job: Mapping[str, str], result: str, lineage: Lineage) -> bool:
+        """Return whether a job has or would make the content that a lineage has of it.
 
         result: Its RULE/KEY in the lineage.
         """
-        recorded = lineage.get(result)
-        spec, _ = self.specs.spec(upstream["rule"], upstream["name"])
-        if recorded is None or recorded["spec"] != digest(without_names(spec)):
+        recorded, stored = lineage.get(result), self.result(job["rule"], job["name"])
+        if recorded is None:
             return False
-        for key, entry in spec["inputs"].items():
-            stored, made_from = self.result(entry["rule"], entry["name"]), recorded["inputs"][key]
-            if stored is None:
-                if not self._was_made_as_planned(entry, made_from, lineage):
-                    return False
-            elif content_digest(stored.manifest) != lineage[made_from]["content"]:
-                return False
-        return True
+        if stored is not None:
+            return content_digest(stored.manifest) == recorded["content"]
+        spec, _ = self.specs.spec(job["rule"], job["name"])
+        return recorded["spec"] == digest(without_names(spec)) and all(
+            self._was_made_as_planned(up, recorded["inputs"][key], lineage)
+            for key, up in spec["inputs"].items()
+        )
 
     def require_report_input(self, path: str, complete: bool) -> None:
         """Raise InputError if Snakemake writes a report and a result is not up to date."""
