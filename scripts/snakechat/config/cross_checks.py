@@ -130,41 +130,37 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
 def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
     """Check that a dataset of a recipe has rows of the kind that the stage uses."""
     used_by = f"{stage}.recipes.{name}.datasets"
-    settings = config.entry("datasets", dataset, used_by)
+    entry = config.entry("datasets", dataset, used_by)
     phase = {"dpo": "reward", "generations": "rlhf"}.get(stage, stage)
     if not config.split_weights(dataset)[phase]:
-        raise ConfigError(
-            f"config: {used_by} names {dataset}, whose split gives no rows to {phase}"
-        )
-    format = settings.get("format", "")
+        problem: str | None = f"whose split gives no rows to {phase}"
+    else:
+        problem = _dataset_problem(entry, phase, stage, config.recipe(stage, name))
+    if problem:
+        raise ConfigError(f"config: {used_by} names {dataset}, {problem}")
+
+
+def _dataset_problem(
+    entry: dict[str, Any], phase: str, stage: str, recipe: dict[str, Any]
+) -> str | None:
+    """Return why a stage cannot use the rows of a dataset, and what to do; None if it can."""
+    format = entry.get("format", "")
     if phase != "rlhf" and format and not has_responses(format):
-        raise ConfigError(
-            f"config: {used_by} names {dataset}, which has no responses (format {format}): use it"
-            " for rlhf"
-        )
+        return f"which has no responses (format {format}): use it for rlhf"
     if format and not has_dialogues(format):
+        problem = f"whose rows are no dialogues (format {format})"
         if stage != "sft":
-            raise ConfigError(
-                f"config: {used_by} names {dataset}, whose rows are no dialogues (format {format}):"
-                " use it for sft"
-            )
-        if config.recipe(stage, name)["train_on"] != "all_tokens":
-            raise ConfigError(
-                f"config: {used_by} names {dataset}, whose rows are no dialogues (format {format}):"
-                " set train_on: all_tokens"
-            )
-    if phase != "reward" or "label" in settings or _has_pairs(settings):
-        return
+            return f"{problem}: use it for sft"
+        if recipe["train_on"] != "all_tokens":
+            return f"{problem}: set train_on: all_tokens"
+    if phase != "reward" or "label" in entry or _has_pairs(entry):
+        return None
     if stage != "dpo" or not format or not is_unpaired(format):
-        raise ConfigError(
-            f"config: {used_by} names {dataset}, which has no rejected responses"
-            f" ({f'format {format}' if format else 'select: best'}): use it for sft or rlhf"
-        )
-    if not has_reference_point(config.recipe(stage, name)["loss"]):
-        raise ConfigError(
-            f"config: {used_by} names {dataset}, whose responses are not paired (format {format}):"
-            " set loss: kto, or use pairs"
-        )
+        kind = f"format {format}" if format else "select: best"
+        return f"which has no rejected responses ({kind}): use it for sft or rlhf"
+    if not has_reference_point(recipe["loss"]):
+        return f"whose responses are not paired (format {format}): set loss: kto, or use pairs"
+    return None
 
 
 def _check_tokenizers(config: Config, name: str) -> None:

@@ -54,25 +54,38 @@ def _schedules(settings: Mapping[str, Any]) -> set[str]:
     return {settings["lr_schedule"], *critics}
 
 
-class RlhfSettings(TrainingSettings):
+class SampledSettings(Settings):
+    """Settings of sampled responses, which something scores."""
+
+    # The first one may initialize the critic.
+    reward: Reward
+    reward_functions: RewardFunctions
+
+    max_prompt_length: Count
+    max_response_length: Count
+    num_generations: Count
+    generation_backend: Literal["hf", "vllm"]
+    temperature: Positive
+
+    # Not keys of a recipe: models and judges determine them. Templates of the actor, and of the
+    # models of `reward` by reference.
+    template: Template = ABSENT
+    reward_templates: dict[str, Template] = ABSENT
+    # The settings of those of `reward`, by name.
+    llm_judges: dict[str, dict[str, Any]] = ABSENT
+
+
+class RlhfSettings(TrainingSettings, SampledSettings):
     """Settings of `train_rlhf`."""
 
     algorithm: Literal["ppo", "rloo", "grpo", "distill"]
     actor: Annotated[str, RefersTo(("sft", "dpo", "models"))]
     # With `distill` alone.
     teacher: Annotated[str | None, RefersTo(("sft", "dpo", "rlhf", "models"))]
-    # The first one may initialize the critic.
-    reward: Reward
     ptx: Annotated[str | None, RefersTo((), plain="sft")]
     ptx_coef: Annotated[Positive, only_with("ptx")] = ABSENT
-    reward_functions: RewardFunctions
 
-    max_prompt_length: Count
-    max_response_length: Count
     rollout_batch_size: Count
-    num_generations: Count
-    generation_backend: Literal["hf", "vllm"]
-    temperature: Positive
     eval_prompts: Annotated[Count, only_with("eval_steps")] = ABSENT
     importance_sampling_cap: Annotated[Positive, only_with("generation_backend", "vllm")] = ABSENT
     overlong_buffer: Annotated[NonNegativeInt, only_with("missing_eos_penalty"), OF_SCORES] = 0
@@ -119,13 +132,6 @@ class RlhfSettings(TrainingSettings):
     score_clip: Annotated[Positive | None, OF_SCORES] = None
     missing_eos_penalty: Annotated[NonNegative, OF_SCORES] = 0.0
     log_responses_steps: Count
-
-    # Not keys of a recipe: models and judges determine them. Templates of the actor, and of the
-    # models of `reward` by reference.
-    template: Template = ABSENT
-    reward_templates: dict[str, Template] = ABSENT
-    # The settings of those of `reward`, by name.
-    llm_judges: dict[str, dict[str, Any]] = ABSENT
 
     @model_validator(mode="before")
     @classmethod
@@ -182,23 +188,10 @@ class RlhfSettings(TrainingSettings):
         return self
 
 
-class GenerationSettings(Settings):
+class GenerationSettings(SampledSettings):
     """Settings of `generate_responses` and `score_responses`."""
 
     model: Annotated[str, RefersTo(("sft", "dpo", "rlhf", "models"), plain="models")]
-    reward: Reward
-    reward_functions: RewardFunctions
     datasets: Blend
     seed: Seed
-
-    max_prompt_length: Count
-    max_response_length: Count
-    num_generations: Count
-    generation_backend: Literal["hf", "vllm"]
-    temperature: Positive
     dtype: Dtype
-
-    # Not keys of a recipe, as in RlhfSettings.
-    template: Template = ABSENT
-    reward_templates: dict[str, Template] = ABSENT
-    llm_judges: dict[str, dict[str, Any]] = ABSENT
