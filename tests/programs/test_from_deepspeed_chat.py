@@ -10,7 +10,7 @@ import sys
 import pytest
 import yaml
 
-from support.configs import ROOT, load
+from support.configs import ROOT, load, project_values
 
 FOUR = (
     "Dahoas/rm-static Dahoas/full-hh-rlhf Dahoas/synthetic-instruct-gptj-pairwise"
@@ -44,23 +44,15 @@ def convert(command: str, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+# The flag of RLHF_13B trains the adapters alone, at their default rate of 5e-4.
+OF_RLHF = {"actor": "sft/mine", "reward": "reward/mine", "actor_learning_rate": 5e-4}
+
+
 @pytest.mark.parametrize(
     ("command", "stage", "recipe", "differences"),
     [
-        (SFT_SINGLE_NODE, "sft", "1.3b-single-node", {"dtype": "fp16"}),
-        (
-            # The flag trains the adapters alone, at their default rate of 5e-4.
-            RLHF_13B,
-            "rlhf",
-            "13b",
-            {
-                "actor": "sft/mine",
-                "reward": "reward/mine",
-                "dtype": "fp16",
-                "preset": "deepspeed_chat",
-                "actor_learning_rate": 5e-4,
-            },
-        ),
+        (SFT_SINGLE_NODE, "sft", "1.3b-single-node", {}),
+        (RLHF_13B, "rlhf", "13b", {**OF_RLHF, "preset": "deepspeed_chat"}),
     ],
     ids=["sft", "rlhf"],
 )
@@ -68,13 +60,11 @@ def test_a_script_gives_the_settings_of_its_recipe(command, stage, recipe, diffe
     done = convert(command)
     assert done.returncode == 0, done.stderr
     printed = yaml.safe_load(done.stdout)[stage]["recipes"]["mine"]
-    config = yaml.safe_load((ROOT / "config.yaml").read_text())
-    recipes = yaml.safe_load((ROOT / "config/deepspeed_chat.yaml").read_text())
-    defaults = config[stage]["defaults"]
-    preset = config[stage]["presets"].get(printed.get("preset"), {})
-    ours = {**defaults, **recipes[stage]["recipes"][recipe]}
-    expected = {**ours, **preset, **differences}
-    got = {**defaults, **preset, **printed}
+    config = project_values()[stage]
+    preset = config["presets"].get(printed.get("preset"), {})
+    got = {**config["defaults"], **preset, **printed}
+    ours = {**config["defaults"], **config["recipes"][recipe]}
+    expected = {**ours, **preset, **differences, "dtype": "fp16"}
     for settings in (got, expected):
         settings.pop("placement")
     assert got == expected

@@ -219,11 +219,6 @@ def setting(path, value):
     return config(nested(path, value))
 
 
-def tiny_rlhf(**settings):
-    """Change settings of the tiny recipe of RLHF."""
-    return setting("rlhf.recipes.tiny", settings)
-
-
 def replaced(path, *replacements):
     """Replace texts in a file."""
 

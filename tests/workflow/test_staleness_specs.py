@@ -17,6 +17,7 @@ from support.staleness import (
     NEAR,
     RECIPES,
     SPLIT,
+    TINY,
     TOKENIZED,
     TOKENIZERS,
     Row,
@@ -28,7 +29,6 @@ from support.staleness import (
     rows,
     setting,
     stale,
-    tiny_rlhf,
     write_config,
 )
 
@@ -45,17 +45,11 @@ RUNS_MODELS = {f"{verb}_{stage}" for verb in ("train", "evaluate") for stage in 
 RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
 RUNS_MODELS |= PROMPT_RULES
 
-GENERATED = {"path": None, "format": None, "generate": "shop"}
+NEW_REWARD = REWARD | stale("train_rlhf")
+JUDGED = {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
 
-
-def mine(rules, **settings):
-    """A row with settings of the local dataset."""
-    return Row(setting("datasets.mine", settings), rules, (MINE,))
-
-
-def far(rules, **settings):
-    """A row with settings of the dataset from the hub."""
-    return Row(setting("datasets.far", settings), rules, (FAR,))
+GENERATED = "{path: null, format: null, generate: shop, rows: 50, eval_rows: 10}"
+LONG_RESPONSES = "{length_bounds: {weight: 1, arguments: {max_characters: 40}}}"
 
 
 def other_tokenizer(folder):
@@ -64,114 +58,82 @@ def other_tokenizer(folder):
     write_config(folder, nested("models.copied.tokenizer.path", "elsewhere"))
 
 
-SETTINGS = {
-    "seed": Row(setting("seed", 1235), stale("import_dataset")),
-    # It draws rows only where a dataset has a weight with a fraction.
-    "the seed of a recipe": Row(setting("dpo.recipes.tiny.seed", 5), stale("compute_reference")),
-    "template": Row(setting("template", "chat"), stale(*TOKENIZERS)),
-    "deterministic": Row(setting("deterministic", True), stale(*RUNS_MODELS)),
-    "on_bad_row": Row(setting("on_bad_row", "skip"), IMPORTED, (MINE,)),
-    "on_bad_row of generated datasets": Row(setting("on_bad_row", "skip"), set()),
-    "split": Row(setting("split.weights.reward", 3), stale("split_dataset")),
-    "language": Row(setting("language", "zh"), PAGES),
+# A setting, its value as YAML, and the rules that it makes stale.
+OF_TINY = [
+    ("seed", "1235", stale("import_dataset")),
+    ("template", "chat", stale(*TOKENIZERS)),
+    ("deterministic", "true", stale(*RUNS_MODELS)),
+    # The toy has no bad rows.
+    ("on_bad_row", "skip", set()),
+    ("split.weights.reward", "3", stale("split_dataset")),
+    ("language", "zh", PAGES),
     # Datasets.
-    "the files of a dataset of the hub": far({"import_dataset"}, train="a.jsonl", eval="b.jsonl"),
-    "how a dataset is read": mine(IMPORTED, keep=["chosen"]),
-    "the number of rows": mine(SPLIT, max_rows=20),
-    "exclude": mine(SPLIT, exclude=["0" * 32]),
-    "a generated dataset": Row(setting("datasets.toy.rows", 601), stale("import_dataset")),
-    "another source of a dataset": mine(IMPORTED, **GENERATED, rows=50, eval_rows=10),
-    "selected responses": Row(
-        setting("datasets.picked", {"select": "best_and_worst", "min_margin": 0.5}),
-        {"select_responses"},
-    ),
-    "other generations": Row(
-        setting("datasets.picked.generations", "other"), stale("tokenize_generations")
-    ),
-    "labelled pairs": Row(setting("datasets.labelled.max_rows", 10), {"label_pairs"}),
+    ("datasets.toy.rows", "601", stale("import_dataset")),
+    ("datasets.picked", "{select: best_and_worst, min_margin: 0.5}", {"select_responses"}),
+    ("datasets.picked.generations", "other", stale("tokenize_generations")),
+    ("datasets.labelled.max_rows", "10", {"label_pairs"}),
     # Models.
-    "a model of the hub": Row(setting("models.far.revision", "v2"), FETCHED, (MINE,)),
-    "the template of a model of the hub": Row(
-        setting("models.far.template", "chat"), TOKENIZED, (MINE,)
-    ),
-    "variables of a template": Row(
-        setting("models.far.template_arguments", {"enable_thinking": False}), FETCHED, (MINE,)
-    ),
-    "a tokenizer that is trained": Row(
-        setting("models.tiny.tokenizer.vocab_size", 500), stale("init_model")
+    ("models.tiny.tokenizer.vocab_size", "500", stale("init_model")),
+    ("models.tiny.init.init_std", "0.05", stale("init_model")),
+    # Stages.
+    ("rlhf.recipes.tiny.gae_lambda", "0.9", stale("train_rlhf")),
+    ("reward.recipes.tiny.max_length", "95", stale("tokenize_reward")),
+    ("sft.recipes.tiny.model", "other", stale("init_model")),
+    ("reward.recipes.tiny.datasets", "[toy, other]", DATASET | stale("tokenize_reward")),
+    # It draws rows only where a dataset has a weight with a fraction.
+    ("dpo.recipes.tiny.seed", "5", stale("compute_reference")),
+    ("dpo.recipes.tiny.dtype", "fp32", stale("compute_reference")),
+    # In 16 bits, the reference follows the batches of the training.
+    ("dpo.recipes.tiny.epochs", "7", stale("compute_reference")),
+    # A loss without a reference model.
+    ("dpo.recipes.tiny", "{loss: simpo, margin: 0.5}", stale("train_dpo")),
+    # KTO also reads responses to other prompts, and single responses.
+    ("dpo.recipes.tiny.loss", "kto", stale("tokenize_dpo")),
+    ("rlhf.recipes.tiny.actor", "sft/other", SFT | stale("train_rlhf")),
+    ("rlhf.recipes.tiny.reward", "{reward/other: 0.5, reward/tiny: 1}", NEW_REWARD),
+    ("rlhf.recipes.tiny.reward", "models/classifier", {"fetch_model", *stale("train_rlhf")}),
+    ("rlhf.recipes.tiny", "{algorithm: distill, teacher: dpo/tiny}", stale("train_rlhf")),
+    ("rlhf.recipes.tiny.ptx", "tiny", stale("train_rlhf")),
+    ("rlhf.recipes.tiny.reward_functions", LONG_RESPONSES, stale("train_rlhf")),
+    ("generations.recipes.tiny.model", "tiny", stale("generate_responses")),
+    ("generations.recipes.tiny.temperature", "0.9", stale("generate_responses")),
+    ("generations.recipes.tiny.reward_functions", "{shop: 1}", stale("score_responses")),
+    # Evaluations and pages.
+    ("evaluation.num_prompts", "21", stale("evaluate_rlhf")),
+    ("evaluation.llm_judge", "wise", stale("evaluate_rlhf")),
+    ("rlhf.recipes.tiny.compare_with", "[dpo/tiny]", stale("evaluate_rlhf", "prompt_eval")),
+    ("rlhf.recipes.tiny.judge", "reward/other", JUDGED),
+    ("llm_judges.wise.rubric", "Be brief.", {"label_pairs"}),
+    ("dpo.recipes.tiny.gate", "{metric: loss, max: 9}", {"check_gate"}),
+    # Models that others start from need not pass their gates.
+    ("sft.recipes.tiny.gate", "{metric: after.perplexity, max: 9}", set()),
+    ("models.tiny.prompt_sets", "[toy, en]", stale(*PROMPT_RULES)),
+    ("prompt_eval.temperature", "0.5", stale("prompt_eval")),
+    # Variables by which libraries compute in another way; those of networks do not.
+    ("sft.recipes.tiny.placement.environment", "{MKL_CBWR: COMPATIBLE}", stale("train_sft")),
+]
+# The same of the model that is trained on the local dataset, and of that dataset.
+OF_MINE = [
+    ("on_bad_row", "skip", IMPORTED),
+    ("datasets.mine.keep", "[chosen]", IMPORTED),
+    ("datasets.mine.max_rows", "20", SPLIT),
+    ("datasets.mine.exclude", f"['{'0' * 32}']", SPLIT),
+    ("datasets.mine", GENERATED, IMPORTED),
+    ("models.far.revision", "v2", FETCHED),
+    ("models.far.template", "chat", TOKENIZED),
+    ("models.far.template_arguments", "{enable_thinking: false}", FETCHED),
+]
+SETTINGS = {
+    f"{path}: {value}": Row(setting(path, yaml.safe_load(value)), rules, targets)
+    for settings, targets in ((OF_TINY, TINY), (OF_MINE, (MINE,)))
+    for path, value, rules in settings
+} | {
+    "the files of a dataset of the hub": Row(
+        setting("datasets.far", {"train": "a.jsonl", "eval": "b.jsonl"}),
+        {"import_dataset"},
+        (FAR,),
     ),
     "a tokenizer from a folder": Row(other_tokenizer, {"init_model"}, (COPIED,)),
-    "random weights": Row(setting("models.tiny.init.init_std", 0.05), stale("init_model")),
-    # Stages.
-    "a setting of training in the recipe": Row(tiny_rlhf(gae_lambda=0.9), stale("train_rlhf")),
-    "the length of rows": Row(
-        setting("reward.recipes.tiny.max_length", 95), stale("tokenize_reward")
-    ),
-    "the model of a stage": Row(setting("sft.recipes.tiny.model", "other"), stale("init_model")),
-    "the datasets of a stage": Row(
-        setting("reward.recipes.tiny.datasets", ["toy", "other"]),
-        DATASET | stale("tokenize_reward"),
-    ),
-    "dtype of DPO": Row(setting("dpo.recipes.tiny.dtype", "fp32"), stale("compute_reference")),
-    # In 16 bits, the reference follows the batches of the training.
-    "batches of DPO": Row(setting("dpo.recipes.tiny.epochs", 7), stale("compute_reference")),
-    "a loss without a reference model": Row(
-        setting("dpo.recipes.tiny", {"loss": "simpo", "margin": 0.5}), stale("train_dpo")
-    ),
-    # KTO also reads responses to other prompts, and single responses.
-    "a loss of single responses": Row(
-        setting("dpo.recipes.tiny.loss", "kto"), stale("tokenize_dpo")
-    ),
-    "actor": Row(tiny_rlhf(actor="sft/other"), SFT | stale("train_rlhf")),
-    "two reward models": Row(
-        tiny_rlhf(reward={"reward/other": 0.5, "reward/tiny": 1}), REWARD | stale("train_rlhf")
-    ),
-    "a classifier as reward model": Row(
-        tiny_rlhf(reward="models/classifier"), {"fetch_model", *stale("train_rlhf")}
-    ),
-    "distillation": Row(tiny_rlhf(algorithm="distill", teacher="dpo/tiny"), stale("train_rlhf")),
-    "ptx": Row(tiny_rlhf(ptx="tiny"), stale("train_rlhf")),
-    "arguments of a reward function": Row(
-        tiny_rlhf(
-            reward_functions={"length_bounds": {"weight": 1, "arguments": {"max_characters": 40}}}
-        ),
-        stale("train_rlhf"),
-    ),
-    "the model of generations": Row(
-        setting("generations.recipes.tiny.model", "tiny"), stale("generate_responses")
-    ),
-    "how responses are sampled": Row(
-        setting("generations.recipes.tiny.temperature", 0.9), stale("generate_responses")
-    ),
-    "how responses are scored": Row(
-        setting("generations.recipes.tiny.reward_functions", {"shop": 1}),
-        stale("score_responses"),
-    ),
-    # Evaluations and pages.
-    "evaluation": Row(setting("evaluation.num_prompts", 21), stale("evaluate_rlhf")),
-    "an LLM judge of evaluations": Row(
-        setting("evaluation.llm_judge", "wise"), stale("evaluate_rlhf")
-    ),
-    "compare_with": Row(
-        tiny_rlhf(compare_with=["dpo/tiny"]), stale("evaluate_rlhf", "prompt_eval")
-    ),
-    "judge": Row(
-        tiny_rlhf(judge="reward/other"),
-        {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")},
-    ),
-    "what a judge is asked": Row(setting("llm_judges.wise.rubric", "Be brief."), {"label_pairs"}),
-    "gate": Row(setting("dpo.recipes.tiny.gate", {"metric": "loss", "max": 9}), {"check_gate"}),
-    # Models that others start from need not pass theirs.
-    "the gate of a model that is not requested": Row(
-        setting("sft.recipes.tiny.gate", {"metric": "after.perplexity", "max": 9}), set()
-    ),
-    "prompt_sets": Row(setting("models.tiny.prompt_sets", ["toy", "en"]), stale(*PROMPT_RULES)),
-    "prompt_eval": Row(setting("prompt_eval.temperature", 0.5), stale("prompt_eval")),
-    # Variables by which libraries compute in another way; those of networks do not.
-    "environment of a placement": Row(
-        setting("sft.recipes.tiny.placement.environment", {"MKL_CBWR": "COMPATIBLE"}),
-        stale("train_sft"),
-    ),
 }
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from snakechat.config.schema import ConfigError
 from snakechat.jobs.rules import RULES
-from support.configs import load
+from support.configs import load, tiny
 
 GRPO = {"algorithm": "grpo", "num_generations": 4}
 LORA = {"lora_rank": 4}
@@ -92,11 +92,9 @@ def test_settings_with_an_effect_are_in_the_spec(stage, settings):
 
 
 def test_a_sweep_that_varies_a_setting_without_effect_is_a_mistake():
-    def sweep(**over):
-        return {"sweeps": {"mine": {"stage": "sft", "recipe": "tiny", "over": over}}}
-
     def compare(**over):
-        return load(sweep(**over)).compared_recipes("sft", "mine")
+        sweep = {"stage": "sft", "recipe": "tiny", "over": over}
+        return load({"sweeps": {"mine": sweep}}).compared_recipes("sft", "mine")
 
     # min_lr_ratio belongs to the recipe that the sweep starts from.
     assert len(compare(lr_schedule=["cosine", "linear"])) == 2
@@ -105,15 +103,19 @@ def test_a_sweep_that_varies_a_setting_without_effect_is_a_mistake():
         compare(lora_rank=[0, 8], lora_alpha=[16, 32])
 
 
-# Changes that write values of recipe tiny otherwise.
-REFERENCE = {"rlhf": {"recipes": {"tiny": {"reward": {"reward/tiny": 1}}}}}
+# Changes that write values of recipe rlhf/tiny otherwise.
 SPELLINGS = [
-    ({}, REFERENCE),
-    ({}, {"rlhf": {"recipes": {"tiny": {"judge": {"reward/judge": 1.0}}}}}),
-    ({}, {"rlhf": {"recipes": {"tiny": {"clip_range_high": 0.2, "save_dtype": "fp32"}}}}),
-    ({}, {"rlhf": {"recipes": {"tiny": {"kl_in": "rewards", "kl_estimator": "k1"}}}}),
-    ({}, {"rlhf": {"recipes": {"tiny": {"critic_lr_schedule": "constant"}}}}),
-    ({}, {"rlhf": {"recipes": {"tiny": {"datasets": [{"toy": 1}]}}}}),
+    *(
+        ({}, tiny("rlhf", **changes))
+        for changes in (
+            {"reward": {"reward/tiny": 1}},
+            {"judge": {"reward/judge": 1.0}},
+            {"clip_range_high": 0.2, "save_dtype": "fp32"},
+            {"kl_in": "rewards", "kl_estimator": "k1"},
+            {"critic_lr_schedule": "constant"},
+            {"datasets": [{"toy": 1}]},
+        )
+    ),
     (
         recipe("rlhf", {"reward_functions": {"shop": 1}}),
         recipe("rlhf", {"reward_functions": {"shop": {"weight": 1, "arguments": {}}}}),

@@ -1,6 +1,5 @@
 """Specs of trainings by commands: all that a command reads counts, and nothing else."""
 
-import re
 import sys
 
 import pytest
@@ -128,34 +127,20 @@ def test_without_a_lock_the_distributions_of_the_interpreter_count(specs):
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    {
-        "files": ({"files": ["train.sh", "gone.py"]}, "files: gone.py: there is no such file"),
-        "lock": ({"lock": "gone.txt"}, "lock: gone.txt: there is no such file"),
-        "python": ({"python": "gone/python"}, "python: .*gone/python does not exist"),
-    }.values(),
-)
-def test_what_does_not_exist_is_one_line(changes, message, specs):
-    found = specs(**changes)
-    with pytest.raises(ConfigError, match=rf"^config: dpo\.recipes\.mine\.{message}"):
-        spec_of(found)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    {
-        "unknown": ({"command": "a {modle} {output}"}, "command: {modle} is unknown: expected {py"),
-        "no output": ({"command": "a {model}"}, "command: expected {output}, the folder that it"),
-        "reward": ({"command": "a {reward} {output}"}, "command: {reward} is unknown"),
-        "setting": (
-            {"learning_rate": 1e-3},
-            "learning_rate: 0.001 has no effect with a command, which does not receive it: remove",
-        ),
-        "without": ({"command": None}, "files: ['train.sh', 'lib'] has no effect without command"),
-    }.values(),
+    [
+        ({"files": ["train.sh", "gone.py"]}, "files: gone.py: there is no such file"),
+        ({"lock": "gone.txt"}, "lock: gone.txt: there is no such file"),
+        ({"python": "gone/python"}, "python: .*gone/python does not exist"),
+        ({"command": "a {modle} {output}"}, "command: {modle} is unknown: expected {py"),
+        ({"command": "a {model}"}, "command: expected {output}, the folder that it"),
+        ({"command": "a {reward} {output}"}, "command: {reward} is unknown"),
+        ({"learning_rate": 1e-3}, "learning_rate: 0.001 has no effect with a command, which does"),
+        ({"command": None}, r"files: \['train.sh', 'lib'\] has no effect without command"),
+    ],
 )
 def test_a_wrong_recipe_is_one_line(changes, message, specs):
-    with pytest.raises(ConfigError, match=rf"^config: dpo\.recipes\.mine\.{re.escape(message)}"):
-        specs(**changes)
+    with pytest.raises(ConfigError, match=rf"^config: dpo\.recipes\.mine\.{message}"):
+        spec_of(specs(**changes))
 
 
 RLHF = {"model": None, "max_length": None, "actor": "sft/tiny", "reward": "reward/tiny"}

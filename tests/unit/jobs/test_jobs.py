@@ -77,28 +77,23 @@ def test_a_model_is_compared_with_those_that_it_is_made_from(load):
     assert reported["evaluate_dpo"] == ("evaluate_dpo", "tiny")
 
 
-def test_an_evaluation_knows_the_data_of_all_rounds_of_dpo(load):
-    config = load({"rlhf": {"recipes": {"tiny": {"actor": "dpo/tiny-iterative"}}}})
-    rounds = {f"toy-round-{number}": ["reward"] for number in (1, 2, 3)}
-    trained_on = phases_of_datasets(config, "tiny")
-    assert trained_on == {"toy": ["reward", "rlhf", "sft"], **rounds}
-    inputs = inputs_of(config, "evaluate_rlhf", "tiny")
-    assert inputs["records.toy-round-1"] == ("select_responses", "toy-round-1")
-    assert inputs["records.toy"] == ("import_dataset", "toy")
-
-
-def test_the_data_of_teachers_and_of_a_reward_models_own_sft_model_counts_too(load):
+def test_an_evaluation_knows_the_data_of_all_rounds_of_teachers_and_of_reward_models(load):
     other = {"model": "tiny", "datasets": ["toy-judge"]}
     mine = {"actor": "sft/other", "datasets": ["toy-judge"], "algorithm": "distill"}
+    mine |= {"teacher": "rlhf/tiny", "reward": None}
     changes = {
         "sft": {"recipes": {"other": other}},
         "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 1}}},
         "reward": {"recipes": {"tiny": {"model": "sft/other"}}},
-        "rlhf": {"recipes": {"mine": {**mine, "teacher": "rlhf/tiny", "reward": None}}},
+        "rlhf": {"recipes": {"mine": mine, "tiny": {"actor": "dpo/tiny-iterative"}}},
     }
-    of_tiny = {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"]}
-    assert phases_of_datasets(load(changes), "tiny") == of_tiny
-    assert phases_of_datasets(load(changes), "mine") == of_tiny | {"toy-judge": ["rlhf", "sft"]}
+    rounds = {f"toy-round-{number}": ["reward"] for number in (1, 2, 3)}
+    of_tiny = {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"], **rounds}
+    config = load(changes)
+    assert phases_of_datasets(config, "tiny") == of_tiny
+    assert phases_of_datasets(config, "mine") == of_tiny | {"toy-judge": ["rlhf", "sft"]}
+    inputs = inputs_of(config, "evaluate_rlhf", "tiny")
+    assert inputs["records.toy-round-1"] == ("select_responses", "toy-round-1")
 
 
 def test_several_reward_models_keep_their_order_and_weights(load):
