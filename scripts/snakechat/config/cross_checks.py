@@ -235,17 +235,16 @@ def _reward_function_problem(
         columns: Columns that the recipe's datasets keep.
     """
     problem = _program_problem(sources, name)
-    parameters = None if problem else _parameters(sources / f"rewards/{name}.py")
-    if parameters is None:
+    found = None if problem else _parameters(sources / f"rewards/{name}.py")
+    if found is None:
         return problem
-    required, optional, takes_any = parameters
-    known = required | optional
-    unknown = [argument for argument in arguments if argument not in known and not takes_any]
+    parameters, takes_any = found
+    unknown = [key for key in arguments if key not in parameters and not takes_any]
     if unknown:
-        names = ", ".join(sorted(known)) or "none"
+        names = ", ".join(sorted(parameters)) or "none"
         return f"rewards/{name}.py takes no argument {unknown[0]} (available: {names})"
-    missing = sorted(required - {MESSAGES, *arguments, *columns})
-    if missing:
+    required = {key for key, is_optional in parameters.items() if not is_optional}
+    if missing := sorted(required - {MESSAGES, *arguments, *columns}):
         return (
             f"rewards/{name}.py requires {missing[0]}: name this column in `keep` of the recipe's"
             " datasets, or set it in `arguments`"
@@ -268,12 +267,12 @@ def _program_problem(sources: Path, name: str) -> str | None:
     return None
 
 
-def _parameters(path: Path) -> tuple[set[str], set[str], bool] | None:
+def _parameters(path: Path) -> tuple[dict[str, bool], bool] | None:
     """Return what the function score of a program takes by keyword; None if it defines none.
 
     Returns:
-        The parameters without a default, after prompts and responses; those with one; and whether
-        it has a parameter such as **columns.
+        Whether each parameter after prompts and responses has a default, by name; and whether there
+        is one such as **columns.
     """
     functions = [
         node
@@ -284,9 +283,8 @@ def _parameters(path: Path) -> tuple[set[str], set[str], bool] | None:
         return None
     given = functions[-1].args
     positional = [*given.posonlyargs, *given.args]
-    without_default = len(positional) - len(given.defaults)
-    required = [parameter.arg for parameter in positional[2:without_default]]
-    optional = [parameter.arg for parameter in positional[max(2, without_default) :]]
-    for parameter, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        (optional if default else required).append(parameter.arg)
-    return set(required), set(optional), given.kwarg is not None
+    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
+    pairs = [*zip(positional, defaults, strict=True)][2:]
+    pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    parameters = {parameter.arg: default is not None for parameter, default in pairs}
+    return parameters, given.kwarg is not None
