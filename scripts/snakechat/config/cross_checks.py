@@ -17,6 +17,7 @@ from snakechat.data.formats import (
     has_pairs,
     has_responses,
     is_unpaired,
+    named_columns,
 )
 from snakechat.data.model_files import (
     language_model_problem,
@@ -218,7 +219,8 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
             f"{place}: reward is null and reward_functions is empty: nothing scores responses"
         )
     datasets = [dataset for dataset, _ in config.blend(stage, name)]
-    columns = {column for dataset in datasets for column in config.kept_columns(dataset)}
+    kept = [config.values["datasets"][dataset].get("keep", {}) for dataset in datasets]
+    columns = {column for names in kept for column in named_columns(names)}
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
         problem = _reward_function_problem(config.sources, function, arguments, columns)
         if problem:

@@ -23,7 +23,7 @@ from snakechat.config.references import (
 from snakechat.config.schema import RECIPES, ConfigError, Layer, available, checked, checked_recipe
 from snakechat.config.sections import PlacementChanges, judge_settings
 from snakechat.config.settings import NAME_END, RefersTo
-from snakechat.data.formats import has_responses, named_columns
+from snakechat.data.formats import has_responses
 from snakechat.workflow.errors import warn
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
@@ -45,25 +45,6 @@ COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 
 # The rule and the name of a job: ("train_sft", "tiny"), ("draw_report", "sft/tiny").
 JobId = tuple[str, str]
-
-
-def used_settings(stage: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of a recipe that its training reads, each value in one spelling."""
-    unread = RECIPES[stage].without_effect(settings)
-    used = {key: value for key, value in settings.items() if key not in unread}
-    for general, of_adapters in RATES:
-        if general in unread and used.get(of_adapters):
-            used[general] = used[of_adapters]
-        if general in used and used.get(of_adapters) in (None, used[general]):
-            used.pop(of_adapters, None)
-    for key in ("lora_target_modules", "train_only"):
-        if used.get(key) is None:
-            used.pop(key, None)
-    if used.get("clip_range_high") in (None, used.get("clip_range")):
-        used.pop("clip_range_high", None)
-    if used.get("save_dtype") == used["dtype"]:
-        used["save_dtype"] = None
-    return used
 
 
 def _new_entry(section: str) -> str:
@@ -205,8 +186,23 @@ class Config:
         return settings
 
     def used_settings(self, stage: str, name: str) -> dict[str, Any]:
-        """Return the settings of a recipe without those that have no effect on it."""
-        return used_settings(stage, self.recipe(stage, name))
+        """Return the settings that the training of a recipe reads, each value in one spelling."""
+        settings = self.recipe(stage, name)
+        unread = RECIPES[stage].without_effect(settings)
+        used = {key: value for key, value in settings.items() if key not in unread}
+        for general, of_adapters in RATES:
+            if general in unread and used.get(of_adapters):
+                used[general] = used[of_adapters]
+            if general in used and used.get(of_adapters) in (None, used[general]):
+                used.pop(of_adapters, None)
+        for key in ("lora_target_modules", "train_only"):
+            if used.get(key) is None:
+                used.pop(key, None)
+        if used.get("clip_range_high") in (None, used.get("clip_range")):
+            used.pop("clip_range_high", None)
+        if used.get("save_dtype") == used["dtype"]:
+            used["save_dtype"] = None
+        return used
 
     def blend(self, stage: str, name: str) -> list[list[Any]]:
         """Return [dataset, weight] of each dataset of a recipe."""
@@ -384,10 +380,6 @@ class Config:
             phase: float(number / unit) if number else 0.0
             for phase, number in zip(weights, exact, strict=True)
         }
-
-    def kept_columns(self, dataset: str) -> list[str]:
-        """Return the names of the columns that reward functions receive."""
-        return list(named_columns(self.values["datasets"][dataset].get("keep", {})))
 
     @cached_property
     def stores(self) -> list[Path]:

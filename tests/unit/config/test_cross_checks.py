@@ -162,7 +162,6 @@ def test_datasets_of_prompts_and_kept_columns_serve_rlhf(root):
     recipe = {"datasets": ["toy", "mine"], "reward_functions": functions}
     config = load({"datasets": {"mine": dataset}, **tiny("rlhf", **recipe)}, root)
     assert config.split_weights("mine") == {"sft": 0, "reward": 0, "rlhf": 1}
-    assert config.kept_columns("mine") == ["solution"]
 
 
 LANGUAGE_MODEL = {"architectures": ["LlamaForCausalLM"]}
