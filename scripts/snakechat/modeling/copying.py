@@ -4,6 +4,7 @@ transformers maps weights of the source into memory, so that a copy of a model o
 little memory.
 """
 
+import functools
 import json
 import pickle
 import zipfile
@@ -47,7 +48,8 @@ SOURCES = (
 def copy_model(source: Path, folder: Path) -> None:
     """Copy a causal language model or a reward model as safetensors, in the dtype of its files.
 
-    Weights that the model does not have are not copied.
+    Of several dtypes, it is the one that has all of their values. Weights that the model does not
+    have are not copied.
 
     Raises:
         InputError: the weights do not match the config: transformers would initialize missing ones
@@ -70,7 +72,9 @@ def copy_model(source: Path, folder: Path) -> None:
         raise InputError(f"config.json has num_hidden_layers: {layers}, at most {MAX_LAYERS}")
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
-    model, loading = from_pretrained(auto_class, source, "auto", config)
+    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    dtype = functools.reduce(torch.promote_types, dtypes or {torch.float32})
+    model, loading = from_pretrained(auto_class, source, dtype, config)
     check_weights(loading | {"unexpected_keys": set()})
     if of_classifier and not hasattr(model, "score"):
         raise InputError(

@@ -160,11 +160,15 @@ def _load(
 
 
 def from_pretrained(
-    auto_class: Any, folder: str | Path, dtype: str, config: PreTrainedConfig, **arguments: Any
+    auto_class: Any,
+    folder: str | Path,
+    dtype: str | torch.dtype,
+    config: PreTrainedConfig,
+    **arguments: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights.
 
-    dtype: "auto" is that of the files, whichever the config names.
+    dtype: "auto" is that of the first weight in the files, whichever the config names.
     """
     if dtype == "auto":
         config.dtype = None
@@ -172,7 +176,7 @@ def from_pretrained(
         auto_class,
         folder,
         config=config,
-        dtype=DTYPES.get(dtype, dtype),
+        dtype=DTYPES.get(str(dtype), dtype),
         output_loading_info=True,
         # They are rejected by name, which transformers' error does not have.
         ignore_mismatched_sizes=True,
