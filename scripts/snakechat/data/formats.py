@@ -88,7 +88,8 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
     for name, column in columns.items():
         if isinstance(column, list):
             cells = [_field(row, path, name, nullable=True) for path in column]
-            value: Any = "\n".join(checked_text(cell, name) for cell in cells if cell)
+            texts = [checked_text(cell, name) for cell in cells if cell is not None]
+            value: Any = "\n".join(filter(None, texts))
         else:
             value = _field(row, column, name)
         if not has_messages and name not in NUMBERS and value is not None:

@@ -427,6 +427,12 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
             PAIRED,
             "BadRow: rejected does not end with a response",
         ),
+        (
+            "instruct",
+            {"instruction": "Translate.", "empty": "", "input": 0, "null": None, "output": "a"},
+            JOINED,
+            "BadRow: prompt is int, expected text",
+        ),
         # Joined by newlines without the empty ones.
         (
             "instruct",
