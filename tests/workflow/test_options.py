@@ -31,6 +31,7 @@ def states(folder):
     [
         (("--touch", "--config", "seed=5"), "scripts/accept.py"),
         (("--delete-all-output",), "make clean-output"),
+        (("--list-untracked",), "store.py list"),
         (("--cache", "--cores", "1"), "the store keeps"),
     ],
 )

@@ -178,8 +178,11 @@ class ProgramParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with the command that starts the program, for other flags than those of a job."""
+        pages = {"prompt_eval.py": "prompt_eval/STAGE/RECIPE.html"}
+        pages["rw_eval.py"] = "rw_eval/reward/RECIPE.html"
+        target = pages.get(self.prog, "STAGE/RECIPE")
         sys.exit(
-            f"error: Snakemake starts {self.prog}: snakemake --cores 1 output/STAGE/RECIPE"
+            f"error: Snakemake starts {self.prog}: snakemake --cores 1 output/{target}"
             f" (docs/en/migration.md has DeepSpeed-Chat's flags as keys of a recipe): {message}"
         )
 

@@ -25,6 +25,7 @@ from snakechat.workflow.publishing import (
     finish,
     prepare,
     publish_result,
+    recover,
     replaces_stored,
 )
 from snakechat.workflow.store import delete_lock, publish
@@ -84,6 +85,12 @@ def job(spec, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "output/sft").mkdir(parents=True)
     return make_job(spec)
+
+
+def test_a_complete_result_of_a_killed_job_is_published(job):
+    write_result(job, job.result, "new")
+    recover(job)
+    assert (job.place / "weights").read_text() == "new" and not job.result.exists()
 
 
 def test_files_of_a_result_have_the_permissions_of_its_folder(job):
@@ -245,9 +252,13 @@ def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):
         read_spec(path)
 
 
-def test_a_program_with_flags_of_deepspeed_chat_names_the_command(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["scripts/train_rlhf.py", "--actor_model_name_or_path", "x"])
-    with pytest.raises(SystemExit, match=r"train_rlhf\.py: snakemake --cores 1 output/STAGE"):
+@pytest.mark.parametrize(
+    ("program", "target"), [("train_rlhf", "STAGE/RECIPE"), ("rw_eval", "rw_eval/reward/RECIPE")]
+)
+def test_a_program_with_flags_of_deepspeed_chat_names_the_command(program, target, monkeypatch):
+    flags = ["--actor_model_name_or_path", "x"]
+    monkeypatch.setattr("sys.argv", [f"scripts/{program}.py", *flags])
+    with pytest.raises(SystemExit, match=rf"{program}.py: snakemake --cores 1 output/{target}"):
         run(lambda job: None)
 
 
