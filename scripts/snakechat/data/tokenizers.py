@@ -32,8 +32,9 @@ from snakechat.workflow.errors import InputError
 
 # The parts of a tokenizer of the tokenizers library, apart from its added tokens.
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
-# A call of the function that formats the current day, and one with a format that is a text.
-DAY_CALL = re.compile(rf"{DAY}\s*\(")
+# A use of the function that formats the current day, apart from tests such as "is defined", and a
+# call with a format that is a text.
+DAY_USE = re.compile(rf"\b{DAY}\b(?!\s+is\b)")
 DAY_FORMAT = re.compile(rf"{DAY}\s*\(\s*(?:'([^']*)'|\"([^\"]*)\")\s*\)")
 # Standard error, which encode_texts redirects: of one thread at a time.
 STANDARD_ERROR = Lock()
@@ -210,7 +211,7 @@ def _frozen_day(template: str, value: object) -> str:
             f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
         ) from None
     formats = [single or double for single, double in DAY_FORMAT.findall(template)]
-    if len(formats) < len(DAY_CALL.findall(template)):
+    if len(formats) < len(DAY_USE.findall(template)):
         raise InputError(
             f"template_arguments: the chat template computes the format of {DAY}, expected a text:"
             " replace the call in the template by a date"
