@@ -44,9 +44,9 @@ Document = dict[str, Any]
 def main() -> None:
     parser = plan_parser(__doc__)
     parser.add_argument("--driver", action="store_true", help="write the driver instead of jobs")
-    options, words = parser.parse_known_args()
+    arguments, words = parser.parse_known_args()
     profile = yaml.safe_load(PROFILE.read_text())
-    if options.driver:
+    if arguments.driver:
         print(yaml.safe_dump_all(driver(profile), sort_keys=False), end="")
         return
     plan = plan_build(words)
