@@ -28,7 +28,13 @@ from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
 from snakechat.modeling.models import check_sequence_length, choose_device, model_size
 from snakechat.modeling.saving import save_model
-from snakechat.training.checkpointing import Checkpointer, Generators, Stateful, checkpoints
+from snakechat.training.checkpointing import (
+    Checkpointer,
+    Generators,
+    Stateful,
+    checkpoints,
+    saved_values,
+)
 from snakechat.training.engine import Engine, make_engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
@@ -122,6 +128,10 @@ class Training(Generic[S]):
             ):
                 weights = count_stored_weights(self.base)
             rungs = without_hopeless(rungs, self.given, weights, _gpu_memory())
+        # A checkpoint has the ZeRO stage of its engines, also where the rung was forgotten.
+        saved = next(saved_values(job.states), {})
+        stages = [value for key, value in saved.items() if key.endswith(".zero_stage")][:1]
+        rungs = [rung for rung in rungs if rung.zero_stage in stages] or rungs
         made = reproduced_rung(job.target, ladder.rungs)
         # Each process reads the same, but a file may change.
         index = broadcast_from_first(ladder.rungs.index(made or rungs[0]))
