@@ -277,7 +277,7 @@ class Encoder:
     def _ids(self, texts: Iterable[str], add_special_tokens: bool = False) -> list[Ids]:
         texts = list(texts)
         options = {"add_special_tokens": add_special_tokens}
-        if not self.has_marks:
+        if not (self.has_marks and any(OPEN in text for text in texts)):
             return encode_texts(self.tokenizer, self.backend, texts, **options)
         encoded = []
         for text in texts:

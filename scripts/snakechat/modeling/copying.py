@@ -72,7 +72,9 @@ def copy_model(source: Path, folder: Path) -> None:
         raise InputError(f"config.json has num_hidden_layers: {layers}, at most {MAX_LAYERS}")
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
-    dtypes = {tensor.dtype for tensor in tensors.values() if tensor.is_floating_point()}
+    # torch promotes no floats of 8 bits. All others have their values.
+    floats = [each for each in tensors.values() if each.is_floating_point() and each.itemsize > 1]
+    dtypes = {tensor.dtype for tensor in floats}
     dtype = functools.reduce(torch.promote_types, dtypes or {torch.float32})
     model, loading = from_pretrained(auto_class, source, dtype, config)
     check_weights(loading | {"unexpected_keys": set()})
@@ -126,7 +128,7 @@ def _require_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Ten
 
     Either may lack the second name of a tied weight.
     """
-    for name in tensors.keys() & others.keys():
+    for name in sorted(tensors.keys() & others.keys()):
         pair = tensors[name], others[name]
         dtype = min((each.dtype for each in pair), key=lambda dtype: dtype.itemsize)
         if not torch.equal(*(each.to(dtype) for each in pair)):

@@ -45,6 +45,7 @@ def test_the_dtype_is_that_of_the_files(folder, tmp_path):
 def test_weights_of_several_dtypes_keep_their_values(folder, tmp_path):
     stored = load_file(folder / "model.safetensors")
     rounded = {name: stored[name].bfloat16() for name in stored if "q_proj" not in name}
+    rounded |= {name: stored[name].to(torch.float8_e5m2) for name in stored if "k_proj" in name}
     save_file(stored | rounded, folder / "model.safetensors", metadata={"format": "pt"})
     copy_model(folder, tmp_path / "copy")
     copied = load_file(tmp_path / "copy/model.safetensors")
