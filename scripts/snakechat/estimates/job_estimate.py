@@ -550,7 +550,13 @@ class JobEstimate:
             )
         if first.epochs and not self.gpu.has_bf16 and model.dtype == "bf16":
             yield "the GPU has no arithmetic in bf16: set dtype: fp16"
-        samples = first.epochs and first.sampling and not first.sampling.vllm_ranks
+        ranks = first.sampling.vllm_ranks if first.sampling else 0
+        if model.weight_bytes > ranks * GPU_MEMORY_FRACTION * memory > 0:
+            yield (
+                "does not fit: vllm needs more for weights than the"
+                f" {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses: set vllm_tensor_parallel_size"
+            )
+        samples = first.epochs and first.sampling and not ranks
         if samples and first.stage == 3 and not samples_whole(model.weight_bytes, memory):
             yield (
                 "each token gathers all weights from all GPUs, whose time is not counted: set"

@@ -84,6 +84,14 @@ def test_a_v100_cannot_train_in_bf16():
     assert warnings("v100-32g", dtype="fp32") == warnings("a100-40g") == []
 
 
+@pytest.mark.parametrize(("ranks", "fits"), [(1, False), (4, True)])
+def test_vllm_has_a_fraction_of_each_gpu(ranks, fits):
+    recipe = {"model": "models/opt-30b", "generation_backend": "vllm"}
+    placement = {"gpus_per_node": 8, "zero_stage": 3, "vllm_tensor_parallel_size": ranks}
+    job = estimate("generate_responses", "generations", recipe, **placement)
+    assert ("vllm needs more" in str(job.warnings)) is not fits
+
+
 # --- time and disk ----------------------------------------------------------------------------
 
 
