@@ -8,6 +8,7 @@ import functools
 import json
 import pickle
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -72,10 +73,7 @@ def copy_model(source: Path, folder: Path) -> None:
         raise InputError(f"config.json has num_hidden_layers: {layers}, at most {MAX_LAYERS}")
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
-    # torch promotes no floats of 8 bits. All others have their values.
-    floats = [each for each in tensors.values() if each.is_floating_point() and each.itemsize > 1]
-    dtypes = {tensor.dtype for tensor in floats}
-    dtype = functools.reduce(torch.promote_types, dtypes or {torch.float32})
+    dtype = _common_dtype(tensors.values())
     model, loading = from_pretrained(auto_class, source, dtype, config)
     check_weights(loading | {"unexpected_keys": set()})
     if of_classifier and not hasattr(model, "score"):
@@ -90,6 +88,19 @@ def copy_model(source: Path, folder: Path) -> None:
             weight.data = weight.data.clone()
         used.add(weight.data_ptr())
     model.save_pretrained(folder, max_shard_size=MAX_FILE_SIZE)
+
+
+def _common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
+    """Return the narrowest dtype of some tensors that has the values of all, or a wider one."""
+    # torch promotes no floats of 8 bits. All others have their values.
+    floats = [each for each in tensors if each.is_floating_point() and each.itemsize > 1]
+    dtypes = [*dict.fromkeys(each.dtype for each in floats)] or [torch.float32]
+    narrow = min(dtypes, key=lambda dtype: dtype.itemsize)
+    others = (each for each in floats if each.dtype != narrow)
+    if all(torch.equal(each, each.to(narrow).to(each.dtype)) for each in others):
+        return narrow
+    # All weights are then in memory.
+    return functools.reduce(torch.promote_types, dtypes)
 
 
 def _weight_files(folder: Path) -> list[list[Path]]:

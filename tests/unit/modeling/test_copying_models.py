@@ -42,15 +42,18 @@ def test_the_dtype_is_that_of_the_files(folder, tmp_path):
     assert json.loads((tmp_path / "copy/config.json").read_text())["dtype"] == "float32"
 
 
-def test_weights_of_several_dtypes_keep_their_values(folder, tmp_path):
+@pytest.mark.parametrize(("kept", "dtype"), [("q_proj", "float32"), ("norm", "bfloat16")])
+def test_weights_of_several_dtypes_keep_their_values(kept, dtype, folder, tmp_path):
     stored = load_file(folder / "model.safetensors")
-    rounded = {name: stored[name].bfloat16() for name in stored if "q_proj" not in name}
+    # The weights of norms are 1, and their biases 0.
+    rounded = {name: stored[name].bfloat16() for name in stored if kept not in name}
     rounded |= {name: stored[name].to(torch.float8_e5m2) for name in stored if "k_proj" in name}
     save_file(stored | rounded, folder / "model.safetensors", metadata={"format": "pt"})
     copy_model(folder, tmp_path / "copy")
     copied = load_file(tmp_path / "copy/model.safetensors")
     for name, weight in (stored | rounded).items():
-        torch.testing.assert_close(copied[name], weight.float(), rtol=0, atol=0)
+        assert copied[name].dtype == getattr(torch, dtype)
+        torch.testing.assert_close(copied[name].float(), weight.float(), rtol=0, atol=0)
 
 
 def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tmp_path):
