@@ -298,7 +298,10 @@ def _vicuna(prompt: str, chosen: str) -> Record:
 
 def _prompt(turns: list[Turn], system: Any = None) -> list[Turn]:
     if system:
-        turns = [("system", checked_text(system, "system")), *turns]
+        first = [("system", checked_text(system, "system"))]
+        if turns_of_messages(system, "system", "system") != first:
+            raise BadRow("system is JSON of messages, expected text")
+        turns = [*first, *turns]
     if not any(role == "user" for role, _ in turns):
         raise DroppedRow("no prompt")
     return turns

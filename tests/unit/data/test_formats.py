@@ -412,6 +412,12 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
 @pytest.mark.parametrize(
     ("format", "row", "columns", "expected"),
     [
+        (
+            "prompt",
+            {"prompt": "a", "system": '{"role": "system", "content": "b"}'},
+            {"prompt": "prompt", "system": "system"},
+            "BadRow: system is JSON of messages, expected text",
+        ),
         # A prompt column is not repeated.
         ("message_pairs", ULTRAFEEDBACK, PAIRED, (DIALOGUE, *PAIR)),
         # Responses that are texts.
