@@ -76,7 +76,7 @@ def prepare(vocabulary, folder):
     """Write a model, tokens, steps.json with the rows of each step, and DPO's reference."""
     from gpu.workloads import write_reference, write_tokens
     from snakechat.data.dialogues import parse_prompt
-    from snakechat.data.encoder import Encoder
+    from snakechat.data.encoder import Encoder, accepted
     from snakechat.modeling.batching import global_batches
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
@@ -86,12 +86,11 @@ def prepare(vocabulary, folder):
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     encoder = Encoder(tokenizer, "dialogue")
     prompts, chosen, rejected = zip(*rows, strict=True)
-    encoded = [encoder.prompts([*map(parse_prompt, prompts)])]
-    encoded += map(encoder.responses, (chosen, rejected))
+    encoded = accepted(encoder.conversations([*map(parse_prompt, prompts)], chosen, rejected))
     fitting = [
-        dict(zip(("prompt", "chosen", "rejected"), ids, strict=True))
-        for ids in zip(*encoded, strict=True)
-        if len(ids[0]) + max(map(len, ids[1:])) <= LIMIT
+        {"prompt": prompt, **dict(zip(("chosen", "rejected"), responses, strict=True))}
+        for prompt, responses in encoded
+        if len(prompt) + max(map(len, responses)) <= LIMIT
     ]
     # Spread over the file.
     number = (WARM_UP + STEPS) * BATCH

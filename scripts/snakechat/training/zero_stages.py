@@ -18,7 +18,7 @@ def training_bytes(stage: int, processes: int, dtype: str = "fp32") -> float:
     Rajbhandari et al. 2020 (ZeRO), section 3.1: 2 bytes of a weight and 2 of its gradient in 16
     bits, 12 of its fp32 value and the two moments of Adam. From stage 1 on, the processes divide
     the last 12; from stage 2 on the gradients too; at stage 3 all. In fp32 it is as much. Stage 0
-    takes 2 more in 16 bits: ReplicatedEngine accumulates gradients in fp32.
+    takes 2 more in 16 bits: Engine accumulates gradients in fp32.
     """
     if stage == 0:
         return 16 if dtype == "fp32" else 18
