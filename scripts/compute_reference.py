@@ -20,7 +20,7 @@ from snakechat.data.ragged_arrays import save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.training.evaluated_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

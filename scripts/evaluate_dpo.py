@@ -17,7 +17,8 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.forward import Policy
-from snakechat.training.evaluated_models import FrozenModel, load_frozen, start_evaluation
+from snakechat.training.engine import FrozenModel
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

@@ -13,7 +13,7 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.training.evaluated_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

@@ -48,8 +48,9 @@ from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length
-from snakechat.training.evaluated_models import FrozenModel, load_frozen, start_evaluation
+from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

@@ -17,7 +17,7 @@ from snakechat.evaluation.intervals import ratio_interval
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.training.evaluated_models import load_frozen, start_evaluation
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 

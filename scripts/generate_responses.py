@@ -19,9 +19,8 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.models import model_size
-from snakechat.training.evaluated_models import load_frozen
+from snakechat.training.placed_models import load_frozen, make_sampler
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run

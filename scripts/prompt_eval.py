@@ -16,8 +16,8 @@ from snakechat.evaluation.comparisons import evaluated_models
 from snakechat.evaluation.sample_responses import Response, respond
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
-from snakechat.training.evaluated_models import load_frozen, start_evaluation
 from snakechat.training.metric_logs import write_json_lines
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run

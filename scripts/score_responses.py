@@ -22,7 +22,7 @@ from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts, ScoredPrompt, open_scored_responses
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.training.evaluated_models import start_evaluation
+from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import in_batches

@@ -47,10 +47,10 @@ from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import Examples, prompt_examples, training_batches
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import make_sampler
 from snakechat.modeling.model_check import check_model
 from snakechat.training.engine import Ema
 from snakechat.training.evaluations import Evaluations
+from snakechat.training.placed_models import make_sampler
 from snakechat.training.trainer import Step, Training, save_trained, trainer
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import run

@@ -13,7 +13,7 @@ from evaluate_rlhf import main
 from snakechat.data import toy
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.training import evaluated_models
+from snakechat.training import placed_models
 from snakechat.workflow.errors import InputError
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
 
@@ -34,7 +34,7 @@ def test_one_model_is_loaded_at_a_time(job, monkeypatch):
         return load_one
 
     for name in ("load_causal", "load_scorer"):
-        monkeypatch.setattr(evaluated_models, name, tracked(getattr(evaluated_models, name)))
+        monkeypatch.setattr(placed_models, name, tracked(getattr(placed_models, name)))
     main(job)
     # base, sft, rlhf; sft again for the KL; reward model and judge.
     assert len(loaded) == 6

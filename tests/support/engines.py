@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from snakechat.training.engine import make_engine
+from snakechat.training.placed_models import make_engine
 from snakechat.workflow.placement import placement_of
 
 # After snakechat, which sets DS_ACCELERATOR.

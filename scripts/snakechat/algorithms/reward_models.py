@@ -20,7 +20,8 @@ from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolve
 from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
 from snakechat.modeling.forward import Scorer
 from snakechat.modeling.models import max_positions
-from snakechat.training.evaluated_models import FrozenModel, load_frozen
+from snakechat.training.engine import FrozenModel
+from snakechat.training.placed_models import load_frozen
 from snakechat.workflow.job import Job
 
 # A conversation whose encoding shows whether two models read responses alike.

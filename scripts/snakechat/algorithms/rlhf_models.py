@@ -20,8 +20,8 @@ from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters, select_trained
 from snakechat.modeling.models import check_sequence_length, model_size
-from snakechat.training.engine import Engine, make_engine
-from snakechat.training.evaluated_models import load_frozen
+from snakechat.training.engine import Engine
+from snakechat.training.placed_models import load_frozen, make_engine
 from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job

@@ -11,7 +11,7 @@ from snakechat.data.special_tokens import stop_ids
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import check_sequence_length, max_positions
-from snakechat.training.evaluated_models import FrozenModel
+from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json_lines
 
 # Held-out prompts that reports show, and tokens of a response to one of them.

@@ -7,7 +7,6 @@ tokens. Samplers are what RLHF samples with: the trained model itself, or vLLM (
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -86,26 +85,6 @@ class Sampler(ABC):
 
     def step_ended(self) -> None:  # noqa: B027 most samplers need not know
         """Learn that a step of the training has ended, whose peak of memory is known."""
-
-
-def make_sampler(
-    settings: SamplingSettings,
-    stop_ids: Sequence[int],
-    folder: Path,
-    vllm_tensor_parallel_size: int = 1,
-) -> Sampler:
-    """Create the sampler of settings.generation_backend.
-
-    Args:
-        stop_ids: token ids that end a response (snakechat.data.special_tokens).
-        folder: a model of the same architecture, from which vLLM starts.
-        vllm_tensor_parallel_size: processes that divide the weights of a vLLM engine.
-    """
-    if settings.generation_backend == "vllm":
-        from snakechat.modeling.vllm_sampler import VllmSampler
-
-        return VllmSampler(settings, stop_ids, folder, vllm_tensor_parallel_size)
-    return HfSampler(settings, stop_ids)
 
 
 class HfSampler(Sampler):

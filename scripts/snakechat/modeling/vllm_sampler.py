@@ -45,7 +45,7 @@ class VllmSampler(Sampler):
     def __init__(
         self, settings: SamplingSettings, stop_ids: Sequence[int], folder: Path, num_ranks: int = 1
     ) -> None:
-        """Import vLLM; see generation.make_sampler for the arguments.
+        """Import vLLM; see placed_models.make_sampler for the arguments.
 
         Raises:
             InputError: vLLM cannot be imported.

@@ -18,8 +18,7 @@ from transformers import PreTrainedModel
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
-from snakechat.training.engine import Engine
-from snakechat.training.evaluated_models import FrozenModel
+from snakechat.training.engine import Engine, FrozenModel
 from snakechat.training.zero_stages import samples_whole
 from snakechat.workflow.distributed import all_reduce_max, rank, world_size
 from snakechat.workflow.errors import InputError

@@ -1,4 +1,4 @@
-"""Gradients and optimizer steps.
+"""Gradients and optimizer steps of models that are trained, and models that are frozen.
 
 An optimizer step accumulates the gradients of one or more micro-batches. The loss of a micro-batch
 is a sum that is already divided by the count of the whole step over all processes, so the gradients
@@ -11,18 +11,18 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, cast
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, get_scheduler
+from transformers import get_scheduler
 
 from snakechat.config.training_settings import TrainingSettings
-from snakechat.modeling.models import DTYPES, checkpoint_activations, choose_device
-from snakechat.training.zero_stages import stage_used
+from snakechat.modeling.models import DTYPES
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.placement import Placement
+
+M = TypeVar("M", bound=nn.Module)
 
 # Schedulers of transformers by the name in a recipe, where the names differ.
 SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
@@ -30,40 +30,6 @@ SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"
 # On a CPU, elements of a gradient that are added at a time, and whose squares are summed at a time:
 # the fp32 sum of many more has an error of about a percent. A GPU takes all at once.
 ACCUMULATION_CHUNK, NORM_CHUNK = 1 << 20, 1 << 17
-
-
-def make_engine(
-    module: nn.Module,
-    settings: TrainingSettings,
-    learning_rate: float,
-    num_steps: int,
-    placement: Placement,
-) -> "Engine":
-    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
-
-    Args:
-        module: The module, on any device; its weights may be deferred at ZeRO 3.
-        settings: Settings of the recipe.
-        learning_rate: Peak learning rate of all weights without a rate of their own.
-        num_steps: Number of optimizer steps, for the learning rate schedule.
-        placement: zero_stage, offload and activation_checkpointing.
-
-    Raises:
-        InputError: The device cannot train in the dtype of the recipe.
-    """
-    if placement.activation_checkpointing:
-        checkpoint_activations(cast(PreTrainedModel, module.model))
-    # The models have no dropout: the mode only decides whether activations are checkpointed.
-    module.train()
-    stage = stage_used(placement.zero_stage, settings.dtype)
-    if stage < 3:
-        module.to(choose_device(placement))
-    if stage == 0:
-        return Engine(module, settings, learning_rate, num_steps)
-    # That module imports this one.
-    from snakechat.training.deepspeed_engine import DeepSpeedEngine
-
-    return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
 
 
 def parameter_groups(
@@ -397,3 +363,52 @@ class Ema:
         """Restore the state of a checkpoint."""
         for index, average in enumerate(self.averages):
             average.copy_(state[str(index)])
+
+
+class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
+    """A module that is evaluated and never trained; a context closes it at its end.
+
+    offload: Keep the module in CPU memory while it is not in use.
+    """
+
+    def __init__(self, module: M, device: torch.device, offload: bool) -> None:
+        self.module = module.requires_grad_(False).eval()
+        self.device = device
+        # The weights in CPU memory, from which they are copied to the device for each use. Pinned
+        # memory is copied without a pass through other memory.
+        self.offloaded: list[tuple[torch.Tensor, torch.Tensor]] = []
+        if not (offload and device.type == "cuda"):
+            self.module.to(device)
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            kept = tensor.data.cpu().pin_memory()
+            self.offloaded.append((tensor, kept))
+            tensor.data = kept
+
+    @contextlib.contextmanager
+    def on_device(self) -> Iterator[M]:
+        """Yield the module, on its device within the context."""
+        for tensor, kept in self.offloaded:
+            tensor.data = kept.to(self.device, non_blocking=True)
+        yield self.module
+        for tensor, kept in self.offloaded:
+            tensor.data = kept
+
+    def sampling(self) -> AbstractContextManager[None]:
+        """Return a context in which this process may call the model any number of times.
+
+        All processes enter the context, and leave it together.
+        """
+        return contextlib.nullcontext()
+
+    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+        """Return a context in which every process has the whole of some weights."""
+        return contextlib.nullcontext()
+
+    def close(self) -> None:
+        """Free the weights. The model cannot be used any more."""
+        self.offloaded.clear()
+        del self.module
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -35,9 +35,10 @@ from snakechat.training.checkpointing import (
     checkpoints,
     saved_values,
 )
-from snakechat.training.engine import Engine, make_engine
+from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
+from snakechat.training.placed_models import make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.training.rungs import (
     Ladder,

@@ -17,7 +17,7 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import choose_device
-from snakechat.training.engine import make_engine
+from snakechat.training.placed_models import make_engine
 from snakechat.workflow.placement import placement_of
 from support.engines import SETTINGS
 from support.families import FAMILIES

@@ -16,9 +16,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.generation import HfSampler, make_sampler
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.vllm_sampler import CPU_OPTIONS, merged_weights
+from snakechat.training.placed_models import make_sampler
 from snakechat.workflow.errors import InputError
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]

@@ -14,8 +14,8 @@ from conftest import INIT
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, make_causal
-from snakechat.training.engine import Ema, make_engine
-from snakechat.training.evaluated_models import FrozenModel
+from snakechat.training.engine import Ema, FrozenModel
+from snakechat.training.placed_models import make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import placement_of

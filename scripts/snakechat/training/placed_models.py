@@ -1,26 +1,28 @@
-"""Models that a job evaluates or samples from, without training them.
+"""Put the models of a job where its placement says: engines, frozen models and samplers.
 
 With ZeRO 3, the processes of the job partition the weights, so that a model need not fit into one
-of them. Each process evaluates its share of the rows, and all get all results.
+of them. Each process evaluates its share of the rows, and all get all results. DeepSpeed and vLLM
+are imported where they are used.
 """
 
-import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.generation import HfSampler, Sampler, SamplingSettings
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
-from snakechat.modeling.models import check_sequence_length, choose_device
+from snakechat.modeling.models import check_sequence_length, checkpoint_activations, choose_device
+from snakechat.training.engine import Engine, FrozenModel
 from snakechat.training.process_group import init_process_group
-from snakechat.training.zero_stages import evaluates_partitioned
+from snakechat.training.zero_stages import evaluates_partitioned, stage_used
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.placement import Placement
 
@@ -38,53 +40,37 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
     return init_process_group(placement)
 
 
-class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
-    """A module that is evaluated and never trained; a context closes it at its end.
+def make_engine(
+    module: nn.Module,
+    settings: TrainingSettings,
+    learning_rate: float,
+    num_steps: int,
+    placement: Placement,
+) -> Engine:
+    """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
 
-    offload: Keep the module in CPU memory while it is not in use.
+    Args:
+        module: The module, on any device; its weights may be deferred at ZeRO 3.
+        settings: Settings of the recipe.
+        learning_rate: Peak learning rate of all weights without a rate of their own.
+        num_steps: Number of optimizer steps, for the learning rate schedule.
+        placement: zero_stage, offload and activation_checkpointing.
+
+    Raises:
+        InputError: The device cannot train in the dtype of the recipe.
     """
+    if placement.activation_checkpointing:
+        checkpoint_activations(cast(PreTrainedModel, module.model))
+    # The models have no dropout: the mode only decides whether activations are checkpointed.
+    module.train()
+    stage = stage_used(placement.zero_stage, settings.dtype)
+    if stage < 3:
+        module.to(choose_device(placement))
+    if stage == 0:
+        return Engine(module, settings, learning_rate, num_steps)
+    from snakechat.training.deepspeed_engine import DeepSpeedEngine
 
-    def __init__(self, module: M, device: torch.device, offload: bool) -> None:
-        self.module = module.requires_grad_(False).eval()
-        self.device = device
-        # The weights in CPU memory, from which they are copied to the device for each use. Pinned
-        # memory is copied without a pass through other memory.
-        self.offloaded: list[tuple[torch.Tensor, torch.Tensor]] = []
-        if not (offload and device.type == "cuda"):
-            self.module.to(device)
-            return
-        for tensor in (*module.parameters(), *module.buffers()):
-            kept = tensor.data.cpu().pin_memory()
-            self.offloaded.append((tensor, kept))
-            tensor.data = kept
-
-    @contextlib.contextmanager
-    def on_device(self) -> Iterator[M]:
-        """Yield the module, on its device within the context."""
-        for tensor, kept in self.offloaded:
-            tensor.data = kept.to(self.device, non_blocking=True)
-        yield self.module
-        for tensor, kept in self.offloaded:
-            tensor.data = kept
-
-    def sampling(self) -> AbstractContextManager[None]:
-        """Return a context in which this process may call the model any number of times.
-
-        All processes enter the context, and leave it together.
-        """
-        return contextlib.nullcontext()
-
-    def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context in which every process has the whole of some weights."""
-        return contextlib.nullcontext()
-
-    def close(self) -> None:
-        """Free the weights. The model cannot be used any more."""
-        self.offloaded.clear()
-        del self.module
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
 
 
 def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> FrozenModel[M]:
@@ -96,7 +82,6 @@ def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> F
         offload: Keep the weights in CPU memory while they are not in use.
     """
     if evaluates_partitioned(placement, dtype):
-        # That module imports this one.
         from snakechat.training.deepspeed_engine import PartitionedModel
 
         return PartitionedModel(module, dtype, offload)
@@ -140,3 +125,23 @@ def load_frozen(
         with frozen.on_device() as module:
             check_model(module, examples, frozen.sampling, samples)
     return frozen
+
+
+def make_sampler(
+    settings: SamplingSettings,
+    stop_ids: Sequence[int],
+    folder: Path,
+    vllm_tensor_parallel_size: int = 1,
+) -> Sampler:
+    """Create the sampler of settings.generation_backend.
+
+    Args:
+        stop_ids: token ids that end a response (snakechat.data.special_tokens).
+        folder: a model of the same architecture, from which vLLM starts.
+        vllm_tensor_parallel_size: processes that divide the weights of a vLLM engine.
+    """
+    if settings.generation_backend == "vllm":
+        from snakechat.modeling.vllm_sampler import VllmSampler
+
+        return VllmSampler(settings, stop_ids, folder, vllm_tensor_parallel_size)
+    return HfSampler(settings, stop_ids)
