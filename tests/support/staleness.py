@@ -167,7 +167,7 @@ OURS = {
         "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
         "near": {"path": "model"},
         "classifier": {"path": "classifier"},
-        "other": MODEL,
+        "other": {**MODEL, "init": {**MODEL["init"], "init_std": 0.05}},
     },
     "sft": {
         "recipes": {
