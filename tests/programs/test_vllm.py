@@ -38,6 +38,7 @@ RECIPES = {
     "grpo-vllm": GRPO | VLLM,
 }
 CONFIG = {
+    "hermetic": "require",
     "deterministic": True,
     "deployments": {"cpu": {"threads": 1}},
     "rlhf": {"recipes": RECIPES},

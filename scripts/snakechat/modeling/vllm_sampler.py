@@ -201,9 +201,16 @@ def merged_weights(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield names and weights of an equivalent model without adapters, in the model's dtype.
 
-    Each is valid until the next one. The model does not change.
+    A tied weight has all of its names: vLLM does not load the layers of a name that is missing.
+    Each weight is valid until the next one. The model does not change.
     """
-    for name, saved in saved_weights(model).items():
+    weights = saved_weights(model)
+    tied = {
+        name: weights[source]
+        for name, source in model.all_tied_weights_keys.items()
+        if name not in weights
+    }
+    for name, saved in (weights | tied).items():
         with gather(saved.sources):
             yield name, saved.value()
 
