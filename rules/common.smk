@@ -33,8 +33,8 @@ envvars:
 # The command of all rules. The launcher links a result that exists already; otherwise it starts the
 # processes that the placement has.
 # The launcher empties the log of a result that is replaced; a job that keeps its result adds a line.
-# Ctrl-C, a closed terminal and a cluster's SIGTERM reach a whole job. The shell and tee ignore them while a program
-# saves its state, so that its last messages are printed and logged.
+# Ctrl-C, a closed terminal and a cluster's SIGTERM reach a whole job. The shell and tee ignore them
+# while a program saves its state, so that its last messages are printed and logged.
 # What may change without making a result stale (the folder of the sources, the placement) is not in
 # this text, which Snakemake compares with that of the last run.
 PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.command}"

@@ -115,7 +115,9 @@ def sampler(folder, tokenizer):
 @pytest.mark.parametrize("rank", [0, 2])
 @pytest.mark.usefixtures("gpu")
 def test_the_engine_sleeps_between_samples_and_gets_one_weight_at_a_time(sampler, model, rank):
-    weights = [name for name in model.state_dict() if name != "lm_head.weight"]
+    # With the second name of a tied weight: vLLM does not load the layers of a missing name.
+    weights = list(model.state_dict())
+    assert "lm_head.weight" in weights
     if rank:
         model = add_lora(model, rank, 4)
     gathered = []
