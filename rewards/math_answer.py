@@ -1,4 +1,4 @@
-r"""Reward 1 for a response whose answer is that of `solution`, 0 for any other.
+r"""Reward 1 for a response with the answer of `solution`, 0 for any other.
 
 The answer of a response is the content of its last \boxed{...} or, without one, its last number.
 With `marker`, such as "####", only what follows the last marker counts.

@@ -36,7 +36,7 @@ envvars:
 # Ctrl-C, a closed terminal and a cluster's SIGTERM reach a whole job. The shell and tee ignore them
 # while a program saves its state, so that its last messages are printed and logged.
 # What may change without making a result stale (the folder of the sources, the placement) is not in
-# this text, which Snakemake compares with that of the last run.
+# this text, which Snakemake compares with the last run's.
 PROGRAM = "SNAKECHAT_LOG={log:q} PYTHONSAFEPATH= {params.command}"
 TO_LOG = "2>&1 | (trap '' HUP INT TERM; tee -a {log:q})"
 RUN = f"trap 'exit 143' HUP TERM; {PROGRAM} {TO_LOG}"

@@ -2,7 +2,7 @@
 
 The reference is the model that DPO starts from. SPLIT.npy [E, 2, n] contains the log-probability of
 the chosen and the rejected response of each pair given its prompt (float32, nats). For KTO,
-SPLIT.mismatched.npy [E, 1, n] contains that of a response to another prompt.
+SPLIT.mismatched.npy [E, 1, n] contains the one of a response to another prompt.
 
 In 16 bits, rows that are packed with other rows have other rounding errors, which may change the
 log-probability of a response by a nat. There, E is the number of epochs: each epoch has the

@@ -105,7 +105,7 @@ class ModelResponses:
         is_correct: Returns whether a response to a prompt is right, or None.
 
     Attributes:
-        metrics: Metrics [S, n] by name, or [1, n] for those of greedy responses.
+        metrics: Metrics [S, n] by name, or [1, n] of greedy responses.
         logprobs: The model's log-probability of each token of the responses [B, R].
     """
 

@@ -4,7 +4,7 @@
     python scripts/store.py list output/rlhf/mine     # its versions, and what changed between them
     python scripts/store.py gc --max-size 500G
 
-Names are those of output/ in the working directory. The folder of a version can be used like a
+Names refer to output/ in the working directory. The folder of a version can be used like a
 result: with transformers, or with scripts/chat.py. Do not change its files. scripts/verify.py reads
 them all and compares their digests.
 

@@ -158,7 +158,7 @@ def changed_inputs(tree: Path, name: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def find_differences(folder: Path, manifest: Manifest, twin: Path) -> Iterator[str]:
-    """Yield the differences between a result and that of another build, one line each."""
+    """Yield the differences between a result and another build's, one line each."""
     twin_manifest = read_manifest(twin / MANIFEST)
     if twin_manifest is None:
         yield f"{twin}: has no manifest"

@@ -88,7 +88,7 @@ def name_of(wildcards: Any) -> str:
 def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
     """Return the functions of a workflow. `use rule ... with` of a module asks for them again.
 
-    The arguments are those of RuleFunctions.
+    Takes the arguments of RuleFunctions.
     """
     prefix = workflow.modifier.path_modifier.replace_prefix("output/x")
     if not prefix.endswith("output/x"):

@@ -104,7 +104,7 @@ def sample_equally(
 ) -> TokenLists:
     """Sample the responses [A][n] on all ranks that a single one would sample, up to rounding.
 
-    The ranks must have the same random numbers. The arguments are those of sample_responses.
+    The ranks must have the same random numbers. Takes the arguments of sample_responses.
     """
     own_responses: TokenLists = []
     own_rows = rows_of_rank(len(prompts))

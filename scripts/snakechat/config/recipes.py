@@ -120,7 +120,7 @@ class Config:
         return settings
 
     def _benchmark(self, name: str) -> dict[str, Any]:
-        """Return the keys of a benchmark, with its placement, by default that of RLHF."""
+        """Return the keys of a benchmark; its placement defaults to the one of RLHF."""
         keys = self.entry("benchmarks", name, "the target")
         layers = [
             Layer("rlhf.defaults", self.values["rlhf"]["defaults"]),

@@ -71,7 +71,7 @@ class SampledSettings(Settings):
     # models of `reward` by reference.
     template: Template = ABSENT
     reward_templates: dict[str, Template] = ABSENT
-    # The settings of those of `reward`, by name.
+    # The settings of the judges in `reward`, by name.
     llm_judges: dict[str, dict[str, Any]] = ABSENT
 
 

@@ -490,7 +490,7 @@ class SampledEvaluation(Settings):
     num_prompts: Count = ABSENT
     num_generations: Count = ABSENT
     temperature: Positive = ABSENT
-    # By default that of the recipe.
+    # Defaults to the recipe's.
     max_response_length: Count = ABSENT
 
 

@@ -1,4 +1,4 @@
-"""Settings that training stages share, and those of SFT and of reward models."""
+"""Settings that training stages share, and the settings of SFT and of reward models."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self

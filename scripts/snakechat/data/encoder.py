@@ -148,7 +148,7 @@ class Encoder:
     ) -> Iterator[list[Encoded] | TurnsRejected]:
         """Yield the ids of what `write` makes of each row, or its rejection.
 
-        The texts of the next rows are written while a thread encodes those of the rows before.
+        The texts of the next rows are written while a thread encodes the rows before.
         """
 
         def written(*row: Any) -> list[Written] | TurnsRejected:

@@ -137,7 +137,7 @@ def texts_of(record: Record) -> Texts:
 
 
 def read_records(path: str | Path, rows: np.ndarray | None = None) -> Iterator[Record]:
-    """Yield each record, or those of the given rows."""
+    """Yield each record, or the records of the given rows."""
     for batch in read_record_batches(path, rows):
         yield from zip(*(batch[name] for name in COLUMNS), strict=True)
 

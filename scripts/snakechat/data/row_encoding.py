@@ -245,7 +245,7 @@ def trained_places(dialogue: list[Turn]) -> list[int]:
 def encode_prompts(
     encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]]
 ) -> Iterator[Rows]:
-    """Encode prompts; those of more than settings.max_prompt_length tokens are dropped.
+    """Encode prompts; drop prompts of more than settings.max_prompt_length tokens.
 
     They are not truncated, because that would change the question.
     """

@@ -53,7 +53,7 @@ def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
-    """Return the ids that end a response: end of turn, eos, and those of the model's folder.
+    """Return the ids that end a response: end of turn, eos, and what the model's folder names.
 
     The folder's are all of eos_token_id in generation_config.json or, without that file, in
     config.json, as in transformers.

@@ -167,7 +167,7 @@ def set_template_defaults(
             f"template_arguments: {names}: the tokenizer has {found}, expected one: remove them"
         )
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
-    # transformers adds the statement `generation` to those of Jinja.
+    # transformers adds the statement `generation` to Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
     try:
         with limited_time():

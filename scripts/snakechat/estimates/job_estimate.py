@@ -163,7 +163,7 @@ class PlannedSizes:
             key: Name of the input.
             loss: What the forward pass computes (SFT, POLICY or SCORE).
             forwards: Passes of a model that is not trained.
-            dtype: Defaults to that of the recipe.
+            dtype: Defaults to the recipe's.
             lora: Prefix of the settings of its adapters; empty for a model that is not trained.
             stage: The ZeRO stage of a model that is trained; defaults to zero_stage.
         """

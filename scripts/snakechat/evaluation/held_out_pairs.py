@@ -106,7 +106,7 @@ def auc_with_interval(
 ) -> tuple[float, list[float]]:
     """Return the area under the ROC curve and its 95 % interval.
 
-    DeLong et al. 1988 have its variance, Obuchowski 1997 has that of clusters.
+    DeLong et al. 1988 have its variance, Obuchowski 1997 its variance over clusters.
 
     Args:
         scores: Of good and of bad responses, at least one each.

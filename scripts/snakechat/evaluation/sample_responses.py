@@ -81,7 +81,7 @@ def write_responses(
 ) -> None:
     """Write the responses of each model to the first held-out prompts as JSON lines.
 
-    The rows' own responses come first, as those of the model "data".
+    The rows' own responses come first, under the model "data".
 
     responses: By model, as held_out_responses returns them.
     """

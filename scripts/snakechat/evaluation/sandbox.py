@@ -25,7 +25,7 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.landlock import landlock_version
 from snakechat.workflow.seccomp import AUDIT_ARCH
 
-# The wall-clock limit, as a multiple of that of the CPU: code may wait, or share its core.
+# The wall-clock limit, as a multiple of the CPU limit: code may wait, or share its core.
 WAIT_FACTOR = 4
 # What the code may write, in files and bytes. They are counted every POLL_SECONDS.
 MAX_FOLDER_FILES, MAX_FOLDER_BYTES = 1024, 64 << 20

@@ -134,5 +134,5 @@ def _exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
 
 
 def _present(entry: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """Return those of some keys that an entry has."""
+    """Return the values of some keys, where an entry has them."""
     return {key: entry[key] for key in keys if key in entry}

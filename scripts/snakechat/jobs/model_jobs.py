@@ -54,7 +54,7 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
 
 
 def render_rows(config: Config, stage: str, name: str) -> Description:
-    """Describe the rows that commands read: those of the tokens, whatever their length."""
+    """Describe the rows that commands read: the same as the tokens, whatever their length."""
     rows = tokenize(config, name, stage)
     lengths = ("max_length", "max_prompt_length")
     settings = {key: value for key, value in rows.settings.items() if key not in lengths}

@@ -172,7 +172,7 @@ class Plan(NamedTuple):
 
 
 def plan_parser(description: str | None, usage: str = "") -> argparse.ArgumentParser:
-    """Return the parser of a tool that plans. Its unknown words are those of plan_build.
+    """Return the parser of a tool that plans. It leaves the words of plan_build unknown.
 
     usage: Its own options, with a space at the end.
     """

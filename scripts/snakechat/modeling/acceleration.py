@@ -43,7 +43,7 @@ COMPILERS = ("gcc", "g++", "clang")
 
 @dataclass(frozen=True)
 class Acceleration:
-    """Choices for a device. The defaults are those of a CPU.
+    """Choices for a device. The defaults suit a CPU.
 
     Attributes:
         micro_batch_tokens: Limit of tokens in a micro-batch, padding included.

@@ -305,7 +305,7 @@ def _parts(segments: Segments) -> tuple[torch.Tensor, torch.Tensor, Ends, Ends]:
 def flash_forward(
     states: States, ends: Ends, is_causal: bool, scaling: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the attention [P, H, D] of segments of queries to those of keys.
+    """Return the attention [P, H, D] of segments of queries to segments of keys.
 
     By FlashAttention on a GPU, and by a CPU's kernel for each segment. Also returns the log-sum-exp
     [H, P] of the scores of each query.

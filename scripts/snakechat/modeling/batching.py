@@ -231,7 +231,7 @@ def distribute_rows(
     world_size: int = 1,
     multiple: int = 1,
 ) -> list[tuple[list[list[int]], bool]]:
-    """Distribute the rows of a step over ranks, and those of this rank over micro-batches.
+    """Distribute the rows of a step over ranks, and this rank's over micro-batches.
 
     Args:
         sizes: tokens of each row.

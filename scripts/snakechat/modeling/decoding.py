@@ -113,7 +113,7 @@ class Decoder:
         number: The number of the next token [1], the same in all rows.
         column: The column of the token before it [1], in the cache and the mask.
         length, end: Columns of the mask, and those that are used.
-        has_cache: Whether it has a cache of its own, apart from that of the prompts.
+        has_cache: Whether it has a cache of its own, apart from the cache of the prompts.
         multiple: Of the length.
     """
 

@@ -133,7 +133,7 @@ def _load(
     new_head: bool = False,
     **arguments: Any,
 ) -> PreTrainedModel:
-    """Load a model; check its kind, and that its weights are exactly those of its config.
+    """Load a model; check its kind, and that it has exactly the weights of its config.
 
     Args:
         deferred, new_head: See load_scorer.
@@ -185,7 +185,7 @@ def from_pretrained(
 
 
 def check_weights(loading: Mapping[str, Any], where: str = "") -> None:
-    """Raise InputError if weights in files are not exactly those of a model.
+    """Raise InputError if files do not have exactly the weights of a model.
 
     Args:
         loading: What transformers reports.

@@ -190,7 +190,7 @@ def weights_in_files(
 
     Args:
         weights: saved_weights of the model.
-        dtype: The dtype in the files; defaults to that of each weight.
+        dtype: The dtype in the files; defaults to each weight's own.
 
     Returns:
         The shapes, as tensors without memory, and the weight of each one by the id of its shape.

@@ -22,7 +22,7 @@ STAGES = {
     "rlhf": N_("RLHF"),
 }
 MOMENTS = {"before": N_("before training"), "after": N_("after training")}
-# The key of the metrics of benchmarks among those of an evaluation.
+# The key of the metrics of benchmarks in the metrics of an evaluation.
 BENCHMARKS = "benchmarks"
 # Groups of metrics: of the curves of a stage, and of evaluations.
 CURVES = {"sft": "sft_curves", "reward": "pair_curves", "dpo": "pair_curves", "rlhf": "rlhf_curves"}

@@ -163,7 +163,7 @@ class Engine:
         return self.module(*args, **kwargs)
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
-        """Add the gradients of a micro-batch; with last, reduce those of all processes."""
+        """Add the gradients of a micro-batch; with last, reduce them over all processes."""
         self._backward(0 * loss if self.is_trial else loss, last)
 
     def _backward(self, loss: torch.Tensor, last: bool) -> None:
@@ -302,7 +302,7 @@ class Engine:
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:
-    """Add the gradient of a micro-batch to that of the step, and free it.
+    """Add the gradient of a micro-batch to the step's, and free it.
 
     gradient: [elements of the weight], fp32.
     """

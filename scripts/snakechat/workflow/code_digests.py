@@ -327,7 +327,7 @@ class Modules:
     def _is_reward_module(self, key: Key, name: str) -> bool:
         """Return whether an import in a module of rewards/ finds a module in rewards/.
 
-        The precedence is that of snakechat.algorithms.reward_functions.
+        snakechat.algorithms.reward_functions has the same precedence.
         """
         is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
         return is_file and name != key[-1] and name not in sys.stdlib_module_names

@@ -25,7 +25,7 @@ NETWORK_VARIABLES = (
 
 
 def computing_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a placement that a result is made from: all but those of networks."""
+    """Return the variables of a placement that a result is made from: all but network variables."""
     return {
         name: value for name, value in environment.items() if not name.startswith(NETWORK_VARIABLES)
     }

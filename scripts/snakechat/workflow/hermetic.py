@@ -36,7 +36,7 @@ from snakechat.workflow.seccomp import AUDIT_ARCH, deny_uncovered_calls
 CONFINED = "SNAKECHAT_HERMETIC"
 # The file with the limits of a job; not set without limits.
 LIMITS = "SNAKECHAT_LIMITS"
-# Variables whose folder is that of the job: a cache that jobs share would not be counted.
+# Variables that name the folder of the job: a cache that jobs share would not be counted.
 FOLDER_VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")
 # `hermetic: require` needs rights on TCP ports.
 REQUIRED_VERSION = 4

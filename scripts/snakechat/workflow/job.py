@@ -177,7 +177,7 @@ class ProgramParser(argparse.ArgumentParser):
     """The parser of programs that Snakemake starts."""
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the command that starts the program, for other flags than those of a job."""
+        """Exit with the command that starts the program, for flags that a job does not have."""
         pages = {"prompt_eval.py": "prompt_eval/STAGE/RECIPE.html"}
         pages["rw_eval.py"] = "rw_eval/reward/RECIPE.html"
         target = pages.get(self.prog, "STAGE/RECIPE")

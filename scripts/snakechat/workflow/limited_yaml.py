@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
-# Values that aliases and merges may add to those of the text itself.
+# Values that aliases and merges may add to the text's own.
 MAX_REPEATED = 100_000
 MAX_DIGITS = 1000
 MAX_DEPTH = 100

@@ -313,7 +313,7 @@ def needed_keys(store: Path, output: Path) -> set[str]:
 
     They count by key and not by folder: a store may have been moved since.
 
-    The arguments and the errors are those of root_links.
+    Takes the arguments of root_links, and raises its errors.
     """
     links = root_links(store, output)
     return {name for path, folder in links for name in (folder.name, Path(os.readlink(path)).name)}

@@ -328,7 +328,7 @@ def publish_result(job: Job[Any], started: float) -> None:
 def complete(job: Job[Any], started: float) -> None:
     """Complete the new folder of a job with its record and its manifest, and store all on disk.
 
-    The arguments and the errors are those of publish_result.
+    Takes the arguments of publish_result, and raises its errors.
     """
     paths = sorted(job.result.rglob("*"))
     for path in paths:

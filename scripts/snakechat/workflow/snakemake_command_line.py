@@ -63,7 +63,7 @@ class Options(NamedTuple):
 
 
 def parse_options(words: list[str]) -> Options:
-    """Parse options of Snakemake, including those of its profiles.
+    """Parse options of Snakemake, on the command line and in its profiles.
 
     Raises:
         InputError: An option selects jobs by something else than what is stale.

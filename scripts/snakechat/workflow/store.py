@@ -126,7 +126,7 @@ def find_result(stores: Iterable[Path], rule: str, key: str) -> Stored | None:
 def check_files(
     folder: Path, manifest: Manifest, digests: FileDigests | None = file_digests
 ) -> None:
-    """Check that the files of a folder are those of a manifest.
+    """Check that a folder has the files of a manifest.
 
     Args:
         folder: The folder of a result, or a copy of one; in a copy, results within it do not count.
@@ -161,7 +161,7 @@ def check_result(
 ) -> None:
     """Check the manifest and the files of a result.
 
-    The arguments and the errors are those of read_checked_manifest and check_files.
+    Takes the arguments of read_checked_manifest and check_files, and raises their errors.
     """
     check_files(folder, read_checked_manifest(folder, key), digests)
 
@@ -221,7 +221,7 @@ def delete_lock(folder: Path) -> None:
 
 
 def stored_folders(store: Path, rule: str = "") -> list[Path]:
-    """Return the folders of all results in a store, or of those of a rule, in the order of paths.
+    """Return the folders of all results in a store, or of a rule's, in the order of paths.
 
     A result without a manifest, which is damaged, is among them.
     """
