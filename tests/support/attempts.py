@@ -138,6 +138,7 @@ run("true")
 socket.socketpair()
 socket.create_server(("127.0.0.1", 0)).close()
 os.stat(other)
+Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.environ["TMPDIR"]), "compiled").touch()
 """
 
 

@@ -38,6 +38,9 @@ CONFINED = "SNAKECHAT_HERMETIC"
 LIMITS = "SNAKECHAT_LIMITS"
 # Variables that name the folder of the job: a cache that jobs share would not be counted.
 FOLDER_VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")
+# Variables that name other caches of compiled code. Without them, it is in a folder of the job.
+COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "VLLM_CACHE_ROOT")
+COMPILER_CACHES += ("TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR")
 # `hermetic: require` needs rights on TCP ports.
 REQUIRED_VERSION = 4
 
@@ -162,6 +165,8 @@ def confine(path: str, folder: str) -> None:
     else:
         os.environ["HF_HOME"] = folder
     os.environ.update(dict.fromkeys(FOLDER_VARIABLES, folder))
+    for name in COMPILER_CACHES:
+        os.environ.pop(name, None)
     # It may have found another folder before.
     tempfile.tempdir = folder
     end_with_parent()

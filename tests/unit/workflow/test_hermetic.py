@@ -66,6 +66,8 @@ def outcomes(tmp_path_factory):
         arguments = [limits_file, folder / "private", program, folder, port, os.getpid()]
         process = subprocess.run(
             [sys.executable, ROOT / "scripts/confined.py", *map(str, arguments)],
+            # A cache of the user's, which a job does not read.
+            env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "home")},
             capture_output=True,
             text=True,
         )
