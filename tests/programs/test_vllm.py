@@ -5,6 +5,7 @@ They need an environment with vLLM: make test-vllm. The other tests have a stub 
 """
 
 import json
+import sys
 from statistics import mean
 
 import pytest
@@ -38,7 +39,6 @@ RECIPES = {
     "grpo-vllm": GRPO | VLLM,
 }
 CONFIG = {
-    "hermetic": "require",
     "deterministic": True,
     "deployments": {"cpu": {"threads": 1}},
     "rlhf": {"recipes": RECIPES},
@@ -82,6 +82,8 @@ def tree(tmp_path_factory):
     copy_sources(folder)
     (folder / "vllm.yaml").write_text(yaml.safe_dump(CONFIG))
     tree = Workflow(folder, "--configfile", "config.yaml", "vllm.yaml")
+    # vLLM starts Python itself.
+    tree.python = sys.executable
     tree.build(*(f"output/rlhf/{name}.manifest.json" for name in sorted(RECIPES)))
     return tree
 
