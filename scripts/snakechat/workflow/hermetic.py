@@ -39,8 +39,15 @@ LIMITS = "SNAKECHAT_LIMITS"
 # Variables that name the folder of the job: a cache that jobs share would not be counted.
 FOLDER_VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")
 # Variables that name other caches of compiled code. Without them, it is in a folder of the job.
-COMPILER_CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME", "VLLM_CACHE_ROOT")
-COMPILER_CACHES += ("TORCH_EXTENSIONS_DIR", "CUDA_CACHE_PATH", "NUMBA_CACHE_DIR")
+COMPILER_CACHES = (
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "TORCH_EXTENSIONS_DIR",
+    "CUDA_CACHE_PATH",
+    "NUMBA_CACHE_DIR",
+    "VLLM_CACHE_ROOT",
+)
 # `hermetic: require` needs rights on TCP ports.
 REQUIRED_VERSION = 4
 
