@@ -4,11 +4,11 @@
     python scripts/kubernetes_job.py output/sft/mine --configfile mine.yaml
     python scripts/kubernetes_job.py --driver | kubectl apply --filename -
 
-Namespace, image, claim and mount are those of profiles/kubernetes/config.yaml, also in the driver,
-the pod in which Snakemake runs. Snakemake's own pods run on one node and have little shared memory.
+profiles/kubernetes/config.yaml sets namespace, image, claim and mount, also of the driver, the pod
+in which Snakemake runs. Snakemake's own pods run on one node and have little shared memory.
 Each node of a PyTorchJob runs the same program with the same spec file, so that Snakemake finds the
-result up to date afterwards. Jobs with missing inputs are skipped; if there are no others, an error
-names the command that builds the inputs. Builds nothing and writes spec files only.
+result up to date afterwards. Jobs with missing inputs are skipped; if all are, an error names the
+command that builds the inputs. Builds nothing and writes spec files only.
 """
 
 import os

@@ -245,7 +245,7 @@ class ScoreNormalization(Attributes):
     def normalize_values(self, values: Tensor) -> Tensor:
         """Return the outputs of a critic on the scale of normalized scores.
 
-        Those of a critic that is initialized from a reward model are scores of this model.
+        A critic that is initialized from a reward model returns scores of this model.
         """
         if self.critic_weight is None:
             return values

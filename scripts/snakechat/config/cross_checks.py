@@ -149,7 +149,7 @@ def _dataset_problem(
     if phase != "rlhf" and format and not has_responses(format):
         return f"which has no responses (format {format}): use it for rlhf"
     if format and not has_dialogues(format):
-        problem = f"whose rows are no dialogues (format {format})"
+        problem = f"whose rows are texts instead of dialogues (format {format})"
         if stage != "sft":
             return f"{problem}: use it for sft"
         if recipe["train_on"] != "all_tokens":

@@ -157,7 +157,7 @@ def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
     """Return the thoughts of a message, or None if it has none.
 
     Raises:
-        BadRow: They are no text, occur twice and differ, or do not belong to a response.
+        BadRow: They are not text, occur twice and differ, or do not belong to a response.
     """
     for key, value in message.items():
         if key not in THOUGHT_KEYS and THINKS.search(_words(key)) and not _is_empty(value):

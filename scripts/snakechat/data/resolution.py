@@ -105,7 +105,7 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
         raise InputError(f"the card has invalid configs: {reason}") from None
     if not found:
         if name is not None and not any(path.startswith(f"{name}/") for path in paths):
-            raise InputError(f"name: there is no config and no folder {name}")
+            raise InputError(f"name: expected a config of the card or a folder, found {name}")
         return name or "", None
     if chosen not in found:
         problem = "several configs" if chosen is None else f"no config {chosen}"

@@ -23,8 +23,8 @@ class Gpu(NamedTuple):
     has_bf16: bool = True
 
 
-# From NVIDIA's data sheets, without sparsity; the SXM form where there is no other one. Of several
-# names that a driver's name contains, the first one applies.
+# From NVIDIA's data sheets, without sparsity; of the SXM form unless the name says PCIe. If a
+# driver's name contains several of these names, the first one applies.
 GPUS = {
     "b200": Gpu(180 * 10**9, 2250e12, 8e12, "B200"),
     "h200": Gpu(141 * 10**9, 989e12, 4.8e12, "H200"),

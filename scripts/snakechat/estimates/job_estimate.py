@@ -1,10 +1,10 @@
 """What a planned job needs: GPU memory, time and disk. Nothing is run.
 
-Memory is that of the moment with the highest peak: what a process holds at all times, and what the
-moment adds. A trained weight takes 16 bytes, which the processes divide as ZeRO does; activations
-come from snakechat/estimates/activation_memory.py. Time is the operations of all passes over all
-rows, and reading memory for each sampled token. Disk is the weights that are saved. Units are bytes
-and seconds.
+Memory is the peak of a process: what it holds at all times, and what the largest moment adds. A
+trained weight takes 16 bytes, which the processes divide as ZeRO does; activations come from
+snakechat/estimates/activation_memory.py. Time is the operations of all passes over all rows, and
+reading memory for each sampled token. Disk is the weights that are saved. Units are bytes and
+seconds.
 """
 
 import math

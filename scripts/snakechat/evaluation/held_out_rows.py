@@ -32,7 +32,7 @@ def write_metrics(
 
 
 def held_out_rows(tokens: Path, datasets: Iterable[str]) -> dict[str, int]:
-    """Return the number of rows of each dataset. Those of a dataset follow the previous one's."""
+    """Return the number of rows of each dataset, in the order in which their rows are stored."""
     stats = json.loads((tokens / "stats.json").read_text())
     return {name: stats["eval"]["kept_of"][name] for name in datasets}
 

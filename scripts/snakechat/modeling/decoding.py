@@ -131,7 +131,7 @@ class Decoder:
     def generate(
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, uniforms: torch.Tensor
     ) -> torch.Tensor:
-        """Generate responses [n * G, R] to left-padded prompts [n, T], those of a prompt adjacent.
+        """Generate responses [n * G, R] to left-padded prompts [n, T], G in a row for each prompt.
 
         Args:
             input_ids, attention_mask: [n, T].

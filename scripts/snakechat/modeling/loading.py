@@ -168,7 +168,7 @@ def from_pretrained(
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights.
 
-    dtype: "auto" is that of the first weight in the files, whichever the config names.
+    dtype: "auto" takes the dtype of the first weight in the files, whichever the config names.
     """
     if dtype == "auto":
         config.dtype = None

@@ -230,7 +230,7 @@ class Modules:
 
         Args:
             keys: The modules.
-            without: Modules that are left out, with what only they import.
+            without: Modules to skip, with what only they import.
             read: Returns a module, by default what counts of it.
         """
         found: set[Key] = set()

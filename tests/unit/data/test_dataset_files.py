@@ -120,7 +120,12 @@ def test_files_that_are_not_read_are_named():
         (PREFERENCES, CARD, {"split": {"train": "sft"}}, "no files of the split sft, found"),
         (PREFERENCES, CONFIGS, {}, "the card has several configs: set name to one of main, socrat"),
         (PREFERENCES, CONFIGS, {"name": "x"}, "the card has no config x: set name to one of main"),
-        (PREFERENCES, None, {"name": "x"}, "name: there is no config and no folder x"),
+        (
+            PREFERENCES,
+            None,
+            {"name": "x"},
+            "name: expected a config of the card or a folder, found x",
+        ),
         (
             PREFERENCES,
             [{**A, "data_files": "/etc/*"}],
@@ -152,7 +157,7 @@ def test_what_cannot_be_resolved_is_an_error(paths, configs, source, error):
 def test_planning_asks_another_process():
     files = splits_in_child(THREE, None, None)
     assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
-    with pytest.raises(InputError, match="there is no config and no folder x"):
+    with pytest.raises(InputError, match="expected a config of the card or a folder, found x"):
         splits_in_child(THREE, None, "x")
 
 
