@@ -4,54 +4,73 @@ The answer of a text is the content of its last \boxed{...} or, without one, its
 """
 
 import re
+import unicodedata
 from fractions import Fraction
 from typing import NamedTuple
 
 BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
-# Signs, spaces and digits of typesetting.
+# What NFKC leaves of typesetting.
 CHARACTERS = str.maketrans(
     {
-        **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\ufe63\uff0d", "-"),
-        **dict.fromkeys("\u00a0\u2007\u2009\u202f\u3000", " "),
-        **{chr(0xFF10 + digit): str(digit) for digit in range(10)},
-        **{"\u2044": "/", "\u00d7": "*", "\u00b7": "*", "\u00b2": "^2", "\u00b3": "^3"},
-        **{"\u00bc": " 1/4", "\u00bd": " 1/2", "\u00be": " 3/4"},
+        **dict.fromkeys("\u2212\u2010\u2012\u2013", "-"),
+        **dict.fromkeys("\u00d7\u00b7\u22c5\u2217", "*"),
+        **{"\u2044": "/", "\u00f7": "/", "\u2019": "'", "\u3002": "."},
     }
 )
+SYMBOLS = {
+    **{"pi": "π", "pm": "±", "infty": "∞", "times": "*", "cdot": "*", "div": "/", "in": "∈"},
+    **{"le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥"},
+    **{"ne": "≠", "neq": "≠", "cup": "\u222a", "dfrac": r"\frac", "tfrac": r"\frac"},
+}
 # TeX that changes how an answer looks and not what it is.
 TEX = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))", r" \1\2/\3\4"),
+        # The next row of a matrix.
+        (r"\\\\", ";"),
+        (r"(?<=\d)\*\*(?=\d)", "^"),
         (r"\{,\}", ","),
-        (r"\\(?:left|right|displaystyle|!)", ""),
+        (r"\\(?:left|right|displaystyle|boxed)(?![a-zA-Z])|\\!", ""),
         (r"\\[,;: ]|~", " "),
-        (r"\\(?:times|cdot)(?![a-zA-Z])", "*"),
-        (r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}", r" \1 "),
+        (r"\\(?:text|math|mbox|operatorname)[a-z]*\s*\{([^{}]*)\}", r" \1 "),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", " degrees"),
         (r"\\?%", " percent"),
-        (r"\\?\$|\\[()\[\]]|[€£¥]|\*\*", ""),
+        (r"\\?\$|\\[()\[\]]|[€£¥₹]|\*\*", ""),
     )
 ]
-# 1,234 or 1 234 or 1234, with decimals and a power of ten; a fraction, a mixed number, or a power.
-INTEGER = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d{1,3}(?: \d{3})+(?!\d)|\d+)"
+# A fraction or a root of operands without braces.
+OPERAND = r"\s*(?:\{([^{}]*)\}|(\d|[a-zA-Z]))"
+FRACTION = re.compile(rf"\\frac{OPERAND}{OPERAND}")
+ROOT = re.compile(r"(?:\\sqrt|√)\s*(?:\{([^{}]*)\}|(\d+|[a-zA-Zπ]))")
+# 1,234 or 1 234 or 1'234 or 1234, with decimals and a power of ten; a fraction, a mixed number, or
+# a power.
+INTEGER = r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+)(?!\d)|\d+)"
 EXPONENT = r"\^\s*\{?(?P<exponent>[+-]?\d+)\}?"
 UNSIGNED = (
     r"(?:(?P<whole>\d+) +)?(?P<numerator>\d+)\s*/\s*(?P<denominator>\d+)"
     rf"|(?P<base>\d+)\s*{EXPONENT}"
     rf"|(?P<decimal>{INTEGER}(?:\.\d+)?|\.\d+)"
-    rf"(?:[eE](?P<scale>[+-]?\d+)|\s*\*\s*10\s*{EXPONENT.replace('exponent', 'power')})?"
+    rf"(?:[eE](?P<scale>[+-]?\d+)|\s*[*x]\s*10\s*{EXPONENT.replace('exponent', 'power')})?"
 )
-NUMBER = re.compile(rf"(?<![\w.])(?:{UNSIGNED})")
-ASSIGNMENT = re.compile(r"\s*[a-zA-Z](?:_\w+)?\s*=(?!=)")
-# Words behind a number. A single letter is a unit only behind a space: it may be a variable.
+NUMBER = re.compile(rf"(?<![a-zA-Z\d.])(?<![a-zA-Z]_)(?:{UNSIGNED})")
+ASSIGNMENT = re.compile(r"\s*[a-zA-Z](?:_\w+|_\{\w+\}|\(\w\))?\s*(?:=(?!=)|∈)")
+# Words behind a number: those of one or two letters, and those without a space, may be variables.
 UNIT = re.compile(
-    r"(?: *[a-zA-Zµ]{2,}| +[mgshLlJNWVAKCF](?!\w))[a-zA-Zµ ./]*(?:\^\{?[23]\}?)?[ .]*"
+    r"(?: +[a-zA-Zμ]{3,}| +[mgshLlJNWVAKCF](?!\w)| *[一-鿿]+"
+    r"| *(?:[kcdmμMG][mglLsJNWVA]|ft|in|mi|yd|lbs?|oz|mph|min|hrs?|[ap]m|Hz|Pa|USD)(?![a-zA-Z]))"
+    r"[a-zA-Zμ ./一-鿿]*(?:\^\{?[23]\}?)?[ .]*"
 )
 # Words that are no units.
 VALUES = re.compile(
-    r"\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|hundred|thousand|million|billion)"
+    r"\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|not|over|times|plus|minus|squared"
+    r"|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b"
+    r"|[十百千万亿半]"
 )
+# Units in words.
+ABBREVIATIONS = {
+    **{"kilo": "k", "centi": "c", "milli": "m", "meter": "m", "metre": "m", "gram": "g"},
+    **{"liter": "l", "litre": "l", "hour": "h", "feet": "ft", "foot": "ft", "inche": "in"},
+}
 # Numbers with more digits or larger exponents are compared as text.
 MAX_DIGITS, MAX_EXPONENT = 100, 400
 
@@ -90,9 +109,10 @@ def last_boxed(text: str) -> str | None:
 
 
 def are_equal(first: str, second: str) -> bool:
-    """Return whether two answers are equal as numbers, as tuples or, if they are none, as text.
+    """Return whether two answers are equal as numbers, as lists or, if they are none, as text.
 
-    A unit counts if both have one: 5 cm is 5 and not 5 km.
+    A unit counts if both have one: 5 cm is 5 and not 5 km. Sets and lists without brackets have no
+    order.
     """
     first, second = plain(first), plain(second)
     quantities = quantity_of(first), quantity_of(second)
@@ -100,44 +120,76 @@ def are_equal(first: str, second: str) -> bool:
         units = {quantity.unit for quantity in quantities if quantity and quantity.unit}
         return quantities[0].value == quantities[1].value and len(units) < 2
     if as_text(first) == as_text(second):
-        return True
-    items = items_of(first), items_of(second)
+        return bool(as_text(first))
+    (brackets, *items), (others, *other_items) = items_of(first), items_of(second)
+    if brackets not in ("()", "[]", "[)", "(]"):
+        items.sort(key=_order)
+        other_items.sort(key=_order)
     return (
-        len(items[0]) == len(items[1]) > 1
-        and as_text(first)[0] == as_text(second)[0]
-        and as_text(first)[-1] == as_text(second)[-1]
-        and all(map(are_equal, *items))
+        brackets == others
+        and len(items) == len(other_items) > 1
+        and all(map(are_equal, items, other_items))
     )
+
+
+def _order(item: str) -> str:
+    return str(quantity_of(plain(item)) or as_text(item))
 
 
 def plain(text: str) -> str:
     """Return a text without what changes only its layout."""
-    text = text.translate(CHARACTERS)
+    # NFKC makes mere digits of exponents, and 21/2 of 2½.
+    text = re.sub("[\u2070-\u207b\u00b9\u00b2\u00b3]+", r"^{\g<0>}", text)
+    text = re.sub("[\u00bc-\u00be\u2150-\u215e]", r" \g<0>", text)
+    text = unicodedata.normalize("NFKC", text).translate(CHARACTERS)
     for pattern, replacement in TEX:
         text = pattern.sub(replacement, text)
+    text = re.sub(r"\\([a-zA-Z]+)", lambda name: SYMBOLS.get(name[1], name[0]), text)
+    before = ""
+    while text != before:
+        before, text = text, FRACTION.sub(_fraction, ROOT.sub(r"√(\1\2)", text))
     return text.strip()
 
 
+def _fraction(found: re.Match[str]) -> str:
+    """Return a match of FRACTION with a slash, and with parentheses where they are needed."""
+    above, below = ((found[i] or found[i + 1] or "").strip() for i in (1, 3))
+    if re.search(r"[^(]+[-+/±]", above):
+        above = f"({above})"
+    if not re.fullmatch(r"\d+|√\(\w+\)|\w", below):
+        below = f"({below})"
+    return f" {above}/{below}"
+
+
 def as_text(answer: str) -> str:
-    """Return an answer as text is compared: without spaces, braces, case of words, and a period."""
-    text = re.sub(r"[\s{}]|\.$", "", answer)
+    """Return an answer as text is compared: without spaces, case of words, and a period at its end.
+
+    Braces around one operand go, others become parentheses.
+    """
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)|\.$", "", answer)
     text = ASSIGNMENT.sub("", text, count=1)
+    text = re.sub(r"(?<!\\)\{(-?\d+|\w|)\}", r"\1", text)
+    text = re.sub(r"(?<!\\)\{([^{}]*)\}", r"(\1)", text)
     if choice := re.fullmatch(r"\(([a-zA-Z])\)", text):
         text = choice[1]
     return text.lower() if text.isalpha() else text
 
 
 def items_of(answer: str) -> list[str]:
-    """Return the items of a tuple, an interval or a list in brackets; nothing for other answers."""
-    answer = ASSIGNMENT.sub("", answer, count=1).strip()
-    bracketed = re.fullmatch(r"[(\[](.*)[)\]]", answer, re.DOTALL)
-    return bracketed[1].split(",") if bracketed else []
+    """Return the brackets of a tuple, an interval, a set or, empty, a list, and then its items."""
+    answer = ASSIGNMENT.sub("", answer, count=1).strip().replace("\\{", "{").replace("\\}", "}")
+    # A comma that is not within brackets.
+    comma = re.compile(r",(?![^()\[\]{}]*[)\]}])")
+    bracketed = re.fullmatch(r"([(\[{])(.*)([)\]}])", answer, re.DOTALL)
+    if bracketed and not comma.search(answer):
+        return [bracketed[1] + bracketed[3], *comma.split(bracketed[2])]
+    return ["", *comma.split(answer)]
 
 
 def quantity_of(text: str) -> Quantity | None:
     """Return the number that a plain text is, alone or with a unit; None for any other text."""
     text = ASSIGNMENT.sub("", text, count=1).strip()
-    if bracketed := re.fullmatch(r"[({](.*)[)}]", text):
+    if bracketed := re.fullmatch(r"[({]([^,]*)[)}]", text):
         text = bracketed[1].strip()
     sign = -1 if text.startswith("-") else 1
     found = NUMBER.match(text.lstrip("+-").lstrip()) if text[:2] not in ("--", "-+") else None
@@ -148,6 +200,8 @@ def quantity_of(text: str) -> Quantity | None:
         return None
     value = _value(found)
     unit = re.sub(r"[\s{}.]", "", rest).lower().rstrip("s")
+    for words, abbreviation in ABBREVIATIONS.items():
+        unit = unit.replace(words, abbreviation)
     return None if value is None else Quantity(sign * value, unit)
 
 
@@ -165,7 +219,7 @@ def _value(number: re.Match[str]) -> Fraction | None:
     if parts["base"]:
         base = int(parts["base"])
         return Fraction(base) ** exponent if base or exponent >= 0 else None
-    return Fraction(re.sub("[, ]", "", parts["decimal"])) * Fraction(10) ** exponent
+    return Fraction(re.sub(r"[, ']", "", parts["decimal"])) * Fraction(10) ** exponent
 
 
 def _is_negative(before: str) -> bool:
@@ -177,4 +231,4 @@ def _is_negative(before: str) -> bool:
     if before != rest:
         # A dash behind a space and before one starts an item of a list.
         return operand in ("=", "(", ",", "<", ">")
-    return not (operand.isdigit() or operand in (")", "]", "}") or rest[-2:-1].isalpha())
+    return not (operand.isdigit() or operand in (")", "]", "}") or re.search(r"[a-zA-Z]-$", rest))
