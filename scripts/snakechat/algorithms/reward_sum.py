@@ -100,19 +100,20 @@ class RewardSum:
             unreadable[name] = int(np.isnan(ratings).sum())
             by_source[name] = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
             total += weight * by_source[name]
-        if not total.isfinite().all():
-            index = int(total.isfinite().logical_not().nonzero()[0])
-            raise InputError(
-                f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
-                f" {total[index].item()}, expected a finite number: check the reward model"
-            )
         if self.functions:
             tables = self._function_scores(rollouts, rows)
             for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
                 by_source[name] = values
-                total += weight * values.nan_to_num()
-            if not self.rewards and not self.judges:
-                total[tables.isnan().all(dim=0)] = math.nan
+                total += (weight * values).where(~values.isnan(), 0)
+        if not total.isfinite().all():
+            index = int(total.isfinite().logical_not().nonzero()[0])
+            raise InputError(
+                f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
+                f" {total[index].item()}, expected a finite number: check the reward models,"
+                " functions and weights"
+            )
+        if self.functions and not self.rewards and not self.judges:
+            total[tables.isnan().all(dim=0)] = math.nan
         return Scores(total, by_source, unreadable)
 
     def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:

@@ -57,6 +57,14 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value, mo
         RewardSum([reward], {}, None).score(ROLLOUTS, 12, ROWS)
 
 
+@pytest.mark.parametrize(("weight", "value"), [(1.0, 1e39), (10.0, 3e38), (-1e38, 5.0)])
+def test_a_sum_that_overflows_is_an_error(weight, value, monkeypatch):
+    monkeypatch.setattr(reward_sum, "function_columns", lambda *_: {})
+    functions = {"mine": (weight, lambda *_: np.array([0.0, np.nan, 0.0, value]))}
+    with pytest.raises(InputError, match=r"row 50 is -?inf, expected a finite number"):
+        RewardSum([], functions, None).score(ROLLOUTS, 1, ROWS)
+
+
 def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):
     monkeypatch.setattr(reward_sum, "function_columns", lambda *_: {})
     functions = {
