@@ -4,6 +4,7 @@ The result has the files of the command in the folder output.
 """
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,17 +63,19 @@ def read_metric(
     if len(files) != 1:
         names = ", ".join(path.relative_to(folder).as_posix() for path in files) or "none"
         raise InputError(f"{pattern} matches {len(files)} files in {{output}}, expected 1: {names}")
-    [path], text = files, files[0].read_text(encoding="utf-8")
+    [path] = files
     try:
+        text = path.read_text(encoding="utf-8")
         if path.suffix == ".jsonl":
-            found: Any = [value_at(json.loads(line), keys) for line in text.splitlines()]
+            lines = filter(str.strip, text.split("\n"))
+            found: Any = [value_at(json.loads(line), keys) for line in lines]
         else:
             found = value_at(content := json.loads(text), keys)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path.name} is not JSON: {error}") from None
     values = found if isinstance(found, list) else [found]
-    if not values or not all(isinstance(value, int | float) for value in values):
-        raise InputError(f"{path.name}: expected a number, found {found!r}")
+    if not values or not all(map(is_number, values)):
+        raise InputError(f"{path.name}: expected a number, found {repr(found)[:80]}")
     if isinstance(found, list):
         value, interval = mean_with_interval(np.array(values, float), np.arange(len(values)))
         return value, interval, [float(value) for value in values]
@@ -105,7 +108,12 @@ def standard_error(content: Any, keys: Sequence[str | int]) -> float | None:
         return None
     name, comma, filter_name = keys[-1].partition(",")
     found = value_at(content, keys[:-1]).get(f"{name}_stderr{comma}{filter_name}")
-    return found if isinstance(found, int | float) else None
+    return found if is_number(found) else None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value of JSON is a finite number that a float can hold."""
+    return isinstance(value, int | float) and abs(value) <= sys.float_info.max
 
 
 if __name__ == "__main__":

@@ -30,6 +30,8 @@ def folder(tmp_path):
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[[1.5, 2]]")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    (tmp_path / "bytes.json").write_bytes(b"\xff")
     return tmp_path
 
 
@@ -44,6 +46,22 @@ def test_a_number_without_one_has_no_interval(folder):
     found = read_metric(folder, "**/results_*.json", ["results", "task", "exact"])
     assert found == (1.0, None, [])
     assert read_metric(folder, "list.json", [0, 1]) == (2.0, None, [])
+
+
+def test_only_numbers_that_are_finite_are_metrics(folder):
+    files = {"nan": "[NaN]", "huge": f"[{10**400}]", "inf": "[1e999]", "items": "[[0, NaN, 1]]"}
+    for name, text in files.items():
+        (folder / f"{name}.json").write_text(text)
+        with pytest.raises(InputError, match=f"^{name}.json: expected a number, found"):
+            read_metric(folder, f"{name}.json", [0])
+    (folder / "error.json").write_text('{"acc": 0.5, "acc_stderr": NaN}')
+    assert read_metric(folder, "error.json", ["acc"]) == (0.5, None, [])
+
+
+def test_json_lines_end_at_a_newline_alone(folder):
+    lines = '{"text": "\u2028\u0085", "acc": 1}\n\n{"text": "", "acc": 0}\n\n'
+    (folder / "texts.jsonl").write_text(lines)
+    assert read_metric(folder, "texts.jsonl", ["acc"])[2] == [1, 0]
 
 
 @pytest.mark.parametrize(
@@ -63,7 +81,7 @@ def test_results_by_item_have_the_interval_of_their_mean(pattern, keys, mean, fo
         "several": (
             "*.json",
             [],
-            "*.json matches 2 files in {output}, expected 1: broken",
+            "*.json matches 4 files in {output}, expected 1: broken",
         ),
         "no key": (
             "**/results_*",
@@ -72,6 +90,8 @@ def test_results_by_item_have_the_interval_of_their_mean(pattern, keys, mean, fo
         ),
         "no number": ("**/results_*", ["results"], "results_1.json: expected a number, found {'t"),
         "no JSON": ("broken.json", [], "broken.json is not JSON"),
+        "nested": ("deep.json", [], "deep.json is not JSON"),
+        "no text": ("bytes.json", [], "bytes.json is not JSON"),
     }.values(),
 )
 def test_what_is_no_metric_is_one_line(pattern, keys, message, folder):

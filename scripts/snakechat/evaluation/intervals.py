@@ -36,7 +36,8 @@ def mean_with_interval(
     the limits, and has a width even if all values are equal. NaN is no value.
 
     Returns:
-        An interval of None if other values have a single cluster, and a mean of NaN without values.
+        An interval of None if other values are equal, or have a single cluster; a mean of NaN
+        without values.
     """
     known = ~np.isnan(values)
     values, clusters = np.asarray(values, dtype=np.float64)[known], np.asarray(clusters)[known]
@@ -58,7 +59,7 @@ def share_interval(
 
     The exact interval of a binomial proportion (Clopper and Pearson 1934) of the effective number
     of trials: share * (1 - share) / variance, reduced for the degrees of freedom. Without any
-    variance, which is usual of shares near 0 and 1, each cluster is a trial.
+    variance, which is usual of shares near 0 and 1, each cluster is a trial that does not differ.
 
     count: The degrees of freedom + 1; by default, the number of clusters.
     """
@@ -69,6 +70,9 @@ def share_interval(
     error = _standard_error(sums)
     trials = share * (1 - share) / error**2 if error > 1e-12 else len(sums)
     trials *= (stats.norm.ppf(TAILS[1]) / stats.t.ppf(TAILS[1], count - 1)) ** 2
+    if error <= 1e-12:
+        differing = 1 - float(TAILS[0] ** (1 / trials))
+        return [share * (1 - differing), share + (1 - share) * differing]
     # A share of 1 may exceed it by rounding.
     successes = min(max(share, 0.0), 1.0) * trials
     failures = trials - successes
@@ -80,19 +84,18 @@ def share_interval(
 def estimate_interval(
     estimate: float, influences: np.ndarray, clusters: np.ndarray
 ) -> list[float] | None:
-    """Return the interval of an estimate; None for a single cluster.
+    """Return the interval of an estimate; None for a single cluster, or without any variance.
 
     Student's interval, widened to one that is transformed for the skewness of the influences (Hall
     1992, "On the removal of skewness by transformation").
     """
     sums = _cluster_sums(influences, clusters)
     count, error = len(sums), _standard_error(sums)
-    if count < 2:
+    if count < 2 or error <= 1e-12 * abs(estimate):
         return None
     half = float(stats.t.ppf(TAILS[1], count - 1))
     low, high = -half, half
-    skewness = float(stats.skew(sums, bias=False)) if error > 1e-12 * abs(estimate) else 0.0
-    scaled = SKEWNESS_FACTOR * skewness / math.sqrt(count)
+    scaled = SKEWNESS_FACTOR * float(stats.skew(sums, bias=False)) / math.sqrt(count)
     if abs(scaled) > 1e-3:
         low, high = (
             3 / scaled * float(np.cbrt(1 + scaled * (quantile - scaled / 6)) - 1)
@@ -110,7 +113,7 @@ def ratio_interval(
         numerators, denominators: Such as the nats and the tokens of each row [n].
 
     Returns:
-        None for a single cluster.
+        None as estimate_interval does.
     """
     total = denominators.sum()
     ratio = float(numerators.sum() / total)

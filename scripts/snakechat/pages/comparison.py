@@ -131,8 +131,10 @@ class Group(NamedTuple):
     def result(self, path: str) -> Figure | None:
         """Return a metric with its interval, over seeds if there are several, or None."""
         values = self.values(path)
-        if len(values) < 2:
-            return self.runs[0].result(path) if values else None
+        if len(set(values)) < 2:
+            # Equal values say nothing about the variance.
+            figure = self.runs[0].result(path) if values else None
+            return figure and figure._replace(n=len(values))
         interval = mean_interval(values, 0, 1) if is_fraction(path) else mean_interval(values)
         return Figure(statistics.fmean(values), interval, len(values))
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.evaluation.comparisons import initial_model
-from snakechat.evaluation.intervals import mean_with_interval
+from snakechat.evaluation.comparisons import initial_model, mean_difference
 from snakechat.pages.metrics import (
     BENCHMARKS,
     MODELS,
@@ -188,9 +187,9 @@ def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | Non
     items = [of[BENCHMARKS][benchmark].get("items", {}).get(key, ()) for of in (before, after)]
     interval = None
     if items[0] and len(items[0]) == len(items[1]):
-        differences = np.subtract(*reversed(items))
-        # No limits: all differences may be 0.
-        _, interval = mean_with_interval(differences, np.arange(len(differences)), 0, 0)
+        old_items, new_items = (np.array([values], float) for values in items)
+        rows = np.arange(len(items[0]))
+        interval = mean_difference(new_items, old_items, rows)["interval_95"]
     elif old.interval and new.interval:
         # Half of each width; both are symmetric and independent.
         halves = [(high - low) / 2 for low, high in (old.interval, new.interval)]

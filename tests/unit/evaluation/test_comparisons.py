@@ -38,14 +38,14 @@ def test_means_intervals_and_differences():
     # Means per prompt: 2, 2, 2 and 1.5, 2, 2.5, of standard deviation 1/2; t of two degrees of
     # freedom is 4.303.
     half = 4.3027 / 2 / 3**0.5
-    assert metrics["intervals_95"]["sft"]["length"] == [2, 2]
+    assert metrics["intervals_95"]["sft"]["length"] is None
     assert metrics["intervals_95"]["rlhf"]["score"] == pytest.approx([2 - half, 2 + half], abs=1e-4)
     # Differences are paired by prompt: .5, 1, 1.5.
     assert metrics["score_difference"]["mean"] == 1
     interval = metrics["score_difference"]["interval_95"]
     assert interval == pytest.approx([1 - half, 1 + half], abs=1e-4)
-    # Scores may have any value, shares have limits.
-    assert metrics["ema_score_difference"] == {"mean": -1, "interval_95": [-1, -1]}
+    # Scores may have any value, of which equal ones have no interval; shares have limits.
+    assert metrics["ema_score_difference"] == {"mean": -1, "interval_95": None}
     assert metrics["success_difference"]["mean"] == metrics["success_difference"]["interval_95"][1]
     assert metrics["success_difference"]["interval_95"][0] < 0.5
     assert metrics["ema_success_difference"]["mean"] == 0

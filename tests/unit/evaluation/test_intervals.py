@@ -38,6 +38,15 @@ def test_equal_shares_have_an_interval_with_a_width():
     assert high == 1 and low == pytest.approx(0.025 ** (1 / (5 * (1.95996 / 2.77645) ** 2)), 1e-4)
     _, (low, high) = mean_with_interval(np.zeros(5), np.arange(5), -1, 1)
     assert low == pytest.approx(-high) and 0.5 < high < 1
+    # So may other clusters than these be rare, wherever the share lies: 0 in place of 0.7 here.
+    _, (low, high) = mean_with_interval(np.full(5, 0.7), np.arange(5))
+    _, (rare, _) = mean_with_interval(np.ones(5), np.arange(5))
+    assert low == pytest.approx(0.7 * rare) and high == pytest.approx(0.7 + 0.3 * (1 - rare))
+
+
+def test_equal_values_without_limits_have_no_interval():
+    assert mean_with_interval(np.full(5, 2.3), np.arange(5)) == (pytest.approx(2.3), None)
+    assert ratio_interval(np.ones(3), np.full(3, 10), np.arange(3)) is None
 
 
 # What is simulated, its true value, and a function that returns an interval of it.

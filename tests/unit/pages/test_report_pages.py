@@ -17,7 +17,7 @@ from snakechat.pages.jobs import (
 from snakechat.pages.metrics import with_metrics_before
 from snakechat.pages.report import training_remark
 from snakechat.pages.responses import response_sections
-from snakechat.pages.results import headline, remarks_on, result_section
+from snakechat.pages.results import benchmark_change, headline, remarks_on, result_section
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 
@@ -367,3 +367,18 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
 def test_a_remark_names_why_few_weights_changed(facts, text):
     remark = text_of(training_remark({"settings": SETTINGS, "facts": facts}))
     assert remark.startswith(text) and bool(remark) == bool(text)
+
+
+def test_few_items_of_a_benchmark_that_all_changed_may_be_chance():
+    def metrics(*items):
+        interval = {"acc": [items[0], items[0]]}
+        of = {"acc": items[0], "items": {"acc": items}, "intervals_95": interval}
+        return {"benchmarks": {"mine": of}}
+
+    change = benchmark_change(metrics(0, 0, 0), metrics(1, 1, 1), "benchmarks.mine.acc")
+    assert change.value == 1 and change.direction == 0
+    change = benchmark_change(metrics(*[0] * 50), metrics(*[1] * 50), "benchmarks.mine.acc")
+    assert change.direction == 1
+    # Without limits, equal differences say nothing about the variance.
+    change = benchmark_change(metrics(5, 5), metrics(7, 7), "benchmarks.mine.acc")
+    assert change.value == 2 and change.interval is None
