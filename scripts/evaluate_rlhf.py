@@ -26,7 +26,7 @@ from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_equally
-from snakechat.config.references import input_names
+from snakechat.config.references import model_names
 from snakechat.data import toy
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
@@ -166,12 +166,10 @@ class Evaluator:
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
         held_out = Ragged(job.inputs["tokens"], "eval.prompt")
-        self.rows, self.datasets = draw_held_out_prompts(
-            job.inputs["tokens"],
-            self.settings.datasets,
-            self.settings.num_prompts,
-            self.settings.seed,
+        self.rows, datasets = draw_held_out_prompts(
+            job.inputs["tokens"], self.settings.num_prompts, self.settings.seed
         )
+        self.datasets = [self.settings.datasets[dataset] for dataset in datasets]
         self.texts = PromptTexts(job.inputs["tokens"], "eval")
         self.prompts = [list(map(int, held_out[row])) for row in self.rows]
         self.functions = load_functions(self.settings.reward_functions)
@@ -216,7 +214,7 @@ class Evaluator:
                 responses.metrics["function_score"] = responses.metrics["score"]
         for key, name in (("reward", "score"), ("judge", "judge_score")):
             references = getattr(self.settings, key)
-            for input_name in input_names(key, references):
+            for input_name in model_names(references):
                 reward = load_reward(self.job, input_name, "rlhf", "fp32", "eval")
                 with closing(reward.module):
                     self._add(name, models, RewardSum([reward], {}, self.texts))

@@ -100,13 +100,18 @@ class Search:
 
     def __init__(self, trees: Sequence[Path], words: Collection[str]) -> None:
         found: dict[str, dict[str, dict[str, Any]]] = {}
-        # Of the content of records, the matching rows; of that of a split, digests by PHASE.SPLIT.
+        # Of the content of records, the matching rows; of that of a split, their digests by DATASET
+        # PHASE.SPLIT.
         self._records: dict[str, list[dict[str, Any]]] = {}
         self._phases: dict[str, dict[str, set[str]]] = {}
         self._manifests: dict[Path, Manifest] = {}
         # The paths that lead to folders of the store; earlier versions have names too.
         self._paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
         names = named_versions(Path("output"))
+
+        def dataset_of(folder: Path) -> str:
+            return names.get(folder.resolve(), [str(folder)])[0].rpartition("/")[2]
+
         for tree in trees:
             if not tree.is_dir():
                 raise InputError(f"there is no folder {tree}")
@@ -118,14 +123,16 @@ class Search:
                 matches = list(matching_rows(folder, words))
                 self._records[content_digest(manifest)] = matches
                 # Versions of a dataset have most rows in common.
-                name = names.get(folder.resolve(), [str(folder)])[0].rpartition("/")[2]
-                found.setdefault(name, {}).update((str(match), match) for match in matches)
+                found.setdefault(dataset_of(folder), {}).update(
+                    (str(match), match) for match in matches
+                )
         self.rows = {name: list(matches.values()) for name, matches in found.items() if matches}
         for folder, manifest in self._manifests.items():
             records = manifest["inputs"].get("records", {}).get("digest")
             if manifest["spec"]["rule"] == "split_dataset" and records in self._records:
                 self._phases[content_digest(manifest)] = {
-                    name: digests_of(folder, name, self._records[records]) for name in NAMES
+                    f"{dataset_of(folder)} {name}": digests_of(folder, name, self._records[records])
+                    for name in NAMES
                 }
 
     def results(self) -> Iterator[dict[str, Any]]:
@@ -152,14 +159,15 @@ class Search:
 
     def _read_by(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
         usage: Usage = set()
-        for key, path in job["inputs"].items():
+        for path in job["inputs"].values():
             upstream = jobs[path]
             if upstream["rule"] == "split_dataset" and "phase" in job["settings"]:
                 phases = self._phases.get(upstream["content"])
                 usage |= {("unknown", path)} if phases is None else set()
                 for name, digests in (phases or {}).items():
-                    if digests and name.startswith(f"{job['settings']['phase']}."):
-                        usage.add(("phases", f"{key.partition('.')[2]} {name}"))
+                    phase = name.rpartition(" ")[2].partition(".")[0]
+                    if digests and phase == job["settings"]["phase"]:
+                        usage.add(("phases", name))
                         usage |= {("rows", digest) for digest in digests}
             # Other jobs read no rows, or statistics of them, or write row numbers.
             elif upstream["rule"] in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):

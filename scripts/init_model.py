@@ -16,7 +16,7 @@ from snakechat.workflow.job import Job, run
 
 def main(job: Job) -> None:
     """Create the tokenizer, then the model with the tokenizer's vocabulary and special ids."""
-    if "train_on" in job.settings.tokenizer:
+    if "records" in job.inputs:
         texts = (text for row in tokenizer_rows(job) for text in row if text is not None)
         train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
     else:
@@ -35,7 +35,8 @@ def tokenizer_rows(job: Job) -> Iterator[Texts]:
     """Yield the texts of the training records of the dataset that the tokenizer is trained on."""
     path, settings = job.inputs["records"] / "train.parquet", job.settings.tokenizer
     paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
-    removed = set(removed_rows(job, settings, paths, settings["train_on"])["train"].tolist())
+    dataset = job.spec["inputs"]["records"]["name"]
+    removed = set(removed_rows(job, settings, paths, dataset)["train"].tolist())
     for number, texts in enumerate(read_texts(path)):
         if number not in removed:
             yield texts

@@ -21,6 +21,7 @@ from snakechat.data.phase_splits import (
     ROW,
     SPLITS,
     batches,
+    dataset_name,
     kept_names,
     phase_rows,
 )
@@ -71,7 +72,8 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
                 for file, lines in zip(files, forms, strict=True):
                     file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if not written:
-        raise InputError(f"{', '.join(rows)}: the {split} split has no rows left: {dict(dropped)}")
+        names = ", ".join(dataset_name(job, dataset) for dataset in rows)
+        raise InputError(f"{names}: the {split} split has no rows left: {dict(dropped)}")
     print(f"{split}: {written:,} rows, dropped: {dict(dropped)}")
     return {"rows": written, "dropped": dict(sorted(dropped.items()))}
 

@@ -14,7 +14,7 @@ from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.config.references import input_names
+from snakechat.config.references import model_names
 from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.dialogues import Turn
 from snakechat.data.phase_splits import SPLITS
@@ -38,7 +38,7 @@ def main(job: Job[GenerationSettings]) -> None:
     device, tokenizer = start_evaluation(job.placement, settings.dtype), load_tokenizer(folder)
     rewards = [
         load_reward(job, key, "model", settings.dtype, "train")
-        for key in input_names("reward", settings.reward)
+        for key in model_names(settings.reward)
     ]
     functions = load_functions(settings.reward_functions)
     ends, generations = stop_ids(tokenizer, folder), settings.num_generations

@@ -17,6 +17,7 @@ from snakechat.data.phase_splits import (
     ROW,
     SPLITS,
     batches,
+    dataset_name,
     kept_names,
     phase_rows,
 )
@@ -84,7 +85,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
     """Write the ragged arrays of a split. Returns its statistics."""
     fields, rows = job.settings.fields, phase_rows(job, split)
     total = sum(map(len, rows.values()))
-    kept: Counter[str] = Counter()
+    kept: Counter[int] = Counter()
     dropped: Counter[str] = Counter()
     truncated: Counter[str] = Counter()
     whole_lengths: list[np.ndarray] = []
@@ -123,8 +124,9 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             progress.update(done)
     if not kept.total():
         phase = job.settings.phase
+        names = ", ".join(dataset_name(job, dataset) for dataset in rows)
         raise InputError(
-            f"{', '.join(rows)}: the {split} split of phase {phase} has no rows left of {total}"
+            f"{names}: the {split} split of phase {phase} has no rows left of {total}"
             f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
         )
     if len(fields) > 1:
@@ -132,9 +134,9 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
     lengths_of = {name: Ragged(job.result, f"{split}.{name}").lengths for name in fields}
     return {
         "rows": kept.total(),
-        "rows_of": {name: len(numbers) for name, numbers in rows.items()},
-        # The arrays hold the datasets in this order.
-        "kept_of": {name: kept[name] for name in rows},
+        "weights": job.settings.weights,
+        # Of each dataset; the arrays hold them in this order.
+        "kept_of": [kept[dataset] for dataset in rows],
         "dropped": dict(sorted(dropped.items())),
         # By what was cut.
         "truncated": dict(sorted(truncated.items())),

@@ -97,9 +97,7 @@ class RlhfTrainer:
         if settings.eval_steps:
             self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"), weighted)
             self.eval_prompts = Ragged(tokens, "eval.prompt")
-            self.eval_rows, _ = draw_held_out_prompts(
-                tokens, settings.datasets, settings.eval_prompts, settings.seed
-            )
+            self.eval_rows, _ = draw_held_out_prompts(tokens, settings.eval_prompts, settings.seed)
         if models.critic:
             models.critic.normalizer = self.normalization.normalize_values
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
@@ -118,7 +116,7 @@ class RlhfTrainer:
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
         self.kl_controller = KLController(settings)
         self.checks = SanityChecks(has_rewards=bool(rewards))
-        ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if settings.ptx else None
+        ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if "ptx" in job.inputs else None
         self.updater = Updater(settings, self.actor, self.critic, self.ema, ptx)
         components = {
             "actor": self.actor,

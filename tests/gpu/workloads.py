@@ -155,13 +155,13 @@ def make_job(stage, inputs, result, placement, **settings):
     kind = SETTINGS[stage]
     names = kind.model_fields
     defaults = CONFIG[stage]["defaults"] | {"seed": SEED, "template": "dialogue"}
-    defaults["datasets"] = [["random", 1.0]]
     if stage == "rlhf":
         defaults |= {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}
-        defaults |= {"reward": "reward/model", "reward_templates": {"reward/model": "dialogue"}}
+        defaults |= {"reward": "reward", "reward_templates": {"reward": "dialogue"}}
         defaults |= {"llm_judges": {}}
     values = {key: value for key, value in (defaults | settings).items() if key in names}
     rule = f"train_{stage}"
+    rules = {"tokens": f"tokenize_{stage}", "reward": "train_reward"}
     return SimpleNamespace(
         settings=kind(**values),
         placement=Placement(**hardware | placement),
@@ -180,8 +180,7 @@ def make_job(stage, inputs, result, placement, **settings):
             "path": str(result),
             "settings": values,
             "inputs": {
-                key: {"path": str(path), "rule": f"tokenize_{stage}" if key == "tokens" else ""}
-                for key, path in inputs.items()
+                key: {"path": str(path), "rule": rules.get(key, "")} for key, path in inputs.items()
             },
         },
     )

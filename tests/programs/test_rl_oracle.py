@@ -69,7 +69,6 @@ def test_a_step_is_that_of_loops_over_responses(
     monkeypatch.setattr(train_rlhf.RlhfTrainer, "step", recorded)
     train(
         algorithm=algorithm,
-        teacher="models/teacher" if algorithm == "distill" else None,
         num_generations=generations,
         global_batch_size=16 * generations,
         kl_in=kl_in,

@@ -43,7 +43,7 @@ def weights_in(folder):
 
 
 EVALUATIONS = {"eval_steps": 1, "eval_prompts": 12}
-DISTILL = {"algorithm": "distill", "teacher": "rlhf/tiny", "reward": None}
+DISTILL = {"algorithm": "distill", "reward": None}
 
 
 def test_distillation_decreases_the_kl_to_the_teacher(train):
@@ -111,7 +111,7 @@ def test_scores_of_several_sources_are_logged(train, functions):
     job = train(reward_functions={"length": 0.5}, **EVALUATIONS)
     for line in job.metrics:
         prefix = "eval_" if line["step"] == 0 else ""
-        parts = [f"{prefix}rewards/{name}/mean" for name in ("reward/tiny", "length")]
+        parts = [f"{prefix}rewards/{name}/mean" for name in ("reward", "length")]
         expected = line[parts[0]] + 0.5 * line[parts[1]]
         assert line[f"{prefix}objective/scores"] == pytest.approx(expected, abs=1e-5)
         assert line[f"{prefix}rewards/length/std"] > 0
@@ -141,7 +141,7 @@ def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, mon
 
 
 def test_ptx_trains_on_text_in_addition(train):
-    settings = {"actor_learning_rate": 0.01, "warmup_steps": 0, "ptx": "tiny"}
+    settings = {"actor_learning_rate": 0.01, "warmup_steps": 0}
     losses = {coef: values(train(ptx_coef=coef, **settings), "ptx/loss") for coef in (1e-9, 27.8)}
     # With a negligible weight, and with one that dominates.
     assert losses[27.8][-1] < losses[1e-9][-1] - 0.3

@@ -43,7 +43,7 @@ def evaluation_job(tokenizer, tmp_path):
     prompts = [tokenizer(prompt).input_ids for prompt in texts]
     with open_ragged(tokens, "eval.prompt", len(tokenizer)) as write_rows:
         write_rows(prompts)
-    stats = {"eval": {"kept_of": {"toy": len(prompts)}}}
+    stats = {"eval": {"kept_of": [len(prompts)], "weights": [1]}}
     (tokens / "stats.json").write_text(json.dumps(stats))
     result = tmp_path / "result"
     result.mkdir()
@@ -52,7 +52,9 @@ def evaluation_job(tokenizer, tmp_path):
     settings |= {"llm_judge_prompts": 2, "trained_on": {}}
     settings |= {"template": "dialogue"}
     settings["reward_templates"] = dict.fromkeys(settings["reward_templates"], "dialogue")
+    rewards = {key: {"rule": "train_reward"} for key in ("reward", "judge")}
     return SimpleNamespace(
+        spec={"inputs": rewards},
         settings=SimpleNamespace(**settings),
         placement=PLACEMENT,
         options=DEFAULTS,

@@ -31,7 +31,7 @@ SETTINGS = {
 } | CONFIG.program_settings("rlhf", "tiny")
 SETTINGS |= {"max_response_length": 8, "epochs": 1, "ppo_epochs": 1, "log_responses_steps": 2}
 SETTINGS |= {"rollout_batch_size": 120, "global_batch_size": 60}
-SETTINGS |= {"template": "dialogue", "reward_templates": {"reward/tiny": "dialogue"}}
+SETTINGS |= {"template": "dialogue", "reward_templates": {"reward": "dialogue"}}
 RECIPES = {"sft": {"tiny": {"model": "random"}}, "rlhf": {"tiny": {"actor": "models/random"}}}
 
 
@@ -67,6 +67,7 @@ def rlhf_training(inputs):
     jobs = []
 
     def train(placement=(), options=OPTIONS, without=(), name="mine", **settings):
+        without = {*without, *(() if "ptx_coef" in settings else ("ptx",))}
         spec_inputs = {key: entry for key, entry in inputs.items() if key not in without}
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}

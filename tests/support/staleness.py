@@ -26,6 +26,7 @@ from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
+from snakechat.workflow.manifest import store_key
 from snakechat.workflow.snakemake_command_line import read_config
 from support.configs import project_values
 
@@ -157,7 +158,7 @@ OURS = {
     "datasets": {
         "mine": {"path": "mine", "format": "plain"},
         "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
-        "other": {"generate": "shop", "rows": 600, "eval_rows": 100},
+        "other": {"generate": "shop", "rows": 500, "eval_rows": 100},
         "picked": {"generations": "tiny", "select": "best"},
         "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
     },
@@ -176,17 +177,25 @@ OURS = {
                 "model": "far",
                 "datasets": ["mine"],
             },
-            "other": RECIPES["sft"],
+            "other": {**RECIPES["sft"], "seed": 5},
+            "twin": RECIPES["sft"],
         },
     },
-    "reward": {"recipes": {"other": RECIPES["reward"]}},
+    "reward": {
+        "recipes": {"other": {**RECIPES["reward"], "seed": 5}, "twin": RECIPES["reward"]},
+    },
     "dpo": {
         "recipes": {
             "other": {**RECIPES["dpo"], "beta": 0.3},
             "tiny": {"gate": {"metric": "loss", "min": 0, "max": 99}},
         }
     },
-    "generations": {"recipes": {"other": RECIPES["generations"]}},
+    "generations": {
+        "recipes": {
+            "other": {**RECIPES["generations"], "temperature": 0.5},
+            "twin": RECIPES["generations"],
+        }
+    },
 }
 
 
@@ -268,8 +277,8 @@ def write_inputs(folder):
     (folder / "classifier/config.json").write_text(json.dumps(config))
 
 
-def specs_of(folder, targets):
-    """Return the specs of all jobs of targets, and the digest of each: jobs follow their inputs.
+def keys_of(folder, targets):
+    """Return the keys of all jobs of targets with their rules: of equal inputs, names count not.
 
     The working directory is the folder, a copy of the sources with mine.yaml.
     """
@@ -284,24 +293,14 @@ def specs_of(folder, targets):
     def read(data, path, is_reward):
         return source_of(data, is_reward)
 
+    keys = {}
     with mock.patch.object(code_digests, "read_source", read):
-        return specs, {job: specs.spec(*job)[1] for job in jobs}
-
-
-def rules_to_run(built, specs, digests):
-    """Return the rules whose jobs a build runs.
-
-    Args:
-        built: The digests of the specs that the results were made from, by job.
-        specs: The specs of today.
-        digests: Their digests by job; jobs follow their inputs.
-    """
-    run = set()
-    for job, digest in digests.items():
-        inputs = specs.describe(*job).inputs.values()
-        if built.get(job) != digest or not run.isdisjoint(inputs):
-            run.add(job)
-    return {rule for rule, _ in run}
+        for job in jobs:
+            inputs = specs.describe(*job).inputs.items()
+            # The key of an input stands for its content.
+            digests = {name: keys[upstream] for name, upstream in inputs}
+            keys[job] = store_key(specs.spec(*job)[0], digests)
+    return {(rule, key) for (rule, _), key in keys.items()}
 
 
 def fresh(edit):

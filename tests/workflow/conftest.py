@@ -14,10 +14,9 @@ from support.staleness import (
     QUICK_FILE,
     TARGETS,
     build_stubs,
+    keys_of,
     lines,
     nested,
-    rules_to_run,
-    specs_of,
     write_config,
     write_inputs,
 )
@@ -96,7 +95,7 @@ def plans(request, scratch):
     copy_sources(before)
     write_inputs(before)
     with contextlib.chdir(before):
-        _, built = specs_of(before, TARGETS)
+        built = keys_of(before, TARGETS)
 
     def plan(row):
         # Locks are remembered by their paths.
@@ -105,7 +104,7 @@ def plans(request, scratch):
         try:
             row.edit(folder)
             with contextlib.chdir(folder):
-                return rules_to_run(built, *specs_of(folder, row.targets))
+                return {rule for rule, _ in keys_of(folder, row.targets) - built}
         finally:
             shutil.rmtree(folder)
 

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from support.staleness import STUB, TINY, TOKENIZERS, readers, stale
+from support.staleness import STUB, TINY, TOKENIZERS, nested, readers, stale, write_config
 
 # A refactoring that the digest counts, and the same with other output.
 REFACTORED = STUB.replace('"first"', '"fir" + "st"')
@@ -70,3 +70,13 @@ def test_the_link_of_a_result_that_exists_is_made_without_a_job(stubs):
     assert stubs.planned(*TINY) == set()
     assert "Nothing to be done" in stubs.build(*TINY)
     assert manifest.exists()
+
+
+def test_a_recipe_of_another_name_is_a_link_and_trains_nothing(stubs):
+    users = ("reward.recipes.tiny.model", "dpo.recipes.tiny.model", "rlhf.recipes.tiny.actor")
+    write_config(stubs.folder, *(nested(user, "sft/twin") for user in users))
+    assert stubs.planned(*TINY) == PAGES
+    assert rules_that_ran(stubs, *TINY) == PAGES
+    names = (stubs.folder / "output/sft" / name for name in ("twin", "tiny"))
+    models = [(path / "content.txt").resolve().parent for path in names]
+    assert models[0] == models[1]

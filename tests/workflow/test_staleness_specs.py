@@ -15,6 +15,8 @@ from support.staleness import (
     IMPORTED,
     MINE,
     NEAR,
+    OURS,
+    QUICK,
     RECIPES,
     SPLIT,
     TINY,
@@ -24,6 +26,7 @@ from support.staleness import (
     config,
     fresh,
     lines,
+    merged,
     nested,
     replaced,
     rows,
@@ -36,8 +39,8 @@ from support.staleness import (
 
 # The rules that build another dataset, SFT model or reward model for the first time.
 DATASET = {"import_dataset", "split_dataset"}
-SFT = {"tokenize_sft", "train_sft", "evaluate_sft"}
-REWARD = {"tokenize_reward", "train_reward", "evaluate_reward"}
+SFT = {"train_sft", "evaluate_sft"}
+REWARD = {"train_reward", "evaluate_reward"}
 PROMPT_RULES = {"prompt_eval", "rw_eval"}
 PAGES = {"draw_report", "draw_page"}
 # The rules that run models.
@@ -46,7 +49,7 @@ RUNS_MODELS |= {"compute_reference", "generate_responses", "score_responses"}
 RUNS_MODELS |= PROMPT_RULES
 
 NEW_REWARD = REWARD | stale("train_rlhf")
-JUDGED = {"tokenize_reward", "train_reward", *stale("evaluate_rlhf")}
+JUDGED = {"train_reward", *stale("evaluate_rlhf")}
 
 GENERATED = "{path: null, format: null, generate: shop, rows: 50, eval_rows: 10}"
 LONG_RESPONSES = "{length_bounds: {weight: 1, arguments: {max_characters: 40}}}"
@@ -70,7 +73,7 @@ OF_TINY = [
     # Datasets.
     ("datasets.toy.rows", "601", stale("import_dataset")),
     ("datasets.picked", "{select: best_and_worst, min_margin: 0.5}", {"select_responses"}),
-    ("datasets.picked.generations", "other", stale("tokenize_generations")),
+    ("datasets.picked.generations", "other", stale("generate_responses")),
     ("datasets.labelled.max_rows", "10", {"label_pairs"}),
     # Models.
     ("models.tiny.tokenizer.vocab_size", "500", stale("init_model")),
@@ -196,6 +199,69 @@ UNAFFECTED = {
 
 @rows(UNAFFECTED)
 def test_a_setting_that_changes_no_result_makes_nothing_stale(plans, row):
+    assert plans(row) == row.rules
+
+
+# --- names ---------------------------------------------------------------------------------------
+
+
+def renamed(section, old, new, *changes):
+    """A change of the config that gives an entry another name, and what names it the new one."""
+
+    def edit(folder):
+        entry = merged(CONFIG, QUICK, OURS)
+        for key in section.split("."):
+            entry = entry[key]
+        write_config(folder, nested(f"{section}.{new}", entry[old]), *changes)
+
+    return edit
+
+
+def of_tiny(key, value, *stages):
+    """Changes of the tiny recipes of some stages."""
+    return [nested(f"{stage}.recipes.tiny.{key}", value) for stage in stages]
+
+
+NEW_DATASET = [
+    *of_tiny("datasets", ["shop"], *STAGES),
+    *of_tiny("datasets", [{"shop": 0.5}], "generations"),
+    nested("models.tiny.tokenizer.train_on", "shop"),
+    nested("datasets.labelled.label", "shop"),
+]
+# Pages show names. So do the metrics of RLHF, by dataset and by the models that it is compared
+# with, and those of several datasets.
+NAMES = {
+    "a dataset": Row(
+        renamed("datasets", "toy", "shop", *NEW_DATASET), stale("evaluate_rlhf") | PAGES
+    ),
+    "a model": Row(renamed("models", "tiny", "small", *of_tiny("model", "small", "sft")), PAGES),
+    "an SFT model": Row(
+        config(
+            *of_tiny("model", "sft/twin", "reward", "dpo", "generations"),
+            *of_tiny("actor", "sft/twin", "rlhf"),
+        ),
+        PAGES,
+    ),
+    "a reward model": Row(
+        config(*of_tiny("reward", "reward/twin", "rlhf", "generations")),
+        PAGES,
+    ),
+    "a recipe of generations": Row(setting("datasets.picked.generations", "twin"), set()),
+    "a model from the hub": Row(
+        renamed("models", "far", "near-by", nested("sft.recipes.mine.model", "near-by")),
+        set(),
+        (MINE,),
+    ),
+    "a local dataset whose bad rows are skipped": Row(
+        renamed("datasets", "mine", "ours", nested("sft.recipes.mine.datasets", ["ours"])),
+        set(),
+        (MINE,),
+    ),
+}
+
+
+@rows(NAMES)
+def test_names_of_models_datasets_and_recipes_make_no_training_stale(plans, row):
     assert plans(row) == row.rules
 
 
@@ -326,7 +392,7 @@ def test_code_and_pins_make_exactly_the_rules_that_run_them_and_those_downstream
     assert plans(row) == row.rules
 
 
-ALL = {**SETTINGS, **UNAFFECTED, **CONTENTS, **CODE}
+ALL = {**SETTINGS, **UNAFFECTED, **NAMES, **CONTENTS, **CODE}
 
 
 # A few rows, evenly spaced.

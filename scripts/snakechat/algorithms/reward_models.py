@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.config.references import input_names, parse_reference, weighted_references
+from snakechat.config.references import weighted_references
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.ragged_arrays import Ragged
@@ -85,7 +85,7 @@ class Reader(NamedTuple):
 class RewardModel(NamedTuple):
     """A frozen reward model.
 
-    name: reward/NAME or models/NAME. weight: Of its scores in their sum.
+    name: The job's input with the model. weight: Of its scores in their sum.
     """
 
     name: str
@@ -95,12 +95,12 @@ class RewardModel(NamedTuple):
 
 
 def choose_reader(
-    reference: str, folder: Path, template: str, actor: Path, actor_template: str
+    is_foreign: bool, folder: Path, template: str, actor: Path, actor_template: str
 ) -> Reader:
     """Return how the reward model in a folder reads the responses of an actor.
 
     Args:
-        reference: The model's name in `reward` or `judge`.
+        is_foreign: Whether the model was trained elsewhere, by its own chat template.
         template: Its prompt template.
         actor, actor_template: Folder and prompt template of the actor.
 
@@ -109,7 +109,6 @@ def choose_reader(
     """
     tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(actor)
     encoder: ConversationEncoder
-    is_foreign = parse_reference(reference).section == "models"
     if is_foreign and resolved_template(tokenizer, template) == "chat":
         encoder = ChatEncoder(tokenizer)
     else:
@@ -162,11 +161,10 @@ def load_reward(
         InputError: As choose_reader and load_frozen do.
     """
     settings, folder = job.settings, job.inputs[key]
-    setting = key.partition(".")[0]
-    references = getattr(settings, setting)
-    name = input_names(setting, references)[key]
-    template = settings.reward_templates[name]
-    reader = choose_reader(name, folder, template, job.inputs[actor], settings.template)
+    weights = weighted_references(getattr(settings, key.partition(".")[0]))
+    is_foreign = job.spec["inputs"][key]["rule"] != "train_reward"
+    template = settings.reward_templates[key]
+    reader = choose_reader(is_foreign, folder, template, job.inputs[actor], settings.template)
     tokens = job.inputs["tokens"]
     prompts = Ragged(tokens, f"{split}.prompt")
     if reader.encoder is None:
@@ -181,4 +179,4 @@ def load_reward(
         offload=offload,
         longest=longest,
     )
-    return RewardModel(name, module, weighted_references(references)[name], reader)
+    return RewardModel(key, module, weights[key], reader)

@@ -34,7 +34,7 @@ class Scores(NamedTuple):
         sum: Weighted sum of all scores [B]; NaN of a response that nothing scores, because all
             reward functions returned None.
         by_source: Scores [B], without weights, of each reward function NAME, of each reward model,
-            by reward/NAME or models/NAME, and of each LLM judge, by llm_judges/NAME.
+            by the job's input (reward, or reward.1), and of each LLM judge, by llm_judges/NAME.
             A function's score is NaN where it returned None, and is no part of the sum.
         unreadable: Number of unreadable replies of each LLM judge, whose responses have the mean of
             the others (fill_missing).

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
 from snakechat.algorithms.reward_models import RewardModel, load_reward
-from snakechat.config.references import input_names
+from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
@@ -65,7 +65,7 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     reference = load_reference(job, tokenizer, actor, longest)
     rewards = {
         key: load_reward(job, key, "actor", dtype, "train", placement.offload_frozen, longest)
-        for key in input_names("reward", settings.reward)
+        for key in model_names(settings.reward)
     }
     origin = next((key for key in rewards if rewards[key].reader.shares_tokenizer), None)
     trained: dict[str, Policy | Scorer] = {"actor": actor}

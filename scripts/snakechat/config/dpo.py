@@ -8,7 +8,6 @@ from snakechat.config.settings import (
     IS_NUMBER,
     NonNegative,
     Positive,
-    RefersTo,
     Settings,
     only_with,
 )
@@ -47,5 +46,3 @@ class PreferenceSettings(Settings):
 
 class DpoSettings(SequenceSettings, PreferenceSettings):
     """Settings of `train_dpo`."""
-
-    model: Annotated[str, RefersTo(("sft", "dpo", "models"), plain="models")]

@@ -15,10 +15,10 @@ from typing import Any
 from snakechat.config.references import (
     JUDGES,
     Reference,
-    RewardReferences,
+    input_names,
     judge_names,
-    parse_reference,
     weighted_references,
+    with_input_names,
 )
 from snakechat.config.schema import RECIPES, ConfigError, Layer, available, checked, checked_recipe
 from snakechat.config.sections import PlacementChanges, judge_settings
@@ -171,19 +171,31 @@ class Config:
         """Return the settings of a recipe as its program receives them.
 
         They are fields of SftSettings, RewardSettings, DpoSettings, RlhfSettings or
-        GenerationSettings: those that the training reads, without the placement.
+        GenerationSettings: those that the training reads. No name of an input is among them.
         """
-        settings = {**self.used_settings(stage, name), "datasets": self.blend(stage, name)}
-        settings["template"] = self.template(stage, name)
-        if "model" in settings:
-            # Both forms of the name are the same setting.
-            settings["model"] = settings["model"].removeprefix("models/")
-        if "reward" in settings:
-            settings["reward_templates"] = self.reward_templates(settings["reward"])
-            settings["llm_judges"] = self.judge_settings(judge_names(settings["reward"]))
-        for key in ("placement", "judge", "compare_with", "gate", "benchmarks", "evaluation"):
+        settings = {**self.used_settings(stage, name), "template": self.template(stage, name)}
+        for key in (*RECIPES[stage].references(), "datasets", "placement", "gate", "evaluation"):
             settings.pop(key, None)
+        if stage in ("rlhf", "generations"):
+            settings |= self.reward_settings(stage, name, "reward")
         return settings
+
+    def reward_settings(self, stage: str, name: str, *keys: str) -> dict[str, Any]:
+        """Return the settings of what scores responses, by which programs find their inputs.
+
+        keys: `reward`, and `judge` where an evaluation reads it.
+        """
+        values = {key: self.recipe(stage, name)[key] for key in keys}
+        templates = {
+            input_name: self.template(*self.reward_models(name, key, stage)[text])
+            for key, value in values.items()
+            for text, input_name in input_names(key, value).items()
+        }
+        return {
+            **{key: with_input_names(key, value) for key, value in values.items()},
+            "reward_templates": templates,
+            "llm_judges": self.judge_settings(judge_names(*values.values())),
+        }
 
     def used_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings that the training of a recipe reads, each value in one spelling."""
@@ -324,15 +336,6 @@ class Config:
         template: str = entry.get("template", self.values["template"])
         is_trained = "train_on" in entry.get("tokenizer", {})
         return "dialogue" if is_trained and template == "auto" else template
-
-    def reward_templates(self, models: RewardReferences) -> dict[str, str]:
-        """Return the prompt template of each model of `reward` or `judge`, by reference."""
-        references = {text: parse_reference(text) for text in weighted_references(models)}
-        return {
-            text: self.template(*model)
-            for text, model in references.items()
-            if model.section != JUDGES
-        }
 
     def prompt_sets(self, stage: str, name: str) -> list[str]:
         """Return the prompt sets for the base model of a recipe."""

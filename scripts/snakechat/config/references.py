@@ -47,15 +47,29 @@ def weighted_references(value: RewardReferences) -> dict[str, float]:
 
 
 def input_names(key: str, value: RewardReferences) -> dict[str, str]:
-    """Return the reference of each job input with a model of `reward` or `judge`.
+    """Return the job input of each model of `reward` or `judge`, by reference.
 
-    The input of a single model has the name of the key; of several models, KEY.REFERENCE. An LLM
-    judge has no input.
+    The input of a single model has the name of the key; of several models, KEY.NUMBER from 1, in
+    which the names of models do not count. An LLM judge has no input.
     """
-    names = [name for name in weighted_references(value) if parse_reference(name).section != JUDGES]
+    names = model_names(value)
     if isinstance(value, str):
-        return {key: value} if names else {}
-    return {f"{key}.{name}": name for name in names}
+        return dict.fromkeys(names, key)
+    return {name: f"{key}.{number}" for number, name in enumerate(names, start=1)}
+
+
+def with_input_names(key: str, value: RewardReferences) -> RewardReferences:
+    """Return `reward` or `judge` (key) with the names of job inputs in place of references."""
+    inputs = input_names(key, value)
+    if value is None or isinstance(value, str):
+        return inputs.get(value or "", value)
+    weights = weighted_references(value)
+    return [(inputs.get(name, name), weight) for name, weight in weights.items()]
+
+
+def model_names(value: RewardReferences) -> list[str]:
+    """Return what `reward` or `judge` has apart from LLM judges: references or input names."""
+    return [name for name in weighted_references(value) if parse_reference(name).section != JUDGES]
 
 
 def judge_names(*values: RewardReferences) -> list[str]:

@@ -15,13 +15,11 @@ from snakechat.config.settings import (
     NonNegativeInt,
     Positive,
     ReadIf,
-    RefersTo,
     Seed,
     Settings,
     only_with,
 )
 from snakechat.config.training_settings import (
-    Blend,
     Dtype,
     LearningRate,
     LrSchedule,
@@ -79,10 +77,6 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     """Settings of `train_rlhf`."""
 
     algorithm: Literal["ppo", "rloo", "grpo", "distill"]
-    actor: Annotated[str, RefersTo(("sft", "dpo", "models"))]
-    # With `distill` alone.
-    teacher: Annotated[str | None, RefersTo(("sft", "dpo", "rlhf", "models"))]
-    ptx: Annotated[str | None, RefersTo((), plain="sft")]
     ptx_coef: Annotated[Positive, only_with("ptx")] = ABSENT
 
     rollout_batch_size: Count
@@ -148,11 +142,6 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     def _check_algorithm(self) -> Self:
         """Check that the settings fit the algorithm."""
         algorithm, generations = self.algorithm, self.num_generations
-        if (algorithm == "distill") != (self.teacher is not None):
-            raise ValueError(
-                f"teacher: {self.teacher} does not fit algorithm: {algorithm}: distill needs a"
-                " teacher, and no other algorithm has one"
-            )
         if (self.kl_in, self.kl_estimator) == ("loss", "k1") and algorithm != "distill":
             raise ValueError(
                 "kl_estimator: k1 has no effect in the loss, because the mean of its gradient is"
@@ -191,7 +180,5 @@ class RlhfSettings(TrainingSettings, SampledSettings):
 class GenerationSettings(SampledSettings):
     """Settings of `generate_responses` and `score_responses`."""
 
-    model: Annotated[str, RefersTo(("sft", "dpo", "rlhf", "models"), plain="models")]
-    datasets: Blend
     seed: Seed
     dtype: Dtype

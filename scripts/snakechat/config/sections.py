@@ -15,6 +15,7 @@ from pydantic import (
     Tag,
     model_validator,
 )
+from pydantic.json_schema import SkipJsonSchema
 
 from snakechat.config.dpo import DpoSettings
 from snakechat.config.references import MESSAGES, POSITIONAL, Reward
@@ -422,6 +423,33 @@ class PlacementChanges(PlacementKeys):
     deployment: str = ABSENT
 
 
+def _named_weights(
+    entries: list[str | dict[str, float] | tuple[str, float]],
+) -> list[tuple[str, float]]:
+    """Return the name and the weight of each dataset; the weight defaults to 1."""
+    pairs: list[tuple[str, float]] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            pairs += entry.items()
+        else:
+            pairs.append((entry, 1.0) if isinstance(entry, str) else entry)
+    if len(pairs) > len(dict(pairs)):
+        raise ValueError("names a dataset twice: use a weight")
+    return pairs
+
+
+# A dataset is its name, or {name: weight}; after the check, the name and the weight.
+WeightedDataset = Annotated[dict[str, Positive], Field(min_length=1, max_length=1)]
+DatasetList = Annotated[
+    list[str | WeightedDataset | SkipJsonSchema[tuple[str, Positive]]],
+    Field(min_length=1),
+    AfterValidator(_named_weights),
+]
+Blend = Annotated[
+    list[tuple[str, float]], GetPydanticSchema(lambda _, handler: handler(DatasetList))
+]
+
+
 WITH_COMMAND = only_with("command")
 # Settings of recipes that describe data and evaluations, which recipes with a command have too.
 READ_WITH_COMMAND = {
@@ -445,11 +473,15 @@ class CommandKeys(Settings):
 
 
 class RecipeKeys(Settings):
-    """Keys of all recipes that programs do not receive as settings."""
+    """Keys of all recipes that programs do not receive as settings.
+
+    So are the keys that name datasets, models and other recipes: a program reads them as inputs.
+    """
 
     # Fields of settings that models and judges determine.
     not_keys: ClassVar = ("template", "reward_templates", "llm_judges")
 
+    datasets: Blend
     # The name of a deployment, or keys that change one.
     placement: str | PlacementChanges = ABSENT
 
@@ -475,13 +507,19 @@ class TrainingKeys(RecipeKeys, CommandKeys):
 class SftRecipe(SftSettings, TrainingKeys):
     """A recipe of SFT."""
 
+    model: Annotated[str, RefersTo(("models",), plain="models")]
+
 
 class RewardRecipe(RewardSettings, TrainingKeys):
     """A recipe of a reward model."""
 
+    model: Annotated[str, RefersTo(("sft", "models"), plain="models")]
+
 
 class DpoRecipe(DpoSettings, TrainingKeys):
     """A recipe of DPO."""
+
+    model: Annotated[str, RefersTo(("sft", "dpo", "models"), plain="models")]
 
 
 class SampledEvaluation(Settings):
@@ -497,13 +535,28 @@ class SampledEvaluation(Settings):
 class RlhfRecipe(RlhfSettings, TrainingKeys):
     """A recipe of RLHF."""
 
+    actor: Annotated[str, RefersTo(("sft", "dpo", "models"))]
+    # With `distill` alone.
+    teacher: Annotated[str | None, RefersTo(("sft", "dpo", "rlhf", "models"))]
+    ptx: Annotated[str | None, RefersTo((), plain="sft")]
     evaluation: SampledEvaluation = ABSENT
     judge: Reward
     compare_with: Annotated[list[str], RefersTo(("sft", "dpo", "rlhf"))]
 
+    @model_validator(mode="after")
+    def _check_teacher(self) -> Self:
+        if (self.algorithm == "distill") != (self.teacher is not None):
+            raise ValueError(
+                f"teacher: {self.teacher} does not fit algorithm: {self.algorithm}: distill needs a"
+                " teacher, and no other algorithm has one"
+            )
+        return self
+
 
 class GenerationRecipe(GenerationSettings, RecipeKeys):
     """A recipe of generated responses."""
+
+    model: Annotated[str, RefersTo(("sft", "dpo", "rlhf", "models"), plain="models")]
 
 
 # A glob of files in {output}, and the keys that lead to a number or to a list of numbers.

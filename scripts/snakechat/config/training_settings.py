@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, GetPydanticSchema, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import Field, model_validator
 
 from snakechat.config.settings import (
     ABSENT,
@@ -16,7 +15,6 @@ from snakechat.config.settings import (
     NonNegativeInt,
     Positive,
     ReadIf,
-    RefersTo,
     Regex,
     Seed,
     SequenceLength,
@@ -30,33 +28,6 @@ SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["auto", "dialogue", "chat"]
 TrainBase = Literal["none", "embeddings_and_norms"]
-
-
-def _named_weights(
-    entries: list[str | dict[str, float] | tuple[str, float]],
-) -> list[tuple[str, float]]:
-    """Return the name and the weight of each dataset; the weight defaults to 1."""
-    pairs: list[tuple[str, float]] = []
-    for entry in entries:
-        if isinstance(entry, dict):
-            pairs += entry.items()
-        else:
-            pairs.append((entry, 1.0) if isinstance(entry, str) else entry)
-    if len(pairs) > len(dict(pairs)):
-        raise ValueError("names a dataset twice: use a weight")
-    return pairs
-
-
-# In a recipe, a dataset is its name, or {name: weight}; in a spec, the name and the weight.
-WeightedDataset = Annotated[dict[str, Positive], Field(min_length=1, max_length=1)]
-DatasetList = Annotated[
-    list[str | WeightedDataset | SkipJsonSchema[tuple[str, Positive]]],
-    Field(min_length=1),
-    AfterValidator(_named_weights),
-]
-Blend = Annotated[
-    list[tuple[str, float]], GetPydanticSchema(lambda _, handler: handler(DatasetList))
-]
 
 
 def _trains_more_than_adapters(settings: Mapping[str, Any]) -> bool:
@@ -105,7 +76,6 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     """Settings of every training stage."""
 
     seed: Seed
-    datasets: Blend
     epochs: Count
     max_steps: Count | None
     keep_steps: NonNegativeInt
@@ -141,14 +111,12 @@ class SequenceSettings(TrainingSettings):
 class SftSettings(SequenceSettings):
     """Settings of `train_sft`."""
 
-    model: Annotated[str, RefersTo(("models",), plain="models")]
     train_on: Literal["all_tokens", "response", "all_turns"]
 
 
 class RewardSettings(SequenceSettings):
     """Settings of `train_reward`."""
 
-    model: Annotated[str, RefersTo(("sft", "models"), plain="models")]
     loss: Literal["last_token", "per_token"]
     # Also of the score head.
     learning_rate: Positive

@@ -119,10 +119,13 @@ def removed_rows(
     return rows
 
 
-def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
-    """Return {dataset: row numbers} of the phase; training rows are repeated by their weight."""
+def phase_rows(job: Job[Any], split: str) -> dict[int, np.ndarray]:
+    """Return the row numbers of the phase by the number of the dataset, from 1.
+
+    Training rows are repeated by the weight of their dataset.
+    """
     phase, rows = job.settings.phase, {}
-    for dataset, weight in job.settings.datasets:
+    for dataset, weight in enumerate(job.settings.weights, start=1):
         numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
         if split == "train":
             numbers = weighted_rows(numbers, weight, job.settings.seed)
@@ -130,7 +133,13 @@ def phase_rows(job: Job[Any], split: str) -> dict[str, np.ndarray]:
     return rows
 
 
-def kept_names(job: Job[Any], split: str, datasets: Iterable[str]) -> list[str]:
+def dataset_name(job: Job[Any], dataset: int) -> str:
+    """Return the name of a dataset, for people: it does not determine the result."""
+    name: str = job.spec["inputs"][f"records.{dataset}"]["name"]
+    return name
+
+
+def kept_names(job: Job[Any], split: str, datasets: Iterable[int]) -> list[str]:
     """Return the names of the columns that the records of some datasets keep."""
     schemas = [pq.read_schema(records_path(job, dataset, split)) for dataset in datasets]
     columns = {name for schema in schemas for name in schema.names if name.startswith(KEPT)}
@@ -138,8 +147,8 @@ def kept_names(job: Job[Any], split: str, datasets: Iterable[str]) -> list[str]:
 
 
 def batches(
-    job: Job[Any], split: str, rows: dict[str, np.ndarray], kept: Sequence[str]
-) -> Iterator[tuple[str, Batch]]:
+    job: Job[Any], split: str, rows: dict[int, np.ndarray], kept: Sequence[str]
+) -> Iterator[tuple[int, Batch]]:
     """Yield (dataset, batch of records with their numbers), one dataset after the other.
 
     kept: Names of the kept columns to read.
@@ -153,7 +162,7 @@ def batches(
             start = end
 
 
-def records_path(job: Job[Any], dataset: str, split: str) -> Path:
+def records_path(job: Job[Any], dataset: int, split: str) -> Path:
     """Return the records of a split. Without an eval split, its rows are in train.parquet."""
     path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
     return path if path.exists() else path.with_stem("train")

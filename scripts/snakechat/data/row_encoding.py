@@ -21,7 +21,7 @@ from snakechat.data.dialogues import (
     response_turn,
 )
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.phase_splits import records_path
+from snakechat.data.phase_splits import dataset_name, records_path
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -281,11 +281,13 @@ def drop_reason(
 
 
 def unless_rejected(
-    job: Job[Any], dataset: str, split: str, number: int, found: list[T] | InputError
+    job: Job[Any], dataset: int, split: str, number: int, found: list[T] | InputError
 ) -> list[T] | list[str]:
     """Return what a record becomes, or the reason why it is dropped if the template rejects it.
 
-    number: The number of the record, from 0.
+    Args:
+        dataset: The number of its dataset, from 1.
+        number: The number of the record, from 0.
 
     Raises:
         InputError: It cannot be encoded, and the dataset does not skip such rows.
@@ -297,4 +299,5 @@ def unless_rejected(
         return [REJECTED]
     hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
     path = records_path(job, dataset, split)
-    raise InputError(f"dataset {dataset}: {path}: row {number + 1}: {found}{hint}")
+    name = dataset_name(job, dataset)
+    raise InputError(f"dataset {name}: {path}: row {number + 1}: {found}{hint}")

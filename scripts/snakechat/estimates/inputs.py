@@ -91,23 +91,23 @@ def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, 
     """Return the number of rows of a job's datasets (nan: unknown), and the assumptions."""
     phase = spec["settings"]["phase"]
     total, notes = 0.0, []
-    for dataset, weight in spec["settings"]["datasets"]:
-        rows_path = spec["inputs"][f"rows.{dataset}"]["path"]
-        file = Path(rows_path, f"{phase}.{split}.npy")
+    for number, weight in enumerate(spec["settings"]["weights"], start=1):
+        records, rows = (spec["inputs"][f"{key}.{number}"] for key in ("records", "rows"))
+        file = Path(rows["path"], f"{phase}.{split}.npy")
         if file.exists():
             total += weight * len(np.load(file, mmap_mode="r", allow_pickle=False))
             continue
-        source = plan.jobs[spec["inputs"][f"records.{dataset}"]["path"]].spec["settings"]
-        division = plan.jobs[rows_path].spec["settings"]
+        source = plan.jobs[records["path"]].spec["settings"]
+        division = plan.jobs[rows["path"]].spec["settings"]
         if "generate" in source:
             eval_rows = source["eval_rows"]
             num_rows = {"train": source["rows"] - eval_rows, "eval": eval_rows}[split]
         elif source.get("hub") in DATASET_ROWS:
             num_rows = DATASET_ROWS[source["hub"]][split]
-            notes.append(f"assumed: {dataset} has as many rows as the Hub listed in 2024")
+            notes.append(f"assumed: {rows['name']} has as many rows as the Hub listed in 2024")
         else:
             num_rows = math.nan
-            notes.append(f"unknown until {dataset} is split: number of rows")
+            notes.append(f"unknown until {rows['name']} is split: number of rows")
         if division["max_rows"] and split == "train":
             num_rows = min(num_rows, division["max_rows"])
         total += weight * num_rows * division["weights"][phase] / sum(division["weights"].values())

@@ -9,47 +9,43 @@ import numpy as np
 
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import fingerprint, read_record_batches
-from snakechat.evaluation.held_out_rows import held_out_rows
+from snakechat.evaluation.held_out_rows import held_out_statistics
 
 
-def draw_held_out_prompts(
-    tokens: Path, datasets: Sequence[tuple[str, float]], num_prompts: int, seed: int
-) -> tuple[list[int], list[str]]:
+def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[list[int], list[int]]:
     """Draw prompts of the eval split without replacement, from each dataset its share of the blend.
 
     Args:
         tokens: Tokens of stage rlhf.
-        datasets: Weight of each dataset in training.
         num_prompts: Upper limit for the number of prompts.
         seed: Seed of the draw.
 
     Returns:
-        The row of each prompt [n], and its dataset. Any first part of them is in proportion too.
+        The row of each prompt [n], and the place of its dataset in the blend. Any first part of
+        them is in proportion too.
     """
-    weights = dict(datasets)
-    kept_of = held_out_rows(tokens, weights)
-    quotas = _quotas(kept_of, weights, num_prompts)
+    statistics = held_out_statistics(tokens)
+    kept_of = statistics["kept_of"]
+    quotas = _quotas(kept_of, statistics["weights"], num_prompts)
     generator = np.random.default_rng(seed)
     drawn, start = [], 0
-    for name, size in kept_of.items():
-        rows = np.sort(generator.permutation(size)[: quotas[name]]) + start
+    for dataset, (size, quota) in enumerate(zip(kept_of, quotas, strict=True)):
+        rows = np.sort(generator.permutation(size)[:quota]) + start
         start += size
         # Datasets alternate as evenly as their shares allow.
-        drawn += [((i + 0.5) / quotas[name], name, int(row)) for i, row in enumerate(rows)]
+        drawn += [((i + 0.5) / quota, dataset, int(row)) for i, row in enumerate(rows)]
     drawn.sort()
-    return [row for *_, row in drawn], [name for _, name, _ in drawn]
+    return [row for *_, row in drawn], [dataset for _, dataset, _ in drawn]
 
 
-def _quotas(
-    kept_of: Mapping[str, int], weights: Mapping[str, float], num_prompts: int
-) -> dict[str, int]:
+def _quotas(kept_of: Sequence[int], weights: Sequence[float], num_prompts: int) -> list[int]:
     """Return the number of prompts of each dataset, by the method of Webster and Sainte-Laguë."""
-    quotas = dict.fromkeys(kept_of, 0)
-    for _ in range(min(num_prompts, sum(kept_of.values()))):
-        open_datasets = [name for name, size in kept_of.items() if quotas[name] < size]
+    quotas = [0] * len(kept_of)
+    for _ in range(min(num_prompts, sum(kept_of))):
+        open_datasets = [place for place, size in enumerate(kept_of) if quotas[place] < size]
         best = max(
             open_datasets,
-            key=lambda name: kept_of[name] * weights[name] / (2 * quotas[name] + 1),
+            key=lambda place: kept_of[place] * weights[place] / (2 * quotas[place] + 1),
         )
         quotas[best] += 1
     return quotas

@@ -1,7 +1,7 @@
 """Metrics of the rows of the evaluation split: of all, and of each dataset."""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -25,16 +25,21 @@ def write_metrics(
     """
     prompts = Ragged(job.inputs["tokens"], "eval.prompt")
     clusters = clusters_of(tuple(prompts[row]) for row in range(len(prompts)))
-    rows_of = held_out_rows(job.inputs["tokens"], job.settings.datasets)
+    # A single dataset has no name here.
+    names, numbers = job.settings.datasets or [""], held_out_statistics(job.inputs["tokens"])
+    rows_of = dict(zip(names, numbers["kept_of"], strict=True))
     metrics = metrics_by_dataset(partial(metrics_of, clusters), rows_of)
     write_json(job.result / "metrics.json", metrics)
     return metrics
 
 
-def held_out_rows(tokens: Path, datasets: Iterable[str]) -> dict[str, int]:
-    """Return the number of rows of each dataset, in the order in which their rows are stored."""
-    stats = json.loads((tokens / "stats.json").read_text())
-    return {name: stats["eval"]["kept_of"][name] for name in datasets}
+def held_out_statistics(tokens: Path) -> dict[str, Any]:
+    """Return the statistics of the eval split, with the rows (kept_of) and weights of datasets.
+
+    Rows are stored in the order of the datasets.
+    """
+    found: dict[str, Any] = json.loads((tokens / "stats.json").read_text())["eval"]
+    return found
 
 
 def metrics_by_dataset(

@@ -100,7 +100,7 @@ def init_model(config: Config, name: str) -> Description:
     tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
     inputs: Jobs = {}
     if "train_on" in tokenizer:
-        dataset = tokenizer["train_on"]
+        dataset = tokenizer.pop("train_on")
         tokenizer |= _exclude_settings(config, dataset)
         inputs = {"records": config.records_job(dataset)}
     settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}

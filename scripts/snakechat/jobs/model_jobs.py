@@ -4,7 +4,7 @@ A function has the name of the rule whose jobs it describes. `tokenize` is for t
 rules of all stages.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
@@ -27,27 +27,31 @@ TOKENS = {
 
 
 def tokenize(config: Config, name: str, stage: str) -> Description:
-    recipe, datasets = config.recipe(stage, name), config.blend(stage, name)
+    recipe = config.recipe(stage, name)
+    names, weights = zip(*config.blend(stage, name), strict=True)
     length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
     phase, fields = TOKENS[stage]
-    skipping = sorted(dataset for dataset, _ in datasets if _skips_bad_rows(config, dataset))
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
-    for dataset, _ in datasets:
-        inputs[f"records.{dataset}"] = config.records_job(dataset)
-        inputs[f"rows.{dataset}"] = ("split_dataset", dataset)
+    skipping = []
+    for number, dataset in enumerate(names, start=1):
+        inputs[f"records.{number}"] = config.records_job(dataset)
+        inputs[f"rows.{number}"] = ("split_dataset", dataset)
+        if _skips_bad_rows(config, dataset):
+            skipping.append(number)
     return Description(
         settings={
             "phase": phase,
             "fields": fields,
             # It draws the rows that a weight with a fraction repeats.
-            "seed": recipe["seed"] if any(weight % 1 for _, weight in datasets) else None,
-            "datasets": datasets,
+            "seed": recipe["seed"] if any(weight % 1 for weight in weights) else None,
+            # Of each dataset, in the order of the inputs.
+            "weights": list(weights),
             "template": config.template(stage, name),
             "unpaired": stage == "dpo" and has_reference_point(recipe["loss"]),
-            # Datasets whose rows may be rejected by the chat template.
+            # Numbers of datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
             length: recipe[length],
-            **_train_on(config, recipe, [dataset for dataset, _ in datasets]),
+            **_train_on(config, recipe, names),
         },
         inputs=inputs,
     )
@@ -61,7 +65,7 @@ def render_rows(config: Config, stage: str, name: str) -> Description:
     return rows._replace(settings=settings)
 
 
-def _train_on(config: Config, recipe: Mapping[str, Any], datasets: list[str]) -> dict[str, str]:
+def _train_on(config: Config, recipe: Mapping[str, Any], datasets: Sequence[str]) -> dict[str, str]:
     """Return train_on where tokens depend on it, or where responses may have weight 0."""
     formats = [config.values["datasets"][name].get("format") for name in datasets]
     has_weights = any(format and FORMATS[format].has_messages for format in formats)
@@ -101,10 +105,7 @@ def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
         )
     read = {"model", "actor", *(rewards if "reward" in named else ()), *named & {"tokens"}}
     description = command_job(config, recipe, place)
-    description.settings.update(
-        datasets=config.blend(stage, name),
-        template=config.template(stage, name),
-    )
+    description.settings["template"] = config.template(stage, name)
     return description._replace(
         inputs={
             **{key: job for key, job in inputs.items() if key in read},
@@ -146,8 +147,9 @@ def evaluate_reward(config: Config, name: str) -> Description:
 
 
 def _held_out_datasets(config: Config, stage: str, name: str) -> list[str]:
-    """Return the datasets whose held-out rows a recipe is evaluated on."""
-    return [dataset for dataset, _ in config.blend(stage, name)]
+    """Return the datasets that the metrics of a recipe name: several ones."""
+    names = [dataset for dataset, _ in config.blend(stage, name)]
+    return names if len(names) > 1 else []
 
 
 # --- DPO --------------------------------------------------------------------------------------
@@ -217,16 +219,15 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
     datasets = config.blend("rlhf", name)
     generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
     keys = ("seed", "dtype", "max_response_length", "reward_functions")
-    templates = [config.reward_templates(recipe[key]) for key in ("reward", "judge")]
     trained_on = phases_of_datasets(config, name)
     return Description(
         settings={
             **{key: recipe[key] for key in keys},
-            **{key: recipe[key] for key in ("reward", "judge")},
-            "datasets": datasets,
+            **config.reward_settings("rlhf", name, "reward", "judge"),
+            # Its metrics name the datasets.
+            "datasets": [dataset for dataset, _ in datasets],
             "trained_on": trained_on,
             "template": config.template("rlhf", name),
-            "reward_templates": templates[0] | templates[1],
             "llm_judges": config.judge_settings(config.llm_judges(name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
@@ -288,7 +289,7 @@ def _reward_models(config: Config, stage: str, name: str, key: str) -> Jobs:
     """Return the jobs that make the models of `reward` or `judge` (key) of a recipe."""
     models = config.reward_models(name, key, stage)
     inputs = input_names(key, config.recipe(stage, name)[key])
-    return {input_name: config.model_job(models[text]) for input_name, text in inputs.items()}
+    return {input_name: config.model_job(models[text]) for text, input_name in inputs.items()}
 
 
 # --- responses to train on --------------------------------------------------------------------

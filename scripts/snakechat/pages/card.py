@@ -8,7 +8,7 @@ edited no longer matches it, and is left alone.
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +67,8 @@ def write_cards(specs: Specs, recipes: Iterable[tuple[str, str]]) -> None:
         lineage = named_lineage({path: result_id(manifest)}, merge_lineages([manifest]), names)
         del lineage[path]
         licenses = declared_licenses(specs.config)
-        text = model_card(path, manifest, lineage, record, licenses, metrics or {})
+        datasets = evaluated_datasets(specs.config.blend(stage, name), lineage)
+        text = model_card(path, manifest, lineage, record, licenses, metrics or {}, datasets)
         card = folder / CARD
         try:
             old = card.read_text(encoding="utf-8") if card.exists() else None
@@ -90,6 +91,7 @@ def model_card(
     record: Mapping[str, Any],
     declared_licenses: Mapping[str, str],
     metrics: Mapping[str, Any],
+    datasets: Mapping[str, str],
 ) -> str:
     """Return the text of the card of a trained model.
 
@@ -102,6 +104,7 @@ def model_card(
         record: The record of the run that made the model.
         declared_licenses: The licences in the config, by the path of a source.
         metrics: Content of the evaluation's metrics.json; empty without an evaluation.
+        datasets: What evaluated_datasets returns.
     """
     spec, facts, found = manifest["spec"], manifest["facts"], record["versions"]
     name = path.rpartition("/")[2]
@@ -129,7 +132,7 @@ def model_card(
         saved_dtype=spec["settings"].get("save_dtype") or spec["settings"].get("dtype"),
         settings=json.dumps(spec["settings"], indent=1, sort_keys=True),
     )
-    data = card_data(name, spec, lineage, licenses, metrics)
+    data = card_data(name, spec, lineage, licenses, metrics, datasets)
     text = f"---\n{data.to_yaml()}\n---\n{body}"
     return text + SEAL.format(digest=digest(text))
 
@@ -140,6 +143,7 @@ def card_data(
     lineage: Lineage,
     licenses: Mapping[str, str | None],
     metrics: Mapping[str, Any],
+    datasets: Mapping[str, str],
 ) -> ModelCardData:
     """Return the metadata of a card. Arguments: those of model_card, and all licences by path."""
     stage = spec["rule"].removeprefix("train_")
@@ -149,7 +153,6 @@ def card_data(
     license = (found.pop() if len(found) == 1 else None) or ""
     # The Hub takes names of its own; another one is "other (NAME)" in facts.
     license, _, license_name = license.removesuffix(")").partition(" (")
-    datasets = evaluated_datasets(spec["settings"], lineage)
     results = [
         EvalResult(
             task_type=task,
@@ -185,11 +188,13 @@ def hub_ids(lineage: Lineage, rule: str) -> list[str] | None:
     return sorted(found) or None
 
 
-def evaluated_datasets(settings: Mapping[str, Any], lineage: Lineage) -> dict[str, str]:
-    """Return the datasets of a recipe: the repository, or the name, of each by its name."""
-    names = [entry if isinstance(entry, str) else entry[0] for entry in settings["datasets"]]
-    imports = {name: lineage.get(f"output/data/{name}", {"settings": {}}) for name in names}
-    return {name: imports[name]["settings"].get("hub", name) for name in names}
+def evaluated_datasets(blend: Iterable[Sequence[Any]], lineage: Lineage) -> dict[str, str]:
+    """Return the datasets of a recipe: the repository, or the name, of each by its name.
+
+    blend: [dataset, weight] of each.
+    """
+    imports = {name: lineage.get(f"output/data/{name}", {"settings": {}}) for name, _ in blend}
+    return {name: each["settings"].get("hub", name) for name, each in imports.items()}
 
 
 def source(job: Mapping[str, Any], license: str | None) -> dict[str, str]:

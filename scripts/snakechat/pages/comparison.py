@@ -43,6 +43,7 @@ from snakechat.workflow.manifest import (
     result_id,
 )
 from snakechat.workflow.placement import placement_of
+from snakechat.workflow.store import KEY
 
 # Columns of comparison.csv.
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")
@@ -52,8 +53,9 @@ PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
 COSTS = ("seconds", "seconds_per_step", "peak_memory_mb", "peak_gpu_memory_mb")
 # Rules whose settings follow from the settings of a training.
 DERIVED = ("tokenize_", "compute_reference")
-# The entry of `datasets` or `models` that a recipe names. Another entry is another name only.
-NAMED = {"import_dataset", "split_dataset", "init_model", "fetch_model"}
+# The section of the entry that a recipe names. Another entry is another name only.
+NAMED = dict.fromkeys(("import_dataset", "split_dataset"), "datasets")
+NAMED |= dict.fromkeys(("init_model", "fetch_model"), "models")
 
 PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
 # Results of each stage, and the same of the model before training: paths in metrics.json.
@@ -325,7 +327,8 @@ def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
     """Return the settings of a training without the seed, and the settings of the jobs before it.
 
     A setting of an earlier job has the rule of the job as a prefix; of a dataset or a base model,
-    also its name. Several jobs of a rule have a list of their values.
+    also its name. The names of these entries of the config are settings, too. Several jobs of a
+    rule have a list of their values.
 
     Args:
         lineage: The training and all jobs before it.
@@ -337,12 +340,18 @@ def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
     for place in before:
         job = lineage[place]
         before += [each for each in job["inputs"] if each not in before]
-        name = f" {job['name']}" if job["rule"] in NAMED else ""
+        section, name, found = NAMED.get(job["rule"]), "", []
+        if section:
+            name = f" {job['name']}"
+            # The jobs of a version have keys in place of names.
+            if not KEY.fullmatch(job["name"]):
+                found = [(f"config: {section}", job["name"])]
         if not job["rule"].startswith(DERIVED):
-            for key, value in _job_settings(job):
-                values = upstream.setdefault(f"{job['rule']}{name}: {key}", [])
-                if value not in values:
-                    values.append(value)
+            found += [(f"{job['rule']}{name}: {key}", value) for key, value in _job_settings(job)]
+        for key, value in found:
+            values = upstream.setdefault(key, [])
+            if value not in values:
+                values.append(value)
     several = {key: values[0] if len(values) == 1 else values for key, values in upstream.items()}
     return settings | several
 

@@ -30,15 +30,15 @@ def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer
         saved(name, each)
         for name, each in (("actor", tokenizer), ("same", tokenizer), ("other", toy(290)))
     )
-    reader = choose_reader("reward/mine", same, "dialogue", actor, "dialogue")
+    reader = choose_reader(False, same, "dialogue", actor, "dialogue")
     assert reader.encoder is None and reader.shares_tokenizer
-    for name in ("reward/mine", "models/mine"):
-        reader = choose_reader(name, other, "dialogue", actor, "dialogue")
+    for is_foreign in (False, True):
+        reader = choose_reader(is_foreign, other, "dialogue", actor, "dialogue")
         assert reader.encoder is not None and not reader.shares_tokenizer
         assert len(reader.tokenizer) == 290
     # With the vocabulary of the actor, it can start a critic.
     folder = saved("both", as_chatml(tokenizer))
-    reader = choose_reader("reward/mine", folder, "chat", folder, "dialogue")
+    reader = choose_reader(False, folder, "chat", folder, "dialogue")
     assert reader.encoder is not None and reader.shares_tokenizer
 
 
@@ -46,13 +46,13 @@ def test_a_classifier_reads_ids_only_if_its_template_ends_as_responses_do(tokeni
     # Behind <|im_end|>, ChatML has a line break, at which such a classifier scores.
     chatml = as_chatml(tokenizer)
     folder = saved("both", chatml)
-    assert choose_reader("models/a", folder, "chat", folder, "chat").encoder is not None
-    assert choose_reader("reward/a", folder, "chat", folder, "chat").encoder is None
+    assert choose_reader(True, folder, "chat", folder, "chat").encoder is not None
+    assert choose_reader(False, folder, "chat", folder, "chat").encoder is None
     chatml.chat_template = chatml.chat_template.replace(
         "<|im_end|>\n", "<|im_end|>{{ '' if loop.last else '\n' }}"
     ).replace("{% if add_generation_prompt %}", "{% if add_generation_prompt %}{{ '\n' }}")
     folder = saved("trimmed", chatml)
-    assert choose_reader("models/a", folder, "chat", folder, "chat").encoder is None
+    assert choose_reader(True, folder, "chat", folder, "chat").encoder is None
 
 
 @pytest.mark.parametrize("name", ["bos", "eos", "pad"])
@@ -81,4 +81,4 @@ def test_a_classifier_without_a_chat_template_is_an_error(tokenizer, saved):
     tokenizer.chat_template = None
     folder = saved("plain", tokenizer)
     with pytest.raises(InputError, match="plain: the tokenizer has no chat template"):
-        choose_reader("models/plain", folder, "chat", folder, "dialogue")
+        choose_reader(True, folder, "chat", folder, "dialogue")

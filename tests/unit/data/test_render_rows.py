@@ -29,9 +29,10 @@ def render(trained, tmp_path):
         for split in ("train", "eval"):
             np.save(tmp_path / f"rows/reward.{split}.npy", np.arange(len(records)))
         defaults = {"template": "dialogue", "phase": "reward", "seed": None, "unpaired": False}
-        defaults |= {"fields": ["prompt", "chosen", "rejected"], "datasets": [["mine", 1]]}
-        inputs = {"tokenizer": "model", "records.mine": "records", "rows.mine": "rows"}
+        defaults |= {"fields": ["prompt", "chosen", "rejected"], "weights": [1]}
+        inputs = {"tokenizer": "model", "records.1": "records", "rows.1": "rows"}
         job = SimpleNamespace(
+            spec={"inputs": {"records.1": {"name": "mine"}}},
             settings=SimpleNamespace(**(defaults | settings)),
             inputs={key: tmp_path / name for key, name in inputs.items()},
             result=tmp_path / "result",
@@ -108,7 +109,7 @@ def test_a_row_that_the_template_rejects_is_dropped_or_an_error(render, chat_tok
     rows = [PAIR, ([("system", "s"), ("user", "x")], " a", " b")]
     tokenizer = chat_tokenizer(WITHOUT_SYSTEM)
     if skips:
-        *_, dropped = render(rows, tokenizer, template="chat", skip_rejected=["mine"])
+        *_, dropped = render(rows, tokenizer, template="chat", skip_rejected=[1])
         assert dropped == {"rejected by the chat template": 1}
     else:
         with pytest.raises(InputError, match=r"dataset mine: .*: row 2: "):

@@ -35,12 +35,14 @@ class Phase:
         self.result.mkdir()
         phase, fields = TOKENS[name]
         self.inputs = {"tokenizer": tokenizer}
-        weighted = [[dataset, dict(weights).get(dataset, 1)] for dataset in datasets]
-        settings = {**DEFAULTS, "datasets": weighted, "phase": phase, "fields": fields, **settings}
+        weights = [dict(weights).get(dataset, 1) for dataset in datasets]
+        settings = {**DEFAULTS, "weights": weights, "phase": phase, "fields": fields, **settings}
         self.settings = SimpleNamespace(**settings)
-        for dataset, splits in datasets.items():
+        names = {f"records.{number}": {"name": name} for number, name in enumerate(datasets, 1)}
+        self.spec = {"inputs": names}
+        for number, (dataset, splits) in enumerate(datasets.items(), start=1):
             records, rows = folder / f"records.{dataset}", folder / f"rows.{dataset}"
-            self.inputs |= {f"records.{dataset}": records, f"rows.{dataset}": rows}
+            self.inputs |= {f"records.{number}": records, f"rows.{number}": rows}
             records.mkdir()
             rows.mkdir()
             for split in SPLITS:
@@ -109,8 +111,8 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     tokens = done.stats["train"].pop("tokens")
     assert done.stats["train"] == {
         "rows": 3,
-        "rows_of": {"mine": 6},
-        "kept_of": {"mine": 3},
+        "weights": [1],
+        "kept_of": [3],
         "dropped": dropped,
         "truncated": {"end of response": 1},
     }
@@ -231,14 +233,14 @@ def test_turns_that_the_template_rejects(phase, chat_tokenizer, name, more):
     job = phase(name, datasets, tokenizer=tokenizer, numbers=numbers, **CHAT | more)
     with pytest.raises(InputError) as error:
         job.run()
-    path = job.inputs["records.mine"] / "train.parquet"
+    path = job.inputs["records.2"] / "train.parquet"
     assert f"dataset mine: {path}: row 3: " in str(error.value)
     assert "the chat template rejects turns of system, user: " in str(error.value)
     assert str(error.value).endswith("; on_bad_row: skip drops such rows")
-    job.settings.skip_rejected = ["mine"]
+    job.settings.skip_rejected = [2]
     stats = job.run().stats["train"]
     assert stats["dropped"] == {"rejected by the chat template": 1}
-    assert stats["kept_of"] == {"others": 2, "mine": 1}
+    assert stats["kept_of"] == [2, 1]
 
 
 def test_all_turns_are_rows_that_mark_the_trained_tokens(tokenize, chat_tokenizer):
@@ -261,7 +263,8 @@ def test_weights_apply_to_training_rows_only(phase):
     datasets = {name: dict.fromkeys(SPLITS, numbered(name, 2)) for name in "ab"}
     done = phase("sft", datasets, weights={"b": 2}).run()
     assert done.texts("prompt") == ["<s>a0", "<s>a1", "<s>b0", "<s>b0", "<s>b1", "<s>b1"]
-    assert done.stats["train"]["rows_of"] == {"a": 2, "b": 4}
+    assert done.stats["train"]["kept_of"] == [2, 4]
+    assert done.stats["eval"]["weights"] == [1, 2]
     assert done.texts("prompt", "eval") == ["<s>a0", "<s>a1", "<s>b0", "<s>b1"]
 
 
@@ -292,7 +295,7 @@ def test_a_response_with_weight_0_is_an_error_where_prompts_are_trained(phase):
     row = ("", " d", None)
     job = phase("sft", {"a": {"train": [row], "eval": [row]}}, train_on="all_tokens")
     turns = [("user", "a"), ("untrained", "b"), ("user", "c")]
-    with open_records(job.inputs["records.a"] / "train.parquet") as write:
+    with open_records(job.inputs["records.1"] / "train.parquet") as write:
         write((turns, " d", None))
     with pytest.raises(InputError, match=r"train\.parquet: row 1: a response with weight 0, which"):
         job.run()

@@ -16,9 +16,9 @@ def draw(tmp_path):
     """A function that draws prompts from a number of rows of each dataset."""
 
     def draw_from(kept_of, num_prompts, seed=1, weight=1.0):
-        (tmp_path / "stats.json").write_text(json.dumps({"eval": {"kept_of": kept_of}}))
-        datasets = [(name, weight if name == "a" else 1.0) for name in kept_of]
-        return draw_held_out_prompts(tmp_path, datasets, num_prompts, seed)
+        stats = {"kept_of": kept_of, "weights": [weight, 1.0]}
+        (tmp_path / "stats.json").write_text(json.dumps({"eval": stats}))
+        return draw_held_out_prompts(tmp_path, num_prompts, seed)
 
     return draw_from
 
@@ -27,9 +27,9 @@ def draw(tmp_path):
     ("kept_of", "weight", "num_prompts", "expected"),
     [
         # Shares follow the weights of training.
-        ({"a": 500, "b": 500}, 3.0, 40, {"a": 30, "b": 10}),
+        ([500, 500], 3.0, 40, {0: 30, 1: 10}),
         # A dataset with too few rows gives all of them.
-        ({"a": 2, "b": 50}, 100.0, 12, {"a": 2, "b": 10}),
+        ([2, 50], 100.0, 12, {0: 2, 1: 10}),
     ],
 )
 def test_shares(draw, kept_of, weight, num_prompts, expected):
@@ -38,10 +38,10 @@ def test_shares(draw, kept_of, weight, num_prompts, expected):
 
 
 def test_a_first_part_is_in_proportion_and_the_seed_determines_the_draw(draw):
-    first, again, other = (draw({"a": 800, "b": 200}, 100, seed) for seed in (1, 1, 2))
+    first, again, other = (draw([800, 200], 100, seed) for seed in (1, 1, 2))
     assert first == again != other
     for length in (5, 10, 50):
-        assert first[1][:length].count("b") == length // 5
+        assert first[1][:length].count(1) == length // 5
 
 
 @pytest.fixture

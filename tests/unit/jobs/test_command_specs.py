@@ -48,7 +48,6 @@ def test_a_command_reads_its_model_its_rows_and_its_files(specs):
     spec = spec_of(found)
     assert spec["settings"] == {
         "command": RECIPE["command"],
-        "datasets": [["toy", 1.0]],
         "template": "dialogue",
     }
     jobs = {key: (up["rule"], up["name"]) for key, up in spec["inputs"].items()}
@@ -89,7 +88,12 @@ def edit(name):
         "the command": ({}, {"command": "bash train.sh {model} {data} {output} 2"}, None, True),
         "the network": ({}, {"network": True}, None, True),
         "the initial model": ({}, {"model": "sft/other"}, None, True),
-        "the dataset": ({}, {"datasets": [{"toy": 2}]}, None, True),
+        "the weight of a dataset, which its rows have": (
+            {},
+            {"datasets": [{"toy": 2}]},
+            None,
+            False,
+        ),
         "the maximum length, which tokens alone have": ({}, {"max_length": 64}, None, False),
         "the seed, which the command does not name": ({}, {"seed": 7}, None, False),
         "the seed, which the command names": (

@@ -58,8 +58,8 @@ def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
 
     blend = {"sft": {"recipes": {"tiny": {"datasets": ["toy", "rm-static"]}}}}
     assert skipped(blend) is None
-    assert skipped({**blend, "on_bad_row": "skip"}) == ["rm-static"]
-    assert skipped({**blend, "datasets": {"rm-static": {"on_bad_row": "skip"}}}) == ["rm-static"]
+    assert skipped({**blend, "on_bad_row": "skip"}) == [2]
+    assert skipped({**blend, "datasets": {"rm-static": {"on_bad_row": "skip"}}}) == [2]
 
 
 def test_a_model_is_compared_with_those_that_it_is_made_from(load):
@@ -101,11 +101,11 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     models = {"judge": {"path": "judge", "template": "chat"}}
     config = load({"models": models, **configs.tiny("rlhf", reward=rewards)})
     settings = settings_of(config, "train_rlhf", "tiny")
-    assert settings["reward"] == [["reward/tiny", 1], ["models/judge", 0.5]]
-    assert settings["reward_templates"] == {"reward/tiny": "dialogue", "models/judge": "chat"}
+    assert settings["reward"] == [("reward.1", 1), ("reward.2", 0.5)]
+    assert settings["reward_templates"] == {"reward.1": "dialogue", "reward.2": "chat"}
     inputs = inputs_of(config, "train_rlhf", "tiny")
-    assert inputs["reward.reward/tiny"] == ("train_reward", "tiny")
-    assert inputs["reward.models/judge"] == ("fetch_model", "judge")
+    assert inputs["reward.1"] == ("train_reward", "tiny")
+    assert inputs["reward.2"] == ("fetch_model", "judge")
     assert "reward" not in inputs
     # The report shows the first one.
     reported = inputs_of(config, "draw_report", "rlhf/tiny")

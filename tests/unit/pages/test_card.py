@@ -20,7 +20,7 @@ def entry(rule, hub, licence=None):
     }
 
 
-SETTINGS = {"seed": 7, "datasets": [["pairs", 1]], "dtype": "bf16", "save_dtype": None}
+SETTINGS, BLEND = {"seed": 7, "dtype": "bf16", "save_dtype": None}, [["pairs", 1]]
 LINEAGE = {
     "output/models/base": entry("fetch_model", "mine/base", "opt"),
     "output/data/pairs": entry("import_dataset", "mine/pairs"),
@@ -40,7 +40,8 @@ def card_of(
         **run,
     }
     manifest = {"spec": spec, "facts": facts or {}}
-    text = model_card(path, manifest, lineage, record, dict(licenses), metrics or {})
+    datasets = evaluated_datasets(BLEND, lineage)
+    text = model_card(path, manifest, lineage, record, dict(licenses), metrics or {}, datasets)
     assert f"Spec `{digest(spec)}`, seed 7." in text and "\n\n\n" not in text
     card = ModelCard(text, ignore_metadata_errors=False)
     return card.data, text
@@ -125,8 +126,8 @@ def test_results_of_the_evaluation_are_metadata():
     }
     found, _ = results_of("train_rlhf", metrics)
     assert found == {"score_difference": 1.5, "wins.rlhf.sft.score": 0.6}
-    settings = {"datasets": [["pairs", 1], "toy"]}
-    assert evaluated_datasets(settings, LINEAGE) == {"pairs": "mine/pairs", "toy": "toy"}
+    blend = [["pairs", 1], ["toy", 2]]
+    assert evaluated_datasets(blend, LINEAGE) == {"pairs": "mine/pairs", "toy": "toy"}
 
 
 def test_an_edited_card_is_not_taken_for_one_of_a_build():

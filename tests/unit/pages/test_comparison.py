@@ -167,7 +167,7 @@ def rlhf(actor, actor_epochs, reward_epochs=1):
         [
             job(
                 "train_rlhf/a",
-                {"actor": actor, "seed": actor_epochs},
+                {"seed": actor_epochs},
                 f"train_sft/{actor}",
                 "train_reward/tiny",
                 "tokenize_rlhf/a",
@@ -175,7 +175,7 @@ def rlhf(actor, actor_epochs, reward_epochs=1):
             job("train_reward/tiny", {"epochs": reward_epochs}, "train_sft/tiny"),
             job("train_sft/tiny", {"epochs": 1}, "init_model/tiny"),
             job(f"train_sft/{actor}", {"epochs": actor_epochs}, "init_model/tiny"),
-            job("tokenize_rlhf/a", {"actor": actor, "seed": actor_epochs}),
+            job("tokenize_rlhf/a", {"weights": [actor_epochs], "seed": actor_epochs}),
             job("init_model/tiny", {"seed": 1}),
         ]
     )
@@ -183,7 +183,6 @@ def rlhf(actor, actor_epochs, reward_epochs=1):
 
 def test_earlier_jobs_are_matched_by_rule_and_not_by_name():
     assert differences(rlhf("mine", 3), rlhf("tiny", 1)) == {
-        "actor": ["mine", "tiny"],
         "train_sft: epochs": [[3, 1], 1],
     }
 
@@ -211,7 +210,9 @@ def test_datasets_are_compared_by_name():
         "import_dataset d: files": ["", "0123456789ab"],
     }
     # The settings of another dataset say no more than its name.
-    assert differences(dpo("d", 0), dpo("e", 1)) == {}
+    assert differences(dpo("d", 0), dpo("e", 1)) == {"config: datasets": ["d", "e"]}
+    # A version has no names.
+    assert differences(dpo("d", 0), dpo("0" * 32, 1)) == {}
 
 
 # --- stars and arrows -----------------------------------------------------------------------
