@@ -23,7 +23,6 @@ from snakechat.algorithms.experience import (
     KLController,
     ScoreNormalization,
     evaluate_tokens,
-    evaluated_in_update,
     make_experience,
 )
 from snakechat.algorithms.llm_judge import load_judges, record_usage
@@ -39,7 +38,7 @@ from snakechat.algorithms.step_metrics import (
     response_kl,
     step_metrics,
 )
-from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
 from snakechat.data.special_tokens import stop_ids
@@ -82,6 +81,8 @@ class RlhfTrainer:
         job, settings = training.job, training.settings
         self.settings, self.timer, self.record = settings, training.timer, job.record
         self.device = training.device
+        # Of a whole step, for its throughput.
+        self.record["evaluated_in_update"] = evaluated_in_update(settings)
         # Before the models are loaded: a missing API key is noticed at once.
         self.judges = load_judges(job)
         prompts = self.prompts = Ragged(job.inputs["tokens"], "train.prompt")
@@ -148,7 +149,7 @@ class RlhfTrainer:
             )
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
-        in_update = evaluated_in_update(settings, rollouts, step)
+        in_update = evaluated_in_update(settings, rollouts.num_responses, step)
         with self.timer("logprobs"):
             actor = None if in_update else models.actor
             evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)

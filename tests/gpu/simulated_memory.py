@@ -80,8 +80,8 @@ def peaks(losses, config, lora_rank, checkpointing):
             engine.step()
     targets = LENGTH - 1 if losses == ["sft"] else RESPONSE
     runs = [Run(spec, 0, epochs=1) for spec in specs]
-    workload = Workload(runs, 0, LENGTH, BatchShape(ROWS, LENGTH, targets))
-    _, estimated = peak_memory(workload, placement)
+    workload = Workload(runs, 0, LENGTH, LENGTH, BatchShape(ROWS, LENGTH, targets))
+    _, estimated = peak_memory(workload, placement, 0)
     return {"peak": tracker.peak, "estimate": sum(estimated.values())}
 
 

@@ -143,8 +143,9 @@ def test_a_single_update_needs_no_pass_before_it(train, monkeypatch):
         "logprobs_and_entropies",
         lambda *arguments: passes.append(1) or evaluate(*arguments),
     )
-    single = train(**settings).metrics
-    assert not passes
+    job = train(**settings)
+    single = job.metrics
+    assert not passes and job.record["evaluated_in_update"]
     monkeypatch.setattr(train_rlhf, "evaluated_in_update", lambda *_: False)
     plain = train(**settings).metrics
     assert len(passes) == 2

@@ -68,23 +68,6 @@ class Experience(NamedTuple):
         return self._replace(**tables, entropies=None)
 
 
-def evaluated_in_update(settings: RlhfSettings, rollouts: Rollouts, step: int) -> bool:
-    """Return whether the update of a step evaluates the actor's log-probabilities by itself.
-
-    A step of a single update trains the policy that sampled: a forward pass before it would compute
-    the same. Rewards and importance weights that need them are made before the update.
-    """
-    return (
-        step > settings.critic_warmup_steps
-        and settings.ppo_epochs == 1
-        and settings.global_batch_size >= rollouts.num_responses
-        and not settings.drop_uniform_groups
-        and settings.algorithm != "distill"
-        and rollouts.sampler_logprobs is None
-        and (settings.kl_in == "loss" or settings.kl_coef == 0)
-    )
-
-
 def evaluate_tokens(
     rollouts: Rollouts, actor: Policy | None, reference: Reference, critic: Scorer | None
 ) -> TokenEvaluation:

@@ -1,5 +1,6 @@
 """Settings of reinforcement learning from human feedback (RLHF), and of generated responses."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -175,6 +176,31 @@ class RlhfSettings(TrainingSettings, SampledSettings):
                     " changes with standardize_scores: running: set it to first or none"
                 )
         return self
+
+
+def evaluated_in_update(
+    settings: RlhfSettings, num_responses: int | None = None, step: float = math.inf
+) -> bool:
+    """Return whether the update of a step evaluates the actor's log-probabilities by itself.
+
+    A step of a single update trains the policy that sampled: a forward pass before it would compute
+    the same. Rewards and importance weights that need them are made before the update.
+
+    Args:
+        num_responses: Responses of the step; by default those of a whole one.
+        step: Its number; by default any after the warmup of the critic.
+    """
+    number = num_responses or settings.rollout_batch_size * settings.num_generations
+    return (
+        step > settings.critic_warmup_steps
+        and settings.ppo_epochs == 1
+        and settings.global_batch_size >= number
+        and not settings.drop_uniform_groups
+        and settings.algorithm != "distill"
+        # vLLM's log-probabilities differ by rounding, which importance weights correct.
+        and settings.generation_backend == "hf"
+        and (settings.kl_in == "loss" or settings.kl_coef == 0)
+    )
 
 
 class GenerationSettings(SampledSettings):

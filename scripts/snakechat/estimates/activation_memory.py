@@ -8,7 +8,7 @@ are alike: what a third layer adds to two, every further layer adds too.
 import contextlib
 import json
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -88,14 +88,13 @@ class BatchShape(NamedTuple):
     """Shape of a micro-batch.
 
     sequences: number of packed sequences. length: tokens of each. targets: tokens of each that are
-    trained on, scored or generated. on_gpu: whether it runs on a GPU. dense_mask: False if another
-    kernel than SDPA computes attention.
+    trained on, scored or generated. dense_mask: whether attention has a mask of all pairs of
+    tokens; false if another kernel than SDPA computes it.
     """
 
     sequences: int
     length: int
     targets: int
-    on_gpu: bool = True
     dense_mask: bool = True
 
 
@@ -103,16 +102,16 @@ class BatchShape(NamedTuple):
 def measure_size(model: ModelSpec) -> ModelSize:
     """Return the ModelSize of a model."""
     config = load_config(model)
-    counts = [_count_weights(build_model(model, layers)) for layers in SMALL_DEPTHS]
-    layers = config.num_hidden_layers
-    weights, trained = (_extrapolate(values, layers) for values in zip(*counts, strict=True))
-    shallow = build_model(model, SMALL_DEPTHS[0])
+    modules = [build_model(model, layers) for layers in SMALL_DEPTHS]
+    sizes = [{each: each.numel() for each in module.parameters()} for module in modules]
+    weights = [sum(of.values()) for of in sizes]
+    trained = [sum(n for each, n in of.items() if each.requires_grad) for of in sizes]
     return ModelSize(
-        weights=weights,
-        trained=trained,
-        largest=max(weight.numel() for weight in shallow.parameters()),
-        layer=counts[1][0] - counts[0][0],
-        layers=layers,
+        weights=_extrapolate(weights, config.num_hidden_layers),
+        trained=_extrapolate(trained, config.num_hidden_layers),
+        largest=max(sizes[0].values()),
+        layer=weights[1] - weights[0],
+        layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         kv=cache_elements(config),
         vocabulary=0 if model.loss == SCORE else config.vocab_size,
@@ -122,7 +121,7 @@ def measure_size(model: ModelSpec) -> ModelSize:
 @cache
 def inference_peak(model: ModelSpec, shape: BatchShape) -> int:
     """Return the peak bytes of a forward pass without gradients, in addition to the weights."""
-    return _extrapolate_layers(model, lambda layers: [_measure_inference(model, layers, shape)])[0]
+    return _measure_peaks(model, shape, trains=False)[0]
 
 
 @cache
@@ -132,28 +131,30 @@ def training_peaks(model: ModelSpec, shape: BatchShape) -> list[int]:
     Activations that forward keeps count in both. Gradients of weights do not count, except for the
     one that is being computed.
     """
-    return _extrapolate_layers(model, lambda layers: _measure_training(model, layers, shape))
+    return _measure_peaks(model, shape, trains=True)
 
 
-def _extrapolate_layers(model: ModelSpec, measure: Callable[[int], list[int]]) -> list[int]:
-    """Return what a function of the number of layers measures, for all layers of a model."""
+def _measure_peaks(model: ModelSpec, shape: BatchShape, trains: bool) -> list[int]:
+    """Return the peak bytes of forward and, if the model is trained, of backward."""
+    measured = []
+    for depth in SMALL_DEPTHS:
+        with (
+            fake_model(model, depth, shape) as (module, batch, tracker),
+            torch.set_grad_enabled(trains),
+        ):
+            loss = compute_loss(model, module, batch)
+            peaks = [tracker.pop_peak()]
+            if trains:
+                loss.backward()
+                peaks.append(tracker.pop_peak())
+        measured.append(peaks)
     layers = load_config(model).num_hidden_layers
-    measured = [measure(depth) for depth in SMALL_DEPTHS]
     return [_extrapolate(values, layers) for values in zip(*measured, strict=True)]
 
 
-def _extrapolate(values: tuple[int, ...], layers: int) -> int:
+def _extrapolate(values: Sequence[int], layers: int) -> int:
     """Extrapolate a value from the two small models to a number of layers."""
     return values[0] + (layers - SMALL_DEPTHS[0]) * (values[1] - values[0])
-
-
-def _count_weights(module: nn.Module) -> tuple[int, int]:
-    """Return the numbers of all weights and of trained weights."""
-    sizes = [(weight.numel(), weight.requires_grad) for weight in module.parameters()]
-    return (
-        sum(size for size, _ in sizes),
-        sum(size for size, is_trained in sizes if is_trained),
-    )
 
 
 def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig:
@@ -206,20 +207,6 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
     return module
 
 
-def _measure_inference(model: ModelSpec, layers: int, shape: BatchShape) -> int:
-    with fake_model(model, layers, shape) as (module, batch, tracker), torch.no_grad():
-        compute_loss(model, module, batch)
-        return tracker.pop_peak()
-
-
-def _measure_training(model: ModelSpec, layers: int, shape: BatchShape) -> list[int]:
-    with fake_model(model, layers, shape) as (module, batch, tracker):
-        loss = compute_loss(model, module, batch)
-        forward = tracker.pop_peak()
-        loss.backward()
-        return [forward, tracker.pop_peak()]
-
-
 @contextlib.contextmanager
 def fake_model(
     model: ModelSpec, layers: int, shape: BatchShape
@@ -228,15 +215,14 @@ def fake_model(
     module = build_model(model, layers)
     # The fake tensors are on the CPU: see modeling/logprobs.py.
     chunks = logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS
-    if shape.on_gpu:
-        logprobs.CHUNK_LOGITS = logprobs.FP32_CHUNK_LOGITS = logprobs.GPU_CHUNK_LOGITS
+    logprobs.CHUNK_LOGITS = logprobs.FP32_CHUNK_LOGITS = logprobs.GPU_CHUNK_LOGITS
     try:
         with FakeTensorMode():
             replace_meta_tensors(module)
             for weight in module.parameters():
                 if weight.requires_grad:
                     # Engines take each gradient as it is computed; estimates count them separately.
-                    weight.register_post_accumulate_grad_hook(drop_gradient)
+                    weight.register_post_accumulate_grad_hook(lambda w: setattr(w, "grad", None))
             batch = fake_batch(module, shape)
             choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
             with acceleration.using(choices), MemoryTracker(module) as tracker:
@@ -259,11 +245,6 @@ def replace_meta_tensors(module: nn.Module) -> None:
                     if isinstance(tensor, nn.Parameter):
                         replaced[tensor] = nn.Parameter(replaced[tensor], tensor.requires_grad)
                 tensors[name] = replaced[tensor]
-
-
-def drop_gradient(weight: torch.Tensor) -> None:
-    """Free the gradient of a weight."""
-    weight.grad = None
 
 
 def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:

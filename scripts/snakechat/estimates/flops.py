@@ -68,7 +68,12 @@ def training_flops(model: Mapping[str, int], length: float) -> float:
     return 4 * model["weights"] + 2 * model["trained"] + 3 * attention_flops(model, length)
 
 
-def rlhf_flops(models: Mapping[str, Mapping[str, int]], length: float, ppo_epochs: int) -> float:
+def rlhf_flops(
+    models: Mapping[str, Mapping[str, int]],
+    length: float,
+    ppo_epochs: int,
+    evaluated_in_update: bool = False,
+) -> float:
     """Return the FLOPs per token of a rollout.
 
     Forward passes: the actor generates and evaluates the token, the reference evaluates it, reward
@@ -76,9 +81,10 @@ def rlhf_flops(models: Mapping[str, Mapping[str, int]], length: float, ppo_epoch
     only counted with a critic, at the critic's size.
 
     Args:
-        models: the actor, and the critic if any.
+        models: The actor, and the critic if any.
+        evaluated_in_update: Whether the actor evaluates tokens while it trains on them.
     """
-    forwards = {"actor": 3, "critic": 2}
+    forwards = {"actor": 2 if evaluated_in_update else 3, "critic": 2}
     return sum(
         forwards[name] * forward_flops(model, length) + ppo_epochs * training_flops(model, length)
         for name, model in models.items()

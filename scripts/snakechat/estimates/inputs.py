@@ -40,6 +40,7 @@ class TokenCounts(NamedTuple):
     prompt, responses: Mean tokens of a row's prompt, and of all its responses together.
     longest: Tokens of the longest row.
     notes: Assumptions, for the user.
+    num_responses: Responses of a row, at least 1.
     """
 
     num_rows: float
@@ -47,11 +48,7 @@ class TokenCounts(NamedTuple):
     responses: float
     longest: int
     notes: list[str]
-
-    @property
-    def per_row(self) -> float:
-        """Mean tokens of a row."""
-        return self.prompt + self.responses
+    num_responses: int = 1
 
 
 def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
@@ -62,7 +59,7 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
     """
     spec = plan.jobs[path].spec
     settings = spec["settings"]
-    fields = settings["fields"]
+    fields, number = settings["fields"], max(len(settings["fields"]) - 1, 1)
     try:
         lengths = [Ragged(Path(path), f"{split}.{field}").lengths for field in fields]
     except FileNotFoundError:
@@ -73,18 +70,16 @@ def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
         if path in plan.stale:
             notes = [f"assumed: rows are as long as in the stale result of {job_name(spec)}"]
         longest = int(np.sum(lengths, axis=0).max())
-        return TokenCounts(len(lengths[0]), prompt, sum(responses), longest, notes)
+        return TokenCounts(len(lengths[0]), prompt, sum(responses), longest, notes, number)
     limit = settings.get("max_length") or settings["max_prompt_length"]
     num_rows, notes = count_rows(spec, split, plan)
     mean = ASSUMED_LENGTH * limit
     notes.append(
         f"assumed until {job_name(spec)} is built: {mean:g} tokens per row, half of the limit"
     )
-    if len(fields) == 1:
-        return TokenCounts(num_rows, mean, 0, limit, notes)
-    # The limit holds for each sequence of prompt and response.
-    num_responses = len(fields) - 1
-    return TokenCounts(num_rows, mean / 2, num_responses * mean / 2, num_responses * limit, notes)
+    # Half of a sequence is the prompt; the limit holds for each sequence of prompt and response.
+    prompt = mean / min(len(fields), 2)
+    return TokenCounts(num_rows, prompt, number * (mean - prompt), number * limit, notes, number)
 
 
 def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:

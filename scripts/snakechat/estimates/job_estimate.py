@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from snakechat.config.references import input_names
+from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.estimates import flops
 from snakechat.estimates.activation_memory import (
     POLICY,
@@ -31,6 +32,7 @@ from snakechat.estimates.inputs import TokenCounts, model_config, token_counts
 from snakechat.jobs.planner import Plan
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
+from snakechat.modeling.generation import KEPT_FRACTION
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import Rung, is_open, possible_rungs
@@ -103,6 +105,7 @@ class Workload(NamedTuple):
     runs: Its models, those that are trained first.
     rows: Rows of all passes; nan if their number is unknown.
     length: Mean tokens of a row.
+    attended: Mean length of the sequences in which attention is computed.
     largest: Its largest micro-batch.
     ema: Whether it keeps a moving average of the first model.
     one_at_a_time: Whether it has one of its models in memory at a time.
@@ -112,6 +115,7 @@ class Workload(NamedTuple):
     runs: list[Run]
     rows: float
     length: float
+    attended: float
     largest: BatchShape
     ema: bool = False
     one_at_a_time: bool = False
@@ -127,8 +131,8 @@ class Workload(NamedTuple):
         for run in self.runs:
             size = measure_size(run.model)._asdict()
             forwards = run.forwards + (run.epochs if run.model.activation_checkpointing else 0)
-            total += forwards * flops.forward_flops(size, self.length)
-            total += run.epochs * flops.training_flops(size, self.length)
+            total += forwards * flops.forward_flops(size, self.attended)
+            total += run.epochs * flops.training_flops(size, self.attended)
         return self.rows * self.length * total
 
 
@@ -142,51 +146,54 @@ class PlannedSizes:
     """
 
     def __init__(
-        self, spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float = 0
+        self, spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
     ) -> None:
         self.settings, self.inputs = spec["settings"], spec["inputs"]
         self.rule, self.work = spec["rule"], RULES[spec["rule"]].work
         self.placement, self.plan, self.gpu_memory = placement, plan, gpu_memory
 
-    def run(
-        self,
-        key: str,
-        loss: str,
-        forwards: int = 1,
-        dtype: str = "",
-        lora: str = "",
-        stage: int | None = None,
-    ) -> Run:
-        """Return the run of the model of an input.
+    def workload(
+        self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
+    ) -> Workload:
+        """Return the workload of models that read rows, each with so many targets."""
+        largest = self.micro_batch(tokens.longest, targets)
+        length = attended = tokens.prompt + tokens.responses
+        if not largest.dense_mask:
+            # The responses of a row share its prompt, and do not attend to each other.
+            attended = tokens.prompt + tokens.responses / tokens.num_responses
+        return Workload(runs, rows, length, attended, largest, **others)
+
+    def run(self, key: str, loss: str, forwards: int, dtype: str = "") -> Run:
+        """Return the run of the model of an input, which is not trained.
 
         Args:
             key: Name of the input.
             loss: What the forward pass computes (SFT, POLICY or SCORE).
-            forwards: Passes of a model that is not trained.
+            forwards: Forward passes over each row.
             dtype: Defaults to the recipe's.
-            lora: Prefix of the settings of its adapters; empty for a model that is not trained.
-            stage: The ZeRO stage of a model that is trained; defaults to zero_stage.
+        """
+        dtype = dtype or self.settings.get("dtype", "fp32")
+        model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
+        partitions = is_partitioned if self.work == "training" else evaluates_partitioned
+        return Run(model, 3 if partitions(self.placement, dtype) else 0, forwards)
+
+    def training(self, key: str, loss: str, forwards: int, prefix: str = "") -> Run:
+        """Return the run of the model of an input, which is trained.
+
+        Args:
+            key, loss, forwards: As in `run`.
+            prefix: Of the keys of the critic.
         """
         settings, placement = self.settings, self.placement
-        model = ModelSpec(
-            model_config(self.inputs[key]["path"], self.plan),
-            loss,
-            dtype or settings.get("dtype", "fp32"),
-            settings.get(f"{lora}_rank", 0),
-            settings.get("train_base", "none") if lora == "lora" else "none",
-            bool(lora) and placement.activation_checkpointing,
+        frozen = self.run(key, loss, forwards)
+        model = frozen.model._replace(
+            lora_rank=settings.get(f"{prefix}lora_rank", 0),
+            train_base="none" if prefix else settings.get("train_base", "none"),
+            activation_checkpointing=placement.activation_checkpointing,
         )
-        if lora:
-            # RLHF scores or evaluates its rollouts before it trains on them.
-            forwards, epochs = int("ppo_epochs" in settings), settings.get("ppo_epochs", 1)
-            stage = placement.zero_stage if stage is None else stage
-            return Run(model, stage_used(stage, model.dtype), forwards, epochs)
-        partitions = is_partitioned if self.work == "training" else evaluates_partitioned
-        return Run(model, 3 if partitions(placement, model.dtype) else 0, forwards)
-
-    def scorers(self, *keys: str) -> list[str]:
-        """Return the inputs with models of `reward` or `judge` (keys), in their given order."""
-        return [name for key in keys for name in input_names(key, self.settings.get(key))]
+        stage = getattr(placement, f"{prefix}zero_stage")
+        stage = stage_used(placement.zero_stage if stage is None else stage, model.dtype)
+        return frozen._replace(model=model, stage=stage, epochs=settings.get("ppo_epochs", 1))
 
     def tokens(self, split: str) -> TokenCounts:
         """Return the counts of a split of the job's tokens."""
@@ -194,8 +201,10 @@ class PlannedSizes:
 
     def with_responses(self, prompts: TokenCounts) -> TokenCounts:
         """Return the counts of prompts with all their responses, of the maximum length."""
-        responses = self.settings["num_generations"] * self.settings["max_response_length"]
-        return prompts._replace(responses=responses, longest=prompts.longest + responses)
+        count = self.settings["num_generations"]
+        tokens = count * self.settings["max_response_length"]
+        longest = prompts.longest + tokens
+        return prompts._replace(responses=tokens, longest=longest, num_responses=count)
 
     def micro_batch(self, length: int, targets: int, max_tokens: int | None = None) -> BatchShape:
         """Return the largest micro-batch of sequences of a length, each with so many targets.
@@ -203,12 +212,10 @@ class PlannedSizes:
         max_tokens: Limit of its tokens; defaults to micro_batch_tokens.
         """
         sequences = max(1, (max_tokens or self.placement.micro_batch_tokens) // length)
-        on_gpu = self.placement.gpus_per_node > 0
         # Other kernels than SDPA compute in 16 bits on a GPU (modeling/attention.py).
         in_16_bits = self.settings.get("dtype") != "fp32"
-        is_auto = self.placement.attn_implementation == "auto"
-        has_mask = not (on_gpu and in_16_bits and is_auto)
-        return BatchShape(sequences, length, targets, on_gpu, has_mask)
+        has_mask = not in_16_bits or self.placement.attn_implementation != "auto"
+        return BatchShape(sequences, length, targets, has_mask)
 
     def sampling(
         self, model: ModelSpec, prompts: TokenCounts, number: float, at_a_time: float
@@ -217,7 +224,7 @@ class PlannedSizes:
 
         Args:
             number: Of responses in all processes; nan if it is unknown.
-            at_a_time: Those that are sampled at a time.
+            at_a_time: Those that are sampled at a time; nan if their number is unknown.
         """
         placement, response_length = self.placement, self.settings["max_response_length"]
         limit = placement.generate_tokens or default_generate_tokens(
@@ -231,55 +238,57 @@ class PlannedSizes:
         if self.settings.get("generation_backend") == "vllm":
             vllm_ranks = placement.vllm_tensor_parallel_size
             shape = shape._replace(sequences=VLLM_MAX_SEQUENCES)
-        own = at_a_time / (placement.num_processes / max(vllm_ranks, 1))
-        if own < shape.sequences:
-            shape = shape._replace(sequences=max(math.ceil(own), 1))
+        if not math.isnan(at_a_time):
+            # Batches of equal size.
+            own = math.ceil(at_a_time * max(vllm_ranks, 1) / placement.num_processes)
+            shape = shape._replace(sequences=math.ceil(own / math.ceil(own / shape.sequences)))
         return Sampling(number, shape, vllm_ranks)
 
 
 def _training(job: PlannedSizes) -> Workload:
-    """SFT, a reward model, DPO, or RLHF, whose critic may start from any reward model."""
-    settings = job.settings
-    tokens = prompts = job.tokens("train")
-    rows = prompts.num_rows * settings["epochs"]
-    if settings["max_steps"] is not None:
-        batch = settings.get("rollout_batch_size", settings["global_batch_size"])
-        rows = min(rows, settings["max_steps"] * batch)
-    algorithm, loss = settings.get("algorithm"), RULES[job.rule].loss
-    if algorithm is None:
-        runs, notes = [job.run("model", loss, lora="lora")], []
-        num_targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
-    else:
-        tokens, scorers = job.with_responses(prompts), job.scorers("reward")
-        actor = job.run("actor", POLICY, lora="lora")
-        # Without its adapters, the actor is the reference model; a teacher is another one.
-        reference = "teacher" if algorithm == "distill" else "actor"
-        is_apart = not actor.model.lora_rank or actor.model.train_base != "none"
-        count = settings["num_generations"]
-        at_a_time = settings["rollout_batch_size"] * count
-        runs = [
-            actor._replace(
-                forwards=1 if reference == "teacher" or is_apart else 2,
-                sampling=job.sampling(actor.model, prompts, rows * count, at_a_time),
-            )
-        ]
-        if algorithm == "ppo":
-            start = [*scorers, "actor"][0]
-            critic_stage = job.placement.critic_zero_stage
-            runs.append(job.run(start, SCORE, lora="critic_lora", stage=critic_stage))
-        runs += [job.run(key, SCORE) for key in scorers]
-        if reference == "teacher" or is_apart:
-            runs.append(job.run(reference, POLICY))
-        num_targets = int(tokens.responses)
-        notes = [f"assumed: responses of {settings['max_response_length']} tokens, the limit"]
-    return Workload(
-        runs,
-        rows,
-        tokens.per_row,
-        job.micro_batch(tokens.longest, num_targets),
-        ema=settings.get("ema_decay", 0) > 0,
-        notes=(*prompts.notes, *notes),
+    """SFT, a reward model, or DPO."""
+    tokens, loss = job.tokens("train"), RULES[job.rule].loss
+    return job.workload(
+        [job.training("model", loss, forwards=0)],
+        _trained_rows(job, tokens),
+        tokens,
+        tokens.longest - 1 if loss == SFT else tokens.longest // 2,
+        notes=tuple(tokens.notes),
     )
+
+
+def _rlhf(job: PlannedSizes) -> Workload:
+    """RLHF: the actor, its critic, which may start from any reward model, and what scores."""
+    settings, prompts = RlhfSettings(**job.settings), job.tokens("train")
+    tokens, scorers = job.with_responses(prompts), [*input_names("reward", settings.reward)]
+    rows, count = _trained_rows(job, prompts), settings.num_generations
+    at_a_time = settings.rollout_batch_size * count
+    # Without its adapters, the actor is the reference model; a teacher is another one.
+    reference = "teacher" if settings.teacher else "actor"
+    is_apart = bool(settings.teacher or not settings.lora_rank or settings.train_base != "none")
+    forwards = (not evaluated_in_update(settings)) + (not is_apart)
+    actor = job.training("actor", POLICY, forwards)
+    runs = [actor._replace(sampling=job.sampling(actor.model, prompts, rows * count, at_a_time))]
+    if settings.algorithm == "ppo":
+        runs.append(job.training([*scorers, "actor"][0], SCORE, 1, prefix="critic_"))
+    runs += [job.run(key, SCORE, 1) for key in scorers]
+    if is_apart:
+        runs.append(job.run(reference, POLICY, 1))
+    note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
+    return job.workload(
+        *(runs, rows, tokens, int(tokens.responses)),
+        ema=settings.ema_decay > 0,
+        notes=(*prompts.notes, note),
+    )
+
+
+def _trained_rows(job: PlannedSizes, tokens: TokenCounts) -> float:
+    """Return the rows of all steps of a training; nan if their number is unknown."""
+    settings, rows = job.settings, tokens.num_rows * job.settings["epochs"]
+    if settings["max_steps"] is None:
+        return rows
+    batch = settings.get("rollout_batch_size", settings["global_batch_size"])
+    return min(rows, settings["max_steps"] * batch)
 
 
 def _evaluation(job: PlannedSizes) -> Workload | None:
@@ -308,23 +317,19 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
         ]
     if is_compared or scores_alone:
         dtype = "fp32" if is_compared else ""
-        scorers = job.scorers("reward", "judge")
+        scorers = [n for each in ("reward", "judge") for n in input_names(each, settings.get(each))]
         runs += [job.run(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
     if not runs:
         return None
-    largest = job.micro_batch(tokens.longest, tokens.longest - 1)
-    return Workload(
-        runs,
-        rows,
-        tokens.per_row,
-        largest,
+    return job.workload(
+        *(runs, rows, tokens, tokens.longest - 1),
         one_at_a_time=not scores_alone,
         notes=tuple(prompts.notes),
     )
 
 
 def job_workload(
-    spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float = 0
+    spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
 ) -> Workload | None:
     """Return the workload of a job; None if the job needs no GPU, or has few prompts.
 
@@ -337,27 +342,34 @@ def job_workload(
     if work is None or "tokens" not in spec["inputs"]:
         return None
     job = PlannedSizes(spec, placement, plan, gpu_memory)
-    return _training(job) if work == "training" else _evaluation(job)
+    if work != "training":
+        return _evaluation(job)
+    return _rlhf(job) if job.rule == "train_rlhf" else _training(job)
 
 
 # --- memory -------------------------------------------------------------------------------------
 
 
-def peak_memory(
-    workload: Workload, placement: Placement, gpu_memory: float = 0
-) -> tuple[str, Memory]:
-    """Return the moment of a job with the highest peak in a process, and its memory.
+def peak_memory(workload: Workload, placement: Placement, gpu_memory: float) -> tuple[str, Memory]:
+    """Return the moment of peak memory of a process, and its memory.
 
-    gpu_memory: Bytes of a GPU; 0 on CPUs.
+    gpu_memory: Bytes of a GPU.
     """
     groups = [[run] for run in workload.runs] if workload.one_at_a_time else [workload.runs]
     moments = [
-        (moment, resident + added)
-        for runs in groups
-        for resident in [_resident(runs, workload.ema, placement)]
-        for moment, added in _moments(runs, workload.largest, placement, gpu_memory, resident)
+        moment for runs in groups for moment in _moments(runs, workload, placement, gpu_memory)
     ]
-    return max(moments, key=lambda moment: moment[1].total())
+    peak = max(moments, key=lambda moment: moment[1].total())
+    first = workload.runs[0]
+    sampling = first.sampling if first.epochs else None
+    if not sampling or sampling.vllm_ranks or placement.cuda_graphs is False:
+        return peak
+    # From the second step on, the decoder stays where it leaves space (modeling/generation.py).
+    decoder = Memory(cache=cache_bytes(first.model, sampling.shape))
+    if peak[1].total() + decoder.total() > KEPT_FRACTION * gpu_memory:
+        return peak
+    later = [(moment, each + decoder) for moment, each in moments if moment != "sampling"]
+    return max(*later, peak, key=lambda moment: moment[1].total())
 
 
 def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
@@ -385,25 +397,24 @@ def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
 
 
 def _moments(
-    runs: list[Run],
-    largest: BatchShape,
-    placement: Placement,
-    gpu_memory: float,
-    resident: Memory,
+    runs: list[Run], workload: Workload, placement: Placement, gpu_memory: float
 ) -> Iterator[tuple[str, Memory]]:
-    """Yield the moments of a job whose models are all in memory, and what each one adds."""
+    """Yield the moments of models that are in memory together, and the memory at each one."""
+    resident, largest = _resident(runs, workload.ema, placement), workload.largest
+    trains = runs[0].epochs > 0
     for run in runs:
+        added = Memory(weights=run.gathered)
         if run.epochs:
-            activations = max(training_peaks(run.model, largest))
-            yield "training", Memory(weights=run.gathered, activations=activations)
-            continue
-        loaded = run.gathered
-        if runs[0].epochs and placement.offload_frozen and run.stage < 3:
-            loaded = run.model.weight_bytes
-        yield "scoring", Memory(weights=loaded, activations=inference_peak(run.model, largest))
+            added["activations"] = max(training_peaks(run.model, largest))
+        else:
+            added["activations"] = inference_peak(run.model, largest)
+            if trains and placement.offload_frozen and run.stage < 3:
+                added["weights"] = run.model.weight_bytes
+        yield ("training" if run.epochs else "scoring"), resident + added
     if runs[0].sampling:
         free = max(USABLE_MEMORY * gpu_memory - resident.total(), 0)
-        yield "sampling", _sampling_memory(runs[0], runs[0].sampling, placement, gpu_memory, free)
+        added = _sampling_memory(runs[0], runs[0].sampling, placement, gpu_memory, free)
+        yield "sampling", resident + added
 
 
 def _sampling_memory(
@@ -432,7 +443,7 @@ def _sampling_memory(
         return Memory(weights=gathered, cache=cache, activations=forward + logits)
 
     memory = of_batch(shape)
-    if gpu_memory and placement.generate_tokens is None and memory.total() > free:
+    if placement.generate_tokens is None and memory.total() > free:
         sequences = max(placement.micro_batch_tokens // shape.length, 1)
         memory = of_batch(shape._replace(sequences=min(sequences, shape.sequences)))
     return memory
@@ -527,10 +538,12 @@ class JobEstimate:
             workload = job_workload(self.spec, self.placement, plan, memory)
             if workload is None:
                 return None
+            if not memory:
+                return workload
             self.moment, self.memory = peak_memory(workload, self.placement, memory)
             if self._fits():
                 break
-        if rung and memory:
+        if rung:
             self.notes.append(f"{rung}, if a training finds the same")
         return workload
 

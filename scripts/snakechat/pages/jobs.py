@@ -24,7 +24,7 @@ QUANTILES = ("p1", "p10", "p50", "p90", "p99")
 # What the table of costs shows of run.json.
 COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 # What has tables of its own, or is the title of the page.
-APART = ("spec", "placement", "versions", "options", "unchanged_because")
+APART = ("spec", "placement", "versions", "options", "unchanged_because", "evaluated_in_update")
 
 
 class Training(NamedTuple):
@@ -254,7 +254,10 @@ def throughput(training: Training) -> dict[str, float | None]:
         sampled = [step["response/length"] for step in training.steps if "response/length" in step]
         count, batch = settings["num_generations"], settings["rollout_batch_size"]
         responses = count * sum(sampled) / len(sampled)
-        flops = rlhf_flops(run["models"], prompt + responses / count, settings["ppo_epochs"])
+        flops = rlhf_flops(
+            *(run["models"], prompt + responses / count, settings["ppo_epochs"]),
+            run.get("evaluated_in_update", False),
+        )
     else:
         count, batch = len(lengths), settings["global_batch_size"]
         flops = training_flops(run["models"]["model"], prompt + responses / count)

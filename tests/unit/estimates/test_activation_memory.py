@@ -121,6 +121,8 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
         # of the memory has those of 800 tokens: 25 sequences of 32.
         (8 * 800 * 64, None, 1000, 25),
         (8 * 800 * 64, 64, 1000, 2),
+        # Batches of equal size: 13 + 13 instead of 25 + 1.
+        (8 * 800 * 64, None, 52, 13),
         # The processes of two GPUs divide the responses.
         (8 * 800 * 64, None, 13, 7),
         # Too little for micro_batch_tokens.

@@ -11,7 +11,7 @@ SHAPE = BatchShape(sequences=8, length=512, targets=256)
 
 
 def work(run, rows=1, length=10):
-    return Workload([run], rows, length, SHAPE)
+    return Workload([run], rows, length, length, SHAPE)
 
 
 def test_flops_of_a_sequence():
@@ -62,7 +62,7 @@ def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, h
         Run(model, 0, forwards=2, epochs=1, sampling=sampling),
         Run(reward, 0, forwards=2, epochs=1),
     ]
-    workload = Workload(runs, rows, 512, shape)
+    workload = Workload(runs, rows, 512, 512, shape)
     assert total_seconds(workload, GPUS[gpu], gpus) / 3600 == pytest.approx(hours, rel=0.25)
 
 

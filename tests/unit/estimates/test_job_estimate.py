@@ -149,6 +149,38 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
     assert four.seconds == pytest.approx(2 * two.seconds)
 
 
+GRPO = {**EVALUATED, "algorithm": "grpo", "num_generations": 4, "global_batch_size": 64}
+GRPO |= {"rollout_batch_size": 16, "datasets": ["rm-static"], "max_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "forwards"),
+    [
+        # The reference is another model, and the update evaluates the actor.
+        ({}, [0, 1]),
+        ({"global_batch_size": 32}, [1, 1]),
+        ({"ppo_epochs": 2}, [1, 1]),
+        ({"generation_backend": "vllm", "importance_sampling_cap": 2.0}, [1, 1]),
+        ({"kl_in": "rewards", "kl_estimator": "k1"}, [1, 1]),
+        # Without its adapters, the actor is the reference.
+        ({"lora_rank": 8}, [1]),
+        ({"lora_rank": 8, "ppo_epochs": 2}, [2]),
+    ],
+)
+def test_a_single_update_needs_no_pass_before_it(changes, forwards):
+    workload = estimate("train_rlhf", "rlhf", GRPO | changes).workload
+    assert [run.forwards for run in workload.runs] == forwards
+
+
+def test_responses_that_share_a_prompt_do_not_attend_to_each_other():
+    workload = estimate("train_rlhf", "rlhf", GRPO | {"max_response_length": 200}).workload
+    # Prompts have half of their limit.
+    assert (workload.length, workload.attended) == (50 + 4 * 200, 50 + 200)
+    # A dense mask has all pairs.
+    dense = estimate("train_rlhf", "rlhf", GRPO | {"dtype": "fp32"}).workload
+    assert dense.attended == dense.length
+
+
 @pytest.mark.parametrize("lora_rank", [0, 128])
 def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
     recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": lora_rank}

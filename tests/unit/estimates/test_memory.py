@@ -21,7 +21,7 @@ def training(model, stage=0, frozen=(), largest=BATCH, sampled=None, vllm_ranks=
     """Return the workload of training a model, which may sample."""
     sampling = None if sampled is None else Sampling(1, sampled, vllm_ranks)
     first = Run(model, stage, epochs=1, sampling=sampling)
-    return Workload([first, *frozen], 0, 1, largest)
+    return Workload([first, *frozen], 0, 1, 1, largest)
 
 
 def memory_of(workload, placement, gpu_memory=0):
@@ -86,11 +86,24 @@ def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
 
 def test_one_of_several_models_is_in_memory_at_a_time():
     small, large = opt_spec("opt-1.3b"), opt_spec("opt-6.7b")
-    workload = Workload([Run(small, 0, 1), Run(large, 0, 1)], 0, 1, BATCH)
+    workload = Workload([Run(small, 0, 1), Run(large, 0, 1)], 0, 1, 1, BATCH)
     together = memory_of(workload, placement())["weights"]
     memory = memory_of(workload._replace(one_at_a_time=True), placement())
     assert together == small.weight_bytes + large.weight_bytes
     assert memory["weights"] == large.weight_bytes
+
+
+@pytest.mark.parametrize(("gpu_memory", "is_kept"), [(80 << 30, True), (50 << 30, False)])
+def test_the_decoder_stays_while_a_model_trains_where_it_leaves_space(gpu_memory, is_kept):
+    # Training takes more than sampling.
+    model, largest = opt_spec("opt-1.3b"), BatchShape(16, 1024, 1)
+    workload = training(model, largest=largest, sampled=SAMPLED)
+    alone = placement(gpus_per_node=1)
+    moment, memory = peak_memory(workload, alone, gpu_memory)
+    # Keys and values of 24 layers of 2,048 dimensions.
+    assert (moment, memory["cache"]) == ("training", is_kept * 2 * 2 * 24 * 2048 * 64 * 512)
+    without_graphs = replace(alone, cuda_graphs=False)
+    assert peak_memory(workload, without_graphs, gpu_memory)[1]["cache"] == 0
 
 
 def test_batches_that_sample_are_smaller_where_little_memory_is_free():

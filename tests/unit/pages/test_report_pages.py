@@ -299,8 +299,9 @@ def test_flops_per_token_of_rlhf():
     # many. Actor (2), reference (1) and scorers (2) run, and both models train for two epochs.
     both = {"actor": MODEL, "critic": MODEL}
     assert flops.rlhf_flops(both, 5, 2) == 5 * 360 + 2 * 2 * 1080
-    # Without a critic.
+    # Without a critic, and without the pass that evaluates the actor before a single update.
     assert flops.rlhf_flops({"actor": MODEL}, 5, 2) == 3 * 360 + 2 * 1080
+    assert flops.rlhf_flops({"actor": MODEL}, 5, 1, True) == 2 * 360 + 1080
 
 
 def test_throughput_of_a_run():
@@ -320,14 +321,16 @@ def test_responses_of_a_pair_do_not_attend_to_each_other():
     assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
 
 
-def test_throughput_of_rlhf_counts_all_responses_to_a_prompt():
+@pytest.mark.parametrize("in_update", [True, False])
+def test_throughput_of_rlhf_counts_all_responses_to_a_prompt(in_update):
     settings = SETTINGS | {"rollout_batch_size": 4, "num_generations": 2, "ppo_epochs": 1}
-    run = RUN | {"models": {"actor": MODEL}}
+    run = RUN | {"models": {"actor": MODEL}, "evaluated_in_update": in_update}
     train = {"rows": 100, "tokens": {"prompt": {"sum": 300}}}
     steps = [{"response/length": 4.0}, {"response/length": 6.0}]
     found = throughput(trained("rlhf", settings, run, steps, train))
     assert (found["rows_per_second"], found["tokens_per_second"]) == (8, 8 * 13)
-    assert found["flops_per_second"] == 8 * 13 * flops.rlhf_flops({"actor": MODEL}, 8, 1)
+    expected = flops.rlhf_flops({"actor": MODEL}, 8, 1, in_update)
+    assert found["flops_per_second"] == 8 * 13 * expected
 
 
 # --- the run of a training ------------------------------------------------------------------
