@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from snakechat.config.references import input_names
+from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.estimates import flops
 from snakechat.estimates.activation_memory import (
@@ -260,12 +260,13 @@ def _training(job: PlannedSizes) -> Workload:
 def _rlhf(job: PlannedSizes) -> Workload:
     """RLHF: the actor, its critic, which may start from any reward model, and what scores."""
     settings, prompts = RlhfSettings(**job.settings), job.tokens("train")
-    tokens, scorers = job.with_responses(prompts), [*input_names("reward", settings.reward)]
+    tokens, scorers = job.with_responses(prompts), model_names(settings.reward)
     rows, count = _trained_rows(job, prompts), settings.num_generations
     at_a_time = settings.rollout_batch_size * count
     # Without its adapters, the actor is the reference model; a teacher is another one.
-    reference = "teacher" if settings.teacher else "actor"
-    is_apart = bool(settings.teacher or not settings.lora_rank or settings.train_base != "none")
+    reference = "teacher" if settings.algorithm == "distill" else "actor"
+    is_lora = settings.lora_rank > 0 and settings.train_base == "none"
+    is_apart = reference == "teacher" or not is_lora
     forwards = (not evaluated_in_update(settings)) + (not is_apart)
     actor = job.training("actor", POLICY, forwards)
     runs = [actor._replace(sampling=job.sampling(actor.model, prompts, rows * count, at_a_time))]
@@ -317,7 +318,7 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
         ]
     if is_compared or scores_alone:
         dtype = "fp32" if is_compared else ""
-        scorers = [n for each in ("reward", "judge") for n in input_names(each, settings.get(each))]
+        scorers = [n for each in ("reward", "judge") for n in model_names(settings.get(each))]
         runs += [job.run(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
     if not runs:
         return None
