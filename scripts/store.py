@@ -9,13 +9,15 @@ result: with transformers, or with scripts/chat.py. Do not change its files. scr
 them all and compares their digests.
 
 gc removes the least recently used results until the store takes at most SIZE. What the links of an
-output folder lead to stays: of each one that used this store (STORE/roots). So do the checkpoints
-of interrupted jobs, which may wait in the queue of a cluster, unless --interrupted is given.
+output folder lead to, or was copied there, stays: of each one that used this store (STORE/roots).
+So do the checkpoints and the inputs of interrupted jobs, which may wait in the queue of a cluster,
+unless --interrupted is given.
 """
 
 import argparse
 import datetime
 import os
+import time
 from pathlib import Path
 
 from snakechat.jobs.stale_causes import spec_changes
@@ -55,7 +57,7 @@ def main() -> None:
     collection.add_argument(
         "--interrupted",
         action="store_true",
-        help="remove the checkpoints of interrupted jobs, too",
+        help="remove the checkpoints of interrupted jobs and what they alone need, too",
     )
     arguments = parser.parse_args()
     if not arguments.store.is_dir():
@@ -139,10 +141,12 @@ def format_time(seconds: float) -> str:
 def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     """Remove results that no root's links lead to, the least recently used ones first.
 
-    interrupted: Remove the checkpoints of interrupted jobs, too.
+    interrupted: As for collect.
     """
     names = named_versions(Path("output"))
-    removed = collect(store, needed_keys(store, Path("output")), max_bytes, interrupted)
+    started = time.time()
+    needed = needed_keys(store, Path("output"))
+    removed = collect(store, needed, started, max_bytes, interrupted)
     for result in removed:
         paths = "".join(f": {path}" for path in names.get(result.folder.resolve(), ()))
         print(f"removed {result.id}, last used {format_time(result.used)}{paths}")
@@ -152,7 +156,10 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     print(f"{len(removed):,} results removed, {size}; {len(left):,} left, {left_size}")
     if kept := interrupted_jobs(store):
         size = format_size(sum(result.num_bytes for result in kept))
-        print(f"{len(kept):,} unfinished jobs keep their checkpoints, {size}: see --interrupted")
+        print(
+            f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {size}: see"
+            " --interrupted"
+        )
 
 
 if __name__ == "__main__":

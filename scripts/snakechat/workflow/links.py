@@ -35,8 +35,9 @@ from snakechat.workflow.manifest import (
     content_digest,
     manifest_path,
     read_manifest,
+    result_id,
 )
-from snakechat.workflow.store import KEY, ROOTS, walk_files
+from snakechat.workflow.store import KEY, ROOTS, is_copy, stored_folders, walk_files
 
 VERSIONS = "versions"
 # The file in output/ that a build locks.
@@ -197,7 +198,15 @@ def result_of_version(version: Path) -> Path:
 
 
 def linked_results(output: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield each path of a result in output/, and the real folder that it leads to.
+    """Yield each path in output/ that leads to a result, and the real folder of the result."""
+    for path in _result_paths(output):
+        if path.is_symlink():
+            yield path, result_of_version(path)
+
+
+def _result_paths(output: Path) -> Iterator[Path]:
+    """Yield the links to results in output/, and in place of links the folders and manifests that
+    `cp -rL` makes of them.
 
     Folders of output/ may be links to other disks.
     """
@@ -214,10 +223,15 @@ def linked_results(output: Path) -> Iterator[tuple[Path, Path]]:
                 path = parent / name
                 if name.startswith(".") or path in (output / STORE.name, output / VERSIONS):
                     continue
-                if path.is_symlink() and _leads_to_result(path):
-                    yield path, result_of_version(path)
+                is_link = path.is_symlink()
+                if _leads_to_result(path) if is_link else is_copy(path) or _is_manifest(path):
+                    yield path
                 elif path.is_dir():
                     pending.append(path)
+
+
+def _is_manifest(path: Path) -> bool:
+    return path.name.endswith(f".{MANIFEST}")
 
 
 def _leads_to_result(path: Path) -> bool:
@@ -278,15 +292,15 @@ def _root_text(store: Path, output: Path) -> str:
     return os.path.relpath(folder, place) if Path(place).is_relative_to(folder) else folder
 
 
-def root_links(store: Path, output: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield what linked_results yields of all roots of a store.
+def find_roots(store: Path, output: Path) -> Iterator[Path]:
+    """Yield the output folders whose links lead to results in a store.
 
-    output: The output folder of this working directory, which is a root too.
+    output: The one of this working directory, which is a root too.
 
     Raises:
         InputError: A root cannot be read: what its links need is unknown.
     """
-    yield from linked_results(output)
+    yield output
     folder = store / ROOTS
     for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
         # Empty after a power cut, for example.
@@ -298,25 +312,46 @@ def root_links(store: Path, output: Path) -> Iterator[tuple[Path, Path]]:
                 f" deleted, delete {path} too"
             )
         for link in (*root.glob("*"), *root.glob("*/*")):
-            is_ours = link.name.startswith(".") or link.name.endswith(f".{MANIFEST}")
+            is_ours = link.name.startswith(".") or _is_manifest(link)
             if not link.exists() and not is_ours and not _leads_to_result(link):
                 raise InputError(
                     f"{link.parent.resolve() / link.name} leads nowhere: mount its disk, or delete"
                     " the link"
                 )
         if not output.is_dir() or not root.samefile(output):
-            yield from linked_results(root)
+            yield root
 
 
 def needed_keys(store: Path, output: Path) -> set[str]:
-    """Return the keys of the results that the links of all roots lead to.
+    """Return the keys of the results that the links of all roots lead to, or that are copied there.
 
     They count by key and not by folder: a store may have been moved since.
 
-    Takes the arguments of root_links, and raises its errors.
+    Takes the arguments of find_roots.
+
+    Raises:
+        InputError: As find_roots does; or a copy has a damaged manifest; or the store has results,
+            and nothing leads to one.
     """
-    links = root_links(store, output)
-    return {name for path, folder in links for name in (folder.name, Path(os.readlink(path)).name)}
+    keys: set[str] = set()
+    for path in (path for root in find_roots(store, output) for path in _result_paths(root)):
+        file, is_link = path if path.is_file() else path / MANIFEST, path.is_symlink()
+        if is_link:
+            keys |= {result_of_version(path).name, Path(os.readlink(path)).name}
+        if manifest := read_manifest(file):
+            keys.add(result_id(manifest).rpartition("/")[2])
+        elif not is_link:
+            raise InputError(
+                f"{file} is damaged: which result it is a copy of is unknown: delete it, or move it"
+                " to another place"
+            )
+    results = stored_folders(store)
+    if results and keys.isdisjoint(folder.name for folder in results):
+        raise InputError(
+            f"no path leads to a result in {store}: start a build in each folder that uses it,"
+            " which links its results; or delete the store, if nobody needs it"
+        )
+    return keys
 
 
 # --- versions of recipes --------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from snakechat.workflow.hermetic import (
     write_limits,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
-from snakechat.workflow.links import link_result, root_links
+from snakechat.workflow.links import find_roots, link_result, linked_results
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -60,6 +60,7 @@ from snakechat.workflow.store import (
     delete_lock,
     delete_work,
     is_complete,
+    note_inputs,
     publish,
     set_aside,
 )
@@ -134,6 +135,7 @@ def prepare(
         take_checkpoints(job)
         for folder in (job.result, job.states, job.log_folder):
             make_folders(folder)
+        note_inputs(job.place, (entry["result"] for entry in job.recorded_inputs.values()))
     os.environ.update({PREPARED: job.key, STATES: str(job.states)})
     if hermetic_version(options.hermetic):
         path = work_folder(job.place) / "limits.json"
@@ -426,7 +428,8 @@ def readers(job: Job[Any]) -> list[str]:
     target = job.target.parent.resolve() / job.target.name
     return [
         str(path)
-        for path, folder in root_links(Path(job.options.stores[0]), Path("output"))
+        for root in find_roots(Path(job.options.stores[0]), Path("output"))
+        for path, folder in linked_results(root)
         if folder == job.place.resolve() and path.parent.resolve() / path.name != target
     ]
 

@@ -4,6 +4,7 @@
     STORE/RULE/.KEY/lock     held by the process that makes it
     STORE/RULE/.KEY/result/  what a job makes, or made when it was killed
     STORE/RULE/.KEY/state/   checkpoints of an interrupted job
+    STORE/RULE/.KEY/inputs   RULE/KEY of the results that it reads
     STORE/roots/             the output folders whose links lead to results
 
 KEY is the digest of everything that determines the result, and no name is part of it: recipes, and
@@ -23,13 +24,12 @@ import os
 import re
 import shutil
 import stat
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from snakechat.workflow.digests import file_digests, fsync
+from snakechat.workflow.digests import file_digests, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
@@ -49,7 +49,7 @@ from snakechat.workflow.manifest import (
     work_folder,
 )
 
-ROOTS = "roots"
+ROOTS, INPUTS = "roots", "inputs"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
 
 # Returns the digests of files by their paths.
@@ -358,24 +358,25 @@ def examine(folders: Iterable[tuple[Path, bool]]) -> list[StoredResult]:
 
 
 def collect(
-    store: Path, needed: Collection[str], max_bytes: int, interrupted: bool = False
+    store: Path, needed: Collection[str], started: float, max_bytes: int, interrupted: bool = False
 ) -> list[StoredResult]:
     """Remove the least recently used results, and what killed jobs left, until a store is small.
 
     Args:
         store: The store.
-        needed: Keys of results that stay.
+        needed: Keys of results that stay. So do the inputs of interrupted jobs.
+        started: Unix time before these keys were found: what was linked since then stays, too.
         max_bytes: Space that the store may use.
-        interrupted: Remove the checkpoints of interrupted jobs, too.
+        interrupted: Remove the checkpoints of interrupted jobs, and what they alone need, too.
 
     Returns:
         What was removed.
     """
-    started = time.time()
     folders = [(folder, True) for folder in stored_folders(store)]
     results = examine([*folders, *((folder, False) for folder in unfinished_results(store))])
     # A job may wait in the queue of a cluster to go on from its checkpoints.
-    kept = {} if interrupted else {result.folder for result in interrupted_jobs(store)}
+    kept = set() if interrupted else {result.folder for result in interrupted_jobs(store)}
+    needed = {*needed, *(key for folder in kept for key in _input_keys(folder))}
     num_bytes = sum(result.num_bytes for result in results)
     removed = []
     for result in results:
@@ -386,6 +387,17 @@ def collect(
             removed.append(result)
             num_bytes -= result.num_bytes
     return removed
+
+
+def note_inputs(folder: Path, inputs: Iterable[str]) -> None:
+    """Note the RULE/KEY of the inputs of a job that makes a result, before it starts."""
+    write_atomically(work_folder(folder) / INPUTS, "".join(f"{result}\n" for result in inputs))
+
+
+def _input_keys(folder: Path) -> list[str]:
+    path = work_folder(folder) / INPUTS
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [line.rpartition("/")[2] for line in lines]
 
 
 def interrupted_jobs(store: Path) -> list[StoredResult]:

@@ -18,6 +18,7 @@ from snakechat.workflow.store import (
     complete_result,
     find_results,
     is_complete,
+    note_inputs,
     parse_size,
     publish,
     stored_folders,
@@ -116,7 +117,7 @@ def size_of(*folders):
 
 @pytest.mark.parametrize("number", [3, 2, 1, 0])
 def test_the_least_recently_used_results_are_removed(store, aged, number):
-    removed = collect(store, (), size_of(*aged[:number]))
+    removed = collect(store, (), time.time(), size_of(*aged[:number]))
     assert [result.folder for result in removed] == aged[number:][::-1]
     assert stored_folders(store) == sorted(aged[:number])
     assert not list(store.glob("*/.*"))
@@ -130,7 +131,7 @@ def register(store):
 
 
 def collect_unneeded(store):
-    return collect(store, needed_keys(store, Path("output")), 0)
+    return collect(store, needed_keys(store, Path("output")), time.time(), 0)
 
 
 def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
@@ -152,6 +153,14 @@ def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
             collect_unneeded(store)
         # Its disk is not mounted.
         (tmp_path / "other/output").mkdir(parents=True, exist_ok=True)
+
+
+def test_what_a_build_links_while_links_are_read_stays(store, aged):
+    link_result("output/sft/tiny", aged[0])
+    started, needed = time.time(), needed_keys(store, Path("output"))
+    link_result("output/sft/other", aged[1])
+    collect(store, needed, started, 0)
+    assert stored_folders(store) == sorted(aged[:2])
 
 
 @pytest.mark.parametrize("folder", ["output/sft", "output/eval/sft"])
@@ -181,6 +190,80 @@ def test_a_store_that_was_moved_keeps_what_is_linked(store, aged, path, tmp_path
     assert [folder.name for folder in stored_folders(shared)] == [aged[0].name]
 
 
+def resolve_links(tree):
+    """Replace a tree by what `cp -rL` makes of it."""
+    shutil.copytree(tree, "copy")
+    shutil.rmtree(tree) if not tree.is_symlink() else tree.unlink()
+    Path("copy").rename(tree)
+
+
+def resolve_a_folder(tree):
+    resolve_links(tree / "sft/tiny")
+
+
+def resolve_a_folder_alone(tree):
+    resolve_a_folder(tree)
+    (tree / "sft/tiny.manifest.json").unlink()
+
+
+def move_a_copy_to_another_disk(tree):
+    resolve_a_folder(tree)
+    (tree / "sft/tiny").rename("disk")
+    (tree / "sft/tiny").symlink_to(Path("disk").absolute())
+
+
+def lose_links_to_folders(tree):
+    resolve_links(tree)
+    shutil.rmtree(tree / "sft/tiny")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        resolve_links,
+        resolve_a_folder,
+        resolve_a_folder_alone,
+        move_a_copy_to_another_disk,
+        lose_links_to_folders,
+    ],
+)
+def test_copies_in_place_of_links_name_what_stays(store, aged, change):
+    register(store)
+    link_result("output/sft/tiny", aged[0])
+    change(Path("output"))
+    collect_unneeded(store)
+    assert stored_folders(store) == [aged[0]]
+
+
+def test_what_a_damaged_copy_needs_is_unknown(store, aged):
+    link_result("output/data/toy", aged[0])
+    link_result("output/sft/tiny", aged[1])
+    resolve_a_folder(Path("output"))
+    Path("output/sft/tiny/manifest.json").write_text("{")
+    with pytest.raises(InputError, match=r"output/sft/tiny/manifest\.json is damaged: which"):
+        collect_unneeded(store)
+
+
+def test_a_store_that_no_path_leads_to_is_not_emptied(store, aged):
+    register(store)
+    link_result("output/sft/tiny", aged[0])
+    for path in Path("output/sft").iterdir():
+        path.unlink()
+    with pytest.raises(InputError, match="no path leads to a result in output/store"):
+        collect_unneeded(store)
+
+
+def test_inputs_of_an_interrupted_job_stay_unless_it_goes(store, aged):
+    place = store / "train_sft" / ("a" * 32)
+    (state_folder(place) / "00000020").mkdir(parents=True)
+    note_inputs(place, [f"train_sft/{aged[0].name}"])
+    link_result("output/sft/tiny", aged[1])
+    collect_unneeded(store)
+    assert stored_folders(store) == sorted(aged[:2])
+    collect(store, needed_keys(store, Path("output")), time.time(), 0, interrupted=True)
+    assert stored_folders(store) == [aged[1]] and not place.with_name(f".{place.name}").exists()
+
+
 def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
     def fail(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -189,7 +272,7 @@ def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
     descriptor = acquire_lock(lock_path(aged[1]))
     monkeypatch.setattr(Path, "mkdir", fail)
     monkeypatch.setattr(os, "write", fail)
-    removed = collect(store, (), 0)
+    removed = collect(store, (), time.time(), 0)
     os.close(descriptor)
     assert {result.folder for result in removed} == {aged[0], aged[2]}
     assert stored_folders(store) == [aged[1]]
@@ -214,7 +297,7 @@ def test_what_a_job_makes_stays_and_checkpoints_stay_unless_named(store, aged, i
         (state / "00000020").mkdir(parents=True)
         (state / "00000020/model").write_text("x" * 1000)
     descriptor = acquire_lock(lock_path(states[0].parent.with_name("a" * 32)))
-    removed = {result.folder.name[0] for result in collect(store, (), 0, interrupted)}
+    removed = {result.folder.name[0] for result in collect(store, (), time.time(), 0, interrupted)}
     os.close(descriptor)
     assert removed >= {"c"} and ("b" in removed) == interrupted
     assert states[0].exists() and states[1].exists() != interrupted and not left.parent.exists()
