@@ -34,6 +34,9 @@ from snakechat.workflow.store import (
     stored_results,
 )
 
+# Seconds by which the clock of a file server may be behind.
+CLOCK_DIFFERENCE = 60
+
 
 @one_line_errors()
 def main() -> None:
@@ -144,7 +147,7 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     interrupted: As for collect.
     """
     names = named_versions(Path("output"))
-    started = time.time()
+    started = time.time() - CLOCK_DIFFERENCE
     needed = needed_keys(store, Path("output"))
     removed = collect(store, needed, started, max_bytes, interrupted)
     for result in removed:
