@@ -15,7 +15,7 @@ from snakechat.config.cross_checks import check_placements, check_references
 from snakechat.config.recipes import Config
 from snakechat.config.schema import ConfigError, checked, checked_recipe
 from snakechat.config.sections import Sections
-from snakechat.workflow.limited_yaml import root_node
+from snakechat.workflow.limited_yaml import root_node, values_of
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
@@ -60,10 +60,10 @@ def check_config_text(name: str, content: bytes) -> None:
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
         _check_keys(name, root)
-        yaml.CSafeLoader("").construct_document(root)
+        values_of(root)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
-    except (ValueError, LookupError) as error:
+    except ValueError as error:
         # Too many values, or some that have the form of a date or a number, and are none.
         raise ConfigError(f"{name}: a value cannot be read: {error}") from None
 
@@ -88,7 +88,7 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
 
 
 def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
-    """Raise ConfigError for the first mapping that has a key twice."""
+    """Raise ConfigError for the first mapping that has a key twice, or text with a NUL."""
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             _check_keys(name, item, f"{path}{number}.")
@@ -103,6 +103,8 @@ def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
                 )
             lines[written] = line
             _check_keys(name, value, f"{path}{key.value}.")
+    elif "\0" in node.value:
+        raise ConfigError(f"{name}: {path[:-1]} has the character NUL: remove it")
 
 
 # Keys whose values are text, even if they look like numbers: a commit may consist of digits.

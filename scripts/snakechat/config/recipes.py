@@ -149,8 +149,9 @@ class Config:
             changes = checked(keys.get("placement", {}), str | PlacementChanges, place, "placement")
             # The name of a deployment, or keys that change one.
             changes = {"deployment": changes} if isinstance(changes, str) else changes
-            if deployment := changes.pop("deployment", None):
-                placement = self.entry("deployments", deployment, f"{place}.placement")
+            if "deployment" in changes:
+                name = changes.pop("deployment")
+                placement = self.entry("deployments", name, f"{place}.placement")
             placement = {**placement, **changes}
         if self.values["deployment"] is not None:
             placement = self.entry("deployments", self.values["deployment"], "deployment")
@@ -397,7 +398,7 @@ class Config:
 
     def local_path(self, path: str | Path) -> Path:
         """Return a path of the config, relative if it is in the working directory."""
-        whole = os.path.normpath(Path.cwd() / self.root / Path(path).expanduser())
+        whole = os.path.normpath(Path.cwd() / self.root / os.path.expanduser(path))
         relative = os.path.relpath(whole)
         return Path(whole if relative.startswith("..") else relative)
 

@@ -1,5 +1,6 @@
 """Keys of the config other than training settings: datasets, models, placement, evaluation."""
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
@@ -87,10 +88,12 @@ def _check_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
         if key in parameters:
             raise ValueError(f"{key} is set by Snakechat, which reads one reply: remove it")
     # JSON has one kind of number: 0 and 0.0 are the same request.
-    return {
-        key: int(value) if isinstance(value, float) and value.is_integer() else value
-        for key, value in parameters.items()
-    }
+    read: dict[str, Any] = json.loads(json.dumps(parameters), parse_float=_as_number)
+    return read
+
+
+def _as_number(text: str) -> float:
+    return int(number) if (number := float(text)).is_integer() else number
 
 
 # Fields of requests to an LLM judge that the client sets, or whose replies it does not read.
@@ -348,7 +351,7 @@ class PlacementKeys(Settings):
 
     nodes: Count = ABSENT
     gpus_per_node: NonNegativeInt = ABSENT
-    zero_stage: Literal["auto", 0, 1, 2, 3] = ABSENT
+    zero_stage: Annotated[Literal["auto", 0, 1, 2, 3], IS_NUMBER] = ABSENT
     offload: Literal["none", "optimizer", "parameters"] = ABSENT
     activation_checkpointing: Literal["auto"] | bool = ABSENT
     micro_batch_tokens: Literal["auto"] | Count = ABSENT
@@ -362,7 +365,7 @@ class PlacementKeys(Settings):
     vllm_tensor_parallel_size: Annotated[Count, only_with("generation_backend", "vllm")] = ABSENT
     environment: dict[EnvironmentVariable, str] | None = ABSENT
     critic_zero_stage: Annotated[Literal[0, 1, 2, 3] | None, only_with("algorithm", "ppo")] = ABSENT
-    offload_frozen: bool = ABSENT
+    offload_frozen: Annotated[bool, ReadIf(lambda s: "algorithm" in s, "outside of rlhf")] = ABSENT
     max_mem_mb: Count | None = ABSENT
     slurm: dict[SlurmKey, str] | None = ABSENT
 
@@ -389,6 +392,12 @@ class Deployment(PlacementKeys):
 
 class RecipePlacement(Deployment):
     """The placement of a recipe: a deployment with the recipe's own keys."""
+
+    @model_validator(mode="after")
+    def _check_memory(self) -> Self:
+        if self.max_mem_mb is not None and self.max_mem_mb < self.mem_mb:
+            raise ValueError(f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})")
+        return self
 
     @model_validator(mode="after")
     def _check_zero_stages(self) -> Self:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from snakechat.config.settings import (
     ABSENT,
@@ -45,7 +45,9 @@ WITH_LORA = only_with("lora_rank")
 WITHOUT_LORA = ReadIf(
     lambda settings: not settings.get("lora_rank"), "with lora_rank: adapters are trained"
 )
-LayerNames = Annotated[list[NonEmptyText], Field(min_length=1)]
+LayerNames = Annotated[
+    list[NonEmptyText], Field(min_length=1), AfterValidator(lambda names: sorted(set(names)))
+]
 
 
 class OptimizerSettings(Settings):

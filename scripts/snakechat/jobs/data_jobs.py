@@ -130,7 +130,7 @@ def _hub_source(entry: dict[str, Any]) -> dict[str, str]:
 def _exclude_settings(config: Config, dataset: str) -> dict[str, Any]:
     """Return the part of a job's settings that names the excluded rows of a dataset; {} if none."""
     excluded = _present(config.values["datasets"][dataset], ["exclude"])
-    return {key: sorted(digests) for key, digests in excluded.items()}
+    return {key: sorted(set(digests)) for key, digests in excluded.items()}
 
 
 def _present(entry: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int
     """
     nodes, gpus, slurm = placement.nodes, placement.gpus_per_node, placement.slurm or {}
     many, gpu_type = nodes > 1, slurm.get("gpu_type")
-    limit = max(placement.max_mem_mb or 0, placement.mem_mb)
+    limit = placement.max_mem_mb or placement.mem_mb
     of_slurm: dict[str, int | str | None] = {name: slurm.get(key) for name, key in OF_SLURM.items()}
     return {
         **of_slurm,

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
-NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+# Digits of numbers: of longer integers, arbitrarily many have the same hash.
+MAX_DIGITS = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 1000}
 # Values that aliases and merges may add to the text's own.
 MAX_REPEATED = 100_000
-MAX_DIGITS = 1000
 MAX_DEPTH = 100
 
 
@@ -23,7 +23,16 @@ def load_yaml(text: str) -> Any:
         yaml.YAMLError: The text is not YAML.
     """
     root = root_node(text)
-    return None if root is None else yaml.CSafeLoader("").construct_document(root)
+    return None if root is None else values_of(root)
+
+
+def values_of(root: yaml.Node) -> Any:
+    """Return the values of nodes, with the errors of load_yaml."""
+    try:
+        return yaml.CSafeLoader("").construct_document(root)
+    except (AttributeError, LookupError) as error:
+        # Of a tag such as !!timestamp, whose text is none.
+        raise ValueError(f"a value does not fit its tag ({error})") from None
 
 
 def root_node(text: str) -> yaml.Node | None:
@@ -60,8 +69,9 @@ def _count(node: yaml.Node, counts: dict[yaml.Node, int], limit: int) -> int:
         return counts[node]
     counts[node] = 0
     if isinstance(node, yaml.ScalarNode):
-        if node.tag in NUMBERS and len(node.value) > MAX_DIGITS:
-            raise ValueError(f"a number has {len(node.value):,} digits, at most {MAX_DIGITS:,}")
+        digits, most = len(node.value), MAX_DIGITS.get(node.tag)
+        if most is not None and digits > most:
+            raise ValueError(f"a number has {digits:,} digits, at most {most:,}")
         counts[node] = 1
         return 1
     children = node.value

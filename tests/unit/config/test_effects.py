@@ -127,6 +127,10 @@ SPELLINGS = [
     ({}, {"template": "dialogue"}),
     ({}, {"models": {"tiny": {"template": "dialogue"}}}),
     ({}, {"evaluation": {"llm_judge_prompts": 7}}),
+    (
+        recipe("sft", {**LORA, "lora_target_modules": ["k_proj", "q_proj"]}),
+        recipe("sft", {**LORA, "lora_target_modules": ["q_proj", "k_proj", "q_proj"]}),
+    ),
 ]
 
 
@@ -139,8 +143,24 @@ def test_other_spellings_of_a_value_make_the_same_spec(changes, others):
 
 def test_numbers_of_requests_to_a_judge_have_one_spelling():
     judge = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
-    found = [
-        load({"llm_judges": {"wise": {**judge, "parameters": {"temperature": zero}}}})
-        for zero in (0.0, 0)
-    ]
-    assert repr(found[0].judge_settings(["wise"])) == repr(found[1].judge_settings(["wise"]))
+    parameters = [{"temperature": zero, "more": {"seeds": [zero, 0.5]}} for zero in (0.0, 0, -0.0)]
+    found = [load({"llm_judges": {"wise": {**judge, "parameters": each}}}) for each in parameters]
+    assert len({repr(config.judge_settings(["wise"])) for config in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("offload_frozen", True, "True has no effect outside of rlhf: remove it"),
+        ("critic_zero_stage", 2, "2 has no effect without algorithm: ppo: remove it"),
+        ("max_mem_mb", 10, "10 is less than mem_mb (4000)"),
+        ("zero_stage", True, "expected a number, found True"),
+        ("deployment", "", "names '', which is not under deployments"),
+    ],
+)
+def test_keys_of_a_placement_without_effect_are_mistakes(key, value, message):
+    place = "" if key == "deployment" else f".{key}"
+    with pytest.raises(ConfigError) as error:
+        load(recipe("sft", {"placement": {"deployment": "cpu", key: value}}))
+    expected = f"config: sft.recipes.mine.placement{place}"
+    assert str(error.value).startswith(f"{expected}{' ' if not place else ': '}{message}")

@@ -1,5 +1,7 @@
 """Metadata of the cards of datasets and models."""
 
+import time
+
 import pytest
 
 from snakechat.data.cards import card_facts, source_licenses
@@ -38,6 +40,18 @@ def test_facts_are_words_of_the_metadata(tmp_path, card, facts):
     assert card_facts(tmp_path) == UNKNOWN
     (tmp_path / "README.md").write_bytes(card)
     assert card_facts(tmp_path) == facts
+
+
+# Of the first keys, all have the same hash.
+EQUAL_HASHES = ", ".join(f"{number * (2**61 - 1)}: 1" for number in range(15_000))
+
+
+@pytest.mark.parametrize("text", ["!!timestamp x", "!!int ''", "!!bool x", f"{{{EQUAL_HASHES}}}"])
+def test_metadata_that_cannot_be_read_are_none_at_once(tmp_path, text):
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nother: {text}\n---\n")
+    start = time.monotonic()
+    assert card_facts(tmp_path) == {"licence": None}
+    assert time.monotonic() - start < 2
 
 
 def test_sources_are_what_the_build_does_not_generate():
