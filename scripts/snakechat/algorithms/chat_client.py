@@ -7,6 +7,7 @@ starts again, and it prints no reason.
 
 import asyncio
 import json
+import re
 import sys
 import time
 from asyncio import sleep
@@ -63,8 +64,8 @@ class HttpClient(httpx2.AsyncClient):
             TooLarge: It has more than MAX_BYTES.
             httpx2.RequestError: The request failed.
         """
-        headers = [item for item in request.headers.multi_items() if item[0] in HEADERS]
-        request.headers = httpx2.Headers(headers)
+        sent = [item for item in request.headers.multi_items() if item[0] in HEADERS]
+        request.headers = httpx2.Headers(sent)
         options |= {"stream": True, "follow_redirects": False}
         content = bytearray()
         response = await super().send(request, **options)
@@ -73,9 +74,10 @@ class HttpClient(httpx2.AsyncClient):
                 content += chunk
                 if len(content) > MAX_BYTES:
                     raise TooLarge
-        retry_after = {"Retry-After": response.headers.get("Retry-After", "")}
+        seconds = response.headers.get("Retry-After", "")
+        headers = {"Retry-After": seconds if seconds.isascii() and seconds.isdecimal() else "0"}
         return httpx2.Response(
-            response.status_code, headers=retry_after, content=bytes(content), request=request
+            response.status_code, headers=headers, content=bytes(content), request=request
         )
 
 
@@ -210,8 +212,7 @@ class ChatClient:
                 failure = f"status {error.status_code}: {error.response.text}"
                 if error.status_code not in (408, 429) and error.status_code < 500:
                     break
-                seconds = error.response.headers["Retry-After"]
-                wait = max(wait, float(seconds) if seconds.isdecimal() else 0)
+                wait = max(wait, float(error.response.headers["Retry-After"]))
             except openai.APIConnectionError as error:
                 failure = f"{type(error.__cause__).__name__} {error.__cause__}"
             if attempt < ATTEMPTS - 1:
@@ -245,8 +246,10 @@ class ChatClient:
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             )
-        content = self._without_key(content or "")
-        reply = Reply(content, *(n if isinstance(n, int) else 0 for n in tokens))
+        # Half of a surrogate pair is no text.
+        content = self._without_key((content or "").encode(errors="replace").decode())
+        counts = (n if isinstance(n, int) and 0 <= n < MAX_BYTES else 0 for n in tokens)
+        reply = Reply(content, *counts)
         self.counts["prompt_tokens"] += reply.prompt_tokens
         self.counts["completion_tokens"] += reply.completion_tokens
         return reply
@@ -259,7 +262,12 @@ class ChatClient:
         await sleep(start - now)
 
     def _without_key(self, text: str) -> str:
-        return text if self.key is None else text.replace(self.key, "***")
+        # A local server may take any key, such as x.
+        if self.key is None or len(self.key) < 4:
+            return text
+        # Also as JSON and addresses escape it.
+        characters = (rf"(?:\\?{re.escape(c)}|\\u{ord(c):04x}|%{ord(c):02x})" for c in self.key)
+        return re.sub(r"\s*".join(characters), "***", text, flags=re.IGNORECASE)
 
     def _quote(self, text: str) -> str:
         """Return a text on one line, truncated, without the API key."""

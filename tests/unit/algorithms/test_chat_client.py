@@ -139,11 +139,24 @@ def test_a_request_ends_at_the_deadline_whatever_the_server_sends(
     assert time.monotonic() - started < 8
 
 
-def test_a_key_that_the_endpoint_sends_back_is_not_stored(server, tmp_path):
-    server.replies = [f"Your key is {SECRET}."]
+@pytest.mark.parametrize(
+    "sent",
+    [SECRET, SECRET.upper(), r"sk-very-\u0073ecret", "sk%2dvery%2Dsecret", "sk-\nvery-secret"],
+)
+def test_a_key_that_the_endpoint_sends_back_is_not_stored(sent, server, tmp_path):
+    server.replies = [f"Your key is {sent}."]
     assert ask(judge_of(server, tmp_path), "a") == ["Your key is ***."]
     [path] = tmp_path.rglob("*.json")
     assert SECRET not in path.read_text()
+
+
+def test_what_an_endpoint_may_not_send_is_left_out(server, tmp_path):
+    reply = {"choices": [{"message": {"content": "yes\ud800"}}]}
+    reply["usage"] = {"prompt_tokens": 10**40, "completion_tokens": -3}
+    server.replies = [(429, {"Retry-After": "\xb2"}, ""), (200, {}, reply)]
+    client = judge_of(server, tmp_path)
+    assert ask(client, "a") == ["yes?"] and server.waits == [1]
+    assert client.counts["prompt_tokens"] == client.counts["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize("value", [None, "sk-\nsecret"])
