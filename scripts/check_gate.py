@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.pages.metrics import read_figure, read_metrics
+from snakechat.pages.metrics import read_benchmarks, read_figure, read_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -21,7 +21,8 @@ def main(job: Job[Any]) -> None:
     """Write gate.json, or fail."""
     gate = job.settings.gate
     recipe, metric = job.spec["name"], gate["metric"]
-    metrics = read_metrics(job.inputs, "evaluation", "benchmark.")
+    metrics = read_json(job.inputs["evaluation"] / "metrics.json")
+    metrics |= read_benchmarks(job.inputs).get(recipe, {})
     value = figure_value(metrics, metric, f"{recipe}: gate")
     bounds = {key: gate[key] for key in ("min", "max") if key in gate}
     low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)

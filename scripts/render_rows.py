@@ -9,22 +9,14 @@ anything is cut to a number of tokens.
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
-from snakechat.data.dialogues import Turn, message_of, messages_of, response_turn, tools_of
+from snakechat.data.dialogues import message_of, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
 from snakechat.data.memory_limit import limited_memory
-from snakechat.data.phase_splits import (
-    ROW,
-    SPLITS,
-    batches,
-    dataset_name,
-    kept_names,
-    phase_rows,
-)
+from snakechat.data.phase_splits import ROW, SPLITS, batches, dataset_name, kept_names, phase_rows
 from snakechat.data.records import KEPT, PROMPT
 from snakechat.data.row_encoding import drop_reason, trained_places, unless_rejected
 from snakechat.data.tokenizers import load_tokenizer
@@ -35,20 +27,18 @@ Line = dict[str, Any]
 
 
 def main(job: Job[Any]) -> None:
-    """Write both files of each split, and stats.json.
+    """Write both files of each split.
 
     Raises:
         InputError: A split has no rows, or the template rejects a row.
     """
     with limited_memory(MAX_MEMORY):
         encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
-        stats = {split: write_split(job, encoder, split) for split in SPLITS}
-    job.facts["dropped"] = {split: stats[split]["dropped"] for split in SPLITS}
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+        job.facts["dropped"] = {split: write_split(job, encoder, split) for split in SPLITS}
 
 
-def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
-    """Write the files of a split; return the numbers of its rows and of those that are dropped."""
+def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
+    """Write the files of a split; return the numbers of rows that are dropped, by reason."""
     rows, dropped, written = phase_rows(job, split), Counter[str](), 0
     # Reward functions receive them.
     kept = kept_names(job, split, rows) if job.settings.fields == [PROMPT] else ()
@@ -75,7 +65,7 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
         names = ", ".join(dataset_name(job, dataset) for dataset in rows)
         raise InputError(f"{names}: the {split} split has no rows left: {dict(dropped)}")
     print(f"{split}: {written:,} rows, dropped: {dict(dropped)}")
-    return {"rows": written, "dropped": dict(sorted(dropped.items()))}
+    return dict(sorted(dropped.items()))
 
 
 def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
@@ -84,64 +74,44 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
     Raises:
         TurnsRejected: The template rejects it.
     """
-    turns, end = record[PROMPT], str(encoder.tokenizer.decode([encoder.end_id]))
-    fields = [name for name in settings.fields if name != PROMPT]
-    responses = {name: record[name] for name in fields}
+    turns, writer = record[PROMPT], encoder.writer
+    end = str(encoder.tokenizer.decode([encoder.end_id]))
+    tools = {"tools": found} if (found := tools_of(turns)) else {}
+    responses = {name: record[name] for name in settings.fields if name != PROMPT}
     if reason := drop_reason(encoder, turns, *responses.values(), unpaired=settings.unpaired):
         return [reason]
     if not turns:
         text = record["chosen"]
         return [[{"text": text}], [{"text": text + end}]]
-    if fields == ["chosen"]:
-        return _dialogue(encoder, settings, [*turns, response_turn(record["chosen"])], end)
-    prompt = encoder.writer.prompt(turns)
+    if [*responses] == ["chosen"]:
+        dialogue = [*turns, response_turn(record["chosen"])]
+        is_all = getattr(settings, "train_on", None) == "all_turns"
+        written = writer.responses(dialogue, trained_places(dialogue) if is_all else [len(turns)])
+        return [
+            [{"messages": messages_of(dialogue), **tools}],
+            [{PROMPT: each.prompt, "completion": f"{each.response}{end}"} for each in written],
+        ]
+    prompt = writer.prompt(turns)
     kept = {
         name.removeprefix(KEPT): json.loads(cell)
         for name, cell in record.items()
         if name.startswith(KEPT) and cell is not None
     }
-    # As messages, and as texts.
-    lines: list[Line] = [_messages(PROMPT, turns) | kept, {PROMPT: prompt} | kept]
-    written = {
-        name: (
-            [message_of(response_turn(response))],
-            encoder.writer.response(prompt, turns, response) + end,
-        )
-        for name, response in responses.items()
-        if response is not None
-    }
-    if not settings.unpaired:
-        of_forms = zip(*written.values(), strict=True) if written else ((), ())
-        return [
-            [line | dict(zip(written, form, strict=True))]
-            for line, form in zip(lines, of_forms, strict=True)
-        ]
-    return [
-        [
-            {**line, "completion": forms[place], "label": name == "chosen"}
-            for name, forms in written.items()
-        ]
-        for place, line in enumerate(lines)
-    ]
-
-
-def _messages(key: str, turns: Sequence[Turn]) -> Line:
-    """Return turns as messages under a key, and their tools if they have any."""
-    tools = tools_of(turns)
-    return {key: messages_of(turns)} | ({"tools": tools} if tools else {})
-
-
-def _dialogue(encoder: Encoder, settings: Any, turns: list[Turn], end: str) -> list[Any]:
-    """Return the lines of a dialogue; as texts, one for each response that is trained."""
-    is_all = getattr(settings, "train_on", None) == "all_turns"
-    places = trained_places(turns) if is_all else [len(turns) - 1]
-    return [
-        [_messages("messages", turns)],
-        [
-            {"prompt": each.prompt, "completion": f"{each.response}{end}"}
-            for each in encoder.writer.responses(turns, places)
-        ],
-    ]
+    starts: list[Line] = [{PROMPT: messages_of(turns), **tools}, {PROMPT: prompt}]
+    forms = []
+    for is_text, start in enumerate(starts):
+        values = {
+            name: writer.response(prompt, turns, response) + end
+            if is_text
+            else [message_of(response_turn(response))]
+            for name, response in responses.items()
+            if response is not None
+        }
+        lines: list[Line] = [values]
+        if settings.unpaired:
+            lines = [{"completion": each, "label": key == "chosen"} for key, each in values.items()]
+        forms.append([{**start, **kept, **line} for line in lines])
+    return forms
 
 
 if __name__ == "__main__":

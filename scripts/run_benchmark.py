@@ -4,8 +4,10 @@ The result has the files of the command in the folder output.
 """
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from scipy import stats
 
 from snakechat.evaluation.intervals import TAILS, mean_with_interval
 from snakechat.workflow.commands import run_command
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -31,18 +32,14 @@ def main(job: Job[Any]) -> None:
     output = job.result / "output"
     output.mkdir()
     run_command(job, output)
-    if rank() > 0:
-        return
     metrics: dict[str, Any] = {"intervals_95": {}, "items": {}}
     for name, (pattern, *keys) in job.settings.metrics.items():
         try:
-            value, interval, items = read_metric(output, pattern, keys)
+            metrics[name], *found = read_metric(output, pattern, keys)
         except InputError as error:
             raise InputError(f"{job.target}: metrics.{name}: {error}") from None
-        metrics[name] = value
-        metrics["intervals_95"] |= {name: interval} if interval else {}
-        metrics["items"] |= {name: items} if items else {}
-        print(f"{name} {value:.4g}")
+        metrics["intervals_95"][name], metrics["items"][name] = found
+        print(f"{name} {metrics[name]:.4g}")
     (job.result / "metrics.json").write_text(json.dumps(metrics, indent=1, sort_keys=True) + "\n")
 
 
@@ -79,9 +76,14 @@ def read_metric(
     if isinstance(found, list):
         value, interval = mean_with_interval(np.array(values, float), np.arange(len(values)))
         return value, interval, [float(value) for value in values]
-    deviation = standard_error(content, keys)
-    half = deviation and deviation * float(stats.norm.ppf(TAILS[1]))
-    return float(found), [found - half, found + half] if half else None, []
+    # lm-evaluation-harness names the standard error of "acc,none" "acc_stderr,none".
+    *before, last = keys or [""]
+    with suppress(InputError):
+        half = value_at(content, [*before, re.sub("(?=,|$)", "_stderr", str(last), count=1)])
+        if is_number(half) and half:
+            half *= float(stats.norm.ppf(TAILS[1]))
+            return float(found), [found - half, found + half], []
+    return float(found), None, []
 
 
 def value_at(content: Any, keys: Sequence[str | int]) -> Any:
@@ -94,21 +96,8 @@ def value_at(content: Any, keys: Sequence[str | int]) -> Any:
         try:
             content = content[key]
         except (KeyError, IndexError, TypeError):
-            found = ", ".join(content) if isinstance(content, Mapping) else repr(content)[:80]
-            raise InputError(f"there is no {key!r} in {found}") from None
+            raise InputError(f"there is no {key!r} in {content!r}") from None
     return content
-
-
-def standard_error(content: Any, keys: Sequence[str | int]) -> float | None:
-    """Return the standard error beside a metric, as lm-evaluation-harness names it, or None.
-
-    Of "acc" it is "acc_stderr", of "exact_match,strict-match" "exact_match_stderr,strict-match".
-    """
-    if not keys or not isinstance(keys[-1], str):
-        return None
-    name, comma, filter_name = keys[-1].partition(",")
-    found = value_at(content, keys[:-1]).get(f"{name}_stderr{comma}{filter_name}")
-    return found if is_number(found) else None
 
 
 def is_number(value: Any) -> bool:

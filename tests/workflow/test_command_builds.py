@@ -55,8 +55,8 @@ RECIPES = {
 }
 ERRORS = {
     "fails": "the command ended with exit code 1: the loss is nan",
-    "empty": "the command wrote nothing to {output}",
-    "unloadable": "{output} has no tokenizer: save the one of {model} there",
+    "empty": "{output} has no config.json: save model and tokenizer",
+    "unloadable": "{output} has no tokenizer_config.json: save model and tokenizer",
     "no-program": "the command cannot run nowhere/train: No such file or directory",
     "imports": "the command ended with exit code 1: ModuleNotFoundError: No module named 'helper'"
     ": add the files that it reads to `files`",

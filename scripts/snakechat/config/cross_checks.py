@@ -27,9 +27,9 @@ from snakechat.data.model_files import (
 from snakechat.workflow.code_digests import REWARDS, Modules
 from snakechat.workflow.commands import command_words, names_in
 
-# Names in braces of all commands, and those that only some stages have.
+# Names in braces of all commands; of those of recipes; of those of RLHF.
 NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
-NAMES_OF_STAGE = {"dpo": ("reference",), "rlhf": ("reference", "reward")}
+NAMES_OF_RECIPES, NAMES_OF_RLHF = ("data", "tokens", "reference"), ("reward",)
 
 
 def check_placements(config: Config) -> None:
@@ -44,9 +44,6 @@ def check_references(config: Config) -> None:
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
-    taken = {recipe.name for recipe in config.places} | config.values["sweeps"].keys()
-    for name in sorted(taken & config.values["logs"].keys()):
-        raise ConfigError(f"config: logs.{name} has the name of a recipe or a sweep: rename it")
     for name, dataset in config.values["datasets"].items():
         if "generations" in dataset:
             used_by = f"datasets.{name}.generations"
@@ -69,8 +66,8 @@ def check_references(config: Config) -> None:
                 )
     for (stage, name), place in config.places.items():
         if command := config.recipe(stage, name).get("command"):
-            of_recipes = () if stage == "benchmarks" else ("data", "tokens")
-            _check_command(command, (*NAMES, *of_recipes, *NAMES_OF_STAGE.get(stage, ())), place)
+            names = NAMES if stage == "benchmarks" else NAMES + NAMES_OF_RECIPES
+            _check_command(command, names + (NAMES_OF_RLHF if stage == "rlhf" else ()), place)
         if stage == "benchmarks":
             continue
         if (stage, name) not in config.swept_recipes:

@@ -122,12 +122,9 @@ class Config:
     def _benchmark(self, name: str) -> dict[str, Any]:
         """Return the keys of a benchmark; its placement defaults to the one of RLHF."""
         keys = self.entry("benchmarks", name, "the target")
-        layers = [
-            Layer("rlhf.defaults", self.values["rlhf"]["defaults"]),
-            Layer(f"benchmarks.{name}", keys),
-        ]
-        seed = {"seed": self.values["seed"]}
-        return {**seed, **keys, "placement": self._placement_of(layers)}
+        defaults = Layer("rlhf.defaults", self.values["rlhf"]["defaults"])
+        placement = self._placement_of([defaults, Layer(f"benchmarks.{name}", keys)])
+        return {"seed": self.values["seed"], **keys, "placement": placement}
 
     def layers(self, stage: str, place: str, own: Mapping[str, Any]) -> list[Layer]:
         """Return the defaults of a stage, the preset and the keys of a recipe at a place."""
@@ -465,13 +462,10 @@ class Config:
         """Return the recipes of the comparison A-vs-B.
 
         A sweep stands for all its recipes. NAME@KEY is a version in the store, of a recipe that the
-        config may have no longer (snakechat.workflow.links). A name of `logs` stands for itself.
+        config may have no longer (snakechat.workflow.links).
         """
         recipes: list[str] = []
         for name in names.split("-vs-"):
-            if name in self.values["logs"]:
-                recipes.append(name)
-                continue
             sweep = self.values["sweeps"].get(name)
             swept = self.swept_settings[name] if sweep and sweep["stage"] == stage else {name: {}}
             for recipe, settings in swept.items():

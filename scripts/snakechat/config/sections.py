@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from snakechat.config.dpo import DpoSettings
+from snakechat.config.dpo import DpoSettings, PreferenceSettings
 from snakechat.config.references import MESSAGES, POSITIONAL, Reward
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import (
@@ -464,9 +464,9 @@ WITH_COMMAND = only_with("command")
 READ_WITH_COMMAND = {
     *("seed", "datasets", "model", "actor", "reward", "reward_functions", "dtype", "train_on"),
     *("max_length", "max_prompt_length", "max_response_length", "judge", "compare_with"),
+    "evaluation",
     # The loss by which pairs are evaluated.
-    *("beta", "label_smoothing", "length_normalized", "margin", "sft_coef"),
-    *("desirable_weight", "undesirable_weight", "loss", "evaluation"),
+    *PreferenceSettings.model_fields,
 }
 
 
@@ -678,6 +678,5 @@ class Sections(Settings):
     llm_judges: dict[Name, LlmJudge]
     benchmarks: dict[Name, Benchmark]
     sweeps: dict[Name, Sweep]
-    logs: dict[Name, NonEmptyText]
     evaluation: Evaluation
     prompt_eval: PromptEval

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from snakechat.config.recipes import Config, JobId
 from snakechat.config.schema import ConfigError
-from snakechat.workflow.commands import named_files, names_in, read_interpreter
+from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
 from snakechat.workflow.errors import InputError
 
 Jobs = dict[str, JobId]
@@ -23,26 +23,21 @@ class Description(NamedTuple):
             its digest.
         options: RunOptions that this job has, such as the folder of the files. No result is made
             from them.
-        program: Name of the program in scripts/ that runs in place of the rule's.
     """
 
     settings: dict[str, Any]
     inputs: Mapping[str, JobId] = {}
     files: Mapping[str, Path | str] = {}
     options: Mapping[str, Any] = {}
-    program: str | None = None
 
 
 def command_job(config: Config, keys: Mapping[str, Any], place: str) -> Description:
     """Return the description of a job that runs a command, without inputs.
 
-    The text of the command counts, the content of the files that it names, and its interpreter:
-    the version of Python, and the lock of its environment or, without one, the versions of its
-    distributions. A command without Python has no interpreter.
+    The text of the command counts, the content of the files that it names, and the versions of its
+    interpreter, if it has one, and of the lock or, without one, of the installed distributions.
 
-    Args:
-        keys: The keys of a recipe or a benchmark.
-        place: Its place in the config, for errors.
+    keys, place: The keys of a recipe or a benchmark, and their place in the config.
 
     Raises:
         ConfigError: A file or the interpreter does not exist.
@@ -54,21 +49,12 @@ def command_job(config: Config, keys: Mapping[str, Any], place: str) -> Descript
         settings["seed"] = keys["seed"]
     python = str(config.local_path(keys["python"])) if "python" in keys else ""
     try:
-        key = "files"
-        files = list(named_files(root, keys.get("files", ())))
-        key = "lock"
-        files += named_files(root, [lock] if lock else [])
-        key = "python"
+        files = named_files(root, [*keys.get("files", ()), *([lock] if lock else [])])
+        paths = {file: Path(root, file) for file in files}
         if python or "python" in names_in(keys["command"]):
-            interpreter = read_interpreter(python or sys.executable)
-            settings["python"] = interpreter.version
-            if not lock:
-                settings["distributions"] = interpreter.distributions
+            found, _ = read_interpreter(python or sys.executable)
+            locked = lock and {**pins_in(Path(root, lock)), "python": found["python"]}
+            settings["distributions"] = locked or found
     except InputError as error:
-        raise ConfigError(f"config: {place}.{key}: {error}") from None
-    return Description(
-        settings,
-        files={file: Path(root, file) for file in files},
-        options={"source": str(root), "python": python},
-        program="run_command",
-    )
+        raise ConfigError(f"config: {place}: {error}") from None
+    return Description(settings, files=paths, options={"source": str(root), "python": python})

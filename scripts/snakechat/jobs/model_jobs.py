@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
-from snakechat.config.recipes import Config
+from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference, input_names, parse_reference
 from snakechat.config.schema import ConfigError
 from snakechat.data.formats import FORMATS
@@ -96,22 +96,18 @@ def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
     recipe = config.recipe(stage, name)
     if "command" not in recipe:
         return Description(config.program_settings(stage, name), inputs)
-    named, place = names_in(recipe["command"]), f"{stage}.recipes.{name}"
-    rewards = [key for key in inputs if key.partition(".")[0] == "reward"]
-    if "reward" in named and len(rewards) != 1:
-        raise ConfigError(
-            f"config: {place}.command: {{reward}} is one reward model, and reward has"
-            f" {len(rewards)}"
-        )
-    read = {"model", "actor", *(rewards if "reward" in named else ()), *named & {"tokens"}}
+    place, named = f"{stage}.recipes.{name}", names_in(recipe["command"])
+    # {reference} is the model itself.
+    read = {"model", "actor", *named - {"reference"}}
+    found = {key: job for key, job in inputs.items() if key.partition(".")[0] in read}
+    rewards = sum(key.startswith("reward") for key in found)
+    if "reward" in named and rewards != 1:
+        raise ConfigError(f"config: {place}: {{reward}} is one model, and reward has {rewards}")
     description = command_job(config, recipe, place)
     description.settings["template"] = config.template(stage, name)
-    return description._replace(
-        inputs={
-            **{key: job for key, job in inputs.items() if key in read},
-            **({"data": ("render_rows", f"{stage}/{name}")} if "data" in named else {}),
-        }
-    )
+    if "data" in named:
+        found["data"] = ("render_rows", f"{stage}/{name}")
+    return description._replace(inputs=found)
 
 
 # --- SFT and reward model ---------------------------------------------------------------------
@@ -285,6 +281,21 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
     return {**jobs, stage: (f"train_{stage}", name)}
 
 
+def benchmarks_of(config: Config, stage: str, name: str, models: Jobs | None = None) -> Jobs:
+    """Return the benchmarks of a recipe for models by label: benchmark.LABEL/BENCHMARK.
+
+    models: By default the recipe's, with the label STAGE/NAME.
+    """
+    models = models or {f"{stage}/{name}": (f"train_{stage}", name)}
+    sections = {f"train_{each}": each for each in STAGES}
+    return {
+        f"benchmark.{label}/{each}": ("run_benchmark", f"{each}/{section}/{model}")
+        for label, (rule, model) in models.items()
+        for section in [sections.get(rule, "models")]
+        for each in config.recipe(stage, name)["benchmarks"]
+    }
+
+
 def _reward_models(config: Config, stage: str, name: str, key: str) -> Jobs:
     """Return the jobs that make the models of `reward` or `judge` (key) of a recipe."""
     models = config.reward_models(name, key, stage)
@@ -320,14 +331,11 @@ def score_responses(config: Config, name: str) -> Description:
 
 
 def check_gate(config: Config, stage: str, name: str) -> Description:
-    recipe = config.recipe(stage, name)
-    gate = recipe["gate"]
+    gate = config.recipe(stage, name)["gate"]
     if gate is None:
         raise ConfigError(f"config: {stage}.recipes.{name} has no gate: set one")
-    read = {
-        f"benchmark.{benchmark}": ("run_benchmark", f"{benchmark}/{stage}/{name}")
-        for benchmark in recipe["benchmarks"]
-        if gate["metric"].startswith(f"benchmarks.{benchmark}.")
-    }
-    inputs = {"evaluation": (f"evaluate_{stage}", name), **read}
+    inputs = {"evaluation": (f"evaluate_{stage}", name)}
+    for key, job in benchmarks_of(config, stage, name).items():
+        if gate["metric"].startswith(f"benchmarks.{key.rpartition('/')[2]}."):
+            inputs[key] = job
     return Description(settings={"gate": gate}, inputs=inputs)

@@ -6,12 +6,12 @@ A function has the name of the rule whose jobs it describes.
 import os
 from typing import Any
 
-from snakechat.config.recipes import STAGES, Config
+from snakechat.config.recipes import Config
 from snakechat.config.references import Reference
 from snakechat.config.schema import ConfigError
-from snakechat.jobs.descriptions import Description, Jobs, command_job
+from snakechat.jobs.descriptions import Description, command_job
 from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
-from snakechat.jobs.model_jobs import models_of, train_reward
+from snakechat.jobs.model_jobs import benchmarks_of, models_of, train_reward
 from snakechat.workflow.links import find_version, is_version
 
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
@@ -20,35 +20,16 @@ PAGES = ("compare", "prompt_eval", "rw_eval")
 
 def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
     keys = config.recipe("benchmarks", benchmark)
-    place = f"benchmarks.{benchmark}"
-    description = command_job(config, keys, place)
+    description = command_job(config, keys, f"benchmarks.{benchmark}")
     description.settings["metrics"] = keys["metrics"]
-    return description._replace(
-        inputs={"model": config.model_job(Reference(section, name))}, program=None
-    )
-
-
-def _benchmarks(config: Config, stage: str, name: str) -> Jobs:
-    """Return the benchmarks of a recipe's model and of the models that it is compared with.
-
-    Their keys are benchmark.BENCHMARK/LABEL.
-    """
-    models = models_of(config, stage, name)
-    if stage == "reward":
-        models = {stage: models[stage]}
-    sections = {f"train_{each}": each for each in STAGES}
-    return {
-        f"benchmark.{benchmark}/{label}": (
-            "run_benchmark",
-            f"{benchmark}/{sections.get(rule, 'models')}/{model}",
-        )
-        for benchmark in config.recipe(stage, name)["benchmarks"]
-        for label, (rule, model) in models.items()
-    }
+    return description._replace(inputs={"model": config.model_job(Reference(section, name))})
 
 
 def draw_report(config: Config, stage: str, name: str) -> Description:
     recipes = _reported_recipes(config, stage, name)
+    # No benchmark measures the language model behind a reward model.
+    models = {} if stage == "reward" else models_of(config, stage, name)
+    models[stage] = (f"train_{stage}", name)
     datasets = sorted(
         {dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)}
     )
@@ -63,7 +44,7 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
                 for stage, name in recipes.items()
                 for verb in ("train", "evaluate")
             },
-            **_benchmarks(config, stage, name),
+            **benchmarks_of(config, stage, name, models),
         },
         options={"licenses": declared_licenses(config)},
     )
@@ -128,13 +109,9 @@ def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
 
 
 def _comparison(config: Config, stage: str, names: str) -> Description:
-    recipes, logs = config.compared_recipes(stage, names), config.values["logs"]
-    trained = [recipe for recipe in recipes if not is_version(recipe) and recipe not in logs]
+    recipes = config.compared_recipes(stage, names)
+    trained = [recipe for recipe in recipes if not is_version(recipe)]
     versions = {recipe: find_version(stage, recipe) for recipe in recipes if is_version(recipe)}
-    found = {name: config.local_path(logs[name]) for name in recipes if name in logs}
-    for name, path in found.items():
-        if not path.is_file():
-            raise ConfigError(f"config: logs.{name}: there is no file {path}")
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs={
@@ -143,22 +120,20 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
             for recipe in trained
         }
         | {
-            f"benchmark.{recipe}/{benchmark}": ("run_benchmark", f"{benchmark}/{stage}/{recipe}")
+            key: job
             for recipe in trained
-            for benchmark in config.recipe(stage, recipe)["benchmarks"]
+            for key, job in benchmarks_of(config, stage, recipe).items()
         },
         files={
             f"{recipe}/{file}": path
             for recipe, version in versions.items()
             for file, path in version.files().items()
-        }
-        | {f"{name}/log": path for name, path in found.items()},
+        },
         options={
             "versions": {
                 recipe: {kind: str(folder) for kind, folder in version._asdict().items()}
                 for recipe, version in versions.items()
             }
-            | {name: {"log": str(path)} for name, path in found.items()}
         },
     )
 

@@ -48,7 +48,8 @@ class Specs:
 
     def program(self, rule: str, name: str) -> str:
         """Return the name of the program of a job in scripts/."""
-        return self.describe(rule, name).program or self.rules[rule].program or rule
+        is_command = rule.startswith("train_") and "command" in self.describe(rule, name).settings
+        return "run_command" if is_command else self.rules[rule].program or rule
 
     def _describe(self, rule: str, name: str) -> Description:
         """Return the description of a job."""

@@ -83,16 +83,6 @@ def load_scorer(
     return model
 
 
-def check_loadable(folder: Path, tokenizer: PreTrainedTokenizerBase, is_classifier: bool) -> None:
-    """Check that load_causal, or load_scorer of a classifier, loads a model, without its weights.
-
-    Raises:
-        InputError: the model is of another kind, or its weights do not match its config.
-    """
-    auto_class = AutoModelForSequenceClassification if is_classifier else AutoModelForCausalLM
-    _load(auto_class, folder, "fp32", tokenizer, device_map={"": "meta"})
-
-
 def _load_config(
     folder: str | Path, tokenizer: PreTrainedTokenizerBase, **changes: Any
 ) -> PreTrainedConfig:
@@ -131,13 +121,10 @@ def _load(
     tokenizer: PreTrainedTokenizerBase,
     deferred: bool = False,
     new_head: bool = False,
-    **arguments: Any,
 ) -> PreTrainedModel:
     """Load a model; check its kind, and that it has exactly the weights of its config.
 
-    Args:
-        deferred, new_head: See load_scorer.
-        arguments: Further ones of from_pretrained.
+    deferred, new_head: See load_scorer.
     """
     is_scorer = auto_class is AutoModelForSequenceClassification
     find_problem = reward_model_problem if is_scorer and not new_head else language_model_problem
@@ -147,7 +134,7 @@ def _load(
     # With the dtype of its files, a model stays mapped into memory. A new head is drawn later.
     with torch.random.fork_rng([], enabled=deferred):
         loaded_dtype = "auto" if deferred else dtype
-        model, loading = from_pretrained(auto_class, folder, loaded_dtype, config, **arguments)
+        model, loading = from_pretrained(auto_class, folder, loaded_dtype, config)
     if new_head:
         loading["missing_keys"] -= {"score.weight"}
         # The output layer is not used.
@@ -164,7 +151,6 @@ def from_pretrained(
     folder: str | Path,
     dtype: str | torch.dtype,
     config: PreTrainedConfig,
-    **arguments: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights.
 
@@ -180,7 +166,6 @@ def from_pretrained(
         output_loading_info=True,
         # They are rejected by name, which transformers' error does not have.
         ignore_mismatched_sizes=True,
-        **arguments,
     )
 
 

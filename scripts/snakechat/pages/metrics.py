@@ -170,27 +170,15 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file]
 
 
-def read_metrics(folders: Mapping[str, Path], key: str, prefix: str) -> dict[str, Any]:
-    """Return metrics.json of an evaluation, with those of benchmarks under BENCHMARKS.
-
-    Args:
-        folders: Results by the names of inputs.
-        key: Name of the evaluation.
-        prefix: Start of the names of the benchmarks, before their own names.
-    """
-    metrics = read_json(folders[key] / "metrics.json")
-    if found := read_benchmarks(folders, prefix):
-        metrics[BENCHMARKS] = found
-    return metrics
-
-
-def read_benchmarks(folders: Mapping[str, Path], prefix: str) -> dict[str, Any]:
-    """Return metrics.json of each input whose name has a prefix, by the rest of the name."""
-    return {
-        name.removeprefix(prefix): read_json(folder / "metrics.json")
-        for name, folder in folders.items()
-        if name.startswith(prefix)
-    }
+def read_benchmarks(folders: Mapping[str, Path]) -> dict[str, Any]:
+    """Return {label of a model: {BENCHMARKS: {name: metrics.json}}} of the inputs of a job."""
+    found: dict[str, Any] = {}
+    for key, folder in folders.items():
+        if key.startswith("benchmark."):
+            label, _, name = key.removeprefix("benchmark.").rpartition("/")
+            of_model = found.setdefault(label, {BENCHMARKS: {}})
+            of_model[BENCHMARKS][name] = read_json(folder / "metrics.json")
+    return found
 
 
 def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
@@ -208,9 +196,7 @@ def own_metrics(
 ) -> list[str]:
     """Return the metrics of a user's command that our trainings of a stage do not have.
 
-    Args:
-        settings: Settings of the training.
-        steps: The lines of metrics.jsonl.
+    settings, steps: The settings of the training and the lines of its metrics.jsonl.
     """
     if "command" not in settings:
         return []

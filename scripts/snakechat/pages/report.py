@@ -89,7 +89,7 @@ def report(job: Job[Any]) -> Page:
                 result_section(of.stage, of.metrics)
                 for of in sorted(all_trainings, key=lambda of: of is not own)
             ),
-            *benchmark_sections(stage, read_benchmarks(job.inputs, "benchmark.")),
+            *benchmark_sections(stage, read_benchmarks(job.inputs)),
             *responses,
             *map(training_section, all_trainings),
             *(

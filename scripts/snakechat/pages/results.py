@@ -149,22 +149,13 @@ def _rlhf_section(title: str, metrics: Metrics) -> Section:
     )
 
 
-def benchmark_sections(stage: str, benchmarks: Mapping[str, Metrics]) -> list[Section]:
-    """Return the section of the benchmarks of a recipe; none if it has no benchmarks.
-
-    benchmarks: Their metrics.json by BENCHMARK/MODEL.
-    """
-    models: dict[str, dict[str, Any]] = {}
-    for key, metrics in benchmarks.items():
-        benchmark, _, model = key.partition("/")
-        of_model = models.setdefault(model.removeprefix("compare_with."), {BENCHMARKS: {}})
-        of_model[BENCHMARKS][benchmark] = metrics
-    if not models:
+def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section]:
+    """Return the section of the benchmarks that read_benchmarks found, if there are any."""
+    if not found:
         return []
-    trained, columns = (
-        models[stage],
-        {model_label(m): figure_at(models[m]) for m in in_order(models)},
-    )
+    models = {label.removeprefix("compare_with."): metrics for label, metrics in found.items()}
+    columns = {model_label(model): figure_at(models[model]) for model in in_order(models)}
+    trained = models[stage]
     paths = benchmark_paths(trained)
     tables = [metric_table("", columns, paths)]
     if others := models.keys() - {stage}:
@@ -185,17 +176,16 @@ def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | Non
         return None
     benchmark, _, key = path.removeprefix(f"{BENCHMARKS}.").rpartition(".")
     items = [of[BENCHMARKS][benchmark].get("items", {}).get(key, ()) for of in (before, after)]
-    interval = None
+    difference, interval = new.value - old.value, None
     if items[0] and len(items[0]) == len(items[1]):
         old_items, new_items = (np.array([values], float) for values in items)
         rows = np.arange(len(items[0]))
         interval = mean_difference(new_items, old_items, rows)["interval_95"]
     elif old.interval and new.interval:
         # Half of each width; both are symmetric and independent.
-        halves = [(high - low) / 2 for low, high in (old.interval, new.interval)]
-        half = math.hypot(*halves)
-        interval = [new.value - old.value - half, new.value - old.value + half]
-    return Figure(new.value - old.value, interval, scale=abs(old.value))
+        half = math.hypot(*((high - low) / 2 for low, high in (old.interval, new.interval)))
+        interval = [difference - half, difference + half]
+    return Figure(difference, interval, scale=abs(old.value))
 
 
 # --- remarks ------------------------------------------------------------------------------------

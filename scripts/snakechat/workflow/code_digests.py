@@ -24,11 +24,12 @@ Key = tuple[str, ...]
 REWARDS = "rewards/"
 
 WORKFLOW = ("snakechat", "workflow")
-# Modules that lock, link, report and place: no content of a result depends on them or on what only
-# they import.
+# Modules that lock, link, report, place and check: no content of a result depends on them, or on
+# what only they import.
 WITHOUT_EFFECT = {
     *((*WORKFLOW, name) for name in ("errors", "links", "locks", "progress_lines")),
     ("snakechat", "training", "rungs"),
+    ("snakechat", "modeling", "command_outputs"),
 }
 # What the launcher sets before a program starts: of every program.
 LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "placement")]

@@ -1,7 +1,7 @@
 """Commands of users, in place of our trainers and as benchmarks.
 
-A command runs in a folder with copies of the files that the config names, in an environment whose
-HOME, caches and temporary files are folders of the job.
+A command runs in a folder with copies of the files that the config names, and keeps its caches and
+temporary files in a folder of the job.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -10,7 +10,6 @@ import glob
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import subprocess
@@ -20,166 +19,122 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from string import Formatter
+from typing import Any
 
 from snakechat.workflow.digests import planned_files
+from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.pins import normalized, public
 from snakechat.workflow.processes import FORWARDED, child_process, exit_code
 
-# A name in braces, a brace that is doubled, or a single one.
-BRACES = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 # What an interpreter says of itself. Folders that .pth files add are not in its environment.
 QUERY = """
 import json, platform, sys
 from importlib.metadata import distributions
-print(json.dumps({
-    "version": platform.python_version(),
-    "distributions": {each.name: each.version for each in [*distributions()][::-1] if each.name},
-    "folders": sorted({sys.prefix, sys.base_prefix, sys.exec_prefix}),
-}))
+found = {each.name: each.version for each in [*distributions()][::-1] if each.name}
+print(json.dumps([
+    {**found, "python": platform.python_version()},
+    sorted({sys.prefix, sys.base_prefix, sys.exec_prefix}),
+]))
 """
 # A pin in a lock or in a list of requirements.
 PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?==([\w.!+-]+)", re.MULTILINE)
-
-
-# --- words ------------------------------------------------------------------------------------
-
-
-def command_words(command: str, values: Mapping[str, str]) -> list[str]:
-    """Return the words of a command, in which values replace names in braces. There is no shell.
-
-    {{ and }} are single braces.
-
-    Raises:
-        ValueError: A quote is not closed, or braces have another name.
-    """
-
-    def replaced(match: re.Match[str]) -> str:
-        if match[0] in ("{{", "}}"):
-            return match[0][0]
-        if match[1] not in values:
-            names = ", ".join(f"{{{name}}}" for name in values)
-            raise ValueError(f"{match[0]} is unknown: expected {names}, or doubled braces")
-        return values[match[1]]
-
-    words = [BRACES.sub(replaced, word) for word in shlex.split(command)]
-    if not words:
-        raise ValueError("expected a program and its arguments")
-    return words
-
-
-def names_in(command: str) -> set[str]:
-    """Return the names in braces of a command."""
-    return {match[1] for match in BRACES.finditer(command) if match[1]}
-
-
-# --- the interpreter --------------------------------------------------------------------------
-
-
-class Interpreter(NamedTuple):
-    """An interpreter of Python and its environment.
-
-    Attributes:
-        version: Its version.
-        distributions: Versions of the installed distributions, by normalized name.
-        folders: Folders of the environment and of Python itself.
-    """
-
-    version: str
-    distributions: dict[str, str]
-    folders: list[str]
-
-
-@cache
-def read_interpreter(python: str) -> Interpreter:
-    """Return what an interpreter says of itself.
-
-    Raises:
-        InputError: It does not exist, or is not Python.
-    """
-    if not os.path.exists(python):
-        raise InputError(f"{python} does not exist: create the environment, or correct the path")
-    try:
-        done = subprocess.run([python, "-I", "-c", QUERY], capture_output=True, timeout=60)
-        found = json.loads(done.stdout)
-        versions = found["distributions"].items()
-        distributions = {normalized(name): each for name, each in versions}
-        return Interpreter(found["version"], dict(sorted(distributions.items())), found["folders"])
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        raise InputError(f"{python} is not an interpreter of Python: correct the path") from None
-
-
-def check_lock(lock: Path, installed: Mapping[str, str]) -> None:
-    """Check that an environment has the versions of a lock, of the distributions that it has.
-
-    Raises:
-        InputError: It has others, or none of them.
-    """
-    pins = {
-        normalized(name): version for name, version in PIN.findall(lock.read_text(encoding="utf-8"))
-    }
-    if not pins:
-        raise InputError(f"{lock} pins no version: write NAME==VERSION, as pip freeze does")
-    for name, version in pins.items():
-        # Packages of other platforms are not installed.
-        found = public(installed.get(name, version))
-        if found != public(version):
-            raise InputError(
-                f"{name} {found} is installed, and {lock} has {version}: install the lock"
-            )
-    if pins.keys().isdisjoint(installed):
-        raise InputError(f"{lock}: nothing of it is installed in the environment: install it")
-
-
-# --- files ------------------------------------------------------------------------------------
-
-
-def named_files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
-    """Yield the files that paths, folders and globs name, as paths relative to a root.
-
-    Raises:
-        InputError: One of them names no file.
-    """
-    for pattern in patterns:
-        found = [str(root / pattern)]
-        if not os.path.exists(found[0]):
-            found = glob.glob(os.path.join(glob.escape(str(root)), pattern), recursive=True)
-        files = [file for path in sorted(found) for file in _files(path)]
-        if not files:
-            raise InputError(f"{pattern}: there is no such file: correct the path, or remove it")
-        yield from (os.path.relpath(file, root) for file in files)
-
-
-def _files(path: str) -> list[str]:
-    """Return a file, or the files of a folder, without hidden ones and bytecode."""
-    if not os.path.isdir(path):
-        return [path]
-    found = []
-    for parent, folders, files in os.walk(path):
-        folders[:] = [name for name in folders if not name.startswith((".", "__pycache__"))]
-        found += [os.path.join(parent, name) for name in files if not name.startswith(".")]
-    return sorted(found)
-
-
-# --- the run ----------------------------------------------------------------------------------
-
-# The names in braces of the models and of the data that a job reads, by the start of its inputs.
-INPUTS = {
-    "model": ("model", "reference"),
-    "actor": ("model", "reference"),
-    "teacher": ("teacher",),
-    "reward": ("reward",),
-    "data": ("data",),
-    "tokens": ("tokens",),
-}
 # Variables that would change which modules Python finds, or that belong to our own programs.
 REMOVED = ("PYTHON", "VIRTUAL_ENV", "SNAKECHAT_", "RANK")
 # Bytes of the end of the output, whose last line is the error.
 TAIL = 1 << 14
 # How programs report a file that they may not read, or that is not in their folder.
 UNREAD = re.compile("Permission denied|No such file or directory|ModuleNotFoundError")
+
+
+def names_in(command: str) -> set[str]:
+    """Return the names in braces of a command. {{ and }} are single braces.
+
+    Raises:
+        ValueError: A brace is neither closed nor doubled.
+    """
+    fields = [field for _, *field in Formatter().parse(command) if field[0] is not None]
+    # A format is a part of the name, which is unknown then.
+    return {":".join(filter(None, field)) for field in fields}
+
+
+def command_words(command: str, values: Mapping[str, str]) -> list[str]:
+    """Return the words of a command, in which values replace names in braces. There is no shell.
+
+    Raises:
+        ValueError: A quote or a brace is not closed, or braces have another name.
+    """
+    if unknown := names_in(command) - values.keys():
+        names = ", ".join(f"{{{name}}}" for name in values)
+        raise ValueError(f"{{{min(unknown)}}} is unknown: expected {names}, or doubled braces")
+    words = [word.format_map(values) for word in shlex.split(command)]
+    if not words:
+        raise ValueError("expected a program and its arguments")
+    return words
+
+
+@cache
+def read_interpreter(python: str) -> tuple[dict[str, str], list[str]]:
+    """Return the versions of an interpreter (python) and of its distributions, and its folders.
+
+    Raises:
+        InputError: It does not exist, or is not Python.
+    """
+    try:
+        done = subprocess.run([python, "-I", "-c", QUERY], capture_output=True, timeout=60)
+        found, folders = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        reason = "does not exist" if isinstance(error, FileNotFoundError) else "is not Python"
+        raise InputError(
+            f"{python} {reason}: create the environment, or correct the path"
+        ) from None
+    return dict(sorted((normalized(name), version) for name, version in found.items())), folders
+
+
+def pins_in(lock: Path) -> dict[str, str]:
+    """Return the versions in a lock, or in a list of requirements, by name."""
+    pins = PIN.findall(lock.read_text(encoding="utf-8"))
+    return {normalized(name): version for name, version in pins}
+
+
+def check_versions(python: str, settings: Any) -> dict[str, str]:
+    """Check that an interpreter has the planned versions, and return all of its versions.
+
+    Raises:
+        InputError: It has others, or none of them.
+    """
+    (found, _), planned = read_interpreter(python), settings.distributions
+    # A lock may lack some, and have those of other platforms.
+    has_lock = hasattr(settings, "lock")
+    names = planned.keys() & found.keys() if has_lock else planned.keys() | found.keys()
+    other = [name for name in sorted(names) if public(found.get(name)) != public(planned.get(name))]
+    if other or (has_lock and len(names) < 2):
+        raise InputError(
+            f"{python} lacks the versions that this build was planned with"
+            f" ({', '.join(other) or 'all of its lock'}): install them, or start the build again"
+        )
+    return found
+
+
+def named_files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
+    """Yield files that paths, folders (not of hidden files) and globs name, relative to a root.
+
+    Raises:
+        InputError: One of them names no file.
+    """
+    for pattern in patterns:
+        paths = glob.escape(pattern) if Path(root, pattern).exists() else pattern
+        found = {
+            os.path.relpath(Path(root, path), root)
+            for each in (paths, os.path.join(paths, "**"))
+            for path in glob.glob(each, root_dir=root, recursive=True)
+            if Path(root, path).is_file() and "__pycache__" not in path
+        }
+        if not found:
+            raise InputError(f"{pattern}: there is no such file: correct the path, or remove it")
+        yield from sorted(found)
 
 
 def run_command(job: Job[Any], output: Path) -> None:
@@ -190,36 +145,33 @@ def run_command(job: Job[Any], output: Path) -> None:
     """
     settings, root = job.settings, Path(job.options.source)
     python = os.path.abspath(job.options.python or sys.executable)
-    if hasattr(settings, "python"):
-        job.record["versions"] = check_interpreter(python, settings, root)
-    values = {
-        name: os.path.abspath(path)
-        for key, path in job.inputs.items()
-        for name in INPUTS[key.partition(".")[0]]
-    }
-    values |= {
-        "python": python,
-        "output": os.path.abspath(output),
-        "state": os.path.abspath(job.states),
-        "log_dir": os.path.abspath(job.log_folder),
-        "seed": str(getattr(settings, "seed", "")),
-        "gpus": str(job.placement.gpus_per_node),
-    }
+    if hasattr(settings, "distributions"):
+        job.record["versions"] = check_versions(python, settings)
+    folders = {key.partition(".")[0]: folder for key, folder in job.inputs.items()}
+    folders["model"] = folders["reference"] = folders.get("actor") or folders["model"]
+    folders |= {"output": output, "state": job.states, "log_dir": job.log_folder}
+    values = {name: os.path.abspath(folder) for name, folder in folders.items()}
+    values |= {"python": python, "seed": str(getattr(settings, "seed", ""))}
+    values["gpus"] = str(job.placement.gpus_per_node)
     files = {root / name: digest for name, digest in job.spec["files"].items()}
-    elsewhere = {path: files[path] for path in files if is_elsewhere(path, root)}
+    copied = {path for path in files if ".." not in path.relative_to(root).parts}
     with tempfile.TemporaryDirectory(prefix="command-") as name:
-        folder = Path(name)
-        copy = copy_files(root, files, folder / "files")
-        network = getattr(settings, "network", False)
-        environment = command_environment(os.environ, folder, python, network)
-        with planned_files(elsewhere):
+        folder = Path(name, "files")
+        folder.mkdir()
+        # Edits of files below the root do not reach the command while it runs.
+        with planned_files(files):
+            for path in copied:
+                copy = folder / path.relative_to(root)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, copy)
+        environment = command_environment(name, python, getattr(settings, "network", False))
+        with planned_files({path: files[path] for path in files.keys() - copied}):
             try:
-                code, tail = run_words(command_words(settings.command, values), copy, environment)
+                code, tail = run_words(command_words(settings.command, values), folder, environment)
             except OSError as error:
                 raise InputError(
                     f"{job.target}: the command cannot run {error.filename}: {error.strerror}"
                 ) from None
-    job.record["peak_memory_mb"] = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss >> 10
     if code in [128 + number for number in FORWARDED]:
         sys.exit(code)
     if code:
@@ -228,71 +180,21 @@ def run_command(job: Job[Any], output: Path) -> None:
         raise InputError(
             f"{job.target}: the command ended with exit code {code}: {reason.strip()}{advice}"
         )
+    # Of several nodes, the first one completes the result.
+    if rank() > 0:
+        sys.exit()
 
 
-def check_interpreter(python: str, settings: Any, root: Path) -> dict[str, str]:
-    """Check that an interpreter is what was planned; return the versions of its distributions.
+def command_environment(folder: str, python: str, network: bool) -> dict[str, str]:
+    """Return the variables of a command, which keeps its own files in a folder.
 
-    Raises:
-        InputError: They are not, or the environment has other versions than its lock.
+    The programs beside its interpreter are found first. With a network, it has the Hub's cache.
     """
-    found = read_interpreter(python)
-    if hasattr(settings, "lock"):
-        check_lock(root / settings.lock, found.distributions)
-    for what, now, planned in (
-        ("version", found.version, settings.python),
-        ("packages", found.distributions, getattr(settings, "distributions", found.distributions)),
-    ):
-        if now != planned:
-            raise InputError(
-                f"{python}: its {what} changed since this build was planned: start it again"
-            )
-    return found.distributions
-
-
-def copy_files(root: Path, digests: Mapping[Path, str], folder: Path) -> Path:
-    """Copy the files below a root that a recipe names; return the folder of the copies.
-
-    Edits of the files while the command runs do not reach it. Files elsewhere are not copied.
-
-    Raises:
-        InputError: A file is not what was planned.
-    """
-    folder.mkdir()
-    with planned_files(digests):
-        for path in digests:
-            if not is_elsewhere(path, root):
-                target = folder / path.relative_to(root)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, target)
-    return folder
-
-
-def is_elsewhere(path: Path, root: Path) -> bool:
-    """Return whether the path of a file leads out of a root."""
-    return path.relative_to(root).parts[0] == ".."
-
-
-def command_environment(
-    variables: Mapping[str, str], folder: Path, python: str, network: bool
-) -> dict[str, str]:
-    """Return the variables of a command.
-
-    Args:
-        variables: Those of this process.
-        folder: Folder for what the command keeps for itself.
-        python: Its interpreter, whose programs are found first.
-        network: Whether it uses the cache of the Hub.
-    """
-    kept = {name: text for name, text in variables.items() if not name.startswith(REMOVED)}
-    folders = {"HOME": "home", "XDG_CACHE_HOME": "cache", "TMPDIR": "tmp"}
-    folders |= {} if network else {"HF_HOME": "hub"}
-    for name, inner in folders.items():
-        (folder / inner).mkdir()
-        kept[name] = str(folder / inner)
+    kept = {name: text for name, text in os.environ.items() if not name.startswith(REMOVED)}
+    kept |= dict.fromkeys(("HOME", "XDG_CACHE_HOME", "TMPDIR"), folder)
+    kept |= {} if network else {"HF_HOME": folder, "HF_HUB_OFFLINE": "1"}
     path = f"{os.path.dirname(python)}{os.pathsep}{kept.get('PATH', os.defpath)}"
-    offline = {} if network else {"HF_HUB_OFFLINE": "1"}
-    return {**kept, **offline, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
+    return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", "PYTHONUTF8": "1"}
 
 
 def run_words(
@@ -327,6 +229,5 @@ def run_words(
         reader.start()
         code = process.wait()
         reader.join(timeout=5)
-    if received and code:
-        return 128 + received[0], tail.decode(errors="replace")
-    return exit_code(process), tail.decode(errors="replace")
+    code = 128 + received[0] if received and code else exit_code(process)
+    return code, tail.decode(errors="replace")

@@ -258,6 +258,7 @@ def write_outcome(job: Job[Any]) -> None:
 
 
 def peak_memory_mb() -> int:
-    """Return the peak resident memory of this process in MB."""
+    """Return the peak resident memory of this process, or of the largest one that it ran, in MB."""
     # ru_maxrss is in kB.
-    return round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 10))
+    kinds = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return round(max(resource.getrusage(kind).ru_maxrss for kind in kinds) / (1 << 10))

@@ -254,12 +254,10 @@ def limits_of(
     if reproduced := os.environ.get(REPRODUCED):
         records.append(Path(reproduced, *job.target.parts[1:]))
     read += [path / RUN_RECORD for path in records]
-    # The command of a user: its files, its interpreter, and the check of the model that it writes.
+    # The command of a user: its files, and its interpreter.
     is_command = "command" in spec["settings"]
-    if is_command:
-        read += modules.files(("check_model",))
-        python = job.options.python
-        read += map(Path, read_interpreter(python).folders if python else ())
+    if python := job.options.python:
+        read += map(Path, read_interpreter(python)[1])
     write = [job.result, job.states, job.log_folder]
     fetches = "hub" in spec["settings"] or spec["settings"].get("network", False)
     asks = bool(job.options.llm_judges)
@@ -289,7 +287,7 @@ def external_files(job: Job[Any]) -> dict[Path, str]:
     def path_of(name: str) -> Path:
         first, _, rest = name.partition("/")
         if first in job.options.versions:
-            # Of a version in the store: its training or its evaluation. Or a training log.
+            # Of a version in the store: its training or its evaluation.
             kind, _, inner = rest.partition("/")
             return Path(job.options.versions[first][kind], inner)
         # Those of a dataset have the name of a split before their own.

@@ -4,15 +4,17 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from snakechat.workflow import commands
 from snakechat.workflow.commands import (
-    check_lock,
+    check_versions,
     command_environment,
     command_words,
     named_files,
+    pins_in,
     read_interpreter,
     run_words,
 )
@@ -35,7 +37,8 @@ def test_values_replace_names_within_words_and_no_shell_reads_them():
         "train {mode}": "{mode} is unknown: expected {model}, {output}, or doubled braces",
         "train {model.x}": "{model.x} is unknown",
         "train {}": "{} is unknown",
-        "train {": "{ is unknown",
+        "train {model:{seed}}": "{model:{seed}} is unknown",
+        "train {": "Single '{' encountered",
         "train 'a": "No closing quotation",
         " ": "expected a program",
     }.items(),
@@ -46,38 +49,61 @@ def test_a_wrong_command_is_an_error(command, message):
 
 
 def test_an_interpreter_has_its_version_and_the_distributions_of_its_environment():
-    found = read_interpreter(sys.executable)
-    assert found.version == sys.version.split()[0]
-    assert {"torch", "huggingface-hub"} <= found.distributions.keys()
-    assert sys.prefix in found.folders
+    versions, folders = read_interpreter(sys.executable)
+    assert versions["python"] == sys.version.split()[0]
+    assert {"torch", "huggingface-hub"} <= versions.keys()
+    assert sys.prefix in folders
 
 
 @pytest.mark.parametrize(
     ("python", "message"),
-    {"nowhere/python": "does not exist", "/bin/false": "is not an interpreter"}.items(),
+    {"nowhere/python": "does not exist", "/bin/false": "is not Python"}.items(),
 )
 def test_a_missing_interpreter_is_one_line(python, message):
     with pytest.raises(InputError, match=message):
         read_interpreter(python)
 
 
+@pytest.fixture
+def install(monkeypatch):
+    """A function that sets what an interpreter says of its environment."""
+
+    def versions(found):
+        monkeypatch.setattr(commands, "read_interpreter", lambda _: (found, []))
+
+    return versions
+
+
 @pytest.mark.parametrize(
     ("lock", "message"),
     {
         "trl==1.16.0\n# torch==1\nTorch[cpu]==2.13.0 --hash=a\nother==1": None,
-        "trl==1.15.0": "trl 1.16.0 is installed",
-        "other==1": "nothing of it is installed",
-        "trl>=1": "pins no version",
+        "trl==1.15.0": "planned with (trl): install them",
+        "other==1": "all of its lock",
+        "trl>=1": "all of its lock",
     }.items(),
 )
-def test_an_environment_has_the_versions_of_its_lock(lock, message, tmp_path):
-    path, installed = tmp_path / "lock.txt", {"trl": "1.16.0", "torch": "2.13.0+cpu"}
+def test_an_environment_has_the_versions_of_its_lock(lock, message, tmp_path, install):
+    path = tmp_path / "lock.txt"
     path.write_text(lock)
+    install({"trl": "1.16.0", "torch": "2.13.0+cpu", "python": "3"})
+    planned = {**pins_in(path), "python": "3"}
+    settings = SimpleNamespace(distributions=planned, lock="lock.txt")
     if message is None:
-        check_lock(path, installed)
+        check_versions("python", settings)
     else:
-        with pytest.raises(InputError, match=message):
-            check_lock(path, installed)
+        with pytest.raises(InputError, match=re.escape(message)):
+            check_versions("python", settings)
+
+
+@pytest.mark.parametrize("found", [{"trl": "1"}, {"trl": "2"}, {"trl": "1", "new": "1"}])
+def test_without_a_lock_an_environment_is_the_planned_one(found, install):
+    installed = {**found, "python": "3"}
+    install(installed)
+    assert check_versions("python", SimpleNamespace(distributions=installed)) == installed
+    planned = {"trl": "1", "other": "1", "python": "3"}
+    with pytest.raises(InputError, match="start the build again"):
+        check_versions("python", SimpleNamespace(distributions=planned))
 
 
 @pytest.fixture
@@ -119,11 +145,17 @@ def test_a_command_that_nohup_started_outlives_its_terminal(tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
-def test_the_environment_of_a_command_has_folders_of_the_job(tmp_path):
-    variables = {"HOME": "/home/me", "PYTHONPATH": "/mine", "SNAKECHAT_LOG": "x", "OMP": "2"}
-    found = command_environment(variables, tmp_path, "/env/bin/python", network=False)
+def test_the_environment_of_a_command_has_a_folder_of_the_job(monkeypatch):
+    for name, text in {
+        "HOME": "/me",
+        "PYTHONPATH": "/mine",
+        "SNAKECHAT_LOG": "x",
+        "OMP": "2",
+    }.items():
+        monkeypatch.setenv(name, text)
+    found = command_environment("/job", "/env/bin/python", network=False)
     assert found["OMP"] == "2" and found["HF_HUB_OFFLINE"] == "1"
     assert found["PATH"].startswith("/env/bin:")
     assert not {"PYTHONPATH", "SNAKECHAT_LOG"} & found.keys()
     for name in ("HOME", "HF_HOME", "XDG_CACHE_HOME", "TMPDIR"):
-        assert Path(found[name]).parent == tmp_path
+        assert found[name] == "/job"

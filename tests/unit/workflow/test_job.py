@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import threading
 import time
@@ -104,6 +105,16 @@ def test_files_of_a_result_have_the_permissions_of_its_folder(job):
     complete(job, 0.0)
     for name in ("weights", "adapter/weights", "manifest.json", "run.json"):
         assert (job.result / name).stat().st_mode & 0o777 == 0o644
+
+
+def test_the_peak_memory_is_of_the_largest_process(job, monkeypatch):
+    """A command runs in processes of its own."""
+    kilobytes = {resource.RUSAGE_SELF: 10 << 10, resource.RUSAGE_CHILDREN: 20 << 10}
+    usages = {kind: SimpleNamespace(ru_maxrss=each) for kind, each in kilobytes.items()}
+    monkeypatch.setattr(resource, "getrusage", usages.get)
+    job.result.mkdir(parents=True)
+    write_outcome(job)
+    assert json.loads((job.result / "run.json").read_text())["measured"]["peak_memory_mb"] == 20
 
 
 @pytest.mark.parametrize("name", ["run.json", "weights"])

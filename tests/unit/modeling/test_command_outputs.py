@@ -6,8 +6,8 @@ import shutil
 import pytest
 from torch.utils.tensorboard import SummaryWriter
 
-from check_model import check_folder, write_metrics
 from conftest import INIT
+from snakechat.modeling.command_outputs import check_model, write_metrics
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
@@ -32,7 +32,7 @@ def changed(path, **keys):
 
 
 def test_a_copy_of_the_model_is_a_language_model(output, source):
-    check_folder(output, source, is_classifier=False)
+    check_model(output, source, is_classifier=False)
 
 
 def without_config(output):
@@ -73,10 +73,10 @@ def with_fewer_layers(output):
 @pytest.mark.parametrize(
     ("edit", "message"),
     {
-        without_config: "has no config.json: expected what save_pretrained writes",
-        with_adapters: "has adapters of peft without their base model: save model.merge_and_unload",
-        without_tokenizer: "has no tokenizer: save the one of {model}",
-        with_another_tokenizer: "has another tokenizer than {model}",
+        without_config: "has no config.json: save model and tokenizer",
+        with_adapters: "adapters, model.merge_and_unload()",
+        without_tokenizer: "has no tokenizer_config.json",
+        with_another_tokenizer: "has another tokenizer or chat template than {model}",
         without_weights: "no file named model.safetensors",
         with_truncated_weights: "",
         with_fewer_layers: "weights are not in the model",
@@ -85,14 +85,14 @@ def with_fewer_layers(output):
 def test_another_folder_is_one_line(edit, message, output, source):
     edit(output)
     with pytest.raises(InputError) as error:
-        check_folder(output, source, is_classifier=False)
+        check_model(output, source, is_classifier=False)
     assert message in str(error.value)
-    assert str(output) in str(error.value)
+    assert "{output}" in str(error.value) and str(output) not in str(error.value)
 
 
 def test_a_language_model_is_no_reward_model(output, source):
     with pytest.raises(InputError, match="is no classifier but"):
-        check_folder(output, source, is_classifier=True)
+        check_model(output, source, is_classifier=True)
 
 
 def test_events_of_tensorboard_become_metrics_by_the_names_of_pages(tmp_path):
@@ -116,7 +116,7 @@ def test_metrics_of_the_command_stay_and_are_checked(tmp_path):
     write_metrics(path, tmp_path)
     assert path.read_text() == '{"step": 1, "loss": 2}\n'
     path.write_text('{"step": 1}\n{"loss": 2}\n')
-    with pytest.raises(InputError, match="line 2: expected an object with the integer"):
+    with pytest.raises(InputError, match="line 2: expected an object with an integer"):
         write_metrics(path, tmp_path)
     write_metrics(tmp_path / "other.jsonl", tmp_path)
     assert (tmp_path / "other.jsonl").read_text() == ""
