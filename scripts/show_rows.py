@@ -16,7 +16,7 @@ from pathlib import Path
 from snakechat.pages.page import Page, Section, Tokens, write_page
 from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest
+from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest, read_run_record
 from snakechat.workflow.printable import printable_text
 
 # Start and end of tokens that count in the loss, and of special tokens.
@@ -51,7 +51,7 @@ def main() -> None:
         parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")
     summary = f"{len(rows):,} rows"
     if manifest["spec"]["rule"] == "tokenize_sft":
-        summary += f"; train_on: {train_on or 'unknown until the recipe is trained'}"
+        summary += f"; train_on: {train_on or 'unknown: name output/tokens/sft/NAME'}"
     for kind in ("truncated", "dropped"):
         counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
         summary += f"; {kind}: {', '.join(counts) or 'none'}"
@@ -70,12 +70,24 @@ def main() -> None:
 def trained_tokens(folder: Path, manifest: Manifest) -> str | None:
     """Return train_on of the recipe of tokens/sft/NAME, None if nothing says it.
 
-    The tokens are the same for some of its values: then the training says it.
+    The tokens are the same for some of its values: then the training says it or, before it, the
+    config with which they were made.
+
+    Raises:
+        InputError: The config no longer has the recipe, or is invalid.
     """
     stage, name = folder.absolute().parts[-2:]
     training = read_manifest(folder.absolute().parents[2] / stage / name / MANIFEST)
-    settings = manifest["spec"]["settings"]
-    found: str | None = (training["spec"]["settings"] if training else settings).get("train_on")
+    settings = (training or manifest)["spec"]["settings"]
+    is_ours = folder.absolute() == Path("output/tokens/sft", name).absolute()
+    if "train_on" not in settings and is_ours:
+        # It takes a second.
+        from snakechat.jobs.planner import plan_build
+
+        path, record = f"output/sft/{name}", read_run_record(folder)
+        words = record["options"].get("snakemake", []) if record else []
+        settings = plan_build([path, *words]).jobs[path].spec["settings"]
+    found: str | None = settings.get("train_on")
     return found
 
 

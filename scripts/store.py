@@ -35,7 +35,7 @@ from snakechat.workflow.store import (
 )
 
 # Seconds by which the clock of a file server may be behind.
-CLOCK_DIFFERENCE = 60
+CLOCK_DIFFERENCE = 2
 
 
 @one_line_errors()

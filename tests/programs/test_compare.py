@@ -63,3 +63,21 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert f'<th scope="col">tiny</th><th scope="col">{version}</th>' in text
     assert '<th scope="row">seed</th><td>1234</td><td>7</td>' in text
     assert copy.planned(f"output/compare/dpo/tiny-vs-{version}.html") == set()
+    # A training log of DeepSpeed-Chat.
+    log, target = copy.folder / "training.log", "output/compare/dpo/tiny-vs-original.html"
+    log.write_text("<script>\nchosen: 1.5, rejected: -0.25, loss: 0.4375\n" * 2)
+    (copy.folder / "sweep.yaml").write_text("logs: {original: training.log}")
+    copy.build(target)
+    text = (copy.folder / target).read_text()
+    assert '<th scope="col">tiny</th><th scope="col">original</th>' in text
+    rows = dict(re.findall(r'<tr><th scope="row">([^<]*)</th>(.*?)</tr>', text))
+    assert rows["mean score of chosen responses"].count("<td>") == 2
+    assert ">1.50<" in rows["mean score of chosen responses"]
+    assert ">0.438<" in rows["loss (nats per row) before training"]
+    assert copy.planned(target) == set()
+    log.write_text("\n" + log.read_text())
+    assert copy.planned(target) == {"draw_page"}
+    log.write_text("ppl: 5.9")
+    process = copy.snakemake(target, "--cores", "1")
+    error = "logs.original: training.log is a log of sft: expected lines of dpo such as 'chosen:"
+    assert process.returncode and error in process.stdout

@@ -45,9 +45,13 @@ def test_a_setting_that_is_changed_and_set_back_needs_no_job(workflow):
     first = workflow("first")
     first.build(TARGET)
     before = contents(first)
-    longer = Workflow(first.folder, *first.options, "sft={recipes: {tiny: {max_length: 64}}}")
+    changes = "sft={recipes: {tiny: {max_length: 64, train_on: response}}}"
+    longer = Workflow(first.folder, *first.options, changes)
     longer.build(TARGET)
     assert contents(first) != before
+    # Before the training, the config that the tokens were made with says what the loss counts.
+    rows = first.run("python", "scripts/show_rows.py", "output/tokens/sft/tiny", "-n", "1").stdout
+    assert "; train_on: response; " in rows and "prompt:\n⟦" not in rows
     assert "Nothing to be done" in first.snakemake(TARGET, "-n").stdout
     assert "Nothing to be done" in first.build(TARGET)
     assert contents(first) == before

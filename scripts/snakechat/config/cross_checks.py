@@ -44,6 +44,9 @@ def check_references(config: Config) -> None:
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
+    taken = {recipe.name for recipe in config.places} | config.values["sweeps"].keys()
+    for name in sorted(taken & config.values["logs"].keys()):
+        raise ConfigError(f"config: logs.{name} has the name of a recipe or a sweep: rename it")
     for name, dataset in config.values["datasets"].items():
         if "generations" in dataset:
             used_by = f"datasets.{name}.generations"

@@ -462,10 +462,13 @@ class Config:
         """Return the recipes of the comparison A-vs-B.
 
         A sweep stands for all its recipes. NAME@KEY is a version in the store, of a recipe that the
-        config may have no longer (snakechat.workflow.links).
+        config may have no longer (snakechat.workflow.links). A name of `logs` stands for itself.
         """
         recipes: list[str] = []
         for name in names.split("-vs-"):
+            if name in self.values["logs"]:
+                recipes.append(name)
+                continue
             sweep = self.values["sweeps"].get(name)
             swept = self.swept_settings[name] if sweep and sweep["stage"] == stage else {name: {}}
             for recipe, settings in swept.items():

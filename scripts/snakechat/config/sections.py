@@ -678,5 +678,6 @@ class Sections(Settings):
     llm_judges: dict[Name, LlmJudge]
     benchmarks: dict[Name, Benchmark]
     sweeps: dict[Name, Sweep]
+    logs: dict[Name, NonEmptyText]
     evaluation: Evaluation
     prompt_eval: PromptEval

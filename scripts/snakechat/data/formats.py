@@ -318,7 +318,10 @@ def _messages(messages: Any, system: Any = None) -> Record:
 
 
 def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any = None) -> Record:
-    """Two lists of messages, each the whole dialogue or what follows the prompt."""
+    """Two lists of messages, each the whole dialogue or what follows the prompt.
+
+    Without a column of prompts, the rejected response may also stand alone.
+    """
     question = [] if prompt is None else turns_of_messages(prompt, "prompt", "user")
     dialogues = []
     for name, value in (("chosen", chosen), ("rejected", rejected)):
@@ -327,7 +330,7 @@ def _message_pairs(chosen: Any, rejected: Any, prompt: Any = None, system: Any =
             raise BadRow(f"{name} does not end with a response")
         dialogues.append([*question, *turns] if is_response(turns[0]) else turns)
     (*turns, chosen), (*others, rejected) = dialogues
-    if turns != others:
+    if turns != (others or turns):
         raise DroppedRow("dialogues differ before the last response")
     return _prompt(turns, system), response_of(chosen), response_of(rejected)
 

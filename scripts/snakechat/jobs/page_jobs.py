@@ -109,9 +109,13 @@ def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
 
 
 def _comparison(config: Config, stage: str, names: str) -> Description:
-    recipes = config.compared_recipes(stage, names)
-    trained = [recipe for recipe in recipes if not is_version(recipe)]
+    recipes, logs = config.compared_recipes(stage, names), config.values["logs"]
+    trained = [recipe for recipe in recipes if not is_version(recipe) and recipe not in logs]
     versions = {recipe: find_version(stage, recipe) for recipe in recipes if is_version(recipe)}
+    found = {name: config.local_path(logs[name]) for name in recipes if name in logs}
+    for name, path in found.items():
+        if not path.is_file():
+            raise ConfigError(f"config: logs.{name}: there is no file {path}")
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs={
@@ -128,12 +132,14 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
             f"{recipe}/{file}": path
             for recipe, version in versions.items()
             for file, path in version.files().items()
-        },
+        }
+        | {f"{name}/log": path for name, path in found.items()},
         options={
             "versions": {
                 recipe: {kind: str(folder) for kind, folder in version._asdict().items()}
                 for recipe, version in versions.items()
             }
+            | {name: {"log": str(path)} for name, path in found.items()}
         },
     )
 

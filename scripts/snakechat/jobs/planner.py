@@ -126,9 +126,10 @@ def warn_of_other_configs(config: Config) -> None:
 
 
 def _exists(config: Config, stage: str, name: str) -> bool:
-    """Return whether the config has a recipe or a sweep of this name."""
-    return stage in STAGES and (
-        name in config.values[stage]["recipes"] or name in config.values["sweeps"]
+    """Return whether the config has a recipe, a sweep or a log of this name."""
+    sections = (config.values["sweeps"], config.values["logs"])
+    return stage in STAGES and any(
+        name in each for each in (config.values[stage]["recipes"], *sections)
     )
 
 

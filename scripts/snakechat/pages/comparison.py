@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.evaluation.intervals import difference_interval, mean_interval
+from snakechat.pages.deepspeed_chat import read_log
 from snakechat.pages.metrics import (
     MODELS,
     MOMENTS,
@@ -51,7 +52,7 @@ COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")
 # Keys of a placement that are compared like settings: trainings at each ZeRO stage, say.
 PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
 # Costs of a training, by their keys in run.json.
-COSTS = ("seconds", "seconds_per_step", "peak_memory_mb", "peak_gpu_memory_mb")
+COSTS = ("seconds", "seconds_per_step", "rows_per_second", "peak_memory_mb", "peak_gpu_memory_mb")
 # Rules whose settings follow from the settings of a training.
 DERIVED = ("tokenize_", "compute_reference")
 # The section of the entry that a recipe names. Another entry is another name only.
@@ -78,7 +79,7 @@ class Run(NamedTuple):
         name: Name of the recipe.
         seed: Seed of the training; None of a command that does not name it.
         settings: Settings of the training, without the seed, and of the jobs before it; keys of its
-            placement.
+            placement. Empty for a training log of another program.
         steps: The lines of metrics.jsonl.
         metrics: metrics.json of the evaluation.
         record: run.json of the training, None if it is unknown.
@@ -99,7 +100,7 @@ class Run(NamedTuple):
         """
         keys = path.split(".")
         compared = keys[2] if keys[0] == "wins" else keys[0]
-        if compared in INITIAL_MODELS and compared != initial_model(self.metrics):
+        if self.metrics and compared in INITIAL_MODELS and compared != initial_model(self.metrics):
             return None
         return read_figure(self.metrics, path)
 
@@ -170,6 +171,12 @@ def comparison(job: Job[Any]) -> Page:
     lines = {group.name: group.points for group in groups}
     runs = [run for group in groups for run in group.runs]
     own = [key for run in runs for key in own_metrics(stage, run.settings, run.steps)]
+    logs = ", ".join(run.name for run in runs if not run.settings)
+    of_logs = translate(
+        "{names}: of a training log of DeepSpeed-Chat, whose perplexity is a mean over batches and"
+        " whose accuracy counts at most 100 batches.",
+        names=logs,
+    )
     return Page(
         eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
         title=name,
@@ -185,6 +192,7 @@ def comparison(job: Job[Any]) -> Page:
                 " single seed has the interval of its evaluation. A single seed does not"
                 " distinguish a better recipe from a lucky one."
             ),
+            *([of_logs] if logs else []),
             translate(
                 "comparison.csv in {folder} has the same numbers.",
                 folder=f"output/pages/compare/{stage}/{name}",
@@ -195,8 +203,10 @@ def comparison(job: Job[Any]) -> Page:
 
 def _read_run(job: Job[Any], name: str) -> Run:
     """Read a training and its evaluation from the inputs of a job, or from the store."""
-    if is_version(name):
-        folders = job.options.versions[name]
+    folders = job.options.versions.get(name, {})
+    if "log" in folders:
+        return Run(name, None, {}, *read_log(Path(folders["log"]), name, job.settings.stage))
+    if folders:
         folder = folders["training"]
         manifest = json.loads(Path(folder, "manifest.json").read_text())
         path = result_id(manifest)
@@ -209,12 +219,15 @@ def _read_run(job: Job[Any], name: str) -> Run:
         steps = Path(folder, "metrics.jsonl").read_text()
         metrics = read_json(job.inputs[f"evaluation.{name}"] / "metrics.json")
         metrics |= read_benchmarks(job.inputs).get(f"{job.settings.stage}/{name}", {})
-    record = read_run_record(folder, lineage[path]["spec"])
+    record, settings = read_run_record(folder, lineage[path]["spec"]), lineage[path]["settings"]
     placement = placement_of(record["placement"] if record else {})
+    batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
+    if record and batch and "seconds_per_step" in record:
+        record["rows_per_second"] = batch / record["seconds_per_step"]
     lines = [json.loads(line) for line in steps.splitlines()]
     return Run(
         name=name,
-        seed=lineage[path]["settings"].get("seed"),
+        seed=settings.get("seed"),
         settings=comparable_settings(lineage, path)
         | {f"placement: {key}": getattr(placement, key) for key in PLACEMENT},
         steps=lines,
@@ -226,13 +239,14 @@ def _read_run(job: Job[Any], name: str) -> Run:
 def group_by_settings(runs: Sequence[Run]) -> list[Group]:
     """Group the runs that have the same settings, in the order of the first run of each group.
 
-    Versions, which may differ in their code or data, are groups of their own. The name of a group
-    is the name of its first recipe, without the seed of a sweep if the names stay distinct.
+    Logs, and versions, which may differ in their code or data, are groups of their own. The name of
+    a group is the name of its first recipe, without the seed of a sweep if the names stay distinct.
     """
     found: dict[str, list[Run]] = {}
     for one in runs:
         settings = json.dumps(one.settings, sort_keys=True)
-        found.setdefault(one.name if is_version(one.name) else settings, []).append(one)
+        is_apart = is_version(one.name) or not one.settings
+        found.setdefault(one.name if is_apart else settings, []).append(one)
     groups = [Group(of_group[0].name, of_group) for of_group in found.values()]
     return _renamed(
         groups,
@@ -307,7 +321,9 @@ def setting_section(groups: Sequence[Group]) -> Section:
     """Return the section of the settings that differ, the seeds, and the costs of a training."""
     differences = setting_differences([group.runs[0].settings for group in groups])
     rows = [[setting, *map(as_text, values)] for setting, values in differences.items()]
-    seeds = [", ".join(str(run.seed) for run in group.runs) for group in groups]
+    seeds = [
+        ", ".join(str(run.seed) for run in group.runs if run.seed is not None) for group in groups
+    ]
     rows.append([translate("seed"), *seeds])
     for key in COSTS:
         costs = [
@@ -369,14 +385,15 @@ def setting_differences(columns: Sequence[dict[str, Any]]) -> dict[str, list[Any
     """Return the values of the settings that differ, "" where a column does not have a setting.
 
     A setting of a job that only some columns have is not listed: the setting that names the job
-    differs. Nor is one that an earlier row has with the same values.
+    differs. Nor is one that an earlier row has with the same values. Logs have no settings.
     """
-    jobs = [{key.rpartition(": ")[0] for key in column} for column in columns]
+    compared = [column for column in columns if column]
+    jobs = [{key.rpartition(": ")[0] for key in column} for column in compared]
     found: dict[tuple[str, ...], tuple[str, list[Any]]] = {}
     for key in dict.fromkeys(key for column in columns for key in column):
         job, _, setting = key.rpartition(": ")
         values = [column.get(key, "") for column in columns]
-        texts = tuple(map(as_text, values))
+        texts = tuple(as_text(column.get(key, "")) for column in compared)
         if all(job in of_column for of_column in jobs) and len(set(texts)) > 1:
             found.setdefault((setting, *texts), (key, values))
     return dict(found.values())

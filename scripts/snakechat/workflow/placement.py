@@ -106,7 +106,8 @@ class RunOptions:
         python: The interpreter of a command; empty if it is the build's, or none.
         licenses: The licences that the config declares, by the path of the import or the fetch.
         llm_judges: Where and how LLM judges are asked, by name.
-        versions: Folders in the store of compared versions, by recipe and kind of result.
+        versions: Folders in the store of compared versions, by recipe and kind of result; of a
+            training log, the file itself.
     """
 
     stores: list[str] = field(default_factory=lambda: [str(STORE)])

@@ -287,7 +287,7 @@ def external_files(job: Job[Any]) -> dict[Path, str]:
     def path_of(name: str) -> Path:
         first, _, rest = name.partition("/")
         if first in job.options.versions:
-            # Of a version in the store: its training or its evaluation.
+            # Of a version in the store: its training or its evaluation. Or a training log.
             kind, _, inner = rest.partition("/")
             return Path(job.options.versions[first][kind], inner)
         # Those of a dataset have the name of a split before their own.

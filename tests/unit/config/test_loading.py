@@ -97,6 +97,14 @@ def test_invalid_sweep(changes, message):
     assert str(error.value).startswith(message)
 
 
+def test_a_log_is_a_column_of_comparisons():
+    config = load({"logs": {"original": "training.log"}})
+    assert config.compared_recipes("sft", "tiny-vs-original") == ["tiny", "original"]
+    for section in ({"logs": {"tiny": "a"}}, {**sweep(), "logs": {"mine": "a"}}):
+        with pytest.raises(ConfigError, match=r"logs\.\w+ has the name of a recipe or a sweep"):
+            load(section)
+
+
 def test_comparison_needs_two_recipes():
     with pytest.raises(ConfigError, match="output/compare/rlhf/tiny-vs-tiny: name two recipes"):
         load().compared_recipes("rlhf", "tiny-vs-tiny")

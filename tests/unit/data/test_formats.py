@@ -427,6 +427,23 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
             PAIRED,
             (DIALOGUE, *PAIR),
         ),
+        # The rejected response alone, as in ms-swift's rows.
+        *(
+            (
+                "message_pairs",
+                {"messages": ULTRAFEEDBACK["chosen"], "rejected_response": rejected},
+                {"chosen": "messages", "rejected": "rejected_response"},
+                (DIALOGUE, *PAIR),
+            )
+            for rejected in ("A stone.", messages(("assistant", "A stone.")))
+        ),
+        # Which turn of two it follows is unknown.
+        (
+            "message_pairs",
+            {**ULTRAFEEDBACK, "rejected": messages(*QUESTION[1:2], ("assistant", "A stone."))},
+            {"chosen": "chosen", "rejected": "rejected"},
+            DIFFER,
+        ),
         (
             "message_pairs",
             {"prompt": "a", "chosen": "b", "rejected": messages(("user", "a"))},

@@ -13,6 +13,7 @@ from snakechat.pages.comparison import (
     named_by_differences,
     result_section,
     setting_differences,
+    setting_section,
 )
 from support.pages import text_of
 
@@ -179,6 +180,16 @@ def rlhf(actor, actor_epochs, reward_epochs=1):
             job("init_model/tiny", {"seed": 1}),
         ]
     )
+
+
+def test_a_log_has_no_settings_that_differ():
+    logs = [Run(name, None, {}, [], {}) for name in ("log", "log-2")]
+    groups = group_by_settings([a_run("a", 1, kl=1, lr=1), a_run("b", 1, kl=2, lr=1), *logs])
+    [table] = setting_section(groups).tables
+    assert table.head == ["", "a", "b", "log", "log-2"]
+    assert texts_of(table) == [["kl", "1", "2", "", ""], ["seed", "1", "1", "", ""]]
+    # Without evaluations, as of RLHF.
+    assert logs[0].result("sft.score") is None
 
 
 def test_earlier_jobs_are_matched_by_rule_and_not_by_name():
