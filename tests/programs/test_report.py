@@ -77,6 +77,14 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
         assert f"<td>{cell}</td>" in page
     run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
+    lines = (folder / "sft/tiny/metrics.jsonl").read_text().splitlines()
+    losses = [loss for line in lines if (loss := json.loads(line).get("loss"))]
+    means = losses[0], losses[-1], sum(losses) / len(losses)
+    assert rows["loss: first step, last step, mean"] == [", ".join(map(format_number, means))]
+    # The settings of each training.
+    for stage in ("SFT", "Reward model", "RLHF"):
+        table = page[page.index(f"<caption>{stage}</caption>") :]
+        assert "<td>1234</td>" in table[: table.index("</table>")]
     seconds = format_number(run["seconds_per_step"])
     assert rows["time of a step (median)"] == [f"{seconds} s/step"]
     assert f"<td>{format_memory(run['peak_memory_mb'])}</td>" in page

@@ -11,7 +11,7 @@ from typing import Any
 
 from snakechat.workflow.errors import InputError
 
-N = r"(-?[\d.]+(?:e[+-]?\d+)?|-?inf|nan)"
+N = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
 # What the main of each stage prints of an evaluation, and our names of its numbers. Versions before
 # 2023-08 print no score of rejected responses.
 EVALUATIONS = {

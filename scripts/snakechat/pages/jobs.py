@@ -1,6 +1,7 @@
 """The jobs behind a result: their data, sources, costs and throughput, as sections of a page."""
 
 import shlex
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -207,6 +208,10 @@ def run_section(training: Training) -> Section:
     last = training.steps[-1] if training.steps else {}
     prefix = "policy/" if training.stage == "rlhf" else ""
     scaling = {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
+    for name, key in {"losses": f"{prefix}loss", "value_losses": "value/loss"}.items():
+        if losses := [step[key] for step in training.steps if key in step]:
+            means = losses[0], losses[-1], statistics.fmean(losses)
+            scaling[name] = ", ".join(map(format_number, means))
     measured = {"command": rebuild_command(training.path, run), **job["facts"], **scaling, **run}
     if "seconds_per_step" in run:
         measured |= throughput(training)

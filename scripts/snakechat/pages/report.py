@@ -27,6 +27,7 @@ from snakechat.pages.page import (
     Cell,
     Page,
     Section,
+    Table,
     value_table,
     write_csv,
     write_headline,
@@ -71,8 +72,6 @@ def report(job: Job[Any]) -> Page:
     if stage != "reward":
         lines = read_json_lines(job.inputs[f"evaluate_{stage}"] / "responses.jsonl")
         responses = response_sections(lines, own.metrics.get("num_generations", 1))
-    # The table of software has the distributions of a command.
-    settings = {k: v for k, v in own.job["settings"].items() if k != "distributions"}
     page = Page(
         eyebrow=translate("Report"),
         title=f"{stage}/{job.settings.name}",
@@ -105,9 +104,7 @@ def report(job: Job[Any]) -> Page:
             phase_section(all_trainings),
             prompt_section(statistics),
             lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
-            Section(
-                translate("Settings"), tables=[value_table("", dict(sorted(settings.items())))]
-            ),
+            Section(translate("Settings"), tables=[*map(setting_table, all_trainings)]),
             cost_section(runs),
             *(run_section(of) for of in all_trainings if of.run),
         ],
@@ -141,6 +138,13 @@ def training_section(training: Training) -> Section:
     }
     own = own_metrics(stage, training.job["settings"], steps)
     return curve_section(title, caption, stage, lines, own)
+
+
+def setting_table(training: Training) -> Table:
+    """Return the table of the settings of a training."""
+    # The table of software has the distributions of a command.
+    settings = {k: v for k, v in training.job["settings"].items() if k != "distributions"}
+    return value_table(training.title, dict(sorted(settings.items())))
 
 
 def training_remark(training: Mapping[str, Any]) -> str:

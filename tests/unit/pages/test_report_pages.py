@@ -338,7 +338,8 @@ def test_throughput_of_rlhf_counts_all_responses_to_a_prompt(in_update):
 
 def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     facts = {"saved_step": 2, "changed_weights": 0.0, "unchanged_because": "rounding"}
-    steps = [{"step": 1}, {"step": 2, "skipped_steps": 1, "loss_scale": 65536.0}]
+    steps = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
+    steps += [{"step": 3, "loss": 1.25, "skipped_steps": 1, "loss_scale": 65536.0}]
     [table] = run_section(trained(steps=steps, facts=facts)).tables
     rows = {label: text_of(value) for label, value in table.rows}
     assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-05 GFLOP/s"
@@ -346,6 +347,12 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     assert rows["step that was saved"] == "2" and rows["last loss scale (fp16)"] == "65,536"
     assert rows["trained weights that differ from the start"] == "0.0 %"
     assert rows["steps skipped for overflow (fp16)"] == "1" and "unchanged_because" not in rows
+    assert rows["loss: first step, last step, mean"] == "2.50, 1.25, 2.00"
+    # Of RLHF, the losses of policy and critic.
+    steps = [{"policy/loss": 0.5, "value/loss": 7.0}]
+    [table] = run_section(trained("rlhf", run=EMPTY_RUN, steps=steps)).tables
+    assert rows_of(table)["loss: first step, last step, mean"] == ["0.500, 0.500, 0.500"]
+    assert rows_of(table)["value loss: first step, last step, mean"] == ["7.00, 7.00, 7.00"]
     # Without a measured step.
     run = RUN | {"seconds": 75.0}
     del run["seconds_per_step"]
