@@ -6,14 +6,15 @@ Rows without a schema give 0.
 """
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jsonschema import Draft202012Validator
+from jsonschema.validators import validator_for
 from referencing import Registry
 
+from snakechat.data.cells import parse_json
 from snakechat.evaluation.verification import is_verified
 
 BLOCK = re.compile(r"```json\s*\n(.*?)```", re.DOTALL)
@@ -32,23 +33,6 @@ def score(
     ]
 
 
-def reject(constant: str) -> None:
-    """Raise ValueError for NaN, Infinity and -Infinity, which are not JSON."""
-    raise ValueError(f"{constant} is not JSON")
-
-
-def finite(text: str) -> float:
-    """Return a number.
-
-    Raises:
-        ValueError: It is too large for a float.
-    """
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is too large")
-    return number
-
-
 def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
     """Return whether a response is JSON of a schema.
 
@@ -57,16 +41,17 @@ def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
         jsonschema.SchemaError: The schema is not valid.
     """
     schema = json.loads(schema) if isinstance(schema, str) else schema
-    Draft202012Validator.check_schema(schema)
+    draft = validator_for(schema, default=Draft202012Validator)
+    draft.check_schema(schema)
     # Without a registry, a schema could name one on the network.
-    validator = Draft202012Validator(schema, registry=Registry())
+    validator = draft(schema, registry=Registry())
 
     def has_schema(response: str) -> bool:
         blocks = BLOCK.findall(response)
         try:
-            value = json.loads(
-                blocks[-1] if blocks else response, parse_constant=reject, parse_float=finite
-            )
+            value = parse_json(blocks[-1] if blocks else response)
+            # NaN and infinity are not JSON.
+            json.dumps(value, allow_nan=False)
         except ValueError:
             return False
         return validator.is_valid(value)

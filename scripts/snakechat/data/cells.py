@@ -69,8 +69,7 @@ class JsonDecoder(json.JSONDecoder):
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for key in keys if keys.count(key) > 1)
+            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
             self.problem = f"key {twice!r} occurs twice in an object: keep one of them"
         return found
 

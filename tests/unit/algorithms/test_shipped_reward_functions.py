@@ -77,6 +77,12 @@ def test_json_schema():
     # JSON has no such numbers.
     numbers = ["NaN", "[Infinity]", "-Infinity", "1e999", "1e9"]
     assert scores("json_schema", numbers, schema={"type": ["number", "array"]}) == [0, 0, 0, 0, 1]
+    # Which of two values counts?
+    twice = ['{"name": 7, "name": "Pia"}', '{"name": "Pia", "more": [{"a": 1, "a": 1}]}']
+    assert scores("json_schema", twice, schema=SCHEMA) == [0, 0]
+    # Another draft, which a schema may name.
+    draft = {"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}
+    assert scores("json_schema", ['["a"]', "[1]"], schema=draft) == [1, 0]
     # One for each row.
     schemas = ['{"type": "integer"}', {"type": "string"}, None]
     assert scores("json_schema", ["7", "7", "7"], {"schema": schemas}) == [1, 0, 0]
