@@ -1,10 +1,12 @@
 """The files of a model: incomplete downloads."""
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from snakechat.data.model_files import check_files, model_files
+from snakechat.data.model_files import check_files, model_files, read_model_config
 from snakechat.workflow.errors import InputError
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 548105171\n"
@@ -35,6 +37,20 @@ def test_files_of_a_model_are_selected():
     # PyTorch's format if there are no safetensors.
     found = model_files([*kept, *others, *torch_files])
     assert sorted(found) == sorted([*kept, *torch_files])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"architectures": 5},
+        {"architectures": "OPTForCausalLM"},
+        {"architectures": [None]},
+        {"architectures": ["OPTForSequenceClassification"], "id2label": 5},
+    ],
+)
+def test_a_config_with_values_of_other_types_says_nothing(keys, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(keys))
+    assert read_model_config(tmp_path) is None
 
 
 def test_complete_files(folder):
