@@ -60,13 +60,19 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[in
 
     Args:
         folder: The folder of the model that responds.
+
+    Raises:
+        InputError: It names something else.
     """
     ids = [end_of_turn_id(tokenizer), int(tokenizer.eos_token_id)]
     for name in ("generation_config.json", "config.json"):
         path = Path(folder, name)
         if path.is_file():
             value = json.loads(path.read_text()).get("eos_token_id")
-            ids += value if isinstance(value, list) else [] if value is None else [value]
+            found = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(each) is int and abs(each) < 2**31 for each in found):
+                raise InputError(f"{path}: eos_token_id is {value!r}, expected ids of tokens")
+            ids += found
             break
     # Without duplicates, in this order.
     return tuple(dict.fromkeys(ids))

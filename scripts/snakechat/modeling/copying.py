@@ -69,13 +69,15 @@ def copy_model(source: Path, folder: Path) -> None:
         _require_equal(tensors, other)
     config = load_pretrained(AutoConfig, source)
     # A model of that many would take hours to make.
-    if (layers := getattr(config, "num_hidden_layers", 0)) > MAX_LAYERS:
-        raise InputError(f"config.json has num_hidden_layers: {layers}, at most {MAX_LAYERS}")
+    if not 0 < (layers := getattr(config, "num_hidden_layers", 1)) <= MAX_LAYERS:
+        raise InputError(f"config.json has num_hidden_layers: {layers}, expected 1 to {MAX_LAYERS}")
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
     dtype = _common_dtype(tensors.values())
-    model, loading = from_pretrained(auto_class, source, dtype, config)
-    check_weights(loading | {"unexpected_keys": set()})
+    # First without memory: a config may name any size.
+    for place in ({"device_map": {"": "meta"}}, {}):
+        model, loading = from_pretrained(auto_class, source, dtype, config, **place)
+        check_weights(loading | {"unexpected_keys": set()})
     if of_classifier and not hasattr(model, "score"):
         raise InputError(
             f"{type(model).__name__} has no score at each position: use a classifier of a"

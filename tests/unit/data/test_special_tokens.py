@@ -1,5 +1,7 @@
 """Pad tokens, the ends of turns and the ids that stop sampling."""
 
+import json
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
@@ -158,3 +160,7 @@ def test_stop_ids_are_those_of_the_generation_config_too(chat_tokenizer, tmp_pat
     assert stop_ids(tokenizer, tmp_path) == (end, 5)
     (tmp_path / "generation_config.json").write_text("{}")
     assert stop_ids(tokenizer, tmp_path) == (end,)
+    for ids in ("x", {"a": 1}, [[1]], [10**30], 1.5, True):
+        (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+        with pytest.raises(InputError, match=r"config\.json: eos_token_id is .*expected"):
+            stop_ids(tokenizer, tmp_path)

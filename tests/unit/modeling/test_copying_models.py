@@ -106,7 +106,13 @@ def change_config(folder, **changes):
 
 def test_more_layers_than_weights_are_an_error(folder, tmp_path):
     change_config(folder, num_hidden_layers=10_000_000)
-    with pytest.raises(InputError, match="num_hidden_layers: 10000000, at most 1000"):
+    with pytest.raises(InputError, match="num_hidden_layers: 10000000, expected 1 to 1000"):
+        copy_model(folder, tmp_path / "copy")
+
+
+def test_a_config_of_a_larger_model_than_its_weights_takes_no_memory(folder, tmp_path):
+    change_config(folder, vocab_size=10**12)
+    with pytest.raises(InputError, match="do not have the model's shape: "):
         copy_model(folder, tmp_path / "copy")
 
 
