@@ -38,8 +38,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -141,7 +141,11 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
     # ends the processes 30 seconds after SIGTERM.
     os.environ["PET_SHUTDOWN_TIMEOUT"] = str(SHUTDOWN_TIMEOUT)
     torchrun = [sys.executable, sys.argv[0]]
-    with confined(command) as words:
+    # The program has a folder of its own for its temporary files and caches.
+    with tempfile.TemporaryDirectory(prefix="snakechat-", ignore_cleanup_errors=True) as folder:
+        words = list(command)
+        if limits := os.environ.get(LIMITS):
+            words = [str(Path(__file__).with_name("confined.py")), limits, folder, *words]
         if group:
             return run([*torchrun, *group, *words]).code
         of_node = [f"--nproc-per-node={processes}", *words]
@@ -271,20 +275,6 @@ def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Sequence[str], words: Seq
             ladder.read()
         if ladder.number <= started:
             return code
-
-
-@contextmanager
-def confined(command: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the command that runs a program within the limits of its job, if it has limits.
-
-    The program has a folder of its own for its temporary files and caches.
-    """
-    if LIMITS not in os.environ:
-        yield [*command]
-        return
-    starter = str(Path(__file__).with_name("confined.py"))
-    with tempfile.TemporaryDirectory(prefix="snakechat-", ignore_cleanup_errors=True) as folder:
-        yield [starter, os.environ[LIMITS], folder, *command]
 
 
 class End(NamedTuple):

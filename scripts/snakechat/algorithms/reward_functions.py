@@ -29,7 +29,7 @@ import numpy as np
 from snakechat.config.references import MESSAGES, weighted_functions
 from snakechat.data.dialogues import messages_of
 from snakechat.data.records import PromptTexts
-from snakechat.workflow.errors import InputError, denied_line, is_denied
+from snakechat.workflow.errors import InputError, denied_line
 
 FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 # Characters of a text that an error message quotes.
@@ -147,9 +147,8 @@ class RewardFunction:
             if frame.filename == str(self.path)
         ]
         place = f"line {lines[-1]}: " if lines else ""
-        if is_denied(error):
-            return self._error(f"{place}{denied_line(error)}")
-        return self._error(f"{place}{type(error).__name__}: {shorten(str(error))}")
+        reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
+        return self._error(f"{place}{reason}")
 
 
 def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:

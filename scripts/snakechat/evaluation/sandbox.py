@@ -9,7 +9,6 @@ detected.
 
 import json
 import os
-import platform
 import secrets
 import subprocess
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 
 from snakechat.evaluation import sandbox_program
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.landlock import landlock_version
+from snakechat.workflow.hermetic import hermetic_version
 from snakechat.workflow.seccomp import AUDIT_ARCH
 
 # The wall-clock limit, as a multiple of the CPU limit: code may wait, or share its core.
@@ -118,18 +117,9 @@ def check_sandbox() -> None:
     Raises:
         InputError: The kernel has no Landlock, or it or a container denies a filter.
     """
-    if platform.machine() not in AUDIT_ARCH:
-        known = " and ".join(AUDIT_ARCH)
+    if not hermetic_version("auto") or _end("", [], seconds=10, memory_bytes=1 << 30):
         raise InputError(
-            f"the sandbox of unit tests supports {known}, and this is {platform.machine()}"
-        )
-    if not landlock_version():
-        raise InputError(
-            "unit tests of responses need Landlock (Linux 5.13), which this kernel has not enabled:"
-            " do not use unit tests as a reward"
-        )
-    if _end("", [], seconds=10, memory_bytes=1 << 30):
-        raise InputError(
-            "this system cannot isolate unit tests: allow seccomp filters and Landlock, or do not"
+            f"unit tests of responses need Landlock (Linux 5.13) and seccomp on"
+            f" {' or '.join(AUDIT_ARCH)}, which this system lacks or denies: allow them, or do not"
             " use unit tests as a reward"
         )

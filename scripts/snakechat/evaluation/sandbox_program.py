@@ -14,7 +14,6 @@ import sys
 
 from snakechat.workflow.landlock import (
     ALL_CAPABILITIES,
-    Rights,
     drop_capabilities,
     end_with_parent,
     restrict,
@@ -105,11 +104,6 @@ def sandbox_filter(machine: str) -> bytes:
     )
 
 
-def limit(kind: int, value: int) -> None:
-    """Set a resource limit that cannot be raised again."""
-    resource.setrlimit(kind, (value, value))
-
-
 def main() -> None:
     """Run the code and its tests; exit with code 0 if all pass."""
     request = json.loads(sys.stdin.buffer.readline())
@@ -117,13 +111,17 @@ def main() -> None:
     output = os.dup(1)
     for stream in (0, 1, 2):
         os.dup2(os.open(os.devnull, os.O_RDWR), stream)
-    limit(resource.RLIMIT_AS, request["memory_bytes"])
-    limit(resource.RLIMIT_CPU, request["seconds"])
-    limit(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
-    limit(resource.RLIMIT_CORE, 0)
-    limit(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+    for kind, limit in (
+        (resource.RLIMIT_AS, request["memory_bytes"]),
+        (resource.RLIMIT_CPU, request["seconds"]),
+        (resource.RLIMIT_FSIZE, MAX_FILE_BYTES),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_NOFILE, MAX_OPEN_FILES),
+    ):
+        # It cannot be raised again.
+        resource.setrlimit(kind, (limit, limit))
     drop_capabilities(ALL_CAPABILITIES)
-    restrict(Rights(read=request["read"], write=[os.getcwd()], devices=[os.devnull]))
+    restrict(read=request["read"], write=[os.getcwd()], devices=[os.devnull])
     install_filter(sandbox_filter(platform.machine()))
     namespace = {"__name__": "solution"}
     try:

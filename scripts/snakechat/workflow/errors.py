@@ -67,8 +67,8 @@ def describe_environment_error(
             f"{target}: torch has no deterministic kernel of {operation} for this device: set"
             " deterministic: false"
         )
-    if is_denied(error):
-        return f"{target}: {denied_line(error)}"
+    if denied := denied_line(error):
+        return f"{target}: {denied}"
     number = system_error_number(error)
     if number is None:
         return None
@@ -89,15 +89,11 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     return False
 
 
-def is_denied(error: BaseException) -> bool:
-    """Return whether the limits of this job denied what raised an error (workflow/hermetic.py)."""
-    return "SNAKECHAT_HERMETIC" in os.environ and (
-        isinstance(error, PermissionError) or "Permission denied" in str(error)
-    )
-
-
-def denied_line(error: BaseException) -> str:
-    """Return a line on what the limits of a job denied."""
+def denied_line(error: BaseException) -> str | None:
+    """Return a line on what the limits of this job denied (workflow/hermetic.py), if they did."""
+    is_denied = isinstance(error, PermissionError) or "Permission denied" in str(error)
+    if not is_denied or "SNAKECHAT_HERMETIC" not in os.environ:
+        return None
     name = getattr(error, "filename", None)
     denied = f"{printable_line(name)} is denied" if name else printable_line(str(error))
     return (

@@ -24,7 +24,6 @@ from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.landlock import (
     READING_CAPABILITIES,
-    Rights,
     drop_capabilities,
     end_with_parent,
     landlock_version,
@@ -40,72 +39,44 @@ LIMITS = "SNAKECHAT_LIMITS"
 FOLDER_VARIABLES = ("HOME", "TMPDIR", "XDG_CACHE_HOME", "MPLCONFIGDIR")
 # Variables that name other caches of compiled code. Without them, it is in a folder of the job.
 COMPILER_CACHES = (
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TRITON_CACHE_DIR",
-    "TRITON_HOME",
-    "TORCH_EXTENSIONS_DIR",
-    "CUDA_CACHE_PATH",
-    "NUMBA_CACHE_DIR",
-    "VLLM_CACHE_ROOT",
+    *("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"),
+    *("CUDA_CACHE_PATH", "NUMBA_CACHE_DIR", "VLLM_CACHE_ROOT"),
 )
 # `hermetic: require` needs rights on TCP ports.
 REQUIRED_VERSION = 4
 
-# What every job may read besides what its key counts, and why. Their content is not counted: it
+# What every job may read besides what its key counts, by the reason. Its content is not counted: it
 # belongs to the system that the locks name, or to this machine. What GPUs and InfiniBand need is
 # taken from the documentation of their drivers and not yet tried.
 SYSTEM = {
-    "/usr": "programs and libraries of the system, CUDA in /usr/local",
-    "/lib": "as /usr",
-    "/lib64": "as /usr",
-    "/bin": "as /usr",
-    "/opt": "as /usr: compilers, CUDA and ROCm of many clusters",
-    "/proc": "memory and processors; of other processes no memory and no environment",
-    "/sys": "processors, GPUs and their connections",
-    "/run/nvidia": "drivers of the NVIDIA container runtime",
-    "/etc/ld.so.cache": "the loader of shared libraries",
-    "/etc/ld.so.conf": "ctypes.util.find_library",
-    "/etc/ld.so.conf.d": "as ld.so.conf",
-    "/etc/localtime": "local times in logs",
-    "/etc/nsswitch.conf": "names of hosts and users",
-    "/etc/host.conf": "names of hosts",
-    "/etc/hosts": "names of hosts",
-    "/etc/hostname": "the name of this host",
-    "/etc/gai.conf": "order of addresses",
-    "/etc/resolv.conf": "names of hosts",
-    "/etc/passwd": "the name of the user: torch's folder for compiled kernels",
-    "/etc/group": "as passwd",
-    "/etc/ssl": "certificates",
-    "/etc/pki": "certificates",
-    "/etc/ca-certificates": "certificates",
-    "/etc/mime.types": "mimetypes, which the clients of HTTP import",
-    "/etc/fonts": "fonts of plots",
-    "/etc/OpenCL": "drivers of GPUs",
-    "/etc/nccl.conf": "NCCL",
-    "/etc/libibverbs.d": "InfiniBand, for NCCL",
-    "/etc/rdma": "InfiniBand, for NCCL",
+    "programs and libraries, CUDA and ROCm; their loader": "/usr /lib /lib64 /bin /opt"
+    " /etc/ld.so.cache /etc/ld.so.conf /etc/ld.so.conf.d",
+    "processors, memory and GPUs; of other processes no memory and no environment": "/proc /sys",
+    "GPUs of NVIDIA's container runtime and of OpenCL": "/run/nvidia /etc/OpenCL",
+    "names of hosts and users, and the order of addresses": "/etc/nsswitch.conf /etc/host.conf"
+    " /etc/hosts /etc/hostname /etc/gai.conf /etc/resolv.conf /etc/passwd /etc/group",
+    "certificates": "/etc/ssl /etc/pki /etc/ca-certificates",
+    "local times in logs": "/etc/localtime",
+    "types of files, which the clients of HTTP import": "/etc/mime.types",
+    "fonts of plots": "/etc/fonts",
+    "NCCL and InfiniBand": "/etc/nccl.conf /etc/libibverbs.d /etc/rdma",
 }
-# Devices, and folders in the memory, that libraries also write.
+# Devices that libraries also write.
 DEVICES = {
-    "/dev/null": "discarded output",
-    "/dev/zero": "empty memory",
-    "/dev/full": "tests of full disks",
-    "/dev/random": "random numbers",
-    "/dev/urandom": "random numbers",
-    "/dev/tty": "questions for passwords, which fail",
-    "/dev/nvidia*": "GPUs of NVIDIA",
-    "/dev/dri": "GPUs",
-    "/dev/kfd": "GPUs of AMD",
-    "/dev/dxg": "GPUs in WSL",
-    "/dev/infiniband": "InfiniBand, for NCCL",
-    "/dev/gdrdrv": "transfers between GPUs and the network",
+    "discarded output, empty memory, random numbers": "/dev/null /dev/zero /dev/random"
+    " /dev/urandom",
+    "tests of full disks": "/dev/full",
+    "questions for passwords, which fail": "/dev/tty",
+    "GPUs of NVIDIA, of AMD and in WSL": "/dev/nvidia* /dev/dri /dev/kfd /dev/dxg",
+    "InfiniBand, and transfers between GPUs and the network": "/dev/infiniband /dev/gdrdrv",
 }
 SHARED_MEMORY = "/dev/shm"
 # Ports that the kernel chooses for those who listen without naming one.
 PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 # Variables with the port at which processes meet.
 MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
-# Variables with the path of a file or a folder of certificates.
+# Variables with the path of a cache of the Hub; of a file or a folder of certificates.
+HUB_CACHES = ("HF_HUB_CACHE", "HF_XET_CACHE")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 
 
@@ -167,10 +138,7 @@ def confine(path: str, folder: str) -> None:
         OSError: The kernel denies a call.
     """
     limits = Limits(**json.loads(Path(path).read_text()))
-    if limits.network:
-        os.environ["HF_HOME"] = hub_folder()
-    else:
-        os.environ["HF_HOME"] = folder
+    os.environ["HF_HOME"] = hub_folder() if limits.network else folder
     os.environ.update(dict.fromkeys(FOLDER_VARIABLES, folder))
     for name in COMPILER_CACHES:
         os.environ.pop(name, None)
@@ -188,15 +156,14 @@ def confine(path: str, folder: str) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         first, last = map(int, PORT_RANGE.read_text().split())
         ports = {*range(first, last + 1), *named}
+    patterns = " ".join(DEVICES.values()).split()
     restrict(
-        Rights(
-            read=[*SYSTEM, *python_folders(), *limits.read],
-            folders=limits.folders,
-            write=[SHARED_MEMORY, folder, *limits.write],
-            devices=[path for pattern in DEVICES for path in glob.glob(pattern)],
-            ports=ports,
-            listens=named if limits.connects else (),
-        )
+        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *limits.read],
+        folders=limits.folders,
+        write=[SHARED_MEMORY, folder, *limits.write],
+        devices=[path for pattern in patterns for path in glob.glob(pattern)],
+        ports=ports,
+        listens=named if limits.connects else (),
     )
     deny_uncovered_calls(limits.network or limits.nodes, has_unix_sockets=limits.gpus)
     os.environ[CONFINED] = str(landlock_version())
@@ -209,11 +176,9 @@ def python_folders() -> Iterator[str]:
     yield from (entry for entry in sys.path if entry and os.path.realpath(entry) != scripts)
 
 
-def network_limits() -> Limits:
-    """Return the rights of a job with a network: certificates, the cache of huggingface_hub."""
-    caches = [hub_folder(), *(os.environ.get(name) for name in ("HF_HUB_CACHE", "HF_XET_CACHE"))]
-    certificates = [os.environ[name] for name in CERTIFICATES if name in os.environ]
-    return Limits(read=certificates, write=[path for path in caches if path], network=True)
+def named_by(variables: Iterable[str]) -> list[str]:
+    """Return the paths in those environment variables that are set."""
+    return [path for name in variables if (path := os.environ.get(name))]
 
 
 def hub_folder() -> str:

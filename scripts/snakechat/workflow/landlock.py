@@ -13,7 +13,6 @@ import signal
 import stat
 import struct
 from collections.abc import Iterable
-from typing import NamedTuple
 
 # System calls, with the same numbers on x86_64 and aarch64.
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
@@ -45,10 +44,26 @@ CAPABILITY_VERSION = 0x20080522
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Rights(NamedTuple):
-    """What a process may do. A path that does not exist is skipped.
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 if it has none, or has disabled it."""
+    return max(int(libc.syscall(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)), 0)
 
-    Attributes:
+
+def restrict(
+    *,
+    read: Iterable[str],
+    folders: Iterable[str] = (),
+    write: Iterable[str] = (),
+    devices: Iterable[str] = (),
+    ports: Iterable[int] | None = (),
+    listens: Iterable[int] = (),
+) -> None:
+    """Limit this thread, and what it starts from now on, for good.
+
+    The rights that the kernel's version of Landlock does not know stay unlimited. A path that does
+    not exist is skipped.
+
+    Args:
         read: Files, and folders below which all may be read and run.
         folders: Folders below which file names may be read, but no files.
         write: Files and folders that may also be written.
@@ -56,25 +71,6 @@ class Rights(NamedTuple):
         ports: TCP ports to which it may connect; None for all. It may bind the free port that the
             kernel chooses (port 0), and with None any.
         listens: Further ports that it may bind.
-    """
-
-    read: Iterable[str]
-    folders: Iterable[str] = ()
-    write: Iterable[str] = ()
-    devices: Iterable[str] = ()
-    ports: Iterable[int] | None = ()
-    listens: Iterable[int] = ()
-
-
-def landlock_version() -> int:
-    """Return the version of the kernel's Landlock; 0 if it has none, or has disabled it."""
-    return max(int(libc.syscall(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)), 0)
-
-
-def restrict(rights: Rights) -> None:
-    """Limit this thread, and what it starts from now on, to rights, for good.
-
-    The rights that the kernel's version of Landlock does not know stay unlimited.
 
     Raises:
         OSError: The kernel has no Landlock, or denies a call.
@@ -83,30 +79,28 @@ def restrict(rights: Rights) -> None:
     if not version:
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     handled = sum(right for first, right in FILE_RIGHTS if version >= first)
-    limits_ports = version >= NETWORK_VERSION and rights.ports is not None
+    limits_ports = version >= NETWORK_VERSION and ports is not None
     attributes = struct.pack(
         "=QQQ",
         handled,
         BIND_TCP | CONNECT_TCP if limits_ports else 0,
         SCOPE_SOCKETS_AND_SIGNALS if version >= SCOPE_VERSION else 0,
     )
-    # Older kernels have shorter attributes.
-    size = 24 if version >= SCOPE_VERSION else 16 if version >= NETWORK_VERSION else 8
-    ruleset = _call(CREATE_RULESET, attributes[:size], size, 0)
+    # Kernels ignore the zeros of attributes that they do not know.
+    ruleset = _call(CREATE_RULESET, attributes, len(attributes), 0)
     try:
         for paths, allowed in (
-            (rights.read, READ),
-            (rights.folders, READ_DIR),
-            (rights.write, WRITE),
-            (rights.devices, DEVICE),
+            (read, READ),
+            (folders, READ_DIR),
+            (write, WRITE),
+            (devices, DEVICE),
         ):
             for path in paths:
                 _add_path(ruleset, path, allowed & handled)
         if limits_ports:
-            for port in (0, *rights.listens):
-                _add_port(ruleset, port, BIND_TCP)
-            for port in rights.ports or ():
-                _add_port(ruleset, port, CONNECT_TCP)
+            rules = [(BIND_TCP, port) for port in (0, *listens)]
+            for rule in (*rules, *((CONNECT_TCP, port) for port in ports or ())):
+                _call(ADD_RULE, ruleset, RULE_NET_PORT, struct.pack("=QQ", *rule), 0)
         forbid_new_privileges()
         _call(RESTRICT_SELF, ruleset, 0)
     finally:
@@ -152,10 +146,6 @@ def _add_path(ruleset: int, path: str, rights: int) -> None:
             _call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(beneath)
-
-
-def _add_port(ruleset: int, port: int, rights: int) -> None:
-    _call(ADD_RULE, ruleset, RULE_NET_PORT, struct.pack("=QQ", rights, port), 0)
 
 
 def _prctl(option: int, *arguments: int) -> None:

@@ -26,10 +26,13 @@ from snakechat.workflow.commands import read_interpreter
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.hermetic import (
+    CERTIFICATES,
+    HUB_CACHES,
     LIMITS,
     Limits,
     hermetic_version,
-    network_limits,
+    hub_folder,
+    named_by,
     write_limits,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
@@ -261,18 +264,19 @@ def limits_of(
     write = [job.result, job.states, job.log_folder]
     fetches = "hub" in spec["settings"] or spec["settings"].get("network", False)
     asks = bool(job.options.llm_judges)
-    network = network_limits() if fetches or asks else Limits()
     if asks:
         write.append(replies_folder(Path(job.options.stores[0])))
     if fetches:
-        write += map(Path, network.write)
+        write += map(Path, [hub_folder(), *named_by(HUB_CACHES)])
+    if fetches or asks:
+        read += map(Path, named_by(CERTIFICATES))
     for folder in write:
         make_folders(folder)
     return Limits(
-        read=[*map(str, [*read, *versions]), *network.read],
+        read=[*map(str, [*read, *versions])],
         folders=[*map(str, modules.folders)],
         write=[*map(str, write)],
-        network=network.network,
+        network=fetches or asks,
         # Its processes may connect to each other in any way.
         connects=connects or is_command,
         nodes=job.placement.nodes > 1,

@@ -176,14 +176,14 @@ def fresh_check():
 
 
 def test_a_kernel_without_landlock_is_named(monkeypatch, fresh_check):
-    monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
+    monkeypatch.setattr(sandbox, "hermetic_version", lambda _: 0)
     with pytest.raises(InputError, match=r"need Landlock \(Linux 5\.13\)"):
         sandbox.passes("pass", [], 5, MEMORY)
 
 
 def test_a_system_that_denies_isolation_is_named(monkeypatch, fresh_check):
     monkeypatch.setattr(sandbox, "SCRIPTS", "/nonexistent")
-    with pytest.raises(InputError, match="cannot isolate unit tests"):
+    with pytest.raises(InputError, match="which this system lacks or denies"):
         sandbox.passes("pass", [], 5, MEMORY)
 
 
