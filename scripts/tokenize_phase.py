@@ -134,6 +134,8 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
     lengths_of = {name: Ragged(job.result, f"{split}.{name}").lengths for name in fields}
     return {
         "rows": kept.total(),
+        # What `auto` is: trainings read it here.
+        "template": encoder.template,
         "weights": job.settings.weights,
         # Of each dataset; the arrays hold them in this order.
         "kept_of": [kept[dataset] for dataset in rows],

@@ -39,7 +39,7 @@ from snakechat.algorithms.step_metrics import (
     step_metrics,
 )
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
-from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
@@ -87,7 +87,8 @@ class RlhfTrainer:
         self.judges = load_judges(job)
         prompts = self.prompts = Ragged(job.inputs["tokens"], "train.prompt")
         self.batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
-        tokenizer = load_training_tokenizer(job.inputs["actor"], settings.template)
+        template = read_statistics(job.inputs["tokens"], "train")["template"]
+        tokenizer = load_training_tokenizer(job.inputs["actor"], template)
         models = load_models(job, tokenizer)
         self.tokenizer, self.models = tokenizer, models
         functions = load_functions(settings.reward_functions)

@@ -138,6 +138,8 @@ def tokens_folder(name, folder, num_rows, limit):
 def write_tokens(path, vocab_size, **fields):
     """Write a folder of tokens: each field, and its first row as held-out data."""
     path.mkdir()
+    stats = {split: {"template": "dialogue"} for split in ("train", "eval")}
+    (path / "stats.json").write_text(json.dumps(stats))
     for field, rows in fields.items():
         for split, part in (("train", rows), ("eval", rows[:1])):
             with open_ragged(path, f"{split}.{field}", vocab_size) as write_rows:
@@ -154,7 +156,7 @@ def make_job(stage, inputs, result, placement, **settings):
     hardware = CONFIG["deployments"]["single_gpu" if placement["gpus_per_node"] else "cpu"]
     kind = SETTINGS[stage]
     names = kind.model_fields
-    defaults = CONFIG[stage]["defaults"] | {"seed": SEED, "template": "dialogue"}
+    defaults = CONFIG[stage]["defaults"] | {"seed": SEED}
     if stage == "rlhf":
         defaults |= {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}
         defaults |= {"reward": "reward", "reward_templates": {"reward": "dialogue"}}

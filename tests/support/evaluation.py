@@ -43,15 +43,13 @@ def evaluation_job(tokenizer, tmp_path):
     prompts = [tokenizer(prompt).input_ids for prompt in texts]
     with open_ragged(tokens, "eval.prompt", len(tokenizer)) as write_rows:
         write_rows(prompts)
-    stats = {"eval": {"kept_of": [len(prompts)], "weights": [1]}}
+    stats = {"eval": {"kept_of": [len(prompts)], "weights": [1], "template": "dialogue"}}
     (tokens / "stats.json").write_text(json.dumps(stats))
     result = tmp_path / "result"
     result.mkdir()
     settings = RULES["evaluate_rlhf"].describe(load(), "tiny").settings
     settings |= {"num_prompts": 3, "num_generations": 2, "max_response_length": 6, "seed": 1}
     settings |= {"llm_judge_prompts": 2, "trained_on": {}}
-    settings |= {"template": "dialogue"}
-    settings["reward_templates"] = dict.fromkeys(settings["reward_templates"], "dialogue")
     rewards = {key: {"rule": "train_reward"} for key in ("reward", "judge")}
     return SimpleNamespace(
         spec={"inputs": rewards},

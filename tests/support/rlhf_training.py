@@ -31,7 +31,6 @@ SETTINGS = {
 } | CONFIG.program_settings("rlhf", "tiny")
 SETTINGS |= {"max_response_length": 8, "epochs": 1, "ppo_epochs": 1, "log_responses_steps": 2}
 SETTINGS |= {"rollout_batch_size": 120, "global_batch_size": 60}
-SETTINGS |= {"template": "dialogue", "reward_templates": {"reward": "dialogue"}}
 RECIPES = {"sft": {"tiny": {"model": "random"}}, "rlhf": {"tiny": {"actor": "models/random"}}}
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.config.references import weighted_references
 from snakechat.data.dialogues import Turn, render_response, response_content
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
 from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
@@ -163,9 +163,9 @@ def load_reward(
     settings, folder = job.settings, job.inputs[key]
     weights = weighted_references(getattr(settings, key.partition(".")[0]))
     is_foreign = job.spec["inputs"][key]["rule"] != "train_reward"
-    template = settings.reward_templates[key]
-    reader = choose_reader(is_foreign, folder, template, job.inputs[actor], settings.template)
-    tokens = job.inputs["tokens"]
+    template, tokens = settings.reward_templates.get(key, "auto"), job.inputs["tokens"]
+    actor_template = read_statistics(tokens, split)["template"]
+    reader = choose_reader(is_foreign, folder, template, job.inputs[actor], actor_template)
     prompts = Ragged(tokens, f"{split}.prompt")
     if reader.encoder is None:
         generations = settings.num_generations

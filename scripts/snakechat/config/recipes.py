@@ -171,7 +171,7 @@ class Config:
         They are fields of SftSettings, RewardSettings, DpoSettings, RlhfSettings or
         GenerationSettings: those that the training reads. No name of an input is among them.
         """
-        settings = {**self.used_settings(stage, name), "template": self.template(stage, name)}
+        settings = self.used_settings(stage, name)
         for key in (*RECIPES[stage].references(), "datasets", "placement", "gate", "evaluation"):
             settings.pop(key, None)
         if stage in ("rlhf", "generations"):
@@ -185,9 +185,12 @@ class Config:
         """
         values = {key: self.recipe(stage, name)[key] for key in keys}
         templates = {
-            input_name: self.template(*self.reward_models(name, key, stage)[text])
+            input_name: self.template(*model)
             for key, value in values.items()
             for text, input_name in input_names(key, value).items()
+            for model in [self.reward_models(name, key, stage)[text]]
+            # The tokenizer that our training saved has the template of its rows.
+            if model.section == "models" or "command" in self.recipe(*model)
         }
         return {
             **{key: with_input_names(key, value) for key, value in values.items()},

@@ -66,9 +66,8 @@ class SampledSettings(Settings):
     generation_backend: Literal["hf", "vllm"]
     temperature: Positive
 
-    # Not keys of a recipe: models and judges determine them. Templates of the actor, and of the
-    # models of `reward` by reference.
-    template: Template = ABSENT
+    # Not keys of a recipe: models and judges determine them. Templates of the models of `reward`
+    # that other trainings saved, by input.
     reward_templates: dict[str, Template] = ABSENT
     # The settings of the judges in `reward`, by name.
     llm_judges: dict[str, dict[str, Any]] = ABSENT

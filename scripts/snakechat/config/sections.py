@@ -488,7 +488,7 @@ class RecipeKeys(Settings):
     """
 
     # Fields of settings that models and judges determine.
-    not_keys: ClassVar = ("template", "reward_templates", "llm_judges")
+    not_keys: ClassVar = ("reward_templates", "llm_judges")
 
     datasets: Blend
     # The name of a deployment, or keys that change one.

@@ -106,8 +106,6 @@ class SequenceSettings(TrainingSettings):
 
     max_length: SequenceLength
     learning_rate: LearningRate
-    # Not a key of a recipe: the model determines it.
-    template: Template = ABSENT
 
 
 class SftSettings(SequenceSettings):

@@ -5,10 +5,12 @@ the smallest unsigned type that fits the vocabulary; NAME.offsets.npy (int64, ro
 bounds of the rows: row i is ids[offsets[i]:offsets[i + 1]]. There is no padding on disk.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -31,6 +33,16 @@ def save_array(path: Path, array: np.ndarray) -> None:
 def whole_lengths_path(folder: Path, split: str) -> Path:
     """Return the file with the tokens of each response before truncation: int32 [A, n]."""
     return folder / f"{split}.whole_lengths.npy"
+
+
+def read_statistics(tokens: Path, split: str) -> dict[str, Any]:
+    """Return the statistics of a split of a tokenized phase.
+
+    Among them are `template`, which the rows are written with, and the `weights` of datasets and
+    the rows that are `kept_of` each, in the order in which the arrays hold them.
+    """
+    found: dict[str, Any] = json.loads((tokens / "stats.json").read_text())[split]
+    return found
 
 
 @contextmanager

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from snakechat.data.dialogues import render_prompt
+from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.records import fingerprint, read_record_batches
-from snakechat.evaluation.held_out_rows import held_out_statistics
 
 
 def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[list[int], list[int]]:
@@ -24,7 +24,7 @@ def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[li
         The row of each prompt [n], and the place of its dataset in the blend. Any first part of
         them is in proportion too.
     """
-    statistics = held_out_statistics(tokens)
+    statistics = read_statistics(tokens, "eval")
     kept_of = statistics["kept_of"]
     quotas = _quotas(kept_of, statistics["weights"], num_prompts)
     generator = np.random.default_rng(seed)

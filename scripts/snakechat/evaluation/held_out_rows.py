@@ -1,15 +1,13 @@
 """Metrics of the rows of the evaluation split: of all, and of each dataset."""
 
-import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from snakechat.data.ragged_arrays import Ragged
+from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.training.metric_logs import write_json
 from snakechat.workflow.job import Job
@@ -26,20 +24,11 @@ def write_metrics(
     prompts = Ragged(job.inputs["tokens"], "eval.prompt")
     clusters = clusters_of(tuple(prompts[row]) for row in range(len(prompts)))
     # A single dataset has no name here.
-    names, numbers = job.settings.datasets or [""], held_out_statistics(job.inputs["tokens"])
+    names, numbers = job.settings.datasets or [""], read_statistics(job.inputs["tokens"], "eval")
     rows_of = dict(zip(names, numbers["kept_of"], strict=True))
     metrics = metrics_by_dataset(partial(metrics_of, clusters), rows_of)
     write_json(job.result / "metrics.json", metrics)
     return metrics
-
-
-def held_out_statistics(tokens: Path) -> dict[str, Any]:
-    """Return the statistics of the eval split, with the rows (kept_of) and weights of datasets.
-
-    Rows are stored in the order of the datasets.
-    """
-    found: dict[str, Any] = json.loads((tokens / "stats.json").read_text())["eval"]
-    return found
 
 
 def metrics_by_dataset(

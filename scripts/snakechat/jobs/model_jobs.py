@@ -104,7 +104,6 @@ def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
     if "reward" in named and rewards != 1:
         raise ConfigError(f"config: {place}: {{reward}} is one model, and reward has {rewards}")
     description = command_job(config, recipe, place)
-    description.settings["template"] = config.template(stage, name)
     if "data" in named:
         found["data"] = ("render_rows", f"{stage}/{name}")
     return description._replace(inputs=found)
@@ -223,7 +222,6 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             # Its metrics name the datasets.
             "datasets": [dataset for dataset, _ in datasets],
             "trained_on": trained_on,
-            "template": config.template("rlhf", name),
             "llm_judges": config.judge_settings(config.llm_judges(name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,

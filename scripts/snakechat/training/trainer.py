@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.config.training_settings import TrainingSettings
+from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, compile_layers
 from snakechat.modeling.batching import Examples
@@ -209,7 +210,8 @@ class Training(Generic[S]):
         """
         job, settings = self.job, cast(Any, self.settings)
         deferred = is_partitioned(job.placement, settings.dtype)
-        tokenizer = load_training_tokenizer(self.base, settings.template)
+        template = read_statistics(job.inputs["tokens"], "train")["template"]
+        tokenizer = load_training_tokenizer(self.base, template)
         if wrapper is Policy:
             model = load_causal(self.base, settings.dtype, tokenizer, deferred)
         else:

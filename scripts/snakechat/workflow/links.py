@@ -199,14 +199,13 @@ def result_of_version(version: Path) -> Path:
 
 def linked_results(output: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each path in output/ that leads to a result, and the real folder of the result."""
-    for path in _result_paths(output):
-        if path.is_symlink():
+    for path in _links_and_copies(output):
+        if path.is_symlink() and _leads_to_result(path):
             yield path, result_of_version(path)
 
 
-def _result_paths(output: Path) -> Iterator[Path]:
-    """Yield the links to results in output/, and in place of links the folders and manifests that
-    `cp -rL` makes of them.
+def _links_and_copies(output: Path) -> Iterator[Path]:
+    """Yield all links in output/, and the folders and manifests that `cp -rL` makes of results.
 
     Folders of output/ may be links to other disks.
     """
@@ -223,10 +222,9 @@ def _result_paths(output: Path) -> Iterator[Path]:
                 path = parent / name
                 if name.startswith(".") or path in (output / STORE.name, output / VERSIONS):
                     continue
-                is_link = path.is_symlink()
-                if _leads_to_result(path) if is_link else is_copy(path) or _is_manifest(path):
+                if path.is_symlink() or is_copy(path) or _is_manifest(path):
                     yield path
-                elif path.is_dir():
+                if path.is_dir() and not is_copy(path):
                     pending.append(path)
 
 
@@ -304,7 +302,7 @@ def find_roots(store: Path, output: Path) -> Iterator[Path]:
     folder = store / ROOTS
     for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
         # Empty after a power cut, for example.
-        root = store / (path.read_text() or "a folder without a name")
+        root = store / (path.read_text(errors="replace") or "a folder without a name")
         # A build locks this file. An empty folder without it is where a disk is to be mounted.
         if not (root / LOCK).exists():
             raise InputError(
@@ -334,10 +332,14 @@ def needed_keys(store: Path, output: Path) -> set[str]:
             and nothing leads to one.
     """
     keys: set[str] = set()
-    for path in (path for root in find_roots(store, output) for path in _result_paths(root)):
-        file, is_link = path if path.is_file() else path / MANIFEST, path.is_symlink()
+    for path in (path for root in find_roots(store, output) for path in _links_and_copies(root)):
+        is_link, file = path.is_symlink(), path if _is_manifest(path) else path / MANIFEST
         if is_link:
-            keys |= {result_of_version(path).name, Path(os.readlink(path)).name}
+            # Of a result, or of a file or a folder of one.
+            parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
+            keys.update(filter(KEY.fullmatch, parts))
+        elif path.resolve().is_relative_to(store.resolve()):
+            continue
         if manifest := read_manifest(file):
             keys.add(result_id(manifest).rpartition("/")[2])
         elif not is_link:

@@ -111,6 +111,7 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     tokens = done.stats["train"].pop("tokens")
     assert done.stats["train"] == {
         "rows": 3,
+        "template": "dialogue",
         "weights": [1],
         "kept_of": [3],
         "dropped": dropped,
@@ -122,6 +123,16 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     assert tokens["chosen"]["sum"] == 29
     assert done.texts("chosen", "eval") == [" No.</s>"]
     assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
+
+
+def test_the_template_is_recorded_as_what_auto_is(phase, tmp_path):
+    rows, found = {"mine": dict.fromkeys(SPLITS, ROWS)}, []
+    for template in ("auto", "dialogue"):
+        (tmp_path / template).mkdir()
+        done = Phase(tmp_path / template, "sft", tmp_path / "bytes", rows, template=template).run()
+        assert done.stats["train"]["template"] == done.stats["eval"]["template"] == "dialogue"
+        found.append({path.name: path.read_bytes() for path in done.result.iterdir()})
+    assert found[0] == found[1]
 
 
 def numbered(name, number):

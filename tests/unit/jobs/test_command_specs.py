@@ -46,10 +46,7 @@ def spec_of(specs, rule="train_dpo", name="mine"):
 def test_a_command_reads_its_model_its_rows_and_its_files(specs):
     found = specs()
     spec = spec_of(found)
-    assert spec["settings"] == {
-        "command": RECIPE["command"],
-        "template": "dialogue",
-    }
+    assert spec["settings"] == {"command": RECIPE["command"]}
     jobs = {key: (up["rule"], up["name"]) for key, up in spec["inputs"].items()}
     assert jobs == {"model": ("train_sft", "tiny"), "data": ("render_rows", "dpo/mine")}
     assert spec["files"].keys() == {"train.sh", "lib/a.sh"}

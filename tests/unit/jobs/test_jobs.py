@@ -52,6 +52,27 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
+def test_trainings_read_the_template_that_their_rows_are_written_with(load):
+    """Which one `auto` is, only the files of a model say: it makes rows stale and no training."""
+
+    def settings(rule, template):
+        models = {"far": {"hub": "lab/far", "template": template}}
+        rlhf = configs.tiny("rlhf", actor="models/far", reward={"reward/mine": 1, "models/far": 2})
+        rewards = {"recipes": {"mine": {"model": "far", "datasets": ["toy"]}}}
+        config = load(
+            {"models": models, **configs.tiny("sft", model="far"), "reward": rewards, **rlhf}
+        )
+        return settings_of(config, rule, "tiny")
+
+    for rule in ("train_sft", "evaluate_rlhf", "train_rlhf"):
+        auto, dialogue = (settings(rule, template) for template in ("auto", "dialogue"))
+        # A model from elsewhere reads text by a template of its own.
+        auto.get("reward_templates", {}).pop("reward.2", None)
+        dialogue.get("reward_templates", {}).pop("reward.2", None)
+        assert auto == dialogue
+    assert settings("tokenize_sft", "auto")["template"] == "auto"
+
+
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     def skipped(change):
         return settings_of(load(change), "tokenize_sft", "tiny").get("skip_rejected")
@@ -102,7 +123,7 @@ def test_several_reward_models_keep_their_order_and_weights(load):
     config = load({"models": models, **configs.tiny("rlhf", reward=rewards)})
     settings = settings_of(config, "train_rlhf", "tiny")
     assert settings["reward"] == [("reward.1", 1), ("reward.2", 0.5)]
-    assert settings["reward_templates"] == {"reward.1": "dialogue", "reward.2": "chat"}
+    assert settings["reward_templates"] == {"reward.2": "chat"}
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["reward.1"] == ("train_reward", "tiny")
     assert inputs["reward.2"] == ("fetch_model", "judge")

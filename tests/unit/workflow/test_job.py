@@ -15,9 +15,15 @@ from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import Limits
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
-from snakechat.workflow.links import link_result
+from snakechat.workflow.links import link_result, needed_keys
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.manifest import lock_path, read_manifest, result_files, without_names
+from snakechat.workflow.manifest import (
+    STORE,
+    lock_path,
+    read_manifest,
+    result_files,
+    without_names,
+)
 from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.publishing import (
     check_inputs,
@@ -29,8 +35,9 @@ from snakechat.workflow.publishing import (
     recover,
     replaces_stored,
 )
-from snakechat.workflow.store import delete_lock, publish
+from snakechat.workflow.store import collect, delete_lock, publish, stored_folders
 from support.specs import EMPTY_SPEC
+from support.stored_results import make_result
 
 
 @pytest.fixture
@@ -157,6 +164,19 @@ def test_the_launcher_keeps_the_lock_while_the_program_runs(alone):
     with pytest.raises(AlreadyLocked):
         acquire_lock(lock_path(alone.place))
     assert os.environ[PREPARED] == alone.key and alone.result.is_dir()
+
+
+def test_gc_keeps_what_an_interrupted_job_reads_though_no_link_leads_to_it(alone, spec):
+    old, new = (make_result(STORE, rule="import_dataset", rows=rows) for rows in (1, 2))
+    link_result("output/data/toy", old)
+    Path("spec.json").write_text(json.dumps(spec))
+    job = prepare_alone()
+    (job.states / "00000020").mkdir()
+    # Another config is built.
+    link_result("output/data/toy", new)
+    for interrupted, kept in ((False, {old, new}), (True, {new})):
+        collect(STORE, needed_keys(STORE, Path("output")), time.time() + 1, 0, interrupted)
+        assert set(stored_folders(STORE)) == kept
 
 
 def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):

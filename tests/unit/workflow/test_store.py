@@ -236,6 +236,24 @@ def test_copies_in_place_of_links_name_what_stays(store, aged, change):
     assert stored_folders(store) == [aged[0]]
 
 
+PARTS = {
+    "a file": "output/best.bin",
+    "a folder": "output/mine/best",
+    "beside a model": "output/sft/tiny/mine",
+}
+
+
+@pytest.mark.parametrize("path", PARTS.values(), ids=PARTS)
+def test_a_result_stays_whose_parts_links_of_the_user_lead_to(store, aged, path):
+    link_result("output/sft/tiny", aged[0])
+    Path(path).parent.mkdir(exist_ok=True)
+    Path(path).symlink_to((aged[1] / ("model" if path.endswith("bin") else "adapter")).absolute())
+    Path("output/mine").mkdir(exist_ok=True)
+    Path("output/mine/loop").symlink_to("loop")
+    collect_unneeded(store)
+    assert stored_folders(store) == sorted(aged[:2])
+
+
 def test_what_a_damaged_copy_needs_is_unknown(store, aged):
     link_result("output/data/toy", aged[0])
     link_result("output/sft/tiny", aged[1])
@@ -252,6 +270,13 @@ def test_a_store_that_no_path_leads_to_is_not_emptied(store, aged):
         path.unlink()
     with pytest.raises(InputError, match="no path leads to a result in output/store"):
         collect_unneeded(store)
+
+
+def test_results_of_a_store_elsewhere_in_output_are_no_copies(store, aged):
+    other = store.rename("output/mine")
+    link_result("output/sft/tiny", other / aged[0].relative_to(store))
+    collect_unneeded(other)
+    assert [folder.name for folder in stored_folders(other)] == [aged[0].name]
 
 
 def test_inputs_of_an_interrupted_job_stay_unless_it_goes(store, aged):
@@ -284,9 +309,10 @@ def test_a_root_without_a_name_keeps_everything(store, aged):
     register_root(store.absolute(), Path("output"))
     [root] = (store / "roots").iterdir()
     # As a power cut leaves it.
-    root.write_text("")
-    with pytest.raises(InputError, match=f"delete .*{root.name} too"):
-        collect_unneeded(store)
+    for content in (b"", b"\xff\0"):
+        root.write_bytes(content)
+        with pytest.raises(InputError, match=f"delete .*{root.name} too"):
+            collect_unneeded(store)
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
