@@ -1,7 +1,7 @@
 """Find rows of datasets, and every result that was made from them.
 
     python scripts/find_row.py "Anna Example" --in /backups/models
-    python scripts/find_row.py --file requests.txt --json
+    python scripts/find_row.py --file requests.txt
 
 Searches all records in output/, earlier versions included, and in the folders of --in, which may
 hold copies of results. An argument, or a line of --file, is a text that a row contains, or the
@@ -12,31 +12,27 @@ was, as after a build that excludes them; with 2 after an error.
 """
 
 import argparse
-import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from snakechat.data.phase_splits import PHASES, SPLITS
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.links import linked_results, named_versions
+from snakechat.workflow.links import linked_results
 from snakechat.workflow.manifest import (
     MANIFEST,
     Lineage,
-    Manifest,
     content_digest,
     merge_lineages,
     read_manifest,
-    result_id,
 )
 from snakechat.workflow.store import find_results
 
-NAMES = [f"{phase}.{split}" for phase in PHASES for split in SPLITS]
 DIGEST = re.compile("[0-9a-f]{32}")
 # The rules that write records.
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
@@ -44,7 +40,14 @@ RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
 # What a result was made from: ("rows", the digest of a row that matches), ("phases", the DATASET
 # PHASE.SPLIT of such a row) and ("unknown", the path of a result of which there is no copy).
 Usage = set[tuple[str, str]]
-KINDS = ("rows", "phases", "unknown")
+
+
+class Row(NamedTuple):
+    """A row of records that matches. number: from 1."""
+
+    digest: str
+    split: str
+    number: int
 
 
 @one_line_errors(code=2)
@@ -55,17 +58,23 @@ def main() -> None:
     parser.add_argument("query", nargs="*", metavar="TEXT", help="a text or a digest")
     parser.add_argument("--file", type=Path, help="a text or a digest per line")
     parser.add_argument("--in", dest="folders", nargs="+", default=[], type=Path, metavar="FOLDER")
-    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     arguments = parser.parse_args()
     words = [*arguments.query, *(lines_of(arguments.file) if arguments.file else ())]
     if not words or "" in words:
         parser.error("give a text, a digest or --file")
     search = Search([Path("output"), *arguments.folders], words)
-    results = list(search.results())
-    found = {"rows": search.rows, "results": results}
-    text = "\n".join(report(search.rows, results)) or "no row matches"
-    print(json.dumps(found, indent=1, ensure_ascii=False) if arguments.json else text)
-    sys.exit(0 if any(not result["is_records"] for result in results) else 1)
+    results = sorted(search.results(), key=lambda result: result[0])
+    for name, usage, rows in results:
+        found = {kind: sorted(text for each, text in usage if each == kind) for kind, _ in usage}
+        phases = f" ({', '.join(found['phases'])})" if "phases" in found else ""
+        print(f"{name}: rows: {len(found.get('rows', ())):,}{phases}")
+        for row in rows:
+            print(f"  {row.digest}  {row.split} row {row.number}")
+        for path in found.get("unknown", ()):
+            print(f"  unknown: there is no copy of {path}")
+    if not results:
+        print("no row matches")
+    sys.exit(0 if any(not rows for _, _, rows in results) else 1)
 
 
 def lines_of(file: Path) -> list[str]:
@@ -75,89 +84,66 @@ def lines_of(file: Path) -> list[str]:
     return [word for line in lines if (word := line.strip(" \t\r"))]
 
 
-def report(rows: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield the lines about what was found."""
-    for dataset, matches in rows.items():
-        yield f"dataset {dataset}: rows: {len(matches):,}"
-        yield from (f"  {each['digest']}  {each['split']} row {each['row']}" for each in matches)
-    for result in results:
-        phases = f" ({', '.join(result['phases'])})" if result["phases"] else ""
-        yield f"  {result['folder']}: rows: {len(result['rows']):,}{phases}"
-        yield from (f"    unknown: there is no copy of {path}" for path in result["unknown"])
-
-
 class Search:
     """The rows that have a digest or contain a text, and the results that were made from them.
 
     A result is made from the rows of the phases that its lineage tokenizes, and from those that its
     tokenizer was trained on or an LLM judge labelled. The lineage names records and splits by their
-    content: any copy of them has the rows. Without a copy, a result was made from the same rows as
-    another one with the same content.
-
-    Attributes:
-        rows: The split, the number from 1 and the digest of the matching rows of each dataset.
+    content: any copy of them has the rows.
     """
 
     def __init__(self, trees: Sequence[Path], words: Collection[str]) -> None:
-        found: dict[str, dict[str, dict[str, Any]]] = {}
         # Of the content of records, the matching rows; of that of a split, their digests by DATASET
         # PHASE.SPLIT.
-        self._records: dict[str, list[dict[str, Any]]] = {}
+        self._records: dict[str, list[Row]] = {}
         self._phases: dict[str, dict[str, set[str]]] = {}
-        self._manifests: dict[Path, Manifest] = {}
-        # The paths that lead to folders of the store; earlier versions have names too.
-        self._paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
-        names = named_versions(Path("output"))
-
-        def dataset_of(folder: Path) -> str:
-            return names.get(folder.resolve(), [str(folder)])[0].rpartition("/")[2]
-
+        self._names = {folder: str(path) for path, folder in linked_results(Path("output"))}
         for tree in trees:
             if not tree.is_dir():
                 raise InputError(f"there is no folder {tree}")
-            for folder in find_results(tree):
-                if manifest := read_manifest(folder / MANIFEST):
-                    self._manifests[folder] = manifest
+        self._manifests = {
+            folder: manifest
+            for tree in trees
+            for folder in find_results(tree)
+            if (manifest := read_manifest(folder / MANIFEST))
+        }
         for folder, manifest in self._manifests.items():
             if manifest["spec"]["rule"] in RECORD_RULES:
-                matches = list(matching_rows(folder, words))
-                self._records[content_digest(manifest)] = matches
-                # Versions of a dataset have most rows in common.
-                found.setdefault(dataset_of(folder), {}).update(
-                    (str(match), match) for match in matches
-                )
-        self.rows = {name: list(matches.values()) for name, matches in found.items() if matches}
+                self._records[content_digest(manifest)] = list(matching_rows(folder, words))
         for folder, manifest in self._manifests.items():
             records = manifest["inputs"].get("records", {}).get("digest")
             if manifest["spec"]["rule"] == "split_dataset" and records in self._records:
                 self._phases[content_digest(manifest)] = {
-                    f"{dataset_of(folder)} {name}": digests_of(folder, name, self._records[records])
-                    for name in NAMES
+                    f"{Path(self._name(folder)).name} {phase}.{split}": digests_of(
+                        folder / f"{phase}.{split}.npy", split, self._records[records]
+                    )
+                    for phase in PHASES
+                    for split in SPLITS
                 }
 
-    def results(self) -> Iterator[dict[str, Any]]:
-        """Yield the results that were made from the rows, or may have been."""
+    def results(self) -> Iterator[tuple[str, Usage, list[Row]]]:
+        """Yield the results that were made from the rows, or may have been.
+
+        Yields:
+            The path, what it was made from, and of records the matching rows.
+        """
         for folder, manifest in self._manifests.items():
-            jobs, is_records = merge_lineages([manifest]), manifest["spec"]["rule"] in RECORD_RULES
-            usage = self._read(result_id(manifest), jobs) if is_records else set()
+            jobs = merge_lineages([manifest])
+            rows = self._records.get(content_digest(manifest), [])
+            usage: Usage = {("rows", row.digest) for row in rows}
             usage = usage.union(*(self._usage(job, jobs) for job in jobs.values()))
             if usage:
-                lists = {key: sorted(text for kind, text in usage if kind == key) for key in KINDS}
-                shown = self._paths.get(folder.resolve(), str(folder))
-                yield {"folder": shown, **lists, "is_records": is_records}
+                yield self._name(folder), usage, rows
+
+    def _name(self, folder: Path) -> str:
+        """Return the path that leads to a result; for a version or a copy, its folder."""
+        return self._names.get(folder.resolve(), str(folder))
 
     def _usage(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
-        """Return what a job of a lineage read itself."""
-        usage = self._read_by(job, jobs)
-        for manifest in self._manifests.values() if "unknown" in dict(usage) else ():
-            if content_digest(manifest) == job["content"]:
-                others = merge_lineages([manifest])
-                other = self._read_by(others[result_id(manifest)], others)
-                if "unknown" not in dict(other):
-                    return other
-        return usage
+        """Return what a job of a lineage read itself.
 
-    def _read_by(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
+        Other jobs than these read no rows, or statistics of them, or write row numbers.
+        """
         usage: Usage = set()
         for path in job["inputs"].values():
             upstream = jobs[path]
@@ -165,25 +151,21 @@ class Search:
                 phases = self._phases.get(upstream["content"])
                 usage |= {("unknown", path)} if phases is None else set()
                 for name, digests in (phases or {}).items():
-                    phase = name.rpartition(" ")[2].partition(".")[0]
-                    if digests and phase == job["settings"]["phase"]:
-                        usage.add(("phases", name))
-                        usage |= {("rows", digest) for digest in digests}
-            # Other jobs read no rows, or statistics of them, or write row numbers.
+                    if digests and f" {job['settings']['phase']}." in name:
+                        usage |= {("phases", name), *(("rows", digest) for digest in digests)}
             elif upstream["rule"] in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):
+                rows = self._records.get(upstream["content"])
+                usage |= {("unknown", path)} if rows is None else set()
                 # A tokenizer is trained on the rows of the train split.
-                read = self._read(path, jobs, "train" if job["rule"] == "init_model" else "")
-                usage |= read - {("rows", digest) for digest in job["facts"].get("excluded", ())}
+                split = "train" if job["rule"] == "init_model" else ""
+                read = {row.digest for row in rows or () if split in row.split}
+                usage |= {
+                    ("rows", each) for each in read.difference(job["facts"].get("excluded", ()))
+                }
         return usage
 
-    def _read(self, path: str, jobs: Lineage, split: str = "") -> Usage:
-        matches = self._records.get(jobs[path]["content"])
-        if matches is None:
-            return {("unknown", path)}
-        return {("rows", match["digest"]) for match in matches if split in match["split"]}
 
-
-def matching_rows(folder: Path, words: Collection[str]) -> Iterator[dict[str, Any]]:
+def matching_rows(folder: Path, words: Collection[str]) -> Iterator[Row]:
     """Yield the rows of records that have one of the digests or contain one of the texts."""
     texts = [word for word in words if not DIGEST.fullmatch(word)]
     has_eval = (folder / "eval.parquet").exists()
@@ -194,14 +176,13 @@ def matching_rows(folder: Path, words: Collection[str]) -> Iterator[dict[str, An
         for number, (digest, record) in enumerate(records, start=1):
             found = any(word in text for text in record if text for word in texts)
             if found or digest.hex() in words:
-                yield {"split": split, "row": number, "digest": digest.hex()}
+                yield Row(digest.hex(), split, number)
 
 
-def digests_of(folder: Path, name: str, matches: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Return the digests of the matching rows of records in a PHASE.SPLIT of a split."""
-    numbers = set(np.load(folder / f"{name}.npy", allow_pickle=False).tolist())
-    rows = (match for match in matches if name.partition(".")[2] in match["split"])
-    return {match["digest"] for match in rows if match["row"] - 1 in numbers}
+def digests_of(path: Path, split: str, rows: Sequence[Row]) -> set[str]:
+    """Return the digests of the matching rows whose numbers a file of a phase and split has."""
+    numbers = set(np.load(path, allow_pickle=False).tolist())
+    return {row.digest for row in rows if split in row.split and row.number - 1 in numbers}
 
 
 if __name__ == "__main__":
