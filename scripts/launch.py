@@ -48,7 +48,7 @@ from snakechat.workflow.code_digests import uses_vllm
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import LIMITS
+from snakechat.workflow.hermetic import LIMITS, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
@@ -67,6 +67,8 @@ def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
         prepare_environment()
+        # Commands of users, and jobs with limits, have another home.
+        os.environ["HF_HOME"] = hub_folder()
     start = next(index for index, word in enumerate(sys.argv) if index and word[0] != "-")
     group, command = sys.argv[1:start], sys.argv[start:]
     spec_file = word_after("--spec", command, "")

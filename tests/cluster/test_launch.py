@@ -51,6 +51,7 @@ names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "OMP_NUM_THREADS", "CUDA_VISIBLE_DE
 values = {name: os.environ[name] for name in names if name in os.environ}
 values["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
 values["memory"] = os.environ.get("PYTORCH_ALLOC_CONF")
+values["hub"] = os.environ["HF_HOME"]
 names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_DYNAMIC", "PYTHONUTF8", "PYTHONOPTIMIZE")
 values["arithmetic"] = {name: os.environ[name] for name in names if name in os.environ}
 # One write, because several processes print to the same output.
@@ -112,9 +113,12 @@ def test_one_process_is_plain_python(start):
     shell = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true"}
     shell |= {"PYTHONUTF8": "0", "PYTHONOPTIMIZE": "1"}
     placed = {"ATEN_CPU_CAPABILITY": "avx2"}
+    # A command has another home, and finds the cache and the token of the Hub there.
+    shell |= {"HF_HOME": "", "XDG_CACHE_HOME": "/cache"}
     process = start(OMP_NUM_THREADS="3", of_placement=placed, **group, **shell)
     [variables] = variables_of(process)
     del variables["pid"]
+    assert variables.pop("hub") == "/cache/huggingface"
     assert variables.pop("arguments")[0] == "--placement"
     assert variables.pop("arithmetic") == {"PYTHONUTF8": "1", **placed}
     assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"], "memory": None}

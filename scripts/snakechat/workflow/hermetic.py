@@ -138,8 +138,8 @@ def confine(path: str, folder: str) -> None:
         OSError: The kernel denies a call.
     """
     limits = Limits(**json.loads(Path(path).read_text()))
-    os.environ["HF_HOME"] = hub_folder() if limits.network else folder
-    os.environ.update(dict.fromkeys(FOLDER_VARIABLES, folder))
+    variables = FOLDER_VARIABLES if limits.network else (*FOLDER_VARIABLES, "HF_HOME")
+    os.environ.update(dict.fromkeys(variables, folder))
     for name in COMPILER_CACHES:
         os.environ.pop(name, None)
     # It may have found another folder before.
