@@ -280,10 +280,7 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
 
 
 def benchmarks_of(config: Config, stage: str, name: str, models: Jobs | None = None) -> Jobs:
-    """Return the benchmarks of a recipe for models by label: benchmark.LABEL/BENCHMARK.
-
-    models: By default the recipe's, with the label STAGE/NAME.
-    """
+    """Return a recipe's benchmarks of models (its own: STAGE/NAME): benchmark.LABEL/BENCHMARK."""
     models = models or {f"{stage}/{name}": (f"train_{stage}", name)}
     sections = {f"train_{each}": each for each in STAGES}
     return {

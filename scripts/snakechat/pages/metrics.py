@@ -194,10 +194,7 @@ def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
 def own_metrics(
     stage: str, settings: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
 ) -> list[str]:
-    """Return the metrics of a user's command that our trainings of a stage do not have.
-
-    settings, steps: The settings of the training and the lines of its metrics.jsonl.
-    """
+    """Return the metrics of a command's metrics.jsonl that our trainings of a stage do not have."""
     if "command" not in settings:
         return []
     found = dict.fromkeys(key.removeprefix("eval_") for line in steps for key in line)

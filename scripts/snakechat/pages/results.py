@@ -167,10 +167,7 @@ def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section
 
 
 def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | None:
-    """Return how a metric of a benchmark changed, with its interval where both have one.
-
-    Of results by item, the interval is of the differences of the items.
-    """
+    """Return how a metric of a benchmark changed, with the interval; of items, of differences."""
     old, new = (read_figure(metrics, path) for metrics in (before, after))
     if old is None or new is None:
         return None

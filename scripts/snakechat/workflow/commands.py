@@ -95,8 +95,7 @@ def read_interpreter(python: str) -> tuple[dict[str, str], list[str]]:
 
 def pins_in(lock: Path) -> dict[str, str]:
     """Return the versions in a lock, or in a list of requirements, by name."""
-    pins = PIN.findall(lock.read_text(encoding="utf-8"))
-    return {normalized(name): version for name, version in pins}
+    return {normalized(name): version for name, version in PIN.findall(lock.read_text("utf-8"))}
 
 
 def check_versions(python: str, settings: Any) -> dict[str, str]:
