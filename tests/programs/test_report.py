@@ -8,7 +8,7 @@ import pytest
 from conftest import Workflow
 from snakechat.pages.metrics import PERPLEXITIES
 from snakechat.pages.tables import format_metric
-from snakechat.pages.texts import format_memory, format_number
+from snakechat.pages.texts import format_number, run_value
 
 REPORT = "output/report/rlhf/tiny/report.html"
 RECIPES = ("rlhf/tiny", "dpo/tiny")
@@ -87,7 +87,7 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
         assert "<td>1234</td>" in table[: table.index("</table>")]
     seconds = format_number(run["seconds_per_step"])
     assert rows["time of a step (median)"] == [f"{seconds} s/step"]
-    assert f"<td>{format_memory(run['peak_memory_mb'])}</td>" in page
+    assert f"<td>{run_value('peak_memory_mb', run['peak_memory_mb'])}</td>" in page
     assert rows["sft.train"][0] == "120"
     # 141,184 parameters of the tiny model, and adapters of rank 4.
     adapters = run["models"]["model"]["trained"]

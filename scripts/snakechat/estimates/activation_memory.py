@@ -119,23 +119,12 @@ def measure_size(model: ModelSpec) -> ModelSize:
 
 
 @cache
-def inference_peak(model: ModelSpec, shape: BatchShape) -> int:
-    """Return the peak bytes of a forward pass without gradients, in addition to the weights."""
-    return _measure_peaks(model, shape, trains=False)[0]
+def activation_peaks(model: ModelSpec, shape: BatchShape, trains: bool) -> list[int]:
+    """Return the peak bytes of forward and, if the model is trained, of backward.
 
-
-@cache
-def training_peaks(model: ModelSpec, shape: BatchShape) -> list[int]:
-    """Return the peak bytes of forward and of backward, in addition to the weights.
-
-    Activations that forward keeps count in both. Gradients of weights do not count, except for the
-    one that is being computed.
+    They come on top of the weights. Activations that forward keeps count in both. Gradients of
+    weights do not count, except for the one that is being computed.
     """
-    return _measure_peaks(model, shape, trains=True)
-
-
-def _measure_peaks(model: ModelSpec, shape: BatchShape, trains: bool) -> list[int]:
-    """Return the peak bytes of forward and, if the model is trained, of backward."""
     measured = []
     for depth in SMALL_DEPTHS:
         with (

@@ -22,10 +22,9 @@ from snakechat.estimates.activation_memory import (
     SFT,
     BatchShape,
     ModelSpec,
-    inference_peak,
+    activation_peaks,
     load_config,
     measure_size,
-    training_peaks,
 )
 from snakechat.estimates.flops import Gpu
 from snakechat.estimates.inputs import TokenCounts, model_config, token_counts
@@ -153,7 +152,13 @@ class PlannedSizes:
         self.placement, self.plan, self.gpu_memory = placement, plan, gpu_memory
 
     def workload(
-        self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
+        self,
+        runs: list[Run],
+        rows: float,
+        tokens: TokenCounts,
+        targets: int,
+        notes: tuple[str, ...] = (),
+        **others: bool,
     ) -> Workload:
         """Return the workload of models that read rows, each with so many targets."""
         largest = self.micro_batch(tokens.longest, targets)
@@ -161,7 +166,8 @@ class PlannedSizes:
         if not largest.dense_mask:
             # The responses of a row share its prompt, and do not attend to each other.
             attended = tokens.prompt + tokens.responses / tokens.num_responses
-        return Workload(runs, rows, length, attended, largest, **others)
+        notes = (*tokens.notes, *notes)
+        return Workload(runs, rows, length, attended, largest, notes=notes, **others)
 
     def run(self, key: str, loss: str, forwards: int, dtype: str = "") -> Run:
         """Return the run of the model of an input, which is not trained.
@@ -253,7 +259,6 @@ def _training(job: PlannedSizes) -> Workload:
         _trained_rows(job, tokens),
         tokens,
         tokens.longest - 1 if loss == SFT else tokens.longest // 2,
-        notes=tuple(tokens.notes),
     )
 
 
@@ -276,20 +281,15 @@ def _rlhf(job: PlannedSizes) -> Workload:
     if is_apart:
         runs.append(job.run(reference, POLICY, 1))
     note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
-    return job.workload(
-        *(runs, rows, tokens, int(tokens.responses)),
-        ema=settings.ema_decay > 0,
-        notes=(*prompts.notes, note),
-    )
+    targets, has_ema = int(tokens.responses), settings.ema_decay > 0
+    return job.workload(runs, rows, tokens, targets, (note,), ema=has_ema)
 
 
 def _trained_rows(job: PlannedSizes, tokens: TokenCounts) -> float:
     """Return the rows of all steps of a training; nan if their number is unknown."""
     settings, rows = job.settings, tokens.num_rows * job.settings["epochs"]
-    if settings["max_steps"] is None:
-        return rows
     batch = settings.get("rollout_batch_size", settings["global_batch_size"])
-    return min(rows, settings["max_steps"] * batch)
+    return min(rows, (settings["max_steps"] or math.inf) * batch)
 
 
 def _evaluation(job: PlannedSizes) -> Workload | None:
@@ -322,11 +322,8 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
         runs += [job.run(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
     if not runs:
         return None
-    return job.workload(
-        *(runs, rows, tokens, tokens.longest - 1),
-        one_at_a_time=not scores_alone,
-        notes=tuple(prompts.notes),
-    )
+    targets = tokens.longest - 1
+    return job.workload(runs, rows, tokens, targets, one_at_a_time=not scores_alone)
 
 
 def job_workload(
@@ -401,17 +398,14 @@ def _moments(
     runs: list[Run], workload: Workload, placement: Placement, gpu_memory: float
 ) -> Iterator[tuple[str, Memory]]:
     """Yield the moments of models that are in memory together, and the memory at each one."""
-    resident, largest = _resident(runs, workload.ema, placement), workload.largest
-    trains = runs[0].epochs > 0
+    resident, loads_frozen = _resident(runs, workload.ema, placement), placement.offload_frozen
     for run in runs:
-        added = Memory(weights=run.gathered)
-        if run.epochs:
-            added["activations"] = max(training_peaks(run.model, largest))
-        else:
-            added["activations"] = inference_peak(run.model, largest)
-            if trains and placement.offload_frozen and run.stage < 3:
-                added["weights"] = run.model.weight_bytes
-        yield ("training" if run.epochs else "scoring"), resident + added
+        trains = run.epochs > 0
+        activations = max(activation_peaks(run.model, workload.largest, trains))
+        added = Memory(weights=run.gathered, activations=activations)
+        if not trains and runs[0].epochs and loads_frozen and run.stage < 3:
+            added["weights"] = run.model.weight_bytes
+        yield ("training" if trains else "scoring"), resident + added
     if runs[0].sampling:
         free = max(USABLE_MEMORY * gpu_memory - resident.total(), 0)
         added = _sampling_memory(runs[0], runs[0].sampling, placement, gpu_memory, free)
@@ -439,7 +433,7 @@ def _sampling_memory(
         length = shape.length - shape.targets
         prompts = shape._replace(length=length, targets=length)
         logits = shape.sequences * measure_size(model).vocabulary * (model.width + 12)
-        forward = inference_peak(model._replace(loss=SCORE), prompts)
+        [forward] = activation_peaks(model._replace(loss=SCORE), prompts, trains=False)
         cache = int(cache_bytes(model, shape) * (1 + length / shape.length))
         return Memory(weights=gathered, cache=cache, activations=forward + logits)
 
@@ -489,6 +483,7 @@ class JobEstimate:
     Attributes:
         memory: Bytes of a GPU by component at peak memory; empty for a job without models.
         moment: The moment of peak memory.
+        fits: Whether its tensors fit into a GPU.
         seconds: Time of the whole job.
         disk: Bytes of the trained model.
         checkpoint: Bytes of a training state: master weights and moments of trained weights.
@@ -500,7 +495,7 @@ class JobEstimate:
         self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
         self.gpu = gpu
         self.workload: Workload | None = None
-        self.moment, self.memory = "", Memory()
+        self.moment, self.memory, self.fits = "", Memory(), True
         self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0.0, 0
         self.warnings, self.notes = list[str](), list[str]()
         if "command" in self.spec["settings"]:
@@ -542,20 +537,17 @@ class JobEstimate:
             if not memory:
                 return workload
             self.moment, self.memory = peak_memory(workload, self.placement, memory)
-            if self._fits():
+            self.fits = self.memory.total() <= USABLE_MEMORY * memory
+            if self.fits:
                 break
         if rung:
             self.notes.append(f"{rung}, if a training finds the same")
         return workload
 
-    def _fits(self) -> bool:
-        """Return whether the tensors of a process fit into its GPU."""
-        return self.memory.total() <= USABLE_MEMORY * self.gpu.memory
-
     def _lacks(self, first: Run) -> Iterator[str]:
         """Yield what a GPU lacks. first: The first model of the job."""
         memory, model = self.gpu.memory, first.model
-        if not self._fits():
+        if not self.fits:
             [(largest, size)] = self.memory.most_common(1)
             yield (
                 f"does not fit: {format_bytes(self.memory.total())} at {self.moment}"

@@ -36,7 +36,7 @@ from snakechat.workflow.manifest import (
     result_id,
     upstream_first,
 )
-from snakechat.workflow.placement import Placement, placement_of
+from snakechat.workflow.placement import placement_of
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
 LIBRARIES = ["trl", "torch", "transformers", "deepspeed", "peft"]
@@ -107,7 +107,7 @@ def model_card(
         datasets: What evaluated_datasets returns.
     """
     spec, facts, found = manifest["spec"], manifest["facts"], record["versions"]
-    name = path.rpartition("/")[2]
+    name, placement = path.rpartition("/")[2], placement_of(record["placement"])
     auto_class = "AutoModelForCausalLM"
     if RULES[spec["rule"]].loss == "score":
         auto_class = "AutoModelForSequenceClassification"
@@ -124,7 +124,8 @@ def model_card(
         sources=table_of("", sources, corner="job"),
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
-        processors=processors(placement_of(record["placement"])),
+        gpus=placement.nodes * placement.gpus_per_node,
+        threads=placement.threads,
         hermetic=record.get("hermetic"),
         versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
         saved_step=facts.get("saved_step"),
@@ -165,27 +166,25 @@ def card_data(
         for path in (headline_paths(stage, metrics) if metrics else ())
         if (figure := read_figure(metrics, path)) and math.isfinite(figure.value)
     ]
+    hub = {
+        rule: sorted(
+            entry["settings"]["hub"]
+            for entry in lineage.values()
+            if entry["rule"] == rule and "hub" in entry["settings"]
+        )
+        for rule in ("fetch_model", "import_dataset")
+    }
     return ModelCardData(
         library_name="transformers",
         tags=["snakechat", stage],
-        base_model=hub_ids(lineage, "fetch_model"),
-        datasets=hub_ids(lineage, "import_dataset"),
+        base_model=hub["fetch_model"] or None,
+        datasets=hub["import_dataset"] or None,
         license=license or None,
         license_name=license_name or None,
         model_name=name if results else None,
         pipeline_tag=task,
         eval_results=results or None,
     )
-
-
-def hub_ids(lineage: Lineage, rule: str) -> list[str] | None:
-    """Return the models or datasets of a lineage that came from the Hugging Face Hub, or None."""
-    found = {
-        entry["settings"]["hub"]
-        for entry in lineage.values()
-        if entry["rule"] == rule and "hub" in entry["settings"]
-    }
-    return sorted(found) or None
 
 
 def evaluated_datasets(blend: Iterable[Sequence[Any]], lineage: Lineage) -> dict[str, str]:
@@ -212,11 +211,3 @@ def source(job: Mapping[str, Any], license: str | None) -> dict[str, str]:
         "rows": ", ".join(rows),
         "spec": job["spec"][:16],
     }
-
-
-def processors(placement: Placement) -> str:
-    """Describe what a model was trained on: on the CPU, results depend on the threads."""
-    nodes, gpus = placement.nodes, placement.gpus_per_node
-    if gpus:
-        return f"{nodes * gpus} GPU{'s' * (nodes * gpus > 1)}"
-    return f"CPU, {placement.threads} threads (placement.threads, whatever --cores is)"

@@ -15,13 +15,8 @@ from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.evaluation.intervals import difference_interval, mean_interval
 from snakechat.pages.deepspeed_chat import read_log
 from snakechat.pages.metrics import (
-    MODELS,
-    MOMENTS,
-    PAIRS,
-    PERPLEXITIES,
-    RESPONSES,
+    RESULTS,
     STAGES,
-    WIN_CRITERIA,
     Figure,
     benchmark_paths,
     is_fraction,
@@ -59,18 +54,6 @@ DERIVED = ("tokenize_", "compute_reference")
 NAMED = dict.fromkeys(("import_dataset", "split_dataset"), "datasets")
 NAMED |= dict.fromkeys(("init_model", "fetch_model"), "models")
 
-PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
-# Results of each stage, and the same of the model before training: paths in metrics.json.
-RESULTS: dict[str, list[str]] = {
-    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in MOMENTS],
-    "reward": PAIR_RESULTS,
-    "dpo": PAIR_RESULTS,
-    "rlhf": [
-        *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
-        *(f"wins.rlhf.{initial}.{key}" for initial in MODELS for key in WIN_CRITERIA),
-    ],
-}
-
 
 class Run(NamedTuple):
     """A training and its evaluation.
@@ -82,7 +65,7 @@ class Run(NamedTuple):
             placement. Empty for a training log of another program.
         steps: The lines of metrics.jsonl.
         metrics: metrics.json of the evaluation.
-        record: run.json of the training, None if it is unknown.
+        record: run.json of the training; empty if it is unknown.
     """
 
     name: str
@@ -90,7 +73,7 @@ class Run(NamedTuple):
     settings: dict[str, Any]
     steps: list[dict[str, Any]]
     metrics: dict[str, Any]
-    record: dict[str, Any] | None = None
+    record: Mapping[str, Any] = {}
 
     def result(self, path: str) -> Figure | None:
         """Return a metric (path: keys joined by dots), or None.
@@ -159,17 +142,19 @@ class Group(NamedTuple):
 def comparison(job: Job[Any]) -> Page:
     """Return the page of a comparison; write its numbers."""
     stage, name = job.settings.stage, job.settings.name
-    groups = group_by_settings([_read_run(job, recipe) for recipe in job.settings.recipes])
+    runs = [_read_run(job, recipe) for recipe in job.settings.recipes]
+    groups = group_by_settings(runs)
     if "-vs-" not in name:
         # Of a sweep.
         groups = named_by_differences(groups)
-    write_csv(job.result / "comparison.csv", COLUMNS, long_rows(groups, stage))
+    found = [path for run in runs for path in benchmark_paths(run.metrics)]
+    metrics = [*RESULTS[stage], *dict.fromkeys(found)]
+    write_csv(job.result / "comparison.csv", COLUMNS, long_rows(groups, metrics))
     caption = translate(
         "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
         " Of a single seed, the thin line shows the values and the thick line their moving mean."
     )
     lines = {group.name: group.points for group in groups}
-    runs = [run for group in groups for run in group.runs]
     own = [key for run in runs for key in own_metrics(stage, run.settings, run.steps)]
     logs = ", ".join(run.name for run in runs if not run.settings)
     of_logs = translate(
@@ -181,7 +166,7 @@ def comparison(job: Job[Any]) -> Page:
         eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
         title=name,
         sections=[
-            result_section(groups, result_paths(groups, stage)),
+            result_section(groups, metrics),
             curve_section(translate("Curves"), caption, stage, lines, own),
             setting_section(groups),
         ],
@@ -219,10 +204,11 @@ def _read_run(job: Job[Any], name: str) -> Run:
         steps = Path(folder, "metrics.jsonl").read_text()
         metrics = read_json(job.inputs[f"evaluation.{name}"] / "metrics.json")
         metrics |= read_benchmarks(job.inputs).get(f"{job.settings.stage}/{name}", {})
-    record, settings = read_run_record(folder, lineage[path]["spec"]), lineage[path]["settings"]
-    placement = placement_of(record["placement"] if record else {})
+    settings = lineage[path]["settings"]
+    record = read_run_record(folder, lineage[path]["spec"]) or {}
+    placement = placement_of(record.get("placement", {}))
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
-    if record and batch and "seconds_per_step" in record:
+    if batch and "seconds_per_step" in record:
         record["rows_per_second"] = batch / record["seconds_per_step"]
     lines = [json.loads(line) for line in steps.splitlines()]
     return Run(
@@ -248,13 +234,11 @@ def group_by_settings(runs: Sequence[Run]) -> list[Group]:
         is_apart = is_version(one.name) or not one.settings
         found.setdefault(one.name if is_apart else settings, []).append(one)
     groups = [Group(of_group[0].name, of_group) for of_group in found.values()]
-    return _renamed(
-        groups,
-        [
-            name.replace(f"-seed-{runs[0].seed}", "") if len(runs) > 1 else name
-            for name, runs in groups
-        ],
-    )
+    names = [
+        of.name.replace(f"-seed-{of.runs[0].seed}", "") if len(of.runs) > 1 else of.name
+        for of in groups
+    ]
+    return _renamed(groups, names)
 
 
 def named_by_differences(groups: list[Group]) -> list[Group]:
@@ -274,19 +258,12 @@ def _renamed(groups: list[Group], names: Sequence[str]) -> list[Group]:
     return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
 
 
-def result_paths(groups: Sequence[Group], stage: str) -> list[str]:
-    """Return the paths of the results of a stage, and of the benchmarks of its runs."""
-    runs = [run for group in groups for run in group.runs]
-    found = [path for run in runs for path in benchmark_paths(run.metrics)]
-    return [*RESULTS[stage], *dict.fromkeys(found)]
-
-
-def long_rows(groups: Sequence[Group], stage: str) -> Iterator[tuple[Any, ...]]:
+def long_rows(groups: Sequence[Group], metrics: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield rows of COLUMNS: of each metric and group the mean, then the value of each seed.
 
     A mean has no seed. n is 1 for the value of a seed, which has the interval of its evaluation.
     """
-    for metric in result_paths(groups, stage):
+    for metric in metrics:
         for group in groups:
             results: list[tuple[int | None, Figure | None]] = [(None, group.result(metric))]
             results += [(run.seed, run.result(metric)) for run in group.runs]
@@ -326,10 +303,7 @@ def setting_section(groups: Sequence[Group]) -> Section:
     ]
     rows.append([translate("seed"), *seeds])
     for key in COSTS:
-        costs = [
-            [run.record[key] for run in group.runs if run.record and key in run.record]
-            for group in groups
-        ]
+        costs = [[run.record[key] for run in of.runs if key in run.record] for of in groups]
         if any(costs):
             means = [run_value(key, statistics.fmean(of) if of else None) for of in costs]
             rows.append([run_label(key), *means])

@@ -27,17 +27,10 @@ EVALUATIONS = {
     ),
     "rlhf": (rf"(?i:average reward score): {N}", ("objective/scores",)),
 }
-EXAMPLES = {
-    "sft": "ppl: 5.94",
-    "reward": "chosen_last_scores (higher is better) : 2.24, acc (higher is better) : 0.7",
-    "dpo": "chosen: -31.9, rejected: -34.0, loss: 0.665",
-    "rlhf": "average reward score: 1.25",
-}
-# Of all GPUs; |Avg...| is of whole steps of RLHF, Running... of one of its two engines.
-SAMPLES = re.compile(r"RunningAvgSamplesPerSec=([\d.]+)")
-RLHF_SAMPLES = re.compile(r"\|AvgSamplesPerSec=([\d.]+)")
-RLHF_LATENCY = re.compile(r"(?:E2E latency=|End-to-End => Latency: )([\d.]+)s")
-MEMORY = re.compile(r"MaxMemAllocated=([\d.]+)GB")
+# Rows per second of all GPUs; |Avg... is of whole steps of RLHF, Running... of one of its engines.
+RATE, RLHF_RATE = (rf"{start}AvgSamplesPerSec={N}" for start in ("Running", r"\|"))
+RLHF_LATENCY = rf"(?:E2E latency=|End-to-End => Latency: ){N}s"
+MEMORY = rf"MaxMemAllocated={N}GB"
 
 
 def read_log(path: Path, name: str, stage: str) -> tuple[list[dict[str, Any]], dict, dict]:
@@ -52,37 +45,28 @@ def read_log(path: Path, name: str, stage: str) -> tuple[list[dict[str, Any]], d
         InputError: It has no evaluation by the main of this stage.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
-    found = _evaluations(text, stage)
-    if not found:
-        others = [other for other in EVALUATIONS if _evaluations(text, other)]
-        what = f"is a log of {others[0]}" if others else "is no training log of DeepSpeed-Chat"
+    evaluations = {
+        each: [
+            {key: float(value) for key, value in zip(keys, match.groups(), strict=True) if value}
+            for match in re.finditer(pattern, text)
+        ]
+        for each, (pattern, keys) in EVALUATIONS.items()
+    }
+    if not evaluations[stage]:
+        kind = next((each for each, found in evaluations.items() if found), "another program")
         raise InputError(
-            f"logs.{name}: {path} {what}: expected lines of {stage} such as {EXAMPLES[stage]!r}"
+            f"logs.{name}: {path} is a log of {kind}: expected one of DeepSpeed-Chat's {stage}"
         )
-    is_rlhf = stage == "rlhf"
-    rates = (RLHF_SAMPLES if is_rlhf else SAMPLES).findall(text)
-    latencies, peaks = RLHF_LATENCY.findall(text), MEMORY.findall(text)
-    record = {"rows_per_second": float(rates[-1])} if rates else {}
-    if is_rlhf and latencies:
+    record: dict[str, float] = {}
+    if rates := re.findall(RLHF_RATE if stage == "rlhf" else RATE, text):
+        record["rows_per_second"] = float(rates[-1])
+    if latencies := re.findall(RLHF_LATENCY, text):
         record["seconds_per_step"] = statistics.median(map(float, latencies))
-    if peaks:
+    if peaks := re.findall(MEMORY, text):
         record["peak_gpu_memory_mb"] = 1024 * float(peaks[-1])
-    if is_rlhf:
+    found = evaluations[stage]
+    if stage == "rlhf":
         return [{"step": step, **values} for step, values in enumerate(found, 1)], {}, record
-    before, last = found[0], found[-1]
-    if len(found) == 1:
-        metrics: dict[str, Any] = {"before": before}
-    elif stage == "sft":
-        metrics = {"before": before, "after": last}
-    else:
-        metrics = {**last, "before": before}
-    return [], metrics, record
-
-
-def _evaluations(text: str, stage: str) -> list[dict[str, float]]:
-    """Return the numbers of each evaluation that the main of a stage prints."""
-    pattern, keys = EVALUATIONS[stage]
-    return [
-        {key: float(value) for key, value in zip(keys, match.groups(), strict=True) if value}
-        for match in re.finditer(pattern, text)
-    ]
+    # A training that has ended early has no evaluation after it.
+    last = found[-1] if len(found) > 1 else {}
+    return [], {"before": found[0], **({"after": last} if stage == "sft" else last)}, record

@@ -29,6 +29,17 @@ CURVES = {"sft": "sft_curves", "reward": "pair_curves", "dpo": "pair_curves", "r
 PERPLEXITIES, PAIRS = METRICS["perplexities"], METRICS["pairs"]
 RESPONSES, WIN_CRITERIA = METRICS["responses"], METRICS["wins"]
 
+_PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
+# Results of each stage, and the same of the model before training: paths in metrics.json.
+RESULTS: dict[str, list[str]] = {
+    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in MOMENTS],
+    "reward": _PAIR_RESULTS,
+    "dpo": _PAIR_RESULTS,
+    "rlhf": [
+        *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
+        *(f"wins.rlhf.{initial}.{key}" for initial in MODELS for key in WIN_CRITERIA),
+    ],
+}
 # The main results of a recipe, by stage: paths in metrics.json.
 _PAIR_HEADLINE = (
     *("accuracy", "longer_wins_accuracy", "calibration_error"),
@@ -150,11 +161,8 @@ def with_metrics_before(
     """
     if not {"accuracy", "auc"} & metrics.keys() or not steps or steps[0]["step"] > 0:
         return metrics
-    before = {
-        key.removeprefix("eval_"): value
-        for key, value in steps[0].items()
-        if key.startswith("eval_")
-    }
+    line = steps[0].items()
+    before = {key.removeprefix("eval_"): value for key, value in line if key.startswith("eval_")}
     return {**metrics, "before": before}
 
 

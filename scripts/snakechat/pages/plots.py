@@ -93,23 +93,19 @@ def draw_lines(title: str, lines: Mapping[str, Sequence[Point]], percent: bool =
 def _draw_line(axes: Axes, name: str, points: np.ndarray) -> None:
     """Draw a line: points [n, 2], or [n, 4] with a range."""
     is_smooth = len(points) >= SMOOTHED_POINTS
-    shown = points.copy()
+    shown = points = averaged(points)
     if is_smooth:
-        shown[:, 1:] = moving_mean(points[:, 1:])
-    shown = averaged(shown)
+        shown = np.hstack([points[:, :1], moving_mean(points[:, 1:])])
     [line] = axes.plot(shown[:, 0], shown[:, 1], label=name, marker="" if is_smooth else ".")
     colour = line.get_color()
     if points.shape[1] == 4:
         axes.fill_between(shown[:, 0], shown[:, 2], shown[:, 3], color=colour, alpha=0.18, lw=0)
     elif is_smooth:
-        axes.plot(*averaged(points).T, color=colour, linestyle="-", linewidth=0.8, alpha=0.35)
+        axes.plot(*points.T, color=colour, linestyle="-", linewidth=0.8, alpha=0.35)
 
 
 def moving_mean(values: np.ndarray) -> np.ndarray:
-    """Return the centred means [n, k] of values [n, k] over a fraction of the rows.
-
-    At the ends, they are over the rows that exist.
-    """
+    """Return the centred means [n, k] of values [n, k] over a fraction of the rows that exist."""
     window = np.ones(2 * max(round(len(values) * SMOOTHED_FRACTION / 2), 1) + 1)
     counts = np.convolve(np.ones(len(values)), window, "same")
     sums = [np.convolve(column, window, "same") for column in values.T]
@@ -137,9 +133,7 @@ def draw_estimates(
 ) -> Panel:
     """Plot a metric of models or of groups, with its intervals, one below the other.
 
-    Args:
-        estimates: By name; the row of one without the metric is empty.
-        percent: Whether the values are fractions, which are shown in percent.
+    The row of one without the metric is empty. percent: As in draw_lines.
     """
     with plt.style.context(STYLE):
         size = WIDTH, 0.75 + 0.3 * len(estimates)

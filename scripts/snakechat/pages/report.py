@@ -1,6 +1,7 @@
 """The report of a recipe: its results, training, data, lineage and costs."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from snakechat.data.cards import source_licenses
@@ -36,7 +37,7 @@ from snakechat.pages.page import (
 from snakechat.pages.plots import curve_section, points_of
 from snakechat.pages.responses import response_sections
 from snakechat.pages.results import benchmark_sections, headline, remarks_on, result_section
-from snakechat.pages.rows import row_section
+from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.pages.texts import format_share, translate
 from snakechat.workflow.job import Job
 
@@ -91,16 +92,7 @@ def report(job: Job[Any]) -> Page:
             *benchmark_sections(stage, read_benchmarks(job.inputs)),
             *responses,
             *map(training_section, all_trainings),
-            *(
-                row_section(
-                    translate("Training rows: {model}", model=of.title),
-                    job.inputs[f"tokens.{of.stage}"],
-                    job.inputs[f"train_{of.stage}"],
-                    of.job["settings"],
-                    SHOWN_ROWS,
-                )
-                for of in all_trainings
-            ),
+            *(row_section(of, job.inputs) for of in all_trainings),
             phase_section(all_trainings),
             prompt_section(statistics),
             lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
@@ -138,6 +130,15 @@ def training_section(training: Training) -> Section:
     }
     own = own_metrics(stage, training.job["settings"], steps)
     return curve_section(title, caption, stage, lines, own)
+
+
+def row_section(training: Training, folders: Mapping[str, Path]) -> Section:
+    """Return the section of the first training rows. folders: The inputs of the job."""
+    tokens, model = (folders[f"{key}{training.stage}"] for key in ("tokens.", "train_"))
+    whole = training.job["settings"].get("train_on") == "all_tokens"
+    rows = TokenizedRows(tokens, "train", model, whole)
+    title = translate("Training rows: {model}", model=training.title)
+    return Section(title, tables=row_tables(rows, range(min(SHOWN_ROWS, len(rows)))))
 
 
 def setting_table(training: Training) -> Table:

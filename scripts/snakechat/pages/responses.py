@@ -52,14 +52,10 @@ def _prompt_table(responses: Responses, row: int) -> Table:
     lines = {model: of_model[row] for model, of_model in responses.items()}
     # A response that nothing scores has no score.
     keys = [k for k in ("score", "judge_score") if all(k in line for line in lines.values())]
-    rows = [
-        [
-            model_label(model),
-            line["response"].strip(),
-            *(figure_cell(key, Figure(line[key])) for key in keys),
-        ]
-        for model, line in lines.items()
-    ]
+    rows = []
+    for model, line in lines.items():
+        scores = [figure_cell(key, Figure(line[key])) for key in keys]
+        rows.append([model_label(model), line["response"].strip(), *scores])
     head = [translate("model"), translate("response"), *map(label_of, keys)]
     return Table([*lines.values()][-1]["prompt"].strip(), head, rows, has_texts=True)
 

@@ -192,8 +192,23 @@ def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:
     """Yield sentences on the evaluation of a recipe about what readers may misunderstand."""
     if stage == "rlhf":
         yield from _rlhf_remarks(metrics)
-    elif "accuracy" in metrics:
-        yield from _pair_remarks(metrics)
+    if "accuracy" not in metrics:
+        return
+    datasets = {translate("all pairs"): metrics, **metrics.get("by_dataset", {})}
+    for dataset, of in datasets.items():
+        low, high = of["intervals_95"]["accuracy"]
+        if low <= GUESSING <= high:
+            yield translate(
+                "The accuracy on {pairs} is not distinguishable from guessing: its 95 % interval"
+                " contains 50 %.",
+                pairs=dataset,
+            )
+    if metrics["accuracy"] - metrics["longer_wins_accuracy"] < NEAR:
+        yield translate(
+            "Choosing the longer response is about as accurate ({longer}): the model may have"
+            " learned little more than length.",
+            longer=format_metric("accuracy", metrics["longer_wins_accuracy"]),
+        )
 
 
 def _rlhf_remarks(metrics: Metrics) -> Iterator[str]:
@@ -226,22 +241,4 @@ def _rlhf_remarks(metrics: Metrics) -> Iterator[str]:
             " are optimistic.",
             count=format_number(max(counts)),
             total=format_number(metrics["num_prompts"]),
-        )
-
-
-def _pair_remarks(metrics: Metrics) -> Iterator[str]:
-    datasets = {translate("all pairs"): metrics, **metrics.get("by_dataset", {})}
-    for dataset, of in datasets.items():
-        low, high = of["intervals_95"]["accuracy"]
-        if low <= GUESSING <= high:
-            yield translate(
-                "The accuracy on {pairs} is not distinguishable from guessing: its 95 % interval"
-                " contains 50 %.",
-                pairs=dataset,
-            )
-    if metrics["accuracy"] - metrics["longer_wins_accuracy"] < NEAR:
-        yield translate(
-            "Choosing the longer response is about as accurate ({longer}): the model may have"
-            " learned little more than length.",
-            longer=format_metric("accuracy", metrics["longer_wins_accuracy"]),
         )

@@ -1,15 +1,14 @@
 """Rows as they are trained: their text by token, and which tokens the loss counts."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
-from snakechat.pages.page import Section, Table, Token, Tokens
+from snakechat.pages.page import Table, Token, Tokens
 from snakechat.pages.texts import N_, translate
 from snakechat.workflow.errors import InputError
 
@@ -98,19 +97,3 @@ def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
         )
         for number in numbers
     ]
-
-
-def row_section(
-    title: str, folder: Path, model: Path, settings: Mapping[str, Any], number: int
-) -> Section:
-    """Return the section of the first training rows of a recipe.
-
-    Args:
-        folder: Result of the job that tokenized the phase.
-        model: The trained model, which has the tokenizer.
-        settings: Settings of the training.
-        number: Rows to show.
-    """
-    whole = settings.get("train_on") == "all_tokens"
-    rows = TokenizedRows(folder, "train", model, whole)
-    return Section(title, tables=row_tables(rows, range(min(number, len(rows)))))

@@ -108,20 +108,6 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
-def format_memory(megabytes: float) -> str:
-    """Format memory, from 1000 MB on in GB."""
-    if megabytes < 1000:
-        return f"{megabytes:.0f}\N{NO-BREAK SPACE}MB"
-    return f"{format_number(megabytes / 1000)}\N{NO-BREAK SPACE}GB"
-
-
-def format_flops(rate: float) -> str:
-    """Format floating point operations per second, in the unit that people read."""
-    units = {"PFLOP/s": 1e15, "TFLOP/s": 1e12, "GFLOP/s": 1e9}
-    unit = next((unit for unit, size in units.items() if rate >= size), "GFLOP/s")
-    return f"{format_number(rate / units[unit])}\N{NO-BREAK SPACE}{unit}"
-
-
 def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
     """Return the sizes of the trained models as text."""
     return "; ".join(
@@ -142,12 +128,12 @@ def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
 FORMS: dict[str, Callable[[Any], str]] = {
     "share": format_share,
     "duration": format_duration,
-    "memory": format_memory,
+    "memory": lambda megabytes: f"{format_number(megabytes / 1000)}\N{NO-BREAK SPACE}GB",
     "integer": "{:,.0f}".format,
     "step_time": lambda seconds: translate("{seconds} s/step", seconds=format_number(seconds)),
     "rows": lambda rate: translate("{rate} rows/s", rate=format_number(rate)),
     "tokens": lambda rate: translate("{rate} tokens/s", rate=f"{rate:,.0f}"),
-    "flops": format_flops,
+    "flops": lambda rate: f"{format_number(rate / 1e12)}\N{NO-BREAK SPACE}TFLOP/s",
     "models": format_models,
     "time": lambda text: text[:16].replace("T", " "),
 }

@@ -14,9 +14,8 @@ from snakechat.estimates.activation_memory import (
     SFT,
     BatchShape,
     ModelSpec,
-    inference_peak,
+    activation_peaks,
     measure_size,
-    training_peaks,
 )
 from snakechat.estimates.inputs import TokenCounts
 from snakechat.estimates.job_estimate import PlannedSizes
@@ -75,14 +74,16 @@ def deep_spec(layers, **named):
 )
 def test_activations_that_a_layer_keeps_for_backward(named, states):
     shape = BatchShape(sequences=2, length=32, targets=16)
-    deep, deeper = (training_peaks(deep_spec(layers, **named), shape)[0] for layers in (6, 7))
+    deep, deeper = (
+        activation_peaks(deep_spec(layers, **named), shape, True)[0] for layers in (6, 7)
+    )
     assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
 def test_inference_keeps_no_activations():
     shape = BatchShape(sequences=2, length=32, targets=16)
-    assert inference_peak(deep_spec(6), shape) == inference_peak(deep_spec(7), shape)
-    assert inference_peak(deep_spec(6), shape) < training_peaks(deep_spec(6), shape)[0] / 4
+    (peak,), (deeper,) = (activation_peaks(deep_spec(n), shape, False) for n in (6, 7))
+    assert peak == deeper < activation_peaks(deep_spec(6), shape, True)[0] / 4
 
 
 GROUPED = {
@@ -98,10 +99,10 @@ GROUPED = {
 def kept_by_a_layer(dtype, dense_mask):
     shape = BatchShape(sequences=2, length=32, targets=16, dense_mask=dense_mask)
     first, second = (
-        training_peaks(
-            ModelSpec(json.dumps(GROUPED | {"num_hidden_layers": layers}), SCORE, dtype), shape
+        activation_peaks(
+            ModelSpec(json.dumps(GROUPED | {"num_hidden_layers": n}), SCORE, dtype), shape, True
         )[0]
-        for layers in (6, 7)
+        for n in (6, 7)
     )
     return second - first
 

@@ -5,7 +5,6 @@ import math
 import pytest
 
 from snakechat.pages.comparison import (
-    RESULTS,
     Group,
     Run,
     comparable_settings,
@@ -15,6 +14,7 @@ from snakechat.pages.comparison import (
     setting_differences,
     setting_section,
 )
+from snakechat.pages.metrics import RESULTS
 from support.pages import text_of
 
 

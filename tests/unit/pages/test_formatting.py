@@ -4,7 +4,7 @@ import pytest
 
 from snakechat.pages.metrics import Figure
 from snakechat.pages.tables import figure_cell, format_metric
-from snakechat.pages.texts import format_duration, format_memory, format_number
+from snakechat.pages.texts import format_duration, format_number, run_value
 
 
 @pytest.mark.parametrize(
@@ -55,8 +55,6 @@ def test_narrow_intervals_keep_the_digits_in_which_their_bounds_differ(value, in
     assert figure_cell("score", Figure(value, interval))[:2] == texts
 
 
-def test_memory_is_in_gigabytes_from_1000_megabytes_on():
-    assert [format_memory(459), format_memory(1234)] == [
-        "459\N{NO-BREAK SPACE}MB",
-        "1.23\N{NO-BREAK SPACE}GB",
-    ]
+def test_memory_and_rates_have_one_unit():
+    assert run_value("peak_memory_mb", 459) == "0.459\N{NO-BREAK SPACE}GB"
+    assert run_value("flops_per_second", 8.64e10) == "0.0864\N{NO-BREAK SPACE}TFLOP/s"

@@ -342,7 +342,7 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     steps += [{"step": 3, "loss": 1.25, "skipped_steps": 1, "loss_scale": 65536.0}]
     [table] = run_section(trained(steps=steps, facts=facts)).tables
     rows = {label: text_of(value) for label, value in table.rows}
-    assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-05 GFLOP/s"
+    assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-08 TFLOP/s"
     assert rows["time of a step (median)"] == "0.500 s/step"
     assert rows["step that was saved"] == "2" and rows["last loss scale (fp16)"] == "65,536"
     assert rows["trained weights that differ from the start"] == "0.0 %"
