@@ -15,11 +15,11 @@ def main(job: Job[Any]) -> None:
     """
     run_command(job, job.result)
     # It imports torch, which the command has no use for.
-    from snakechat.modeling.command_outputs import check_model, write_metrics
+    from snakechat.modeling.command_outputs import check_output, write_metrics
 
     try:
         source = job.inputs.get("actor") or job.inputs["model"]
-        check_model(job.result, source, job.spec["rule"] == "train_reward")
+        check_output(job.result, source, job.spec["rule"] == "train_reward")
         write_metrics(job.result / "metrics.jsonl", job.log_folder)
     except InputError as error:
         raise InputError(f"{job.target}: {error}") from None

@@ -142,10 +142,11 @@ class RuleFunctions:
         if workflow.remote_exec:
             values, command_line = planned["config"], planned["command_line"]
         else:
-            own = snakemake_command_line.command_line_configfiles(workflow) if is_main else []
-            check_config_files([*project_files(sources), *own])
+            options = workflow.config_settings
+            check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
             values = snakemake_command_line.read_config(project_files(sources), config)
-            command_line = snakemake_command_line.command_line_config(workflow) if is_main else {}
+            # Snakemake leaves values below the top level as text.
+            command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
         self.config = load_config(values, root, sources, command_line)
         try:

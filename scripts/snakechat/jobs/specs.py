@@ -89,19 +89,17 @@ class Specs:
         # Only where it is true, and only of jobs whose kernels it changes.
         if self.rules[rule].work and self.config.values["deterministic"]:
             spec["deterministic"] = True
-        if self.rules[rule].work and (variables := self._variables(rule, name)):
-            spec["environment"] = variables
+        if self.rules[rule].work:
+            placed = self.config.recipe(*recipe_of(rule, name))["placement"].get("environment")
+            # The variables that may change how libraries compute.
+            if variables := computing_variables(placed or {}):
+                spec["environment"] = variables
         # A sweep over placements measures each: its trainings share no result.
         if self.rules[rule].work == "training" and (
             placement := self.config.swept_recipes.get(recipe_of(rule, name), {}).get("placement")
         ):
             spec["placement"] = placement
         return spec, digest(spec)
-
-    def _variables(self, rule: str, name: str) -> dict[str, str]:
-        """Return the variables of a job's placement that may change how libraries compute."""
-        placement = self.config.recipe(*recipe_of(rule, name))["placement"]
-        return computing_variables(placement.get("environment") or {})
 
     def names(self, rule: str, name: str) -> dict[str, dict[str, str]]:
         """Return the paths of the inputs of a job and of all jobs upstream, by the path of each."""

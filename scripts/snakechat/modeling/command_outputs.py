@@ -24,7 +24,7 @@ NAMES = {
 }
 
 
-def check_model(output: Path, source: Path, is_classifier: bool) -> None:
+def check_output(output: Path, source: Path, is_classifier: bool) -> None:
     """Check that a folder has a model of a kind with the tokenizer of another one.
 
     Raises:

@@ -14,16 +14,6 @@ from snakemake.utils import update_config
 from snakechat.workflow.errors import InputError
 
 
-def command_line_config(workflow: Any) -> dict[str, Any]:
-    """Return the values of --config, which Snakemake leaves as text below the top level."""
-    return dict(workflow.config_settings.config)
-
-
-def command_line_configfiles(workflow: Any) -> list[Path]:
-    """Return the files of --configfile."""
-    return list(workflow.config_settings.configfiles)
-
-
 def threads_option(workflow: Any, rule: str) -> int | None:
     """Return the threads that --set-threads gives to the jobs of a rule, None without a number."""
     resource = workflow.resource_settings.overwrite_threads.get(rule)

@@ -7,7 +7,7 @@ import pytest
 from torch.utils.tensorboard import SummaryWriter
 
 from conftest import INIT
-from snakechat.modeling.command_outputs import check_model, write_metrics
+from snakechat.modeling.command_outputs import check_output, write_metrics
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
@@ -32,7 +32,7 @@ def changed(path, **keys):
 
 
 def test_a_copy_of_the_model_is_a_language_model(output, source):
-    check_model(output, source, is_classifier=False)
+    check_output(output, source, is_classifier=False)
 
 
 def without_config(output):
@@ -85,14 +85,14 @@ def with_fewer_layers(output):
 def test_another_folder_is_one_line(edit, message, output, source):
     edit(output)
     with pytest.raises(InputError) as error:
-        check_model(output, source, is_classifier=False)
+        check_output(output, source, is_classifier=False)
     assert message in str(error.value)
     assert "{output}" in str(error.value) and str(output) not in str(error.value)
 
 
 def test_a_language_model_is_no_reward_model(output, source):
     with pytest.raises(InputError, match="is no classifier but"):
-        check_model(output, source, is_classifier=True)
+        check_output(output, source, is_classifier=True)
 
 
 def test_events_of_tensorboard_become_metrics_by_the_names_of_pages(tmp_path):

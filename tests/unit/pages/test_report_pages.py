@@ -14,10 +14,16 @@ from snakechat.pages.jobs import (
     throughput,
     total_cost,
 )
-from snakechat.pages.metrics import with_metrics_before
+from snakechat.pages.metrics import read_benchmarks, with_metrics_before
 from snakechat.pages.report import training_remark
 from snakechat.pages.responses import response_sections
-from snakechat.pages.results import benchmark_change, headline, remarks_on, result_section
+from snakechat.pages.results import (
+    benchmark_change,
+    benchmark_sections,
+    headline,
+    remarks_on,
+    result_section,
+)
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 
@@ -392,3 +398,22 @@ def test_few_items_of_a_benchmark_that_all_changed_may_be_chance():
     # Without limits, equal differences say nothing about the variance.
     change = benchmark_change(metrics(5, 5), metrics(7, 7), "benchmarks.mine.acc")
     assert change.value == 2 and change.interval is None
+
+
+def test_benchmarks_have_a_column_for_each_model_and_the_change(tmp_path):
+    inputs = {"evaluate_rlhf": tmp_path}
+    for label, value in {"rlhf": 0.75, "compare_with.dpo/tiny": 0.5, "sft": 0.25}.items():
+        folder = tmp_path / label
+        folder.mkdir(parents=True)
+        interval = {"acc": [value - 0.03, value + 0.03], "size": None}
+        metrics = {"acc": value, "size": 5, "intervals_95": interval, "items": {"acc": []}}
+        (folder / "metrics.json").write_text(json.dumps(metrics))
+        inputs[f"benchmark.{label}/gsm8k"] = folder
+    [section] = benchmark_sections("rlhf", read_benchmarks(inputs))
+    change, values = section.tables
+    assert change.head[1] == "RLHF \u2212 SFT"
+    # 1.41 times as wide as the intervals of both.
+    assert rows_of(change)["gsm8k.acc"] == ["+0.500 [+0.458, +0.542]"]
+    assert values.head[1:] == ["SFT", "RLHF", "dpo/tiny"]
+    assert rows_of(values)["gsm8k.size"] == ["5", "5", "5"]
+    assert benchmark_sections("rlhf", read_benchmarks({"evaluate_rlhf": tmp_path})) == []
