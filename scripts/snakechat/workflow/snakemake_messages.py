@@ -23,6 +23,9 @@ def hide_messages(rules: set[str]) -> None:
 
     def is_wanted(record: logging.LogRecord) -> bool:
         text = record.getMessage()
+        if text.startswith("MissingRuleException"):
+            start = text.partition(" (if you use input functions")[0]
+            record.msg, record.args = f"{start}: results are output/STAGE/RECIPE", ()
         if found := _OF_ONE_RULE.match(text):
             return found[1] not in rules
         if found := _OF_RULES.search(text):

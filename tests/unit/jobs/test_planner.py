@@ -32,6 +32,8 @@ FOLDER_JOBS = [("train_sft", "tiny"), ("evaluate_sft", "tiny"), ("draw_report", 
         ("output/data/toy", [("import_dataset", "toy")]),
         ("output/models/tiny", [("init_model", "tiny")]),
         ("output/models/opt-125m", [("fetch_model", "opt-125m")]),
+        # Its description names the entries that there are.
+        ("output/benchmark/none/sft/tiny", [("run_benchmark", "none/sft/tiny")]),
     ],
 )
 def test_a_target_is_a_folder_a_result_or_a_file_of_it(config, target, expected):

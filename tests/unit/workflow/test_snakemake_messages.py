@@ -6,7 +6,12 @@ from collections import Counter
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakechat.workflow.snakemake_messages import repeat_errors
+from snakechat.workflow.snakemake_messages import hide_messages, repeat_errors
+
+MISSING = (
+    "MissingRuleException:\nNo rule to produce sft/tiny (if you use input functions make sure that"
+    " they don't raise unexpected exceptions)."
+)
 
 
 @pytest.fixture
@@ -26,6 +31,15 @@ def fail(messages, log):
     messages.error("Error in rule", extra={"event": LogEvent.JOB_ERROR, "log": [str(log)]})
     messages.removeHandler(handler)
     return shown[0]
+
+
+def test_a_target_without_a_rule_says_what_targets_are(messages):
+    hide_messages(set())
+    record = messages.makeRecord("x", logging.ERROR, "", 0, MISSING, (), None)
+    assert messages.filter(record)
+    assert record.getMessage().endswith(
+        "No rule to produce sft/tiny: results are output/STAGE/RECIPE"
+    )
 
 
 def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages):
