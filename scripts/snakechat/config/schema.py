@@ -118,7 +118,9 @@ def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:
     message = " or ".join(dict.fromkeys(messages))
     if about := re.match(r"(\w+): (.*)", message):
         return [*shown, about[1]], about[2]
-    return shown, f"{message}, found {first['input']!r}"
+    # Users may have written a key of an API there.
+    is_secret = path[-1:] in (["url"], ["key_env"])
+    return shown, message if is_secret else f"{message}, found {first['input']!r}"
 
 
 def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:

@@ -106,3 +106,15 @@ def test_a_glob_names_files_inside_of_the_source(glob):
     load(dataset(path="x", format="plain", train="a..b/*.csv?download=true"))
     with pytest.raises(ConfigError, match=r"^config: datasets\.mine\.train: "):
         load(dataset(path="x", format="plain", train=glob))
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"url": "https://sk-secret@host/v1"}, {"key_env": "sk-secret"}]
+)
+def test_a_key_in_place_of_its_variable_or_in_an_address_is_not_printed(mistake):
+    judge = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind.", **mistake}
+    with pytest.raises(
+        ConfigError, match=rf"^config: llm_judges\.wise\.{next(iter(mistake))}: "
+    ) as error:
+        load({"llm_judges": {"wise": judge}})
+    assert "secret" not in str(error.value)
