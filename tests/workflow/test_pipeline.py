@@ -85,7 +85,7 @@ def test_a_finished_build_has_nothing_to_do_no_partial_results_and_no_pickled_we
     assert not [name for name in names if name.endswith((".bin", ".pt", ".pkl", ".pth"))]
     hidden = {name for name in names if name.startswith(".")}
     # That of the build, which is released. Locks and checkpoints of results are deleted.
-    assert hidden == {".lock"}
+    assert hidden == {".identity", ".lock"}
 
 
 def test_two_builds_have_the_same_results(quick, tmp_path):

@@ -15,10 +15,10 @@ from typing import Any
 from snakechat.config.references import (
     JUDGES,
     Reference,
+    in_order,
     input_names,
     judge_names,
     weighted_references,
-    with_input_names,
 )
 from snakechat.config.schema import RECIPES, ConfigError, Layer, available, checked, checked_recipe
 from snakechat.config.sections import PlacementChanges, judge_settings
@@ -183,20 +183,19 @@ class Config:
 
         keys: `reward`, and `judge` where an evaluation reads it.
         """
-        values = {key: self.recipe(stage, name)[key] for key in keys}
-        templates = {
-            input_name: self.template(*model)
-            for key, value in values.items()
-            for text, input_name in input_names(key, value).items()
-            for model in [self.reward_models(name, key, stage)[text]]
-            # The tokenizer that our training saved has the template of its rows.
-            if model.section == "models" or "command" in self.recipe(*model)
-        }
-        return {
-            **{key: with_input_names(key, value) for key, value in values.items()},
-            "reward_templates": templates,
-            "llm_judges": self.judge_settings(judge_names(*values.values())),
-        }
+        settings: dict[str, Any] = {"reward_templates": {}}
+        for key in keys:
+            value = self.recipe(stage, name)[key]
+            inputs, weights = input_names(key, value), weighted_references(value)
+            settings[key] = in_order(
+                {inputs.get(text, text): each for text, each in weights.items()}
+            )
+            for input_name, model in self.reward_models(name, key, stage).items():
+                # The tokenizer that our training saved has the template of its rows.
+                if model.section == "models" or "command" in self.recipe(*model):
+                    settings["reward_templates"][input_name] = self.template(*model)
+        judges = judge_names(*(settings[key] for key in keys))
+        return settings | {"llm_judges": self.judge_settings(judges)}
 
     def used_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings that the training of a recipe reads, each value in one spelling."""
@@ -285,12 +284,12 @@ class Config:
         return next(iter(self.references("rlhf", name)["teacher"].values()), None)
 
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
-        """Return what the reward models of a recipe are, by their names in the config.
+        """Return what the reward models of a recipe are, by the inputs of jobs.
 
         LLM judges are omitted. key: `reward` or `judge`. stage: rlhf or generations.
         """
-        found = self.references(stage, name)[key].items()
-        return {text: model for text, model in found if model.section != JUDGES}
+        models, value = self.references(stage, name)[key], self.recipe(stage, name)[key]
+        return {input_name: models[text] for text, input_name in input_names(key, value).items()}
 
     def llm_judges(self, name: str) -> list[str]:
         """Return the LLM judges that the evaluation of a recipe of RLHF asks."""

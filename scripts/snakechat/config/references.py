@@ -47,24 +47,15 @@ def weighted_references(value: RewardReferences) -> dict[str, float]:
 
 
 def input_names(key: str, value: RewardReferences) -> dict[str, str]:
-    """Return the job input of each model of `reward` or `judge`, by reference.
+    """Return the job input of each model of `reward` or `judge` (key), by reference.
 
-    The input of a single model has the name of the key; of several models, KEY.NUMBER from 1, in
-    which the names of models do not count. An LLM judge has no input.
+    The input of a single model has the name of the key; of several models, KEY.NUMBER from 1: names
+    of models do not count. An LLM judge has no input.
     """
     names = model_names(value)
     if isinstance(value, str):
         return dict.fromkeys(names, key)
     return {name: f"{key}.{number}" for number, name in enumerate(names, start=1)}
-
-
-def with_input_names(key: str, value: RewardReferences) -> RewardReferences:
-    """Return `reward` or `judge` (key) with the names of job inputs in place of references."""
-    inputs = input_names(key, value)
-    if value is None or isinstance(value, str):
-        return inputs.get(value or "", value)
-    weights = weighted_references(value)
-    return [(inputs.get(name, name), weight) for name, weight in weights.items()]
 
 
 def model_names(value: RewardReferences) -> list[str]:
@@ -78,7 +69,7 @@ def judge_names(*values: RewardReferences) -> list[str]:
     return list(dict.fromkeys(name for section, name in found if section == JUDGES))
 
 
-def _in_order(value: RewardReferences) -> RewardReferences:
+def in_order(value: RewardReferences) -> RewardReferences:
     """Return weighted references as ordered pairs; one of weight 1 as its name."""
     pairs = list(weighted_references(value).items())
     if isinstance(value, str | None) or [weight for _, weight in pairs] == [1]:
@@ -96,7 +87,7 @@ Reward = Annotated[
                 | Annotated[dict[str, Number], Field(min_length=1)]
                 | SkipJsonSchema[list[tuple[str, Number]]]
                 | None,
-                AfterValidator(_in_order),
+                AfterValidator(in_order),
             ]
         )
     ),

@@ -9,7 +9,7 @@ from typing import Any
 
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.recipes import STAGES, Config
-from snakechat.config.references import Reference, input_names, parse_reference
+from snakechat.config.references import Reference, parse_reference
 from snakechat.config.schema import ConfigError
 from snakechat.data.formats import FORMATS
 from snakechat.jobs.descriptions import Description, Jobs, command_job
@@ -294,8 +294,7 @@ def benchmarks_of(config: Config, stage: str, name: str, models: Jobs | None = N
 def _reward_models(config: Config, stage: str, name: str, key: str) -> Jobs:
     """Return the jobs that make the models of `reward` or `judge` (key) of a recipe."""
     models = config.reward_models(name, key, stage)
-    inputs = input_names(key, config.recipe(stage, name)[key])
-    return {input_name: config.model_job(models[text]) for text, input_name in inputs.items()}
+    return {input_name: config.model_job(model) for input_name, model in models.items()}
 
 
 # --- responses to train on --------------------------------------------------------------------

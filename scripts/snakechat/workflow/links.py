@@ -19,6 +19,8 @@ program imports anything else.
 """
 
 import os
+import platform
+import secrets
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
@@ -42,6 +44,8 @@ from snakechat.workflow.store import KEY, ROOTS, is_copy, stored_folders, walk_f
 VERSIONS = "versions"
 # The file in output/ that a build locks.
 LOCK = ".lock"
+# The file in output/ with a text that no other output folder has, apart from copies.
+IDENTITY = ".identity"
 # The folders of output/ whose results users name as targets: Snakemake writes its timestamp into
 # them, and the end of a build a card and the links PARTS.
 TARGETS = ("sft", "reward", "dpo", "rlhf", "report")
@@ -277,17 +281,18 @@ def register_root(store: Path, output: Path) -> None:
     Raises:
         OSError: The store cannot be written.
     """
-    text = _root_text(store, output)
-    path = store / ROOTS / digest(text)[:16]
+    folder, place = os.path.realpath(output), os.path.realpath(store)
+    # Relative if the store is in it: both may be moved.
+    is_inside = Path(place).is_relative_to(folder)
+    name = os.path.relpath(folder, place) if is_inside else folder
+    path = store / ROOTS / digest([name, "" if is_inside else platform.node()])[:16]
+    # Another machine may have another folder at this path.
+    if not (output / IDENTITY).exists():
+        write_atomically(output / IDENTITY, secrets.token_hex(16))
+    text = f"{name}\n{(output / IDENTITY).read_text()}"
     if not path.exists() or path.read_text() != text:
         make_folders(path.parent)
         write_atomically(path, text)
-
-
-def _root_text(store: Path, output: Path) -> str:
-    """Return the path of an output folder; relative if the store is in it: both may be moved."""
-    folder, place = os.path.realpath(output), os.path.realpath(store)
-    return os.path.relpath(folder, place) if Path(place).is_relative_to(folder) else folder
 
 
 def find_roots(store: Path, output: Path) -> Iterator[Path]:
@@ -302,12 +307,14 @@ def find_roots(store: Path, output: Path) -> Iterator[Path]:
     folder = store / ROOTS
     for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
         # Empty after a power cut, for example.
-        root = store / (path.read_text(errors="replace") or "a folder without a name")
-        # A build locks this file. An empty folder without it is where a disk is to be mounted.
-        if not (root / LOCK).exists():
+        name, _, identity = path.read_text(errors="replace").partition("\n")
+        root = store / (name or "a folder without a name")
+        file = root / IDENTITY
+        # An empty folder without this file is where a disk is to be mounted.
+        if not file.exists() or file.read_text() != identity:
             raise InputError(
-                f"{root}, which uses this store, does not exist or cannot be read: if it was"
-                f" deleted, delete {path} too"
+                f"{root}, which uses this store, does not exist on this machine or cannot be read:"
+                f" trim the store where it does; or, if it was deleted, delete {path} too"
             )
         for link in (*root.glob("*"), *root.glob("*/*")):
             is_ours = link.name.startswith(".") or _is_manifest(link)

@@ -124,9 +124,8 @@ def test_the_least_recently_used_results_are_removed(store, aged, number):
 
 
 def register(store):
-    """Register output/ in a store as a build does, which locks it."""
+    """Register output/ in a store as a build does."""
     Path("output").mkdir(exist_ok=True)
-    Path("output/.lock").touch()
     register_root(store, Path("output"))
 
 
@@ -162,6 +161,25 @@ def test_what_a_build_links_while_links_are_read_stays(store, aged):
     link_result("output/sft/other", aged[1])
     collect(store, needed, started, 0)
     assert stored_folders(store) == sorted(aged[:2])
+
+
+def test_a_folder_of_another_machine_at_the_same_path_is_unknown(store, aged, monkeypatch):
+    shared = store.rename("shared")
+    results = [shared / folder.relative_to(store) for folder in aged]
+    for machine, result in zip("ab", results, strict=False):
+        monkeypatch.setattr("platform.node", lambda machine=machine: machine)
+        register(shared)
+        link_result("output/sft/tiny", result)
+        if machine == "a":
+            collect_unneeded(shared)
+            shutil.copytree(results[0], results[1])
+            Path("output").rename("disk of a")
+    with pytest.raises(InputError, match="output, which uses this store, does not exist on this"):
+        collect_unneeded(shared)
+    # A folder that is made again on its own machine takes the place of the earlier one.
+    shutil.rmtree("output")
+    register(shared)
+    assert len(list((shared / "roots").iterdir())) == 2
 
 
 @pytest.mark.parametrize("folder", ["output/sft", "output/eval/sft"])
