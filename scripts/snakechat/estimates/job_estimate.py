@@ -246,7 +246,7 @@ class PlannedSizes:
             shape = shape._replace(sequences=VLLM_MAX_SEQUENCES)
         if not math.isnan(at_a_time):
             # Batches of equal size.
-            own = math.ceil(at_a_time * max(vllm_ranks, 1) / placement.num_processes)
+            own = math.ceil(at_a_time * max(vllm_ranks, 1) / placement.num_processes) or 1
             shape = shape._replace(sequences=math.ceil(own / math.ceil(own / shape.sequences)))
         return Sampling(number, shape, vllm_ranks)
 

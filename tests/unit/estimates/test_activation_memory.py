@@ -126,6 +126,8 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
         (8 * 800 * 64, None, 52, 13),
         # The processes of two GPUs divide the responses.
         (8 * 800 * 64, None, 13, 7),
+        # A split without rows.
+        (8 * 800 * 64, None, 0, 1),
         # Too little for micro_batch_tokens.
         (8 * 100 * 64, None, 1000, 4),
     ],
