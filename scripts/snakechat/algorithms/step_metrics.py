@@ -83,7 +83,9 @@ def evaluation_metrics(
     times the KL, wherever the penalty is placed in training; with `distill`, minus the KL.
     """
     kl = response_kl(rollouts, evaluation)
-    rewards = -kl if algorithm == "distill" else normalized_scores.nan_to_num() - kl_coef * kl
+    judged = normalized_scores[~normalized_scores.isnan()]
+    mean = judged.sum() / max(len(judged), 1)
+    rewards = -kl if algorithm == "distill" else mean - kl_coef * kl
     return response_metrics(algorithm, rollouts, evaluation, scores, rewards)
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from snakechat.algorithms import reward_sum
-from snakechat.algorithms.experience import ScoreNormalization
+from snakechat.algorithms.experience import ScoreNormalization, TokenEvaluation
 from snakechat.algorithms.reward_models import Reader, RewardModel
-from snakechat.algorithms.reward_sum import RewardSum
-from snakechat.algorithms.step_metrics import score_metrics
+from snakechat.algorithms.reward_sum import RewardSum, Scores
+from snakechat.algorithms.step_metrics import evaluation_metrics, score_metrics
 from snakechat.workflow.errors import InputError
 
 # Rows of the prompts; two responses to each.
@@ -80,6 +80,21 @@ def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):
     normalization = make("first")
     normalized = normalize(normalization, 2.0, 5.0, math.nan, 8.0)
     assert normalized == pytest.approx([-(1.5**0.5), 0, math.nan, 1.5**0.5], nan_ok=True)
+
+
+def test_the_metric_of_the_best_model_is_without_responses_that_nothing_judges():
+    rollouts = SimpleNamespace(response_mask=torch.ones(3, 1), length_metrics=dict)
+    evaluation = TokenEvaluation(torch.tensor([[0.5], [0.0], [1.0]]), *[torch.zeros(3, 1)] * 3)
+    scores = torch.tensor([4.0, math.nan, 2.0])
+
+    def reward(scores):
+        return evaluation_metrics(
+            "grpo", rollouts, evaluation, Scores(scores, {"mine": scores}, {}), scores, 0.1
+        )["objective/rlhf_reward"]
+
+    # Mean score 3, mean KL 0.5.
+    assert reward(scores) == pytest.approx(3 - 0.1 * 0.5)
+    assert reward(torch.full((3,), math.nan)) == pytest.approx(-0.1 * 0.5)
 
 
 # Normalization.
