@@ -41,7 +41,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import uses_vllm
@@ -85,7 +85,7 @@ def main() -> None:
 
     def launch() -> int:
         if not is_node:
-            return run(slurm_step(placement)).code
+            return run(slurm_step(placement))[0]
         return run_processes(command, placement, group)
 
     if is_inner:
@@ -149,12 +149,12 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
         if limits := os.environ.get(LIMITS):
             words = [str(Path(__file__).with_name("confined.py")), limits, folder, *words]
         if group:
-            return run([*torchrun, *group, *words]).code
+            return run([*torchrun, *group, *words])[0]
         of_node = [f"--nproc-per-node={processes}", *words]
         if ladder:
             return run_on_rungs(ladder, nodes, torchrun, of_node)
         if nodes * processes > 1 and not is_command:
-            return run([*torchrun, *group_options(nodes), *of_node]).code
+            return run([*torchrun, *group_options(nodes), *of_node])[0]
         if nodes > 1:
             prepare_node(nodes)
         else:
@@ -279,15 +279,8 @@ def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Sequence[str], words: Seq
             return code
 
 
-class End(NamedTuple):
-    """How a command ended: the code to exit with, and whether it got a signal of this process."""
-
-    code: int
-    is_signalled: bool
-
-
-def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) -> End:
-    """Run a command to its end. It gets the signals of this process.
+def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) -> tuple[int, bool]:
+    """Run a command; return the code to exit with, and whether it got a signal of this process.
 
     It has a session of its own, so that a Ctrl-C reaches it once. It inherits the lock of the job,
     and ends with this process.
@@ -301,7 +294,7 @@ def run(command: Sequence[str], should_end: Callable[[], bool] | None = None) ->
             if should_end and should_end():
                 process.terminate()
                 should_end = None
-    return End(exit_code(process), bool(received))
+    return exit_code(process), bool(received)
 
 
 def word_after(option: str, command: Sequence[str], default: str) -> str:
