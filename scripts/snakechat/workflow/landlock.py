@@ -109,19 +109,19 @@ def restrict(
 
 def forbid_new_privileges() -> None:
     """Let no program that this process runs gain privileges, which limits require."""
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
 
 
 def end_with_parent() -> None:
     """Have the kernel kill this process when the process that started it ends."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    check(libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0))
 
 
 def drop_capabilities(capabilities: Iterable[int]) -> None:
     """Give up capabilities, which only processes of root have, for good."""
     header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
     data = ctypes.create_string_buffer(24)
-    _check(libc.capget(header, data))
+    check(libc.capget(header, data))
     # Effective, permitted and inheritable capabilities, 32 bits each, then the higher bits.
     words = list(struct.unpack("=6I", data.raw))
     for capability in capabilities:
@@ -130,7 +130,7 @@ def drop_capabilities(capabilities: Iterable[int]) -> None:
             words[3 * half + kind] &= ~(1 << bit) & 0xFFFFFFFF
         # Programs that it runs get them from here. It fails, as it may, for all but root.
         libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
-    _check(libc.capset(header, struct.pack("=6I", *words)))
+    check(libc.capset(header, struct.pack("=6I", *words)))
 
 
 def _add_path(ruleset: int, path: str, rights: int) -> None:
@@ -148,16 +148,12 @@ def _add_path(ruleset: int, path: str, rights: int) -> None:
         os.close(beneath)
 
 
-def _prctl(option: int, *arguments: int) -> None:
-    padded = [*arguments, 0, 0, 0, 0][:4]
-    _check(libc.prctl(option, *map(ctypes.c_ulong, padded)))
-
-
 def _call(number: int, *arguments: bytes | int) -> int:
-    return _check(int(libc.syscall(number, *arguments)))
+    return check(int(libc.syscall(number, *arguments)))
 
 
-def _check(result: int) -> int:
+def check(result: int) -> int:
+    """Return what a call returned; raise OSError if the kernel denied it."""
     if result < 0:
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code))

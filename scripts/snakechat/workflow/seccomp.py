@@ -8,13 +8,12 @@ Standard library only: it runs before the first import of a program.
 
 import ctypes
 import errno
-import os
 import platform
 import struct
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from snakechat.workflow.landlock import forbid_new_privileges, landlock_version, libc
+from snakechat.workflow.landlock import check, forbid_new_privileges, landlock_version, libc
 
 # The machines whose system calls are known (linux/audit.h).
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -36,14 +35,18 @@ class Condition(NamedTuple):
     values: Sequence[int]
     mask: int = 0xFFFFFFFF
 
+    def instructions(self, length: int) -> list[bytes]:
+        """Return the instructions that skip the next `length` ones unless the condition holds."""
+        start = [_instruction(LOAD, ARGUMENTS + 8 * self.argument), _instruction(AND, self.mask)]
+        lefts = range(len(self.values), 0, -1)
+        tests = [_instruction(JUMP_EQUAL, *each) for each in zip(self.values, lefts, strict=True)]
+        return [*start, *tests, _instruction(JUMP, length)]
+
 
 class Rule(NamedTuple):
     """What happens to a call if all conditions hold; the first rule of a call that holds decides.
 
-    Attributes:
-        number: Number of the call.
-        action: ALLOW, or FAIL | errno.
-        conditions: Tests of its arguments.
+    action: ALLOW, or FAIL | errno.
     """
 
     number: int
@@ -54,10 +57,7 @@ class Rule(NamedTuple):
 def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes:
     """Return a filter of a machine, as an array of struct sock_filter.
 
-    Args:
-        machine: One of AUDIT_ARCH.
-        rules: What happens to which calls.
-        otherwise: What happens to all other calls.
+    otherwise: What happens to calls for which no rule holds.
     """
     program = [
         _instruction(LOAD, ARCHITECTURE),
@@ -71,24 +71,12 @@ def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes
         # Each condition jumps to the end of the rule, where the number is loaded again.
         body: list[bytes] = [_instruction(RETURN, rule.action)]
         for condition in reversed(rule.conditions):
-            body = [*_test(condition, len(body)), *body]
+            body = [*condition.instructions(len(body)), *body]
         if rule.conditions:
             body.append(_instruction(LOAD, NUMBER))
         program += [_instruction(JUMP_EQUAL, rule.number, if_false=len(body)), *body]
     program.append(_instruction(RETURN, otherwise))
     return b"".join(program)
-
-
-def _test(condition: Condition, length: int) -> list[bytes]:
-    """Return the instructions that skip the next `length` ones unless a condition holds."""
-    test = [
-        _instruction(LOAD, ARGUMENTS + 8 * condition.argument),
-        _instruction(AND, condition.mask),
-    ]
-    for position, value in enumerate(condition.values):
-        left = len(condition.values) - position
-        test.append(_instruction(JUMP_EQUAL, value, if_true=left))
-    return [*test, _instruction(JUMP, length)]
 
 
 def _instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -105,16 +93,13 @@ def install_filter(program: bytes) -> None:
     # struct sock_fprog: the number of instructions and their address.
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
     forbid_new_privileges()
-    if libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(header)):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(header)))
 
 
 # Numbers on x86_64 and aarch64 of the calls that jobs may not make, or not in every way.
 SOCKET, TRUNCATE, IO_URING = (41, 198), (76, 45), (425, 426, 427)
 AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
-SOCK_STREAM, SOCK_TYPE_MASK = 1, 0xF
-IPPROTO_TCP = 6
+SOCK_STREAM, SOCK_TYPE_MASK, IPPROTO_TCP = 1, 0xF, 6
 
 
 def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
