@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from snakechat.algorithms.preference import pairwise_loss
+from snakechat.algorithms.preference import SCORE_ROUNDING, pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.modeling.batching import Examples
@@ -18,8 +18,6 @@ from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
 
 DTYPE = "fp32"
-# Relative rounding error of a score.
-ROUNDING = 1e-6
 
 
 def main(job: Job[Any]) -> None:
@@ -33,7 +31,7 @@ def main(job: Job[Any]) -> None:
     if rank() > 0:
         return
     scores = torch.from_numpy(scored)
-    write_pair_metrics(job, pairwise_loss(*scores), scores, ROUNDING * scores.abs())
+    write_pair_metrics(job, pairwise_loss(*scores), scores, SCORE_ROUNDING * scores.abs())
 
 
 if __name__ == "__main__":

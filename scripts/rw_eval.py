@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from snakechat.algorithms.preference import SCORE_ROUNDING
 from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.prompt_sets import read_pairs
@@ -45,6 +46,8 @@ def main(job: Job[Any]) -> None:
     if rank() > 0:
         return
     margins = {name: chosen - rejected for name, (chosen, rejected) in scores.items()}
+    for name, differences in margins.items():
+        differences[np.abs(differences) <= SCORE_ROUNDING * np.abs(scores[name]).sum(axis=0)] = 0
     columns = {
         "chosen_score": scores["model"][0],
         "rejected_score": scores["model"][1],

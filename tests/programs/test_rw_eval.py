@@ -17,8 +17,8 @@ TOY = [
     {"prompt": "A book?", "chosen": "No.", "rejected": "At the library."},
 ]
 ENGLISH = [{"prompt": "Is it so?", "chosen": "Yes, it is.", "rejected": "\n\nHuman: No."}]
-# With a tie.
-SCORES = np.array([[2.0, 1.0, 0.5, 3.0], [1.0, 1.0, 2.5, 2.5]])
+# With a tie within rounding.
+SCORES = np.array([[2.0, 1.0, 0.5, 3.0], [1.0, 1.0 + 1e-7, 2.5, 2.5]])
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from snakechat.workflow.distributed import all_reduce_sum
 # Rounding error of the log-probability of a token, in nats: the largest difference of 80 responses
 # between two ways to pack them (12 layers, random weights), divided by the root of their length.
 TOKEN_ROUNDING = {"fp32": 1e-5, "bf16": 0.06, "fp16": 0.01}
+# Relative rounding error of the score of a reward model in fp32.
+SCORE_ROUNDING = 1e-6
 
 
 def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
