@@ -28,13 +28,16 @@ EVALUATIONS = {
     "rlhf": (rf"(?i:average reward score): {N}", ("objective/scores",)),
 }
 # Rows per second of all GPUs; |Avg... is of whole steps of RLHF, Running... of one of its engines.
-RATE, RLHF_RATE = (rf"{start}AvgSamplesPerSec={N}" for start in ("Running", r"\|"))
+RATE, RLHF_RATE = rf"RunningAvgSamplesPerSec={N}", rf"\|AvgSamplesPerSec={N}"
 RLHF_LATENCY = rf"(?:E2E latency=|End-to-End => Latency: ){N}s"
 MEMORY = rf"MaxMemAllocated={N}GB"
 
+# Lines of metrics.jsonl, metrics.json and measurements of run.json.
+Content = tuple[list[dict[str, Any]], dict[str, Any], dict[str, float]]
 
-def read_log(path: Path, name: str, stage: str) -> tuple[list[dict[str, Any]], dict, dict]:
-    """Return a log as the lines of metrics.jsonl, as metrics.json and as measurements of run.json.
+
+def read_log(path: Path, name: str, stage: str) -> Content:
+    """Return what a log has of a training by the main of a stage.
 
     Args:
         path: The log.
@@ -42,7 +45,7 @@ def read_log(path: Path, name: str, stage: str) -> tuple[list[dict[str, Any]], d
         stage: sft, reward, dpo or rlhf.
 
     Raises:
-        InputError: It has no evaluation by the main of this stage.
+        InputError: It has no evaluation of this stage.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     evaluations = {
