@@ -166,6 +166,9 @@ class PlannedSizes:
         if not largest.dense_mask:
             # The responses of a row share its prompt, and do not attend to each other.
             attended = tokens.prompt + tokens.responses / tokens.num_responses
+        for key in ("train_only", "lora_target_modules"):
+            if self.settings.get(key):
+                notes += (f"not counted: {key} trains fewer weights",)
         notes = (*tokens.notes, *notes)
         return Workload(runs, rows, length, attended, largest, notes=notes, **others)
 
@@ -532,9 +535,7 @@ class JobEstimate:
         for rung in rungs:
             self.placement = rung.of(self.placement) if rung else self.placement
             workload = job_workload(self.spec, self.placement, plan, memory)
-            if workload is None:
-                return None
-            if not memory:
+            if workload is None or not memory:
                 return workload
             self.moment, self.memory = peak_memory(workload, self.placement, memory)
             self.fits = self.memory.total() <= USABLE_MEMORY * memory

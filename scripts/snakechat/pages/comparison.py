@@ -298,9 +298,7 @@ def setting_section(groups: Sequence[Group]) -> Section:
     """Return the section of the settings that differ, the seeds, and the costs of a training."""
     differences = setting_differences([group.runs[0].settings for group in groups])
     rows = [[setting, *map(as_text, values)] for setting, values in differences.items()]
-    seeds = [
-        ", ".join(str(run.seed) for run in group.runs if run.seed is not None) for group in groups
-    ]
+    seeds = [", ".join(str(run.seed) for run in of.runs if run.seed is not None) for of in groups]
     rows.append([translate("seed"), *seeds])
     for key in COSTS:
         costs = [[run.record[key] for run in of.runs if key in run.record] for of in groups]

@@ -108,6 +108,7 @@ def test_flops_hours_and_disk_by_hand():
         "assumed: rm-static has as many rows as the Hub listed in 2024",
         "assumed until tokenize_sft mine is built: 256 tokens per row, half of the limit",
     ]
+    assert "not counted: train_only trains fewer weights" in estimate_sft(train_only="norm").notes
     # Steps of 8 rows.
     assert estimate_sft(max_steps=10).workload.flops == pytest.approx(flops * 80 / rows)
 
