@@ -295,16 +295,15 @@ def register_root(store: Path, output: Path) -> None:
         write_atomically(path, text)
 
 
-def find_roots(store: Path, output: Path) -> Iterator[Path]:
-    """Yield the output folders whose links lead to results in a store.
+def root_links(store: Path, output: Path) -> Iterator[Path]:
+    """Yield all links, and copies of results, in the output folders that use a store.
 
     output: The one of this working directory, which is a root too.
 
     Raises:
-        InputError: A root cannot be read: what its links need is unknown.
+        InputError: A root or a folder of one cannot be read: what its links need is unknown.
     """
-    yield output
-    folder = store / ROOTS
+    roots, folder = [output], store / ROOTS
     for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
         # Empty after a power cut, for example.
         name, _, identity = path.read_text(errors="replace").partition("\n")
@@ -316,15 +315,21 @@ def find_roots(store: Path, output: Path) -> Iterator[Path]:
                 f"{root}, which uses this store, does not exist on this machine or cannot be read:"
                 f" trim the store where it does; or, if it was deleted, delete {path} too"
             )
-        for link in (*root.glob("*"), *root.glob("*/*")):
-            is_ours = link.name.startswith(".") or _is_manifest(link)
-            if not link.exists() and not is_ours and not _leads_to_result(link):
-                raise InputError(
-                    f"{link.parent.resolve() / link.name} leads nowhere: mount its disk, or delete"
-                    " the link"
-                )
         if not output.is_dir() or not root.samefile(output):
-            yield root
+            roots.append(root)
+    for path in (path for root in roots for path in _links_and_copies(root)):
+        if not (path.exists() or _is_manifest(path) or _keys_of_link(path)):
+            raise InputError(
+                f"{path.parent.resolve() / path.name} leads nowhere: mount its disk, or delete the"
+                " link"
+            )
+        yield path
+
+
+def _keys_of_link(path: Path) -> set[str]:
+    """Return the keys in the path of a result, or of a file or folder in one, that a link has."""
+    parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
+    return set(filter(KEY.fullmatch, parts))
 
 
 def needed_keys(store: Path, output: Path) -> set[str]:
@@ -332,19 +337,17 @@ def needed_keys(store: Path, output: Path) -> set[str]:
 
     They count by key and not by folder: a store may have been moved since.
 
-    Takes the arguments of find_roots.
+    Takes the arguments of root_links.
 
     Raises:
-        InputError: As find_roots does; or a copy has a damaged manifest; or the store has results,
+        InputError: As root_links does; or a copy has a damaged manifest; or the store has results,
             and nothing leads to one.
     """
     keys: set[str] = set()
-    for path in (path for root in find_roots(store, output) for path in _links_and_copies(root)):
+    for path in root_links(store, output):
         is_link, file = path.is_symlink(), path if _is_manifest(path) else path / MANIFEST
         if is_link:
-            # Of a result, or of a file or a folder of one.
-            parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
-            keys.update(filter(KEY.fullmatch, parts))
+            keys |= _keys_of_link(path)
         elif path.resolve().is_relative_to(store.resolve()):
             continue
         if manifest := read_manifest(file):

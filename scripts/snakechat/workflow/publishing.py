@@ -36,7 +36,7 @@ from snakechat.workflow.hermetic import (
     write_limits,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
-from snakechat.workflow.links import find_roots, link_result, linked_results
+from snakechat.workflow.links import link_result, result_of_version, root_links
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -430,9 +430,9 @@ def readers(job: Job[Any]) -> list[str]:
     target = job.target.parent.resolve() / job.target.name
     return [
         str(path)
-        for root in find_roots(Path(job.options.stores[0]), Path("output"))
-        for path, folder in linked_results(root)
-        if folder == job.place.resolve() and path.parent.resolve() / path.name != target
+        for path in root_links(Path(job.options.stores[0]), Path("output"))
+        if result_of_version(path) == job.place.resolve()
+        and path.parent.resolve() / path.name != target
     ]
 
 
