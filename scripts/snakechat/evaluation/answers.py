@@ -147,18 +147,11 @@ def plain(text: str) -> str:
     text = re.sub(r"\\([a-zA-Z]+)", lambda name: SYMBOLS.get(name[1], name[0]), text)
     before = ""
     while text != before:
-        before, text = text, FRACTION.sub(_fraction, ROOT.sub(r"√(\1\2)", text))
+        before, text = text, FRACTION.sub(r" (\1\2)/(\3\4)", ROOT.sub(r"√(\1\2)", text))
+    # Operands that need no parentheses.
+    text = re.sub(r"(?<![\w)√])\((-?[^()+/±-]*(?:√\(\w+\))?)\)/", r"\1/", text)
+    text = re.sub(r"/\((\d+|\w|√\(\w+\))\)", r"/\1", text)
     return text.strip()
-
-
-def _fraction(found: re.Match[str]) -> str:
-    """Return a match of FRACTION with a slash, and with parentheses where they are needed."""
-    above, below = ((found[i] or found[i + 1] or "").strip() for i in (1, 3))
-    if re.search(r"[^(]+[-+/±]", above):
-        above = f"({above})"
-    if not re.fullmatch(r"\d+|√\(\w+\)|\w", below):
-        below = f"({below})"
-    return f" {above}/{below}"
 
 
 def as_text(answer: str) -> str:
