@@ -246,9 +246,12 @@ def _leads_to_result(path: Path) -> bool:
 def named_versions(output: Path) -> dict[Path, list[str]]:
     """Return the paths of results that lead, or led once, to each real folder of the store."""
     found: dict[Path, list[str]] = {}
-    for version in _versions(output / VERSIONS):
-        path = str(output / version.parent.relative_to(output / VERSIONS))
-        found.setdefault(result_of_version(version), []).append(path)
+    for parent, folders, _ in os.walk(output / VERSIONS):
+        path = output / Path(parent).relative_to(output / VERSIONS)
+        versions = [name for name in sorted(folders) if is_version_entry(Path(parent, name))]
+        for name in versions:
+            found.setdefault(result_of_version(Path(parent, name)), []).append(str(path))
+        folders[:] = [name for name in folders if name not in versions]
     return found
 
 
@@ -257,13 +260,6 @@ def versions_of(path: str | Path) -> list[Path]:
     folder = version_path(path, "none").parent
     versions = sorted(folder.iterdir()) if folder.is_dir() else []
     return [result_of_version(version) for version in versions if is_version_entry(version)]
-
-
-def _versions(folder: Path) -> Iterator[Path]:
-    for parent, folders, _ in os.walk(folder):
-        versions = [name for name in folders if is_version_entry(Path(parent, name))]
-        yield from (Path(parent, name) for name in sorted(versions))
-        folders[:] = [name for name in folders if name not in versions]
 
 
 def is_version_entry(path: Path) -> bool:
