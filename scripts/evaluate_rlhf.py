@@ -58,8 +58,6 @@ from snakechat.workflow.job import Job, run
 EXACT_CHECKS = {"shop": toy.is_correct}
 # Metrics that decide wins: the score that RLHF trained on, and the judge's, which it did not.
 SCORES = ("score", "judge_score")
-# Of sums of the scores of reward functions.
-ROUNDING = 1e-6
 
 
 def main(job: Job[SimpleNamespace]) -> None:
@@ -107,11 +105,13 @@ class ModelResponses:
     Attributes:
         metrics: Metrics [S, n] by name, or [1, n] of greedy responses.
         logprobs: The model's log-probability of each token of the responses [B, R].
+        lowest_score: The lowest score of a reward function, without weights [S, n].
     """
 
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
         self.rollouts, lengths = rollouts, rollouts.examples.response_lengths
         self.logprobs: torch.Tensor | None = None
+        self.lowest_score = np.empty(0)
         self.prompt_texts, self.texts = rollouts.decode()
         self.metrics: ResponseMetrics = {
             "length": lengths,
@@ -223,15 +223,14 @@ class Evaluator:
 
     def add_pass_rates(self, models: dict[str, ModelResponses]) -> None:
         """Add pass_at_K: a response passes if it is right or, without a check, if each function
-        gives 1.
+        that judges it gives 1.
         """
-        weights = sum(weight for weight, _ in self.functions.values())
         for responses in models.values():
             if "success" in responses.metrics:
                 responses.metrics |= pass_rates(responses.metrics["success"].astype(float))
             elif self.functions:
-                scores = responses.metrics["function_score"]
-                passed = np.where(np.isnan(scores), np.nan, scores >= weights - ROUNDING)
+                lowest = responses.lowest_score
+                passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
                 responses.metrics |= pass_rates(passed)
 
     def _add(self, name: str, models: Mapping[str, ModelResponses], scorer: RewardSum) -> None:
@@ -239,6 +238,10 @@ class Evaluator:
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
             responses.add(name, scores.sum.double().cpu().numpy())
+            if scorer.functions:
+                tables = torch.stack([*scores.by_source.values()]).cpu().numpy()
+                # NaN only where all are.
+                responses.lowest_score = responses.table(np.fmin.reduce(tables))
             for judge, number in scores.unreadable.items():
                 self.unreadable.setdefault(judge, {})[model] = number
 

@@ -1,5 +1,6 @@
 """Evaluation of chat models: compared models, scores, judges, success and written files."""
 
+import math
 import weakref
 
 import numpy as np
@@ -118,14 +119,19 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     def is_correct(prompts, responses, columns):
         return np.array([float(response == CORRECT) for response in responses])
 
+    # No score of another function makes up for an incorrect response, and it may judge no other.
+    def of_incorrect(prompts, responses, columns):
+        return np.array([math.nan if response == CORRECT else 5.0 for response in responses])
+
     # Without an exact check and a reward model, functions alone score, greedy responses too.
     job.settings.exact_check = job.settings.reward = job.settings.judge = None
-    monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: {"check": (2.0, is_correct)})
+    functions = {"check": (2.0, is_correct), "other": (1.0, of_incorrect)}
+    monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: functions)
     metrics, responses = evaluated(job)
     for name in ("sft", "rlhf"):
         assert metrics[name]["score"] == metrics[name]["function_score"]
-        assert metrics[name]["function_score"] == pytest.approx(2 * 4 / 6)
-        assert metrics[name]["greedy_function_score"] == pytest.approx(2 * 2 / 3)
+        assert metrics[name]["function_score"] == pytest.approx((2 * 4 + 5 * 2) / 6)
+        assert metrics[name]["greedy_function_score"] == pytest.approx((2 * 2 + 5) / 3)
         assert metrics[name]["pass_at_1"] == pytest.approx(4 / 6)
         assert "greedy_function_score" in metrics["intervals_95"][name]
     assert not {"success", "greedy_success", "judge_score"} & metrics["rlhf"].keys()
