@@ -10,7 +10,7 @@ from snakechat.algorithms.experience import (
     compute_advantages,
     make_experience,
 )
-from snakechat.config.rlhf import RlhfSettings
+from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from support.configs import load
 
 # Two responses to each of three prompts: all first responses, then all second ones.
@@ -23,6 +23,28 @@ def make_settings(**recipe):
     recipe = {"actor": "sft/tiny", "algorithm": "rloo", "num_generations": 2, **recipe}
     config = load({"rlhf": {"recipes": {"mine": recipe}}})
     return RlhfSettings(**config.program_settings("rlhf", "mine"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "step", "expected"),
+    [
+        ({}, (), True),
+        # Half of the responses of a step, and a last step with as many.
+        ({"global_batch_size": 32}, (), False),
+        ({"global_batch_size": 32}, (32, 9), True),
+        ({"ppo_epochs": 2}, (), False),
+        ({"generation_backend": "vllm", "importance_sampling_cap": 2.0}, (), False),
+        ({"drop_uniform_groups": True}, (), False),
+        ({"kl_in": "rewards", "kl_estimator": "k1"}, (), False),
+        ({"kl_in": None, "kl_estimator": None, "kl_coef": 0}, (), True),
+        ({"algorithm": "ppo", "num_generations": 1, "critic_warmup_steps": 3}, (64, 3), False),
+        ({"algorithm": "ppo", "critic_warmup_steps": 3}, (64, 4), True),
+    ],
+)
+def test_a_single_update_evaluates_the_actor_itself(changes, step, expected):
+    sizes = {"rollout_batch_size": 32, "global_batch_size": 64}
+    sizes |= {"kl_in": "loss", "kl_estimator": "k3"}
+    assert evaluated_in_update(make_settings(**sizes | changes), *step) is expected
 
 
 def make_evaluation(logprobs, ref_logprobs, values=None):

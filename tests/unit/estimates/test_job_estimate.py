@@ -159,10 +159,7 @@ GRPO |= {"rollout_batch_size": 16, "datasets": ["rm-static"], "max_steps": 2}
     [
         # The reference is another model, and the update evaluates the actor.
         ({}, [0, 1]),
-        ({"global_batch_size": 32}, [1, 1]),
         ({"ppo_epochs": 2}, [1, 1]),
-        ({"generation_backend": "vllm", "importance_sampling_cap": 2.0}, [1, 1]),
-        ({"kl_in": "rewards", "kl_estimator": "k1"}, [1, 1]),
         # Without its adapters, the actor is the reference.
         ({"lora_rank": 8}, [1]),
         ({"lora_rank": 8, "ppo_epochs": 2}, [2]),
