@@ -105,13 +105,13 @@ class ModelResponses:
     Attributes:
         metrics: Metrics [S, n] by name, or [1, n] of greedy responses.
         logprobs: The model's log-probability of each token of the responses [B, R].
-        lowest_score: The lowest score of a reward function, without weights [S, n].
+        passed: 1 for a response that passes, 0 for others [S, n]; NaN if nothing judges it.
     """
 
     def __init__(self, rollouts: Rollouts, is_correct: Callable[[str, str], bool] | None) -> None:
         self.rollouts, lengths = rollouts, rollouts.examples.response_lengths
         self.logprobs: torch.Tensor | None = None
-        self.lowest_score = np.empty(0)
+        self.passed: np.ndarray | None = None
         self.prompt_texts, self.texts = rollouts.decode()
         self.metrics: ResponseMetrics = {
             "length": lengths,
@@ -125,6 +125,7 @@ class ModelResponses:
         if is_correct:
             correct = list(map(is_correct, self.prompt_texts, self.texts))
             self.metrics["success"] = self.table(correct) & self.metrics["ended_by_eos"]
+            self.passed = self.metrics["success"].astype(float)
 
     def table(self, values: Any) -> np.ndarray:
         """Return values of responses [B] as [S, n]."""
@@ -226,22 +227,19 @@ class Evaluator:
         that judges it gives 1.
         """
         for responses in models.values():
-            if "success" in responses.metrics:
-                responses.metrics |= pass_rates(responses.metrics["success"].astype(float))
-            elif self.functions:
-                lowest = responses.lowest_score
-                passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
-                responses.metrics |= pass_rates(passed)
+            if responses.passed is not None:
+                responses.metrics |= pass_rates(responses.passed)
 
     def _add(self, name: str, models: Mapping[str, ModelResponses], scorer: RewardSum) -> None:
         """Add scores to a metric of each model; count the unreadable ones."""
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
             responses.add(name, scores.sum.double().cpu().numpy())
-            if scorer.functions:
-                tables = torch.stack([*scores.by_source.values()]).cpu().numpy()
+            if scorer.functions and not self.is_correct:
                 # NaN only where all are.
-                responses.lowest_score = responses.table(np.fmin.reduce(tables))
+                lowest = np.fmin.reduce([each.cpu().numpy() for each in scores.by_source.values()])
+                passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
+                responses.passed = responses.table(passed)
             for judge, number in scores.unreadable.items():
                 self.unreadable.setdefault(judge, {})[model] = number
 

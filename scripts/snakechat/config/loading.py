@@ -15,7 +15,7 @@ from snakechat.config.cross_checks import check_placements, check_references
 from snakechat.config.recipes import Config
 from snakechat.config.schema import ConfigError, checked, checked_recipe
 from snakechat.config.sections import Sections
-from snakechat.workflow.limited_yaml import root_node, values_of
+from snakechat.workflow.limited_yaml import root_node
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
@@ -60,10 +60,10 @@ def check_config_text(name: str, content: bytes) -> None:
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
         _check_keys(name, root)
-        values_of(root)
+        yaml.CSafeLoader("").construct_document(root)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name}: {_describe(error, text)}") from None
-    except ValueError as error:
+    except (ValueError, LookupError, AttributeError) as error:
         # Too many values, or some that have the form of a date or a number, and are none.
         raise ConfigError(f"{name}: a value cannot be read: {error}") from None
 

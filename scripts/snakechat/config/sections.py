@@ -394,12 +394,6 @@ class RecipePlacement(Deployment):
     """The placement of a recipe: a deployment with the recipe's own keys."""
 
     @model_validator(mode="after")
-    def _check_memory(self) -> Self:
-        if self.max_mem_mb is not None and self.max_mem_mb < self.mem_mb:
-            raise ValueError(f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})")
-        return self
-
-    @model_validator(mode="after")
     def _check_zero_stages(self) -> Self:
         allowed = STAGES_OF_OFFLOAD[self.offload]
         for key in ("zero_stage", "critic_zero_stage"):
@@ -416,7 +410,9 @@ class RecipePlacement(Deployment):
         return self
 
     @model_validator(mode="after")
-    def _check_vllm(self) -> Self:
+    def _check_sizes(self) -> Self:
+        if self.max_mem_mb is not None and self.max_mem_mb < self.mem_mb:
+            raise ValueError(f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})")
         size = self.vllm_tensor_parallel_size or 1
         if self.gpus_per_node % size:
             raise ValueError(

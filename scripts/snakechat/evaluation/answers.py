@@ -66,11 +66,8 @@ VALUES = re.compile(
     r"|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b"
     r"|[十百千万亿半]"
 )
-# Units in words.
-ABBREVIATIONS = {
-    **{"kilo": "k", "centi": "c", "milli": "m", "meter": "m", "metre": "m", "gram": "g"},
-    **{"liter": "l", "litre": "l", "hour": "h", "feet": "ft", "foot": "ft", "inche": "in"},
-}
+# Words of units whose symbol is their first letter.
+UNIT_WORDS = re.compile("kilo|centi|milli|met(?:er|re)|gram|lit(?:er|re)|hour")
 # Numbers with more digits or larger exponents are compared as text.
 MAX_DIGITS, MAX_EXPONENT = 100, 400
 
@@ -192,9 +189,7 @@ def quantity_of(text: str) -> Quantity | None:
     if rest.strip(" .") and (not UNIT.fullmatch(rest) or VALUES.search(rest.lower())):
         return None
     value = _value(found)
-    unit = re.sub(r"[\s{}.]", "", rest).lower().rstrip("s")
-    for words, abbreviation in ABBREVIATIONS.items():
-        unit = unit.replace(words, abbreviation)
+    unit = re.sub(r"[\s{}.]", "", UNIT_WORDS.sub(lambda word: word[0][0], rest.lower())).rstrip("s")
     return None if value is None else Quantity(sign * value, unit)
 
 

@@ -70,15 +70,14 @@ def share_interval(
     error = _standard_error(sums)
     trials = share * (1 - share) / error**2 if error > 1e-12 else len(sums)
     trials *= (stats.norm.ppf(TAILS[1]) / stats.t.ppf(TAILS[1], count - 1)) ** 2
-    if error <= 1e-12:
+    # A share of 1 may exceed it by rounding.
+    share = min(max(share, 0.0), 1.0)
+    if error <= 1e-12 or share in (0, 1):
         differing = 1 - float(TAILS[0] ** (1 / trials))
         return [share * (1 - differing), share + (1 - share) * differing]
-    # A share of 1 may exceed it by rounding.
-    successes = min(max(share, 0.0), 1.0) * trials
-    failures = trials - successes
-    low = stats.beta.ppf(TAILS[0], successes, failures + 1) if successes > 0 else 0.0
-    high = stats.beta.ppf(TAILS[1], successes + 1, failures) if failures > 0 else 1.0
-    return [float(low), float(high)]
+    successes, failures = share * trials, (1 - share) * trials
+    low = stats.beta.ppf(TAILS[0], successes, failures + 1)
+    return [float(low), float(stats.beta.ppf(TAILS[1], successes + 1, failures))]
 
 
 def estimate_interval(

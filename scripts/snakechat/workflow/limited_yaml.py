@@ -23,13 +23,8 @@ def load_yaml(text: str) -> Any:
         yaml.YAMLError: The text is not YAML.
     """
     root = root_node(text)
-    return None if root is None else values_of(root)
-
-
-def values_of(root: yaml.Node) -> Any:
-    """Return the values of nodes, with the errors of load_yaml."""
     try:
-        return yaml.CSafeLoader("").construct_document(root)
+        return None if root is None else yaml.CSafeLoader("").construct_document(root)
     except (AttributeError, LookupError) as error:
         # Of a tag such as !!timestamp, whose text is none.
         raise ValueError(f"a value does not fit its tag ({error})") from None
