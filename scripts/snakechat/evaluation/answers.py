@@ -29,6 +29,7 @@ TEX = [
         # The next row of a matrix.
         (r"\\\\", ";"),
         (r"(?<=\d)\*\*(?=\d)", "^"),
+        (r"(?<=\d)(?=\\[dt]?frac)", " "),
         (r"\{,\}", ","),
         (r"\\(?:left|right|displaystyle|boxed)(?![a-zA-Z])|\\!", ""),
         (r"\\[,;: ]|~", " "),
@@ -64,7 +65,7 @@ UNIT = re.compile(
 VALUES = re.compile(
     r"\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|not|over|times|plus|minus|squared"
     r"|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b"
-    r"|[十百千万亿半]"
+    r"|[十百千万亿半](?![克米瓦卡帕])"
 )
 # Words of units whose symbol is their first letter.
 UNIT_WORDS = re.compile("kilo|centi|milli|met(?:er|re)|gram|lit(?:er|re)|hour")
@@ -137,14 +138,14 @@ def plain(text: str) -> str:
     """Return a text without what changes only its layout."""
     # NFKC makes mere digits of exponents, and 21/2 of 2½.
     text = re.sub("[\u2070-\u207b\u00b9\u00b2\u00b3]+", r"^{\g<0>}", text)
-    text = re.sub("[\u00bc-\u00be\u2150-\u215e]", r" \g<0>", text)
+    text = re.sub(r"(?<=\d)[\u00bc-\u00be\u2150-\u215e]", r" \g<0>", text)
     text = unicodedata.normalize("NFKC", text).translate(CHARACTERS)
     for pattern, replacement in TEX:
         text = pattern.sub(replacement, text)
     text = re.sub(r"\\([a-zA-Z]+)", lambda name: SYMBOLS.get(name[1], name[0]), text)
     before = ""
     while text != before:
-        before, text = text, FRACTION.sub(r" (\1\2)/(\3\4)", ROOT.sub(r"√(\1\2)", text))
+        before, text = text, FRACTION.sub(r"(\1\2)/(\3\4)", ROOT.sub(r"√(\1\2)", text))
     # Operands that need no parentheses.
     text = re.sub(r"(?<![\w)√])\((-?[^()+/±-]*(?:√\(\w+\))?)\)/", r"\1/", text)
     text = re.sub(r"/\((\d+|\w|√\(\w+\))\)", r"/\1", text)
@@ -179,7 +180,7 @@ def items_of(answer: str) -> list[str]:
 def quantity_of(text: str) -> Quantity | None:
     """Return the number that a plain text is, alone or with a unit; None for any other text."""
     text = ASSIGNMENT.sub("", text, count=1).strip()
-    if bracketed := re.fullmatch(r"[({]([^,]*)[)}]", text):
+    if bracketed := re.fullmatch(r"\\?[({]([^,]*?)\\?[)}]", text):
         text = bracketed[1].strip()
     sign = -1 if text.startswith("-") else 1
     found = NUMBER.match(text.lstrip("+-").lstrip()) if text[:2] not in ("--", "-+") else None
