@@ -75,6 +75,7 @@ def jobs(job, tokenizer, tmp_path):
 def described(jobs, folder, **placement):
     """JSON values of the jobs with results in a folder."""
     described = {}
+    rewards = {key: {"rule": "train_reward"} for key in ("reward", "judge")}
     for program, (settings, inputs, files) in jobs.items():
         result = folder / program
         result.mkdir(parents=True)
@@ -83,7 +84,7 @@ def described(jobs, folder, **placement):
             "inputs": inputs,
             "placement": {"micro_batch_tokens": 300, **placement},
             "source": str(folder.parent),
-            "spec": {"name": "rlhf/tiny", "files": files},
+            "spec": {"name": "rlhf/tiny", "files": files, "inputs": rewards},
             "result": str(result),
         }
     return described
