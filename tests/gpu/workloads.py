@@ -79,7 +79,7 @@ GRPO |= {"kl_in": "loss", "kl_estimator": "k3"}
 CONFIG = project_values()
 GSM8K = CONFIG["rlhf"]["recipes"]["gsm8k-qwen2.5-0.5b"]
 # Random tokens have no text that its reward function could score.
-SMALL_GSM8K = {**GSM8K, **ON_PROMPTS, "reward": "reward/model", "reward_functions": {}}
+SMALL_GSM8K = {**GSM8K, **ON_PROMPTS, "reward": "reward", "reward_functions": {}}
 SMALL_GSM8K |= {"kl_in": "loss", "lora_rank": GSM8K["lora_rank"]}
 SMALL_GSM8K |= {"global_batch_size": ON_PROMPTS["rollout_batch_size"] * GSM8K["num_generations"]}
 TINY_CASES = {
