@@ -215,7 +215,8 @@ def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
     for key, value in items:
         if isinstance(value, (dict, list)):
             yield from numbers_of(value, f"{prefix}{key}.")
-        else:
+        # Equal values have no interval.
+        elif value is not None:
             yield f"{prefix}{key}", value
 
 

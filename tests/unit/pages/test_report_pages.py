@@ -14,7 +14,7 @@ from snakechat.pages.jobs import (
     throughput,
     total_cost,
 )
-from snakechat.pages.metrics import read_benchmarks, with_metrics_before
+from snakechat.pages.metrics import numbers_of, read_benchmarks, with_metrics_before
 from snakechat.pages.report import training_remark
 from snakechat.pages.responses import response_sections
 from snakechat.pages.results import (
@@ -78,6 +78,11 @@ REWARD = {
 }
 
 # --- results --------------------------------------------------------------------------------
+
+
+def test_numbers_lack_the_interval_that_equal_values_do_not_have():
+    values = {"wins": {"mean": 0.5, "interval_95": None}, "items": [1, 2.5]}
+    assert dict(numbers_of(values)) == {"wins.mean": 0.5, "items.0": 1, "items.1": 2.5}
 
 
 def test_the_headline_has_results_intervals_and_n():
