@@ -71,7 +71,7 @@ def main() -> None:
         for row in rows:
             print(f"  {row.digest}  {row.split} row {row.number}")
         for path in found.get("unknown", ()):
-            print(f"  unknown: there is no copy of {path}")
+            print(f"  unknown: no copy of {path} was found")
     if not results:
         print("no row matches")
     sys.exit(0 if any(not rows for _, _, rows in results) else 1)
@@ -93,8 +93,8 @@ class Search:
     """
 
     def __init__(self, trees: Sequence[Path], words: Collection[str]) -> None:
-        # Of the content of records, the matching rows; of that of a split, their digests by DATASET
-        # PHASE.SPLIT.
+        # The matching rows by the content of their records, and the digests of these rows by the
+        # content of a split and by DATASET PHASE.SPLIT.
         self._records: dict[str, list[Row]] = {}
         self._phases: dict[str, dict[str, set[str]]] = {}
         self._names = {folder: str(path) for path, folder in linked_results(Path("output"))}

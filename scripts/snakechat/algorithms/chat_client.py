@@ -246,7 +246,7 @@ class ChatClient:
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             )
-        # Half of a surrogate pair is no text.
+        # Half of a surrogate pair cannot be written as UTF-8.
         content = self._without_key((content or "").encode(errors="replace").decode())
         counts = (n if isinstance(n, int) and 0 <= n < MAX_BYTES else 0 for n in tokens)
         reply = Reply(content, *counts)

@@ -186,7 +186,7 @@ def evaluated_in_update(
     the same. Rewards and importance weights that need them are made before the update.
 
     Args:
-        num_responses: Responses of the step; by default those of a whole one.
+        num_responses: Number of responses of the step. Default: all of a whole step.
         step: Its number; by default any after the warmup of the critic.
     """
     number = num_responses or settings.rollout_batch_size * settings.num_generations

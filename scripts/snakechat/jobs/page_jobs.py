@@ -115,7 +115,7 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
     found = {name: config.local_path(logs[name]) for name in recipes if name in logs}
     for name, path in found.items():
         if not path.is_file():
-            raise ConfigError(f"config: logs.{name}: there is no file {path}")
+            raise ConfigError(f"config: logs.{name}: {path} does not exist: correct the path")
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs={

@@ -132,7 +132,7 @@ def named_files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
             if Path(root, path).is_file() and "__pycache__" not in path
         }
         if not found:
-            raise InputError(f"{pattern}: there is no such file: correct the path, or remove it")
+            raise InputError(f"{pattern} does not exist: correct the path, or remove it")
         yield from sorted(found)
 
 

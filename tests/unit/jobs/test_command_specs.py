@@ -129,8 +129,8 @@ def test_without_a_lock_the_distributions_of_the_interpreter_count(specs):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"files": ["train.sh", "gone.py"]}, " gone.py: there is no such file"),
-        ({"lock": "gone.txt"}, " gone.txt: there is no such file"),
+        ({"files": ["train.sh", "gone.py"]}, " gone.py does not exist"),
+        ({"lock": "gone.txt"}, " gone.txt does not exist"),
         ({"python": "gone/python"}, " .*gone/python does not exist"),
         ({"command": "a {modle} {output}"}, "command: {modle} is unknown: expected {py"),
         ({"command": "a {model}"}, "command: expected {output}, the folder that it"),

@@ -123,7 +123,7 @@ def test_paths_folders_and_globs_name_files(root):
     assert list(named_files(root, ["programs/lib"])) == both
     assert list(named_files(root, ["**/lib/*.py"])) == both
     assert list(named_files(root, [str(root / "programs/train.py")])) == ["programs/train.py"]
-    with pytest.raises(InputError, match=r"programs/\*.sh: there is no such file"):
+    with pytest.raises(InputError, match=r"programs/\*.sh does not exist"):
         list(named_files(root, ["programs/*.sh"]))
 
 
