@@ -3,8 +3,8 @@
     python scripts/accept.py output/rlhf/1.3b --because "new packing: the losses are the same"
     python scripts/accept.py output/rlhf/mine --because "..." --configfile mine.yaml
 
-Accepts every result that the target depends on and whose code or libraries differ from those of
-today. A result whose settings, files or inputs differ cannot be accepted: then nothing is changed.
+Accepts every result that the target depends on and whose code or libraries differ from today's. A
+result whose settings, files or inputs differ cannot be accepted: then nothing is changed.
 Results that do not exist are left to the next build.
 
 The reason, the date and the digests of both specs are recorded in the manifest, in the lineage of

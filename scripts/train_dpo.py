@@ -1,7 +1,7 @@
 """Train a chat model on preferences without a reward model (DPO, Rafailov et al. 2023).
 
 The implicit reward of a response is beta * (logprob under the policy - logprob under the reference
-model); the loss is that of a reward model on implicit rewards, or one of its variants
+model); the loss is the loss of a reward model on implicit rewards, or one of its variants
 (snakechat/algorithms/preference.py). compute_reference computes the log-probabilities of the
 reference model, which SimPO and ORPO do not need. KTO needs no pairs: it compares each response
 with the mean reward of responses to other prompts.

@@ -46,7 +46,7 @@ Messages = list[dict[str, str]]
 
 
 # Headers of a request. The library adds others that name the machine, or come from the environment:
-# an organization, or those of OPENAI_CUSTOM_HEADERS.
+# an organization, or OPENAI_CUSTOM_HEADERS.
 HEADERS = ("host", "authorization", "content-type", "content-length", "accept", "accept-encoding")
 
 

@@ -142,8 +142,7 @@ def compute_advantages(
     With values of a critic, by GAE; whiten_rewards and whiten_advantages normalize what goes into
     it and what comes out of it (Huang et al. 2024). Without a critic, the returns are None. The
     advantage of a token is its reward with `distill`. Otherwise, all tokens of a response have the
-    same advantage, which compares its summed rewards with those of the responses to the same
-    prompt.
+    same advantage, which compares its summed rewards with the other responses to the same prompt.
 
     judged: bool [B], which responses have a score; the others are not compared.
     """

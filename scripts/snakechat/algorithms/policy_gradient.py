@@ -62,9 +62,9 @@ def weighted_kl_penalty(
 ) -> Tensor:
     """Return kl_penalty times the ratio policy / old policy, which has no gradient. Any shape.
 
-    The mean over tokens that the old policy sampled is then the mean over tokens of the policy, and
-    so is that of the gradient, whichever number of updates lies between the two. The ratio is 1 in
-    the first update.
+    The means of the penalty and of its gradient over tokens that the old policy sampled are then
+    the means over tokens of the policy, whichever number of updates lies between the two. The ratio
+    is 1 in the first update.
     """
     ratios = torch.exp(logprobs.detach() - old_logprobs)
     return ratios * kl_penalty(logprobs, ref_logprobs, estimator)
@@ -223,8 +223,8 @@ def importance_weights(logprobs: Tensor, sampler_logprobs: Tensor, cap: float) -
 def sequence_log_ratios(log_ratios: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean log ratio of each response at each of its tokens [N] (Zheng et al. 2025).
 
-    The exponential is the importance ratio of GSPO, eq. 7: the geometric mean of those of the
-    tokens.
+    The exponential is the importance ratio of GSPO, eq. 7: the geometric mean of the ratios of
+    the tokens.
 
     Args:
         log_ratios: log(policy / old policy) of the tokens of several responses [N].

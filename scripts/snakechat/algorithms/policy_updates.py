@@ -135,7 +135,7 @@ def policy_gradients(
 
     The loss of a token is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7),
     for kl_in: loss plus kl_coef times the weighted KL penalty (Shao et al. 2024, eq. 3). The
-    weights of the tokens are those of loss_aggregation. With importance_sampling_level: sequence,
+    weights of the tokens follow from loss_aggregation. With importance_sampling_level: sequence,
     all tokens of a response have the mean log ratio of the response.
 
     An experience with a table of entropies has no log-probabilities of the actor yet

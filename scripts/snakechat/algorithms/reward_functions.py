@@ -152,7 +152,7 @@ class RewardFunction:
 
 
 def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
-    """Run the module rewards/NAME.py from its source, with those of rewards/ that it imports.
+    """Run the module rewards/NAME.py from its source, and the modules of rewards/ that it imports.
 
     They are not imported as others are: that could find another module of the same name, or stale
     bytecode. A module in rewards/ takes precedence over a library, but not over the standard

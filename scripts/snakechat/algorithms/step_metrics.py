@@ -105,11 +105,11 @@ def response_metrics(
 
 
 def score_metrics(scores: Scores) -> dict[str, float]:
-    """Return mean and standard deviation of scores; of several sources, those of each one too.
+    """Return mean and standard deviation of scores; of several sources, also of each one.
 
     `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
-    `rewards/NAME/missing` that of the responses for which a reward function returned None; they are
-    no part of means. There are no metrics if nothing scores, which `distill` allows.
+    `rewards/NAME/missing` of responses for which a reward function returned None; means leave them
+    out. There are no metrics if nothing scores, which `distill` allows.
     """
     if not scores.by_source:
         return {}

@@ -79,8 +79,8 @@ def local_paths(folder: str | Path) -> list[str]:
 def check_link(folder: str | Path, path: str) -> None:
     """Raise InputError if a path in a folder is a link that leads out of the folder.
 
-    In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs; those of output/
-    to results.
+    In the cache of huggingface_hub, links may lead from snapshots/COMMIT to blobs; in output/, to
+    results.
     """
     link = Path(folder, path)
     if not link.is_symlink():
@@ -150,7 +150,7 @@ def split_files(
 def train_and_eval(
     found: Mapping[str, list[str]], wanted: Mapping[str, str], visible: Sequence[str]
 ) -> dict[str, list[str]]:
-    """Return the files of train and eval, given those of the splits of the datasets library.
+    """Return the files of train and eval, given the files of each split of the datasets library.
 
     Args:
         found: The files of each split.

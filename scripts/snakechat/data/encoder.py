@@ -50,8 +50,8 @@ def accepted(rows: Iterable[T | TurnsRejected]) -> Iterator[T]:
 class Encoder:
     """Encode prompts and responses by the tokenizers library.
 
-    A response has the ids that follow those of a prompt when both are encoded as one text: this is
-    what a model generates after the prompt's ids. They can differ from the ids of the response
+    A response has the ids that follow the prompt's ids when both are encoded as one text: this is
+    what a model generates after the prompt. They can differ from the ids of the response
     alone, which in SentencePiece models starts with a space. Where one token would span the end of
     the prompt and the start of the response, which no generated response can have, the response has
     the ids that it has alone. Added tokens divide a text, so that its parts between them are

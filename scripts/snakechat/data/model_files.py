@@ -26,8 +26,8 @@ BYTE_PAIRS = {"vocab.json", "merges.txt"}
 def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
     """Select weights, config, tokenizer and card.
 
-    Files in subfolders are other forms of the model, those of an adapter belong to another model:
-    they are never selected.
+    Files in subfolders are other forms of the model, and the files of an adapter belong to another
+    model: they are never selected.
 
     Args:
         paths: All files, relative to the folder.

@@ -136,7 +136,7 @@ def layer_masks(
 ) -> torch.Tensor | dict[str, torch.Tensor]:
     """Return the mask as a model takes it: one by layer type if its layers differ.
 
-    A mask that is given to a model replaces that of its sliding window, so this applies the window.
+    A mask that is given to a model replaces its own mask, so this applies its sliding window.
     """
     window = getattr(config, "sliding_window", None)
     # Some families have a window of 0 for none.

@@ -1,7 +1,7 @@
 """Forward passes as training needs them: exactly what a loss reads.
 
-Log-probabilities of the target tokens, or scores at given positions; those of other positions are
-never computed.
+Log-probabilities of the target tokens, or scores at given positions; other positions are never
+computed.
 
 Shapes: B, T, S and N as in snakechat/modeling/packing.py; n rows of A responses each.
 """
@@ -122,7 +122,7 @@ def response_logprobs(policy: Policy, examples: Examples, with_prompts: bool = F
     """Return the log-probability of each response given its prompt, in nats: float64 [A, n].
 
     Args:
-        with_prompts: return that of the whole sequence given its first token.
+        with_prompts: return the log-probability of the whole sequence given its first token.
     """
     return evaluate_sequences(
         lambda batch: sequence_sums(policy(batch).double(), batch.target_lengths),

@@ -151,7 +151,7 @@ def supports_packing(model: PreTrainedModel) -> bool:
     """Return whether a sequence may pack several rows, separated by a boolean mask.
 
     The model is then called with use_cache=False, position_ids and a mask [B, 1, T, T], True where
-    a token attends to another. A given mask replaces that of a sliding window. Eager attention
+    a token attends to another. A given mask replaces the mask of a sliding window. Eager attention
     would add the mask as numbers. Whether a model with SDPA uses mask and positions is measured
     (snakechat/modeling/model_check.py).
     """

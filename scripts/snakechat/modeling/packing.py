@@ -137,7 +137,7 @@ def collate(
 
     Args:
         sequences: rows of each packed sequence; without packing, one row per entry.
-        with_prompts: target tokens include those of the prompt. The first token of a prompt is
+        with_prompts: tokens of the prompt are target tokens too. The first token of a prompt is
             never a target, because no hidden state predicts it.
         multiple: packed sequences are padded to a multiple of this number of tokens. Others are
             not: a family that cannot be packed may have no position for the padding.
@@ -155,7 +155,7 @@ def collate(
     shape = len(sequences), round_up(max(lengths), multiple if packing else 1)
     ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
     # By the response's number: flat indices of each sequence of prompt and response, and which of
-    # them are those of target tokens.
+    # these tokens are target tokens.
     places: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in sequences[0][0][1]]
     for number, sequence in enumerate(sequences):
         start = 0
