@@ -18,14 +18,12 @@ from snakechat.workflow.manifest import Lineage
 METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
 # Metadata are at the start of a card; a file of a stranger may be of any size.
 MAX_BYTES = 1 << 20
-LANGUAGE = re.compile(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*")
-MAX_LANGUAGES = 200
 # The rules whose results come from outside of the build, unless they generate them.
 SOURCE_RULES = ("import_dataset", "fetch_model")
 
 
 def card_facts(folder: Path) -> dict[str, Any]:
-    """Return the licence (or None) and the languages that the card in a folder declares.
+    """Return the licence (or None) that the card in a folder declares.
 
     A licence that the Hub does not know is "other (NAME)". Only words are returned, because they
     appear in generated pages.
@@ -35,12 +33,7 @@ def card_facts(folder: Path) -> dict[str, Any]:
     if license == "other":
         name = normalized_license(metadata.get("license_name"))
         license = f"other ({name})" if name else license
-    facts: dict[str, Any] = {"licence": license}
-    declared = metadata.get("language")
-    languages = declared if isinstance(declared, list) else [declared]
-    if known := [text for text in languages if isinstance(text, str) and LANGUAGE.fullmatch(text)]:
-        facts["languages"] = known[:MAX_LANGUAGES]
-    return facts
+    return {"licence": license}
 
 
 def card_configs(folder: Path) -> Any:

@@ -40,7 +40,6 @@ from snakechat.workflow.manifest import (
     result_id,
 )
 from snakechat.workflow.placement import placement_of
-from snakechat.workflow.store import KEY
 
 # Columns of comparison.csv.
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")
@@ -50,9 +49,9 @@ PLACEMENT = ("zero_stage", "critic_zero_stage", "offload")
 COSTS = ("seconds", "seconds_per_step", "rows_per_second", "peak_memory_mb", "peak_gpu_memory_mb")
 # Rules whose settings follow from the settings of a training.
 DERIVED = ("tokenize_", "compute_reference")
-# The section of the entry that a recipe names. Another entry is another name only.
-NAMED = dict.fromkeys(("import_dataset", "split_dataset"), "datasets")
-NAMED |= dict.fromkeys(("init_model", "fetch_model"), "models")
+# Rules of which each makes a dataset or a base model: their settings are those of one job.
+SOURCES = dict.fromkeys(("import_dataset", "label_pairs", "select_responses"), "dataset")
+SOURCES |= dict.fromkeys(("init_model", "fetch_model"), "model")
 
 
 class Run(NamedTuple):
@@ -152,7 +151,7 @@ def comparison(job: Job[Any]) -> Page:
     write_csv(job.result / "comparison.csv", COLUMNS, long_rows(groups, metrics))
     caption = translate(
         "A line shows the mean over seeds, and a band reaches from the lowest to the highest seed."
-        " Of a single seed, the thin line shows the values and the thick line their moving mean."
+        " Of a single seed, the thin line shows the values and the thick line means of several."
     )
     lines = {group.name: group.points for group in groups}
     own = [key for run in runs for key in own_metrics(stage, run.settings, run.steps)]
@@ -188,22 +187,21 @@ def comparison(job: Job[Any]) -> Page:
 
 def _read_run(job: Job[Any], name: str) -> Run:
     """Read a training and its evaluation from the inputs of a job, or from the store."""
-    folders = job.options.versions.get(name, {})
-    if "log" in folders:
-        return Run(name, None, {}, *read_log(Path(folders["log"]), name, job.settings.stage))
-    if folders:
-        folder = folders["training"]
-        manifest = json.loads(Path(folder, "manifest.json").read_text())
+    stage, version = job.settings.stage, job.options.versions.get(name, {})
+    if "log" in version:
+        return Run(name, None, {}, *read_log(Path(version["log"]), name, stage))
+    folder, evaluation = (
+        version.get(kind) or job.inputs[f"{kind}.{name}"] for kind in ("training", "evaluation")
+    )
+    if version:
+        manifest = read_json(Path(folder, "manifest.json"))
         path = result_id(manifest)
         lineage = named_lineage({path: path}, merge_lineages([manifest]), {})
-        steps = read_version_file(folder, "metrics.jsonl")
-        metrics = json.loads(read_version_file(folders["evaluation"], "metrics.json"))
     else:
-        folder = str(job.inputs[f"training.{name}"])
         path, lineage = job.spec["inputs"][f"training.{name}"]["path"], job.lineage
-        steps = Path(folder, "metrics.jsonl").read_text()
-        metrics = read_json(job.inputs[f"evaluation.{name}"] / "metrics.json")
-        metrics |= read_benchmarks(job.inputs).get(f"{job.settings.stage}/{name}", {})
+    steps = read_version_file(folder, "metrics.jsonl")
+    metrics = json.loads(read_version_file(evaluation, "metrics.json"))
+    metrics |= read_benchmarks(job.inputs).get(f"{stage}/{name}", {})
     settings = lineage[path]["settings"]
     record = read_run_record(folder, lineage[path]["spec"]) or {}
     placement = placement_of(record.get("placement", {}))
@@ -306,8 +304,8 @@ def setting_section(groups: Sequence[Group]) -> Section:
             means = [run_value(key, statistics.fmean(of) if of else None) for of in costs]
             rows.append([run_label(key), *means])
     note = translate(
-        "A setting of an earlier job has the rule of the job as a prefix. Times and memory are"
-        " means over seeds."
+        "A setting of an earlier job has the rule of the job as a prefix, or dataset or model."
+        " Times and memory are means over seeds."
     )
     table = Table("", ["", *(group.name for group in groups)], rows, note)
     return Section(translate("Settings that differ"), tables=[table])
@@ -316,9 +314,8 @@ def setting_section(groups: Sequence[Group]) -> Section:
 def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
     """Return the settings of a training without the seed, and the settings of the jobs before it.
 
-    A setting of an earlier job has the rule of the job as a prefix; of a dataset or a base model,
-    also its name. The names of these entries of the config are settings, too. Several jobs of a
-    rule have a list of their values.
+    A setting of an earlier job has the rule of the job as a prefix, or "dataset" or "model".
+    Several jobs of a rule have a list of their values.
 
     Args:
         lineage: The training and all jobs before it.
@@ -330,16 +327,9 @@ def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
     for place in before:
         job = lineage[place]
         before += [each for each in job["inputs"] if each not in before]
-        section, name, found = NAMED.get(job["rule"]), "", []
-        if section:
-            name = f" {job['name']}"
-            # The jobs of a version have keys in place of names.
-            if not KEY.fullmatch(job["name"]):
-                found = [(f"config: {section}", job["name"])]
-        if not job["rule"].startswith(DERIVED):
-            found += [(f"{job['rule']}{name}: {key}", value) for key, value in _job_settings(job)]
-        for key, value in found:
-            values = upstream.setdefault(key, [])
+        for key, value in () if job["rule"].startswith(DERIVED) else _job_settings(job):
+            prefix = SOURCES.get(job["rule"], job["rule"])
+            values = upstream.setdefault(f"{prefix}: {key}", [])
             if value not in values:
                 values.append(value)
     several = {key: values[0] if len(values) == 1 else values for key, values in upstream.items()}

@@ -11,9 +11,13 @@ from typing import Any, NamedTuple
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
 from snakechat.pages.texts import METRICS, N_, translate
 
-MODELS = {"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"}
-# Further names in responses.jsonl: of the row itself, and of a model before its training.
-OTHERS = {"data": N_("held-out response"), "before": N_("before training")}
+# In the order of training. Two are names in responses.jsonl alone: of the row itself, and of a
+# model before its training.
+MODELS = {
+    "data": N_("held-out response"),
+    "before": N_("before training"),
+    **{"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"},
+}
 # In the order of training, and as titles of sections.
 STAGES = {
     "sft": N_("SFT"),
@@ -37,7 +41,7 @@ RESULTS: dict[str, list[str]] = {
     "dpo": _PAIR_RESULTS,
     "rlhf": [
         *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
-        *(f"wins.rlhf.{initial}.{key}" for initial in MODELS for key in WIN_CRITERIA),
+        *(f"wins.rlhf.{initial}.{key}" for initial in INITIAL_MODELS for key in WIN_CRITERIA),
     ],
 }
 # The main results of a recipe, by stage: paths in metrics.json.
@@ -90,7 +94,7 @@ class Figure(NamedTuple):
 
 def model_label(model: str) -> str:
     """Return the name of a model on pages."""
-    return MODELS.get(model) or translate(OTHERS.get(model, model))
+    return translate(MODELS.get(model, model))
 
 
 def label_of(path: str) -> str:
@@ -103,9 +107,9 @@ def label_of(path: str) -> str:
             "win rate of {model} against {other}, {criterion}",
             model=model_label(keys[1]),
             other=model_label(keys[2]),
-            criterion=translate(WIN_CRITERIA[keys[3]]["en"]),
+            criterion=translate(names_of(path)["en"]),
         )
-    label = translate(_BY_KEY[keys[-1]]["en"])
+    label = translate(names_of(path)["en"])
     if keys[0] == "before":
         return translate("{metric} before training", metric=label)
     if keys[0] in INITIAL_MODELS:
@@ -119,21 +123,20 @@ def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
     return [path.format(initial=initial) for path in HEADLINES[stage]]
 
 
+def names_of(path: str) -> dict[str, Any]:
+    """Return the entry of a path of metrics.json (with dots) or metrics.jsonl (with slashes)."""
+    group = WIN_CRITERIA if path.startswith("wins.") else _BY_KEY
+    return group.get(path.replace("/", ".").rpartition(".")[2], {})
+
+
 def is_fraction(path: str) -> bool:
     """Return whether a metric lies between 0 and 1 and is shown in percent."""
-    return path.startswith("wins.") or _names(path).get("form") == "share"
+    return names_of(path).get("form") == "share"
 
 
 def better_sign(path: str) -> int:
     """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
-    if path.startswith("wins."):
-        return 1
-    return {"higher": 1, "lower": -1}.get(_names(path).get("better", ""), 0)
-
-
-def _names(path: str) -> dict[str, Any]:
-    """Return the entry of a path of metrics.json (with dots) or metrics.jsonl (with slashes)."""
-    return _BY_KEY.get(path.replace("/", ".").rpartition(".")[2], {})
+    return {"higher": 1, "lower": -1}.get(names_of(path).get("better", ""), 0)
 
 
 def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:

@@ -32,11 +32,9 @@ COLOUR = "#0072b2"
 INK = "#1f2328"
 # Width of a figure in inches: text has the size of the page's on a phone.
 WIDTH = 4.4
-# Longer lines are averaged to this number of points.
-MAX_POINTS = 300
-# Lines from this number of points on have a moving mean, over this fraction of them.
-SMOOTHED_POINTS, SMOOTHED_FRACTION = 30, 1 / 15
-STYLE = TEMPLATES / "plots.mplstyle"
+# Points of a line, and of the thin line behind it: longer lines are averaged.
+MAX_POINTS, MAX_THIN_POINTS = 30, 300
+plt.style.use(TEMPLATES / "plots.mplstyle")
 
 # (step, value), or (step, mean, minimum, maximum).
 Point = tuple[float, ...]
@@ -53,13 +51,27 @@ def curve_section(
         lines: The lines of each figure, by name.
         own: Metrics of a user's command (snakechat.pages.metrics.own_metrics).
     """
+    labels = {key: translate(names["en"]) for key, names in METRICS[CURVES[stage]].items()}
+    return Section(title, _panels(draw_lines, labels | {key: key for key in own}, lines), caption)
+
+
+def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:
+    """Return a figure of each metric that a column has."""
+    return _panels(draw_estimates, {path: label_of(path) for path in paths}, columns)
+
+
+def _panels(
+    draw: Callable[[str, Mapping[str, Any], bool], Panel],
+    labels: Mapping[str, str],
+    columns: Mapping[str, Callable[[str], Any]],
+) -> list[Panel]:
+    """Return a figure of each metric that a column has. labels: By the keys of the metrics."""
     panels = []
-    known = {key: translate(names["en"]) for key, names in METRICS[CURVES[stage]].items()}
-    for key, label in (known | {key: key for key in own}).items():
-        points = {name: line(key) for name, line in lines.items()}
-        if any(points.values()):
-            panels.append(draw_lines(label, points, is_fraction(key)))
-    return Section(title, panels, caption)
+    for key, label in labels.items():
+        values = {name: value_of(key) for name, value_of in columns.items()}
+        if any(values.values()):
+            panels.append(draw(label, values, is_fraction(key)))
+    return panels
 
 
 def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
@@ -68,64 +80,43 @@ def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> list[Point]:
 
 
 def draw_lines(title: str, lines: Mapping[str, Sequence[Point]], percent: bool = False) -> Panel:
-    """Plot lines over steps: raw values, thin, and their moving mean; or a mean and a range.
+    """Plot lines over steps: values, thin, and means of neighbouring ones; or a mean and a range.
 
     A line without points has no entry in the legend, and the others keep their colours.
 
     percent: Whether the values are fractions, which are shown in percent.
     """
-    with plt.style.context(STYLE):
-        figure, axes = plt.subplots(figsize=(WIDTH, 2.7), layout="constrained")
-        for name, points in lines.items():
-            if points:
-                _draw_line(axes, name, np.array(points, dtype=float))
-            else:
-                axes.plot([], [])
-        axes.set(xlabel=translate("step"))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        if percent:
-            axes.yaxis.set_major_formatter(PercentFormatter(1))
-        if len(lines) > 1:
-            axes.legend()
-        return _panel(figure, title)
+    figure, axes = plt.subplots(figsize=(WIDTH, 2.7), layout="constrained")
+    for name, points in lines.items():
+        if points:
+            _draw_line(axes, name, np.array(points, dtype=float))
+        else:
+            axes.plot([], [])
+    axes.set(xlabel=translate("step"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if len(lines) > 1:
+        axes.legend()
+    return _panel(figure, title)
 
 
 def _draw_line(axes: Axes, name: str, points: np.ndarray) -> None:
     """Draw a line: points [n, 2], or [n, 4] with a range."""
-    is_smooth = len(points) >= SMOOTHED_POINTS
-    shown = points = averaged(points)
-    if is_smooth:
-        shown = np.hstack([points[:, :1], moving_mean(points[:, 1:])])
-    [line] = axes.plot(shown[:, 0], shown[:, 1], label=name, marker="" if is_smooth else ".")
+    shown, is_mean = averaged(points, MAX_POINTS), len(points) > MAX_POINTS
+    [line] = axes.plot(shown[:, 0], shown[:, 1], label=name, marker="" if is_mean else ".")
     colour = line.get_color()
     if points.shape[1] == 4:
         axes.fill_between(shown[:, 0], shown[:, 2], shown[:, 3], color=colour, alpha=0.18, lw=0)
-    elif is_smooth:
-        axes.plot(*points.T, color=colour, linestyle="-", linewidth=0.8, alpha=0.35)
+    elif is_mean:
+        thin = averaged(points, MAX_THIN_POINTS)
+        axes.plot(*thin.T, color=colour, linestyle="-", linewidth=0.8, alpha=0.35)
 
 
-def moving_mean(values: np.ndarray) -> np.ndarray:
-    """Return the centred means [n, k] of values [n, k] over a fraction of the rows that exist."""
-    window = np.ones(2 * max(round(len(values) * SMOOTHED_FRACTION / 2), 1) + 1)
-    counts = np.convolve(np.ones(len(values)), window, "same")
-    sums = [np.convolve(column, window, "same") for column in values.T]
-    return (np.array(sums) / counts).T
-
-
-def averaged(points: np.ndarray) -> np.ndarray:
-    """Return at most MAX_POINTS points [m, k]: means of neighbouring points [n, k]."""
-    parts = np.array_split(points, min(len(points), MAX_POINTS))
+def averaged(points: np.ndarray, number: int) -> np.ndarray:
+    """Return at most a number of points [m, k]: means of neighbouring points [n, k]."""
+    parts = np.array_split(points, min(len(points), number))
     return np.array([part.mean(axis=0) for part in parts])
-
-
-def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:
-    """Return a figure of each metric that a column has."""
-    panels = []
-    for path in paths:
-        figures = {name: figure_at(path) for name, figure_at in columns.items()}
-        if any(figures.values()):
-            panels.append(draw_estimates(label_of(path), figures, is_fraction(path)))
-    return panels
 
 
 def draw_estimates(
@@ -135,22 +126,21 @@ def draw_estimates(
 
     The row of one without the metric is empty. percent: As in draw_lines.
     """
-    with plt.style.context(STYLE):
-        size = WIDTH, 0.75 + 0.3 * len(estimates)
-        figure, axes = plt.subplots(figsize=size, layout="constrained")
-        for row, estimate in enumerate(estimates.values()):
-            if estimate is not None:
-                low, high = estimate.interval or (estimate.value, estimate.value)
-                # A mean can lie outside of its percentile interval.
-                bars = [[max(estimate.value - low, 0)], [max(high - estimate.value, 0)]]
-                axes.errorbar(estimate.value, row, xerr=bars, fmt="o", color=COLOUR, capsize=3)
-        axes.set_yticks(range(len(estimates)), list(estimates))
-        axes.tick_params(axis="y", labelcolor=INK)
-        axes.set(ylim=(len(estimates) - 0.4, -0.6))
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
-        if percent:
-            axes.xaxis.set_major_formatter(PercentFormatter(1))
-        return _panel(figure, title)
+    size = WIDTH, 0.75 + 0.3 * len(estimates)
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    for row, estimate in enumerate(estimates.values()):
+        if estimate is not None:
+            low, high = estimate.interval or (estimate.value, estimate.value)
+            # A mean can lie outside of its percentile interval.
+            bars = [[max(estimate.value - low, 0)], [max(high - estimate.value, 0)]]
+            axes.errorbar(estimate.value, row, xerr=bars, fmt="o", color=COLOUR, capsize=3)
+    axes.set_yticks(range(len(estimates)), list(estimates))
+    axes.tick_params(axis="y", labelcolor=INK)
+    axes.set(ylim=(len(estimates) - 0.4, -0.6))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    if percent:
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+    return _panel(figure, title)
 
 
 def _panel(figure: Figure, title: str) -> Panel:

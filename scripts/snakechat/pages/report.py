@@ -123,7 +123,7 @@ def training_section(training: Training) -> Section:
     """Return the section of the curves of a training."""
     stage, steps = training.stage, training.steps
     title = translate("Training: {model}", model=training.title)
-    caption = translate("Thin lines show the values of the steps, thick lines their moving mean.")
+    caption = translate("Thin lines show the values of the steps, thick lines means of several.")
     lines = {
         translate("training"): lambda key: points_of(steps, key),
         translate("held-out rows"): lambda key: points_of(steps, f"eval_{key}"),

@@ -1,6 +1,9 @@
 """Responses: to held-out prompts, and to prompts that users write, side by side or scored."""
 
+import math
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
@@ -9,8 +12,8 @@ from snakechat.pages.page import Page, Section, Table
 from snakechat.pages.tables import figure_cell
 from snakechat.pages.texts import N_, translate
 
-# The lines of responses.jsonl of each model: the first response to each prompt.
-Responses = Mapping[str, Sequence[dict[str, Any]]]
+# Lines of a .jsonl file.
+Lines = Sequence[Mapping[str, Any]]
 # Prompts on the page: the first ones, and those where the score decreased most.
 FIRST, DECREASED = 10, 3
 # Columns of the pages of users' prompts.
@@ -21,35 +24,40 @@ PAIR_HEAD = (
 )
 
 
-def response_sections(lines: Sequence[dict[str, Any]], num_generations: int) -> list[Section]:
+def response_sections(lines: Lines, num_generations: int) -> list[Section]:
     """Return sections with the first response of each model to some prompts.
 
     Args:
         lines: The lines of responses.jsonl; responses to the same prompt follow each other.
         num_generations: Responses of each model to each prompt.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    models: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
-        found.setdefault(line["model"], []).append(line)
-    responses = {model: of_model[::num_generations] for model, of_model in found.items()}
-    [*_, last] = responses.values()
-    rows = {translate("Responses to the first held-out prompts"): list(range(len(last))[:FIRST])}
-    if "rlhf" in responses:
+        models.setdefault(line["model"], []).append(line)
+    first = zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)
+    prompts = [dict(zip(models, of_prompt, strict=True)) for of_prompt in first]
+    shown = {translate("Responses to the first held-out prompts"): prompts[:FIRST]}
+    if "rlhf" in models:
+        initial = initial_model(models)
+
+        def change(of_prompt: Mapping[str, Mapping[str, Any]]) -> float:
+            before, after = (of_prompt[model].get("score", math.nan) for model in (initial, "rlhf"))
+            return float(after - before)
+
         title = translate(
             "Responses whose score decreased most from {initial} to RLHF",
-            initial=model_label(initial_model(responses)),
+            initial=model_label(initial),
         )
-        rows[title] = _largest_decreases(responses)
+        shown[title] = sorted((of for of in prompts if change(of) < 0), key=change)[:DECREASED]
     return [
-        Section(title, tables=[_prompt_table(responses, row) for row in of_title])
-        for title, of_title in rows.items()
+        Section(title, tables=[*map(_prompt_table, of_title)])
+        for title, of_title in shown.items()
         if of_title
     ]
 
 
-def _prompt_table(responses: Responses, row: int) -> Table:
-    """Return the table of the responses to a prompt, with their scores."""
-    lines = {model: of_model[row] for model, of_model in responses.items()}
+def _prompt_table(lines: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return the table of the responses to a prompt, by model, with their scores."""
     # A response that nothing scores has no score.
     keys = [k for k in ("score", "judge_score") if all(k in line for line in lines.values())]
     rows = []
@@ -57,43 +65,26 @@ def _prompt_table(responses: Responses, row: int) -> Table:
         scores = [figure_cell(key, Figure(line[key])) for key in keys]
         rows.append([model_label(model), line["response"].strip(), *scores])
     head = [translate("model"), translate("response"), *map(label_of, keys)]
-    return Table([*lines.values()][-1]["prompt"].strip(), head, rows, has_texts=True)
+    return Table(line["prompt"].strip(), head, rows, has_texts=True)
 
 
-def _largest_decreases(responses: Responses) -> list[int]:
-    """Return the rows where the score decreased most by RLHF, the largest decrease first.
-
-    There are none if nothing scores.
-    """
-    pairs = zip(responses["rlhf"], responses[initial_model(responses)], strict=True)
-    changes = {
-        row: after["score"] - before["score"]
-        for row, (after, before) in enumerate(pairs)
-        if "score" in after and "score" in before
-    }
-    return [row for row in sorted(changes, key=changes.__getitem__) if changes[row] < 0][:DECREASED]
-
-
-def response_page(title: str, lines: Sequence[dict[str, Any]], settings: Mapping[str, Any]) -> Page:
+def response_page(title: str, lines: Lines, settings: Mapping[str, Any]) -> Page:
     """Return the page of prompt_eval: a table for each prompt, with a row for each model.
 
     Args:
         title: The recipe.
-        lines: The lines of responses.jsonl.
+        lines: The lines of responses.jsonl, those of a set, a prompt and a model together.
         settings: Settings of the job that sampled them.
     """
     head = [translate("model"), *map(translate, DECODERS)]
-    # The texts of each model by decoder, of each prompt of each set.
-    sets: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
-    for line in lines:
-        models = sets.setdefault(line["set"], {}).setdefault(line["prompt"], {})
-        text = line["text"].strip() + ("" if line["ended"] else " […]")
-        models.setdefault(line["model"], {})[line["decoder"]] = text
     sections = []
-    for name, prompts in sets.items():
+    for name, of_set in groupby(lines, itemgetter("set")):
         tables = []
-        for prompt, models in prompts.items():
-            rows = [[model, *(of[each] for each in DECODERS)] for model, of in models.items()]
+        for prompt, of_prompt in groupby(of_set, itemgetter("prompt")):
+            rows = [
+                [model, *(line["text"].strip() + " […]" * (not line["ended"]) for line in of_model)]
+                for model, of_model in groupby(of_prompt, itemgetter("model"))
+            ]
             tables.append(Table(prompt, head, rows, has_texts=True))
         sections.append(Section(name, tables=tables))
     note = translate(
@@ -104,32 +95,31 @@ def response_page(title: str, lines: Sequence[dict[str, Any]], settings: Mapping
     return Page(translate("Responses side by side"), title, sections, notes=[note])
 
 
-def score_page(title: str, lines: Sequence[dict[str, Any]], metrics: Mapping[str, Any]) -> Page:
+def score_page(title: str, lines: Lines, metrics: Mapping[str, Any]) -> Page:
     """Return the page of rw_eval: a table for each set, with a row for each pair.
 
     A positive margin is better, a negative one worse.
 
     Args:
         title: The recipe.
-        lines: The lines of scores.jsonl.
+        lines: The lines of scores.jsonl, those of a set together.
         metrics: Content of metrics.json.
     """
-    sets: dict[str, list[list[Any]]] = {}
-    for line in lines:
-        chosen, rejected, base = (
-            figure_cell("score", Figure(line[key]))
-            for key in ("chosen_score", "rejected_score", "base_margin")
-        )
-        # Its interval is the number itself: it is marked unless it is rounding.
-        margin = Figure(line["margin"], [line["margin"]] * 2, scale=abs(line["chosen_score"]))
-        marked = figure_cell("score", margin, True)._replace(interval="")
-        rows = sets.setdefault(line["set"], [])
-        texts = line["prompt"], line["chosen"], chosen, line["rejected"], rejected
-        rows.append([str(len(rows) + 1), *texts, marked, base])
     head = ["", *map(translate, PAIR_HEAD)]
-    sections = [
-        Section(name, tables=[Table("", head, rows, has_texts=True)]) for name, rows in sets.items()
-    ]
+    sections = []
+    for name, of_set in groupby(lines, itemgetter("set")):
+        rows = []
+        for number, line in enumerate(of_set, start=1):
+            chosen, rejected, base = (
+                figure_cell("score", Figure(line[key]))
+                for key in ("chosen_score", "rejected_score", "base_margin")
+            )
+            # Its interval is the number itself: it is marked unless it is rounding.
+            margin = Figure(line["margin"], [line["margin"]] * 2, scale=abs(line["chosen_score"]))
+            marked = figure_cell("score", margin, True)._replace(interval="")
+            texts = line["prompt"], line["chosen"], chosen, line["rejected"], rejected
+            rows.append([str(number), *texts, marked, base])
+        sections.append(Section(name, tables=[Table("", head, rows, has_texts=True)]))
     names = {
         "accuracy": label_of("accuracy"),
         "base_accuracy": translate("accuracy of the base model"),

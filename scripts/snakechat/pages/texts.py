@@ -1,6 +1,6 @@
 """Texts of pages: translations, and values as people read them.
 
-locale/LANGUAGE.yaml has the translation of each English text. A text without one appears in
+locale/zh.yaml has the translation of each English text. A text without one appears in
 English; a test finds all texts and names those that are missing or unused.
 """
 
@@ -14,7 +14,7 @@ import yaml
 
 FOLDER = Path(__file__).parent
 # Literal paths, by which code digests find the tables that a program reads.
-TABLES = {"zh": "zh.yaml"}
+CHINESE = FOLDER / "locale" / "zh.yaml"
 # English name, Chinese name, form and better direction of each metric, by group and key.
 METRICS: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     FOLDER.joinpath("tables", "metrics.yaml").read_text("utf-8")
@@ -29,8 +29,8 @@ _texts: dict[str, str] = {}
 def set_language(language: str) -> None:
     """Have translate() return texts in a language (en or zh) from now on."""
     _texts.clear()
-    if language in TABLES:
-        _texts.update(translations(language))
+    if language == "zh":
+        _texts.update(yaml.safe_load(CHINESE.read_text("utf-8")))
         for group in METRICS.values():
             _texts.update({names["en"]: names[language] for names in group.values()})
 
@@ -50,13 +50,6 @@ def translate(text: str, /, **values: object) -> str:
 def N_(message: str) -> str:
     """Mark a message for the tables of translations without translating it."""
     return message
-
-
-def translations(language: str) -> dict[str, str]:
-    """Return the translations into a language, by English text."""
-    path = FOLDER.joinpath("locale", TABLES[language])
-    texts: dict[str, str] = yaml.safe_load(path.read_text("utf-8"))
-    return texts
 
 
 def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> str:

@@ -32,8 +32,6 @@ UNKNOWN = {"licence": None}
             + b"license: mit\n---\n",
             UNKNOWN,
         ),
-        (b"---\nlanguage: en\n---\n", UNKNOWN | {"languages": ["en"]}),
-        (b"---\nlanguage: [zh-Hant, false, '<b>']\n---\n", UNKNOWN | {"languages": ["zh-Hant"]}),
     ],
 )
 def test_facts_are_words_of_the_metadata(tmp_path, card, facts):

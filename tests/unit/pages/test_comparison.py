@@ -215,15 +215,18 @@ def dpo(dataset, rows):
     )
 
 
-def test_datasets_are_compared_by_name():
-    assert differences(dpo("d", 0), dpo("d", 1)) == {
-        "import_dataset d: rows": [0, 1],
-        "import_dataset d: files": ["", "0123456789ab"],
+def test_datasets_are_compared_by_their_settings_and_files():
+    # A name alone is no difference.
+    assert differences(dpo("d", 0), dpo("e", 1)) == {
+        "dataset: rows": [0, 1],
+        "dataset: files": ["", "0123456789ab"],
     }
-    # The settings of another dataset say no more than its name.
-    assert differences(dpo("d", 0), dpo("e", 1)) == {"config: datasets": ["d", "e"]}
-    # A version has no names.
-    assert differences(dpo("d", 0), dpo("0" * 32, 1)) == {}
+    # Other rules make datasets and base models, too.
+    made = [
+        dict([job("train_sft/a", {}, f"{rule}/b"), job(f"{rule}/b", {key: "x"})])
+        for rule, key in (("init_model", "init"), ("fetch_model", "hub"))
+    ]
+    assert differences(*made) == {"model: init": ["x", ""], "model: hub": ["", "x"]}
 
 
 # --- stars and arrows -----------------------------------------------------------------------

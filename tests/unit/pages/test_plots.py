@@ -6,7 +6,7 @@ import numpy as np
 
 from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import Figure
-from snakechat.pages.plots import COLOUR, averaged, draw_estimates, draw_lines, moving_mean
+from snakechat.pages.plots import COLOUR, averaged, draw_estimates, draw_lines
 from snakechat.pages.report import training_section
 from support.pages import texts_in
 
@@ -17,18 +17,17 @@ def paths_of(panel, colour):
     return [len(re.findall("[ML]", path)) for path, style in styled if f"stroke: {colour}" in style]
 
 
-def test_long_lines_show_raw_values_and_their_moving_mean():
+def test_long_lines_show_raw_values_and_their_means():
     points = [(step, float(step % 2)) for step in range(60)]
     assert len(paths_of(draw_lines("loss", {"": points}), COLOUR)) == 2
     assert paths_of(draw_lines("loss", {"": points[:3]}), COLOUR)[0] == 3
-    assert moving_mean(np.array([[0.0], [3.0], [6.0]])).tolist() == [[1.5], [3.0], [4.5]]
 
 
 def test_many_points_are_averaged():
     points = np.array([(step, step / 2) for step in range(1, 901)])
-    assert len(averaged(points)) == 300
-    assert averaged(points)[:2].tolist() == [[2.0, 1.0], [5.0, 2.5]]
-    assert averaged(points[:300]).tolist() == points[:300].tolist()
+    assert len(averaged(points, 300)) == 300
+    assert averaged(points, 300)[:2].tolist() == [[2.0, 1.0], [5.0, 2.5]]
+    assert averaged(points[:300], 300).tolist() == points[:300].tolist()
 
 
 def test_curves_have_held_out_rows():
