@@ -188,12 +188,7 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
         weight.data = weight.data.to(DTYPES[model.dtype])
     # Whatever this process chose, the layers are not compiled.
     with acceleration.using(Acceleration()):
-        module = wrapper(network).train()
-    for part in network.modules():
-        # OPT of transformers 5.17 compares it with a random number, which has no value here.
-        if hasattr(part, "layerdrop"):
-            part.training = False
-    return module
+        return wrapper(network).train()
 
 
 @contextlib.contextmanager

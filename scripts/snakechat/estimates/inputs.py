@@ -13,7 +13,6 @@ import numpy as np
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.jobs.planner import Plan
 from snakechat.jobs.stale_causes import job_name
-from snakechat.workflow.errors import InputError
 
 # Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
 ASSUMED_LENGTH = 0.5
@@ -127,28 +126,19 @@ def model_config(path: str, plan: Plan) -> str:
         for folder in (path, source):
             if folder and Path(folder, "config.json").exists():
                 return Path(folder, "config.json").read_text()
-        config = hub_config(settings["hub"], settings["revision"])
-        if isinstance(config, InputError):
-            raise config
-        return config
+        return hub_config(settings["hub"], settings["revision"])
     key = "actor" if spec["rule"] == "train_rlhf" else "model"
     return model_config(spec["inputs"][key]["path"], plan)
 
 
 @cache
-def hub_config(name: str, revision: str) -> str | InputError:
-    """Return the config of a model of the Hub, the only file of it that is downloaded.
-
-    A failure is returned, so that no other job waits for the same one.
-    """
+def hub_config(name: str, revision: str) -> str:
+    """Return the config of a model of the Hub, the only file of it that is downloaded."""
     print(f"reading config.json of {name} from the Hub", file=sys.stderr, flush=True)
     # The client of the Hub takes a second to import.
     from snakechat.data.hub import fetch
 
-    try:
-        folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
-    except InputError as error:
-        return error
+    folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
     return Path(folder, "config.json").read_text()
 
 

@@ -42,7 +42,6 @@ from snakechat.training.zero_stages import (
     stage_used,
     training_bytes,
 )
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement
 
 GIB = 1 << 30
@@ -298,9 +297,8 @@ def _trained_rows(job: PlannedSizes, tokens: TokenCounts) -> float:
 def _evaluation(job: PlannedSizes) -> Workload | None:
     """Passes over rows by one model after the other, which may sample first; None without models.
 
-    A model that is compared with others evaluates its own responses twice, to find its most
-    probable tokens and to read their log-probabilities. The first model and the scorers evaluate
-    those of all: a third pass for each model.
+    A model that is compared with others evaluates its own responses. The first model and the
+    scorers evaluate those of all: a second pass for each model.
     """
     settings, inputs = job.settings, job.inputs
     is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs
@@ -313,7 +311,7 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
     prompts = max(found, key=lambda counts: counts.longest)
     tokens = job.with_responses(prompts) if is_compared or scores_alone else prompts
     keys = [] if scores_alone else [key for key in inputs if MODEL.match(key)]
-    runs = [job.run(key, RULES[job.rule].loss, 3 if is_compared else 1) for key in keys]
+    runs = [job.run(key, RULES[job.rule].loss, 2 if is_compared else 1) for key in keys]
     if samples:
         number = rows * settings["num_generations"]
         runs = [
@@ -337,7 +335,7 @@ def job_workload(
     gpu_memory: Bytes of a GPU; 0 on CPUs.
 
     Raises:
-        InputError: The size of its model is unknown.
+        InputError: The Hub does not have the config of its model, or cannot be asked.
     """
     work = RULES[spec["rule"]].work
     if work is None or "tokens" not in spec["inputs"]:
@@ -486,7 +484,6 @@ class JobEstimate:
     Attributes:
         memory: Bytes of a GPU by component at peak memory; empty for a job without models.
         moment: The moment of peak memory.
-        fits: Whether its tensors fit into a GPU.
         seconds: Time of the whole job.
         disk: Bytes of the trained model.
         checkpoint: Bytes of a training state: master weights and moments of trained weights.
@@ -498,16 +495,13 @@ class JobEstimate:
         self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
         self.gpu = gpu
         self.workload: Workload | None = None
-        self.moment, self.memory, self.fits = "", Memory(), True
+        self.moment, self.memory = "", Memory()
         self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0.0, 0
         self.warnings, self.notes = list[str](), list[str]()
         if "command" in self.spec["settings"]:
             self.notes.append("unknown: run.json has the time and the memory after the first run")
             return
-        try:
-            self.workload = self._placed(plan)
-        except InputError as error:
-            self.warnings.append(str(error))
+        self.workload = self._placed(plan)
         if not self.workload:
             return
         self.notes += self.workload.notes
@@ -538,8 +532,7 @@ class JobEstimate:
             if workload is None or not memory:
                 return workload
             self.moment, self.memory = peak_memory(workload, self.placement, memory)
-            self.fits = self.memory.total() <= USABLE_MEMORY * memory
-            if self.fits:
+            if self.memory.total() <= USABLE_MEMORY * memory:
                 break
         if rung:
             self.notes.append(f"{rung}, if a training finds the same")
@@ -548,7 +541,7 @@ class JobEstimate:
     def _lacks(self, first: Run) -> Iterator[str]:
         """Yield what a GPU lacks. first: The first model of the job."""
         memory, model = self.gpu.memory, first.model
-        if not self.fits:
+        if self.memory.total() > USABLE_MEMORY * memory:
             [(largest, size)] = self.memory.most_common(1)
             yield (
                 f"does not fit: {format_bytes(self.memory.total())} at {self.moment}"
