@@ -27,7 +27,7 @@ from snakechat.pages.metrics import (
     with_metrics_before,
 )
 from snakechat.pages.page import Page, Section, Table, write_csv
-from snakechat.pages.plots import curve_section, metric_panels, points_of
+from snakechat.pages.plots import curve_panels, metric_panels, points_of
 from snakechat.pages.tables import metric_table
 from snakechat.pages.texts import as_text, run_label, run_value, translate
 from snakechat.workflow.job import Job
@@ -166,7 +166,7 @@ def comparison(job: Job[Any]) -> Page:
         title=name,
         sections=[
             result_section(groups, metrics),
-            curve_section(translate("Curves"), caption, stage, lines, own),
+            Section(translate("Curves"), curve_panels(stage, lines, own), caption),
             setting_section(groups),
         ],
         notes=[

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from snakechat.estimates.flops import peak_flops, rlhf_flops, training_flops
 from snakechat.pages.metrics import STAGES
-from snakechat.pages.page import Section, table_of, value_table
+from snakechat.pages.page import Section, Table, table_of, value_table
 from snakechat.pages.texts import (
     METRICS,
     format_duration,
@@ -202,8 +202,8 @@ def cost_section(runs: Runs) -> Section:
     return Section(translate("Costs"), tables=[table])
 
 
-def run_section(training: Training) -> Section:
-    """Return the section of the run of a training, which is known."""
+def run_table(training: Training) -> Table:
+    """Return the table of the run of a training, which is known."""
     run, job = training.run, training.job
     last = training.steps[-1] if training.steps else {}
     prefix = "policy/" if training.stage == "rlhf" else ""
@@ -227,14 +227,7 @@ def run_section(training: Training) -> Section:
         " 2022), without padding and recomputation. Rates are measured on the median step, without"
         " saving, loading and evaluation."
     )
-    return Section(
-        translate("Run: {model}", model=training.title),
-        tables=[value_table("", shown, note)],
-        folded=[
-            value_table(translate("Placement"), dict(sorted(run["placement"].items()))),
-            value_table(translate("Software"), dict(sorted(run["versions"].items()))),
-        ],
-    )
+    return value_table(translate("Run"), shown, note)
 
 
 def rebuild_command(path: str, run: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from snakechat.pages.metrics import CURVES, is_fraction, label_of
 from snakechat.pages.metrics import Figure as Estimate
-from snakechat.pages.page import TEMPLATES, Panel, Section
+from snakechat.pages.page import TEMPLATES, Panel
 from snakechat.pages.tables import Columns
 from snakechat.pages.texts import METRICS, translate
 
@@ -42,17 +42,15 @@ Point = tuple[float, ...]
 Line = Callable[[str], Sequence[Point]]
 
 
-def curve_section(
-    title: str, caption: str, stage: str, lines: Mapping[str, Line], own: Iterable[str] = ()
-) -> Section:
-    """Return the section with a figure of each metric of a stage that a line has.
+def curve_panels(stage: str, lines: Mapping[str, Line], own: Iterable[str]) -> list[Panel]:
+    """Return a figure of each metric of a stage that a line has.
 
     Args:
         lines: The lines of each figure, by name.
         own: Metrics of a user's command (snakechat.pages.metrics.own_metrics).
     """
     labels = {key: translate(names["en"]) for key, names in METRICS[CURVES[stage]].items()}
-    return Section(title, _panels(draw_lines, labels | {key: key for key in own}, lines), caption)
+    return _panels(draw_lines, labels | {key: key for key in own}, lines)
 
 
 def metric_panels(columns: Columns, paths: Iterable[str]) -> list[Panel]:

@@ -12,7 +12,7 @@ from snakechat.pages.jobs import (
     phase_section,
     prompt_section,
     read_runs,
-    run_section,
+    run_table,
     total_cost,
 )
 from snakechat.pages.metrics import (
@@ -28,13 +28,12 @@ from snakechat.pages.page import (
     Cell,
     Page,
     Section,
-    Table,
     value_table,
     write_csv,
     write_headline,
     write_record,
 )
-from snakechat.pages.plots import curve_section, points_of
+from snakechat.pages.plots import curve_panels, points_of
 from snakechat.pages.responses import response_sections
 from snakechat.pages.results import benchmark_sections, headline, remarks_on, result_section
 from snakechat.pages.rows import TokenizedRows, row_tables
@@ -91,14 +90,11 @@ def report(job: Job[Any]) -> Page:
             ),
             *benchmark_sections(stage, read_benchmarks(job.inputs)),
             *responses,
-            *map(training_section, all_trainings),
-            *(row_section(of, job.inputs) for of in all_trainings),
+            *(training_section(of, job.inputs) for of in all_trainings),
             phase_section(all_trainings),
             prompt_section(statistics),
             lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
-            Section(translate("Settings"), tables=[*map(setting_table, all_trainings)]),
             cost_section(runs),
-            *(run_section(of) for of in all_trainings if of.run),
         ],
         notes=[
             translate(
@@ -119,33 +115,35 @@ def report(job: Job[Any]) -> Page:
     return page
 
 
-def training_section(training: Training) -> Section:
-    """Return the section of the curves of a training."""
-    stage, steps = training.stage, training.steps
-    title = translate("Training: {model}", model=training.title)
-    caption = translate("Thin lines show the values of the steps, thick lines means of several.")
+def training_section(training: Training, folders: Mapping[str, Path]) -> Section:
+    """Return the section of a training: curves, the run, the first rows, settings and software.
+
+    folders: The inputs of the job.
+    """
+    stage, steps, run = training.stage, training.steps, training.run
+    settings = training.job["settings"]
     lines = {
         translate("training"): lambda key: points_of(steps, key),
         translate("held-out rows"): lambda key: points_of(steps, f"eval_{key}"),
     }
-    own = own_metrics(stage, training.job["settings"], steps)
-    return curve_section(title, caption, stage, lines, own)
-
-
-def row_section(training: Training, folders: Mapping[str, Path]) -> Section:
-    """Return the section of the first training rows. folders: The inputs of the job."""
-    tokens, model = (folders[f"{key}{training.stage}"] for key in ("tokens.", "train_"))
-    whole = training.job["settings"].get("train_on") == "all_tokens"
-    rows = TokenizedRows(tokens, "train", model, whole)
-    title = translate("Training rows: {model}", model=training.title)
-    return Section(title, tables=row_tables(rows, range(min(SHOWN_ROWS, len(rows)))))
-
-
-def setting_table(training: Training) -> Table:
-    """Return the table of the settings of a training."""
-    # The table of software has the distributions of a command.
-    settings = {k: v for k, v in training.job["settings"].items() if k != "distributions"}
-    return value_table(training.title, dict(sorted(settings.items())))
+    tokens, model = (folders[f"{key}{stage}"] for key in ("tokens.", "train_"))
+    rows = TokenizedRows(tokens, "train", model, settings.get("train_on") == "all_tokens")
+    folded = {
+        # The table of software has the distributions of a command.
+        translate("Settings"): {k: v for k, v in settings.items() if k != "distributions"},
+        translate("Placement"): run.get("placement", {}),
+        translate("Software"): run.get("versions", {}),
+    }
+    return Section(
+        translate("Training: {model}", model=training.title),
+        panels=curve_panels(stage, lines, own_metrics(stage, settings, steps)),
+        caption=translate("Thin lines show the values of the steps, thick lines means of several."),
+        tables=[
+            *([run_table(training)] if run else []),
+            *row_tables(rows, range(min(SHOWN_ROWS, len(rows)))),
+        ],
+        folded=[value_table(name, dict(sorted(of.items()))) for name, of in folded.items() if of],
+    )
 
 
 def training_remark(training: Mapping[str, Any]) -> str:

@@ -4,10 +4,8 @@ import re
 
 import numpy as np
 
-from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import Figure
-from snakechat.pages.plots import COLOUR, averaged, draw_estimates, draw_lines
-from snakechat.pages.report import training_section
+from snakechat.pages.plots import COLOUR, averaged, curve_panels, draw_estimates, draw_lines
 from support.pages import texts_in
 
 
@@ -30,10 +28,10 @@ def test_many_points_are_averaged():
     assert averaged(points[:300], 300).tolist() == points[:300].tolist()
 
 
-def test_curves_have_held_out_rows():
-    steps = [{"step": 0, "eval_loss": 3.0}, *({"step": n, "loss": 2.0} for n in range(1, 40))]
-    training = Training("sft", "output/sft/a", {"settings": {}}, steps, {}, {}, {})
-    [panel] = training_section(training).panels
+def test_curves_have_a_line_for_each_name_that_has_the_metric():
+    lines = {"training": [(1, 2.0), (2, 1.0)], "held-out rows": [(0, 3.0)]}
+    of_key = {name: {"loss": points}.get for name, points in lines.items()}
+    [panel] = curve_panels("sft", of_key, [])
     assert panel.title == "loss (nats per token)"
     assert {"training", "held-out rows", "step"} <= {*texts_in(panel.svg, "text")}
 

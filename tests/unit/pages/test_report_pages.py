@@ -10,7 +10,7 @@ from snakechat.pages.jobs import (
     cost_section,
     prompt_section,
     read_runs,
-    run_section,
+    run_table,
     throughput,
     total_cost,
 )
@@ -351,7 +351,7 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     facts = {"saved_step": 2, "changed_weights": 0.0, "unchanged_because": "rounding"}
     steps = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
     steps += [{"step": 3, "loss": 1.25, "skipped_steps": 1, "loss_scale": 65536.0}]
-    [table] = run_section(trained(steps=steps, facts=facts)).tables
+    table = run_table(trained(steps=steps, facts=facts))
     rows = {label: text_of(value) for label, value in table.rows}
     assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-08 TFLOP/s"
     assert rows["time of a step (median)"] == "0.500 s/step"
@@ -361,13 +361,13 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     assert rows["loss: first step, last step, mean"] == "2.50, 1.25, 2.00"
     # Of RLHF, the losses of policy and critic.
     steps = [{"policy/loss": 0.5, "value/loss": 7.0}]
-    [table] = run_section(trained("rlhf", run=EMPTY_RUN, steps=steps)).tables
+    table = run_table(trained("rlhf", run=EMPTY_RUN, steps=steps))
     assert rows_of(table)["loss: first step, last step, mean"] == ["0.500, 0.500, 0.500"]
     assert rows_of(table)["value loss: first step, last step, mean"] == ["7.00, 7.00, 7.00"]
     # Without a measured step.
     run = RUN | {"seconds": 75.0}
     del run["seconds_per_step"]
-    [table] = run_section(trained(run=run)).tables
+    table = run_table(trained(run=run))
     assert ["time", "0:01:15"] in table.rows and "tokens per second" not in dict(table.rows)
 
 
