@@ -2,15 +2,11 @@
 
 If the dataset has no eval split, a tenth of its training rows is held out, and PHASE.eval.npy has
 row numbers of train.parquet too. Rows that the dataset excludes are removed after the split, so
-that all other rows stay in their phases. stats.json has the number of rows of each phase, and how
-many of them have a prompt that occurs in another phase.
+that all other rows stay in their phases.
 """
 
-import json
-from itertools import permutations
-from typing import Any
-
 import numpy as np
+import pyarrow.parquet as pq
 
 from snakechat.data.phase_splits import (
     PHASES,
@@ -30,26 +26,20 @@ def main(job: Job) -> None:
     weights = [settings.weights[phase] for phase in PHASES]
 
     paths = {path.stem: path for path in sorted(job.inputs["records"].glob("*.parquet"))}
-    prompts: dict[str, np.ndarray] = {
-        # A text that is no dialogue has no prompt.
-        split: np.array(
-            [fingerprint(prompt or chosen or "") for prompt, chosen, _ in read_texts(path)],
-            np.uint64,
-        )
-        for split, path in paths.items()
-    }
-    groups = prompts
-    if settings.by == "row":
-        groups = {split: np.arange(len(found)) for split, found in prompts.items()}
+    rows = {split: np.arange(pq.read_metadata(path).num_rows) for split, path in paths.items()}
+    groups = dict(rows)
+    if settings.by == "prompt":
+        for split, path in paths.items():
+            # A text that is no dialogue has no prompt.
+            prompts = (prompt or chosen or "" for prompt, chosen, _ in read_texts(path))
+            groups[split] = np.array([*map(fingerprint, prompts)], np.uint64)
     removed = removed_rows(job, vars(settings), paths, job.spec["name"])
-    rows = {split: np.arange(len(fingerprints)) for split, fingerprints in prompts.items()}
-    if "eval" not in prompts:
+    if "eval" not in groups:
         rows["train"], rows["eval"] = split_rows(groups["train"], [9, 1], settings.seed)
-        for each in (prompts, groups, removed):
+        for each in (groups, removed):
             each["eval"] = each["train"]
 
-    stats: dict[str, dict[str, Any]] = {}
-    phase_prompts = {}
+    sizes = []
     for split in SPLITS:
         # max_rows limits the rows to train on: evaluations with and without it are comparable.
         max_rows = settings.max_rows if split == "train" else None
@@ -57,17 +47,9 @@ def main(job: Job) -> None:
         divided = [rows[split][indices] for indices in places]
         phases = limited_phases(divided, removed[split], weights, max_rows or len(rows[split]))
         for phase, drawn in zip(PHASES, phases, strict=True):
-            name = f"{phase}.{split}"
-            numbers = np.sort(drawn)
-            save_array(job.result / f"{name}.npy", numbers)
-            phase_prompts[name] = prompts[split][numbers]
-            stats[name] = {"rows": len(numbers)}
-    for name, other in permutations(phase_prompts, 2):
-        if overlap := int(np.isin(phase_prompts[name], phase_prompts[other]).sum()):
-            stats[name].setdefault("rows_whose_prompt_is_in", {})[other] = overlap
-    (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
-    sizes = ", ".join(f"{name} {counts['rows']:,}" for name, counts in stats.items())
-    print(f"{job.spec['name']}: {sizes}")
+            save_array(job.result / f"{phase}.{split}.npy", np.sort(drawn))
+            sizes.append(f"{phase}.{split} {len(drawn):,}")
+    print(f"{job.spec['name']}: {', '.join(sizes)}")
 
 
 if __name__ == "__main__":

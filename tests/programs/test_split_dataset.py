@@ -1,6 +1,5 @@
 """split_dataset: rows of the phases, and the held-out tenth of datasets without an eval split."""
 
-import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +16,7 @@ NAMES = [f"{phase}.{split_name}" for split_name in ("train", "eval") for phase i
 
 @pytest.fixture
 def split(tmp_path_factory):
-    """Return a function that splits prompts; it returns {"sft.train": rows} and the stats."""
+    """Return a function that splits prompts; it returns {"sft.train": rows}."""
 
     def run(train, eval=None, by="row", max_rows=None, seed=1234):
         records, result = (tmp_path_factory.mktemp(name) for name in ("records", "result"))
@@ -36,9 +35,7 @@ def split(tmp_path_factory):
                 facts={},
             )
         )
-        stats = json.loads((result / "stats.json").read_text())
-        rows = {name: np.load(result / f"{name}.npy", allow_pickle=False) for name in NAMES}
-        return rows, stats
+        return {name: np.load(result / f"{name}.npy", allow_pickle=False) for name in NAMES}
 
     return run
 
@@ -55,13 +52,14 @@ def all_rows(rows, split_name):
     return sorted(np.concatenate([rows[f"{phase}.{split_name}"] for phase in PHASES]).tolist())
 
 
-def shared_prompts(stats):
-    key = "rows_whose_prompt_is_in"
-    return {name: counts[key] for name, counts in stats.items() if key in counts}
+def assert_no_prompt_is_shared(rows, prompts):
+    """Check the rows of train.parquet."""
+    of_phases = [{prompts[row] for row in rows[f"{phase}.train"]} for phase in PHASES]
+    assert sum(map(len, of_phases)) == len(set.union(*of_phases))
 
 
 def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
-    rows, _ = split(numbers("p", 100), seed=7)
+    rows = split(numbers("p", 100), seed=7)
     train, held_out = split_rows(np.arange(100), [9, 1], 7)
     # Phases are slices of the rows in the order of the permutation.
     for split_name, drawn in (("train", train), ("eval", held_out)):
@@ -73,44 +71,35 @@ def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
 
 @pytest.mark.parametrize("by", ["row", "prompt"])
 def test_max_rows_limits_training_rows_only(split, by):
-    rows, stats = split(numbers("p", 100), numbers("e", 50), by=by, max_rows=20)
-    whole, _ = split(numbers("p", 100), numbers("e", 50), by=by)
+    rows = split(numbers("p", 100), numbers("e", 50), by=by, max_rows=20)
+    whole = split(numbers("p", 100), numbers("e", 50), by=by)
     assert lengths(rows, "train") == [4, 8, 8]
     assert lengths(rows, "eval") == [10, 20, 20]
-    assert [stats[name]["rows"] for name in NAMES] == [4, 8, 8, 10, 20, 20]
     # Drawn from all rows, not the first ones; each of them has the phase that it has anyway.
     assert max(all_rows(rows, "train")) > 50
     assert all(set(rows[name]) <= set(whole[name]) for name in NAMES)
 
 
 def test_max_rows_does_not_count_excluded_rows(split, monkeypatch):
-    rows, _ = split(numbers("p", 100), numbers("e", 10), max_rows=20)
+    rows = split(numbers("p", 100), numbers("e", 10), max_rows=20)
     removed = {"train": rows["reward.train"][:1], "eval": np.empty(0, np.int64)}
     monkeypatch.setattr(split_dataset, "removed_rows", lambda *_: removed)
-    fewer, _ = split(numbers("p", 100), numbers("e", 10), max_rows=20)
+    fewer = split(numbers("p", 100), numbers("e", 10), max_rows=20)
     assert lengths(fewer, "train") == [4, 8, 8]
     assert fewer["sft.train"].tolist() == rows["sft.train"].tolist()
     assert set(rows["reward.train"]) - set(fewer["reward.train"]) == set(removed["train"])
 
 
-def test_stats_count_rows_whose_prompt_is_in_another_phase(split):
-    _, stats = split(["a"] * 10, ["a"] * 5)
-    assert shared_prompts(stats) == {
-        name: {other: size for other in NAMES if other != name}
-        for name, size in zip(NAMES, [2, 4, 4, 1, 2, 2], strict=True)
-    }
-
-
 def test_by_prompt_rows_of_a_prompt_go_to_one_phase(split):
     prompts = np.random.default_rng(1).permutation(numbers("p", 50) * 4).tolist()
-    rows, stats = split(prompts, numbers("e", 10), by="prompt")
+    rows = split(prompts, numbers("e", 10), by="prompt")
     assert all_rows(rows, "train") == list(range(200))
     # A fifth and two fifths of the prompts, four rows each.
     assert lengths(rows, "train") == [40, 80, 80]
-    assert shared_prompts(stats) == {}
+    assert_no_prompt_is_shared(rows, prompts)
     # Without an eval split, a tenth of the prompts is held out.
-    rows, stats = split(prompts, by="prompt")
+    rows = split(prompts, by="prompt")
     assert lengths(rows, "train") == [36, 72, 72]
     assert lengths(rows, "eval") == [4, 8, 8]
     assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(200))
-    assert shared_prompts(stats) == {}
+    assert_no_prompt_is_shared(rows, prompts)

@@ -37,7 +37,6 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
         settings=_page_settings(config, "report", stage, name),
         inputs={
             **{f"records.{dataset}": config.records_job(dataset) for dataset in datasets},
-            **{f"rows.{dataset}": ("split_dataset", dataset) for dataset in datasets},
             **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
             **{
                 f"{verb}_{stage}": (f"{verb}_{stage}", name)

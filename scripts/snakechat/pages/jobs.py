@@ -55,8 +55,31 @@ class Training(NamedTuple):
         return translate(STAGES[self.stage])
 
 
-def phase_section(trainings: Sequence[Training]) -> Section:
-    """Return the section of the rows of each phase and of their lengths."""
+def dataset_table(statistics: Mapping[str, Statistics]) -> Table:
+    """Return the table of repeated prompts, and of which response is longer.
+
+    statistics: stats.json of the datasets, by input name (records.DATASET).
+    """
+    rows = {}
+    for name, of in statistics.items():
+        if name.startswith("records."):
+            train = of["train"]
+            longer = train.get("chosen_longer_share")
+            rows[name.removeprefix("records.")] = {
+                translate("rows"): train["rows"],
+                translate("prompt of an earlier row"): format_share(
+                    train["repeated_prompts"] / train["rows"]
+                ),
+                translate("chosen response is the longer one"): longer and format_share(longer),
+            }
+    return table_of(translate("datasets"), rows)
+
+
+def row_section(trainings: Sequence[Training], statistics: Mapping[str, Statistics]) -> Section:
+    """Return the section of the rows of each dataset and phase, and of their lengths.
+
+    statistics: As of dataset_table.
+    """
     splits = {f"{of.stage}.{split}": rows for of in trainings for split, rows in of.tokens.items()}
     counts = {
         name: {
@@ -76,45 +99,11 @@ def phase_section(trainings: Sequence[Training]) -> Section:
         for what, of in split["tokens"].items()
     }
     tables = [
-        table_of(translate("rows"), counts),
+        dataset_table(statistics),
+        table_of(translate("phases"), counts),
         table_of(translate("lengths (tokens)"), lengths),
     ]
-    return Section(translate("Rows of each phase"), tables=tables)
-
-
-def prompt_section(statistics: Mapping[str, Statistics]) -> Section:
-    """Return the section of repeated and shared prompts, and of which response is longer.
-
-    statistics: stats.json of the datasets, by input name (records.DATASET, rows.DATASET).
-    """
-    rows, shared = {}, {}
-    for name, of in statistics.items():
-        kind, _, dataset = name.partition(".")
-        if kind == "records":
-            train = of["train"]
-            longer = train.get("chosen_longer_share")
-            rows[dataset] = {
-                translate("rows"): train["rows"],
-                translate("prompt of an earlier row"): format_share(
-                    train["repeated_prompts"] / train["rows"]
-                ),
-                translate("chosen response is the longer one"): longer and format_share(longer),
-            }
-        elif kind == "rows":
-            for phase, counts in of.items():
-                others = counts.get("rows_whose_prompt_is_in", {})
-                shared[f"{dataset}: {phase}"] = {
-                    translate("rows"): counts["rows"],
-                    translate("rows whose prompt another phase has"): ", ".join(
-                        f"{other} {format_number(count)}" for other, count in others.items()
-                    ),
-                }
-    note = translate(
-        "If the reward phase and RLHF share prompts, scores during RLHF are optimistic. The setting"
-        " split: {by: prompt} keeps all rows of a prompt in one phase."
-    )
-    tables = [table_of(translate("datasets"), rows), table_of(translate("phases"), shared, note)]
-    return Section(translate("Prompts of each dataset"), tables=tables)
+    return Section(translate("Rows and prompts"), tables=tables)
 
 
 def lineage_section(lineage: Lineage, licenses: Mapping[str, str | None]) -> Section:

@@ -9,9 +9,8 @@ from snakechat.pages.jobs import (
     Training,
     cost_section,
     lineage_section,
-    phase_section,
-    prompt_section,
     read_runs,
+    row_section,
     run_table,
     total_cost,
 )
@@ -53,7 +52,7 @@ def report(job: Job[Any]) -> Page:
     statistics = {
         name: read_json(folder / "stats.json")
         for name, folder in job.inputs.items()
-        if name.partition(".")[0] in ("records", "rows", "tokens")
+        if name.startswith(("records.", "tokens."))
     }
     runs = read_runs(lineage)
     trainings = {}
@@ -91,8 +90,7 @@ def report(job: Job[Any]) -> Page:
             *benchmark_sections(stage, read_benchmarks(job.inputs)),
             *responses,
             *(training_section(of, job.inputs) for of in all_trainings),
-            phase_section(all_trainings),
-            prompt_section(statistics),
+            row_section(all_trainings, statistics),
             lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
             cost_section(runs),
         ],

@@ -8,7 +8,7 @@ from snakechat.estimates import flops
 from snakechat.pages.jobs import (
     Training,
     cost_section,
-    prompt_section,
+    dataset_table,
     read_runs,
     run_table,
     throughput,
@@ -209,20 +209,9 @@ def test_results_that_call_for_caution_have_a_remark(stage, changes, text):
 # --- data -----------------------------------------------------------------------------------
 
 
-def test_repeated_and_shared_prompts_are_counted():
-    statistics = {
-        "records.toy": {"train": {"rows": 100, "repeated_prompts": 82}},
-        "rows.toy": {
-            "sft.train": {"rows": 20, "rows_whose_prompt_is_in": {"rlhf.train": 1000}},
-            "sft.eval": {"rows": 50},
-        },
-    }
-    datasets, phases = prompt_section(statistics).tables
-    assert rows_of(datasets)["toy"][1:] == ["82.0 %", ""]
-    assert [row[::2] for row in phases.rows] == [
-        ["toy: sft.train", "rlhf.train 1,000"],
-        ["toy: sft.eval", ""],
-    ]
+def test_repeated_prompts_are_counted():
+    table = dataset_table({"records.toy": {"train": {"rows": 100, "repeated_prompts": 82}}})
+    assert rows_of(table)["toy"][1:] == ["82.0 %", ""]
 
 
 # --- responses ------------------------------------------------------------------------------
