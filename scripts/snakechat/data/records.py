@@ -257,20 +257,11 @@ def percentiles(lengths: np.ndarray) -> dict[str, float]:
 
 
 def dataset_statistics(records: Iterable[Record]) -> dict[str, Any]:
-    """Return the number of records, and of those whose prompt an earlier one has.
-
-    With pairs, also the share of them whose chosen response is the longer one.
-    """
-    prompts, is_longer = array("Q"), array("b")
-    for turns, chosen, rejected in records:
+    """Return the number of records, and of those whose prompt an earlier one has."""
+    prompts = array("Q")
+    for turns, chosen, _ in records:
         prompts.append(fingerprint(render_prompt(turns) or chosen or ""))
-        if chosen is not None and rejected is not None:
-            is_longer.append(len(chosen) > len(rejected))
-    summary: dict[str, Any] = {"rows": len(prompts)}
-    summary["repeated_prompts"] = len(prompts) - len(np.unique(prompts))
-    if is_longer:
-        summary["chosen_longer_share"] = round(sum(is_longer) / len(is_longer), 4)
-    return summary
+    return {"rows": len(prompts), "repeated_prompts": len(prompts) - len(np.unique(prompts))}
 
 
 def write_records(

@@ -19,35 +19,26 @@ from snakechat.workflow.job import Job
 CALIBRATION_BINS = 15
 
 
-def calibration(margins: Tensor, num_bins: int) -> tuple[list[dict[str, Any]], float]:
-    """Return the calibration of a reward model: its bins and the expected calibration error.
+def calibration_error(margins: Tensor, num_bins: int = CALIBRATION_BINS) -> float:
+    """Return the expected calibration error of a reward model (Guo et al. 2017, eq. 3).
 
     The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
     with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
-    and confidence (Guo et al. 2017, eq. 3). Empty bins are omitted.
+    and confidence, over bins of pairs with similar confidences.
 
     margins: [n], chosen - rejected score.
     """
     confidences = torch.sigmoid(margins.abs())
     correct = (margins > 0).to(confidences.dtype)
     bin_of = ((confidences - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
-    bins = [
-        {
-            "pairs": int(inside.sum()),
-            "confidence": confidences[inside].mean().item(),
-            "accuracy": correct[inside].mean().item(),
-        }
-        for inside in (bin_of == index for index in range(num_bins))
-        if inside.any()
-    ]
-    error = sum(b["pairs"] * abs(b["confidence"] - b["accuracy"]) for b in bins) / len(margins)
-    return bins, error
+    distances = confidences.new_zeros(num_bins).index_add(0, bin_of, correct - confidences)
+    return (distances.abs().sum() / len(margins)).item()
 
 
 def held_out_pair_metrics(
     losses: Tensor, scores: Tensor, lengths: Tensor, rounding: Tensor, clusters: Tensor
 ) -> dict[str, Any]:
-    """Return pair_metrics, the calibration, and the accuracy of choosing the longer response.
+    """Return pair_metrics, calibration_error, and the accuracy of choosing the longer response.
 
     Args:
         losses: [n].
@@ -57,7 +48,6 @@ def held_out_pair_metrics(
     limits = rounding.sum(dim=0)
     margins = scores[0] - scores[1]
     margins = margins.where(margins.abs() > limits, 0)
-    bins, error = calibration(margins, CALIBRATION_BINS)
     shares = {
         "accuracy": margins > 0,
         "ties": margins == 0,
@@ -70,10 +60,8 @@ def held_out_pair_metrics(
     return {
         "pairs": len(losses),
         **pair_metrics(losses, scores, limits),
-        "calibration": bins,
-        "calibration_error": error,
+        "calibration_error": calibration_error(margins),
         "longer_wins_accuracy": intervals["longer_wins_accuracy"][0],
-        "equal_lengths": (lengths[0] == lengths[1]).double().mean().item(),
         "intervals_95": {name: interval for name, (_, interval) in intervals.items()},
     }
 

@@ -56,22 +56,20 @@ class Training(NamedTuple):
 
 
 def dataset_table(statistics: Mapping[str, Statistics]) -> Table:
-    """Return the table of repeated prompts, and of which response is longer.
+    """Return the table of repeated prompts.
 
     statistics: stats.json of the datasets, by input name (records.DATASET).
     """
-    rows = {}
-    for name, of in statistics.items():
-        if name.startswith("records."):
-            train = of["train"]
-            longer = train.get("chosen_longer_share")
-            rows[name.removeprefix("records.")] = {
-                translate("rows"): train["rows"],
-                translate("prompt of an earlier row"): format_share(
-                    train["repeated_prompts"] / train["rows"]
-                ),
-                translate("chosen response is the longer one"): longer and format_share(longer),
-            }
+    trained = {name: of["train"] for name, of in statistics.items() if name.startswith("records.")}
+    rows = {
+        name.removeprefix("records."): {
+            translate("rows"): of["rows"],
+            translate("prompt of an earlier row"): format_share(
+                of["repeated_prompts"] / of["rows"]
+            ),
+        }
+        for name, of in trained.items()
+    }
     return table_of(translate("datasets"), rows)
 
 

@@ -96,12 +96,6 @@ def test_a_few_records_are_counted_as_by_hand():
         "rows": 4,
         # The prompts of the second and the fourth were there before.
         "repeated_prompts": 2,
-        # Two of three pairs.
-        "chosen_longer_share": 0.6667,
-    }
-    assert dataset_statistics([make_record("How?", None, " No.")]) == {
-        "rows": 1,
-        "repeated_prompts": 0,
     }
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from snakechat.evaluation.held_out_pairs import (
-    calibration,
+    calibration_error,
     held_out_labelled_metrics,
     held_out_pair_metrics,
 )
@@ -13,22 +13,12 @@ from snakechat.evaluation.held_out_pairs import (
 def test_calibration_by_hand():
     # Confidences 0.6, 0.7, 0.9 and 0.95; the second pair is incorrect. Two bins, split at 0.75.
     odds = torch.tensor([6 / 4, 3 / 7, 9, 19], dtype=torch.float64)
-    bins, error = calibration(odds.log(), 2)
-    assert [each["pairs"] for each in bins] == [2, 2]
-    assert [each["confidence"] for each in bins] == pytest.approx([0.65, 0.925])
-    assert [each["accuracy"] for each in bins] == [0.5, 1.0]
-    # Distances 0.15 and 0.075, of two pairs each.
-    assert error == pytest.approx((2 * 0.15 + 2 * 0.075) / 4)
-
-
-def test_empty_bins_are_omitted():
+    # Mean confidences 0.65 and 0.925, accuracies 1/2 and 1: distances 0.15 and 0.075, of two pairs
+    # each.
+    assert calibration_error(odds.log(), 2) == pytest.approx((2 * 0.15 + 2 * 0.075) / 4)
     # Ties, which are incorrect, are in the first bin; a confidence of 1 is in the last.
-    bins, error = calibration(torch.tensor([0.0, 0.0, 0.0, 1000.0]), 15)
-    assert bins == [
-        {"pairs": 3, "confidence": 0.5, "accuracy": 0.0},
-        {"pairs": 1, "confidence": 1.0, "accuracy": 1.0},
-    ]
-    assert error == pytest.approx(3 * 0.5 / 4)
+    margins = torch.tensor([0.0, 0.0, 0.0, 1000.0])
+    assert calibration_error(margins) == pytest.approx(3 * 0.5 / 4)
 
 
 LOSSES = torch.tensor([0.5, 1.5, 1.0, 1.0], dtype=torch.float64)
@@ -44,13 +34,11 @@ PAIRS = [LOSSES, SCORES, LENGTHS, ROUNDING, CLUSTERS]
 
 def test_held_out_pairs():
     metrics = held_out_pair_metrics(*PAIRS)
-    bins = metrics.pop("calibration")
-    assert [each["accuracy"] for each in bins] == [0, 1, 1, 0] and bins[0]["confidence"] == 0.5
     intervals = metrics.pop("intervals_95")
     assert intervals.keys() == {"accuracy", "ties", "longer_wins_accuracy"}
     low, high = intervals["accuracy"]
     assert low < 0.1 and high > 0.9
-    _, error = calibration(torch.tensor([1.0, -3.0, 0.0, 0.5], dtype=torch.float64), 15)
+    error = calibration_error(torch.tensor([1.0, -3.0, 0.0, 0.5], dtype=torch.float64))
     assert metrics == pytest.approx(
         {
             "pairs": 4,
@@ -62,7 +50,6 @@ def test_held_out_pairs():
             "rejected_score": 1.375,
             "calibration_error": error,
             "longer_wins_accuracy": 0.25,
-            "equal_lengths": 0.5,
         }
     )
 

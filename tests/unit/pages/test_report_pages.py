@@ -211,7 +211,7 @@ def test_results_that_call_for_caution_have_a_remark(stage, changes, text):
 
 def test_repeated_prompts_are_counted():
     table = dataset_table({"records.toy": {"train": {"rows": 100, "repeated_prompts": 82}}})
-    assert rows_of(table)["toy"][1:] == ["82.0 %", ""]
+    assert rows_of(table)["toy"][1:] == ["82.0 %"]
 
 
 # --- responses ------------------------------------------------------------------------------
