@@ -96,7 +96,7 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
     assert not rows.keys() & {"licenses", "options"}
     names = json.loads((folder / "report/rlhf/tiny.manifest.json").read_text())["spec"]["names"]
     assert {path.removeprefix("output/") for path in names} - {"report/rlhf/tiny"} <= rows.keys()
-    assert "<td>unknown</td>" not in page
+    assert ">?</td>" not in page
     assert "generated (shop, seed 1234)" in page and "random weights (seed 1234)" in page
     titles = re.findall("<figcaption>(.*?)</figcaption>", page)
     assert {"value loss", "explained variance of the returns"} <= set(titles)

@@ -104,16 +104,15 @@ def row_section(trainings: Sequence[Training], statistics: Mapping[str, Statisti
     return Section(translate("Rows and prompts"), tables=tables)
 
 
-def lineage_section(lineage: Lineage, licenses: Mapping[str, str | None]) -> Section:
+def job_section(lineage: Lineage, licenses: Mapping[str, str | None], runs: Runs) -> Section:
     """Return the table of the jobs that a report was made from, each below its inputs.
 
     licenses: The licences of the sources, by path.
     """
     rows = {}
-    for path in upstream_first(lineage):
+    for path, run in runs.items():
         job = lineage[path]
         rows[path.removeprefix("output/")] = {
-            translate("rule"): job["rule"],
             translate("inputs"): ", ".join(each.removeprefix("output/") for each in job["inputs"]),
             translate("source"): describe_origin(job, licenses.get(path)),
             translate("spec"): job["spec"][:16],
@@ -122,13 +121,15 @@ def lineage_section(lineage: Lineage, licenses: Mapping[str, str | None]) -> Sec
                 f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
                 for entry in job.get("accepted", ())
             ),
+            **{run_label(key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
         }
+    rows[translate("time of all jobs")] = {run_label("seconds"): total_cost(runs)}
     note = translate(
         "A spec is the digest of a job's settings, code and inputs. The table shows its first"
-        " 16 digits."
+        " 16 digits. The time of a resumed training starts where it was resumed."
     )
     table = table_of("", rows, note, translate("job"))._replace(has_texts=True)
-    return Section(translate("Lineage"), tables=[table])
+    return Section(translate("Lineage and costs"), tables=[table])
 
 
 def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str:
@@ -171,22 +172,6 @@ def read_runs(lineage: Lineage) -> Runs:
 def total_cost(runs: Runs) -> str:
     """Return the time of all jobs together."""
     return format_duration(sum(run["seconds"] for run in runs.values() if run))
-
-
-def cost_section(runs: Runs) -> Section:
-    """Return the section of the time and the memory of the jobs."""
-    rows = {
-        path.removeprefix("output/"): {
-            run_label(key): run_value(key, run.get(key)) for key in COSTS
-        }
-        if run
-        else {run_label(COSTS[0]): translate("unknown")}
-        for path, run in runs.items()
-    }
-    rows[translate("time of all jobs")] = {run_label("seconds"): total_cost(runs)}
-    note = translate("The time of a resumed training starts where it was resumed.")
-    table = table_of("", rows, note, translate("job"))
-    return Section(translate("Costs"), tables=[table])
 
 
 def run_table(training: Training) -> Table:

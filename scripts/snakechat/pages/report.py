@@ -7,8 +7,7 @@ from typing import Any
 from snakechat.data.cards import source_licenses
 from snakechat.pages.jobs import (
     Training,
-    cost_section,
-    lineage_section,
+    job_section,
     read_runs,
     row_section,
     run_table,
@@ -91,8 +90,7 @@ def report(job: Job[Any]) -> Page:
             *responses,
             *(training_section(of, job.inputs) for of in all_trainings),
             row_section(all_trainings, statistics),
-            lineage_section(lineage, source_licenses(lineage, job.options.licenses)),
-            cost_section(runs),
+            job_section(lineage, source_licenses(lineage, job.options.licenses), runs),
         ],
         notes=[
             translate(

@@ -7,8 +7,8 @@ import pytest
 from snakechat.estimates import flops
 from snakechat.pages.jobs import (
     Training,
-    cost_section,
     dataset_table,
+    job_section,
     read_runs,
     run_table,
     throughput,
@@ -260,18 +260,19 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     run = {"seconds": 61, "peak_memory_mb": 1234, "started": "2026-01-02T03:04:05", "host": "here"}
     run = EMPTY_RUN | run
-    lineage = {}
+    lineage, sources = {}, {"settings": {}, "files": {"number": 0}}
     for name, recorded in (("data", "a"), ("sft", "other"), ("rlhf", None)):
-        lineage[name] = {"spec": "a", "inputs": []}
+        lineage[name] = {"spec": "a", "inputs": [], **sources}
         if recorded:
             (tmp_path / name).mkdir()
             (tmp_path / name / "run.json").write_text(json.dumps(run | {"spec": recorded}))
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
-    [table] = cost_section(runs).tables
-    assert table.rows[0] == ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", ""]
-    assert [row[:2] for row in table.rows[1:-1]] == [["rlhf", "unknown"], ["sft", "unknown"]]
-    assert table.rows[-1][2] == total_cost(runs) == "0:01:01"
+    [table] = job_section(lineage, {}, runs).tables
+    cells = [[row[0], *row[5:]] for row in table.rows]
+    assert cells[0] == ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", ""]
+    assert cells[1:3] == [["rlhf", *"????"], ["sft", *"????"]]
+    assert cells[3][2] == total_cost(runs) == "0:01:01"
 
 
 MODEL = {"weights": 100, "trained": 100, "layers": 2, "hidden_size": 4}
