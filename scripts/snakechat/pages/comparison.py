@@ -33,9 +33,9 @@ from snakechat.pages.texts import as_text, run_label, run_value, translate
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version, read_version_file
 from snakechat.workflow.manifest import (
+    MANIFEST,
     Lineage,
     merge_lineages,
-    named_lineage,
     read_run_record,
     result_id,
 )
@@ -193,17 +193,13 @@ def _read_run(job: Job[Any], name: str) -> Run:
     folder, evaluation = (
         version.get(kind) or job.inputs[f"{kind}.{name}"] for kind in ("training", "evaluation")
     )
-    if version:
-        manifest = read_json(Path(folder, "manifest.json"))
-        path = result_id(manifest)
-        lineage = named_lineage({path: path}, merge_lineages([manifest]), {})
-    else:
-        path, lineage = job.spec["inputs"][f"training.{name}"]["path"], job.lineage
+    manifest = read_json(Path(folder, MANIFEST))
+    lineage, result = merge_lineages([manifest]), result_id(manifest)
     steps = read_version_file(folder, "metrics.jsonl")
     metrics = json.loads(read_version_file(evaluation, "metrics.json"))
     metrics |= read_benchmarks(job.inputs).get(f"{stage}/{name}", {})
-    settings = lineage[path]["settings"]
-    record = read_run_record(folder, lineage[path]["spec"]) or {}
+    settings = lineage[result]["settings"]
+    record = read_run_record(folder, lineage[result]["spec"]) or {}
     placement = placement_of(record.get("placement", {}))
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
     if batch and "seconds_per_step" in record:
@@ -212,7 +208,7 @@ def _read_run(job: Job[Any], name: str) -> Run:
     return Run(
         name=name,
         seed=settings.get("seed"),
-        settings=comparable_settings(lineage, path)
+        settings=comparable_settings(lineage, result)
         | {f"placement: {key}": getattr(placement, key) for key in PLACEMENT},
         steps=lines,
         metrics=with_metrics_before(metrics, lines),
@@ -311,22 +307,22 @@ def setting_section(groups: Sequence[Group]) -> Section:
     return Section(translate("Settings that differ"), tables=[table])
 
 
-def comparable_settings(lineage: Lineage, path: str) -> dict[str, Any]:
+def comparable_settings(lineage: Lineage, result: str) -> dict[str, Any]:
     """Return the settings of a training without the seed, and the settings of the jobs before it.
 
     A setting of an earlier job has the rule of the job as a prefix, or "dataset" or "model".
     Several jobs of a rule have a list of their values.
 
     Args:
-        lineage: The training and all jobs before it.
-        path: Path of the training.
+        lineage: The training and all jobs before it, by RULE/KEY.
+        result: RULE/KEY of the training.
     """
-    settings = {key: value for key, value in _job_settings(lineage[path]) if key != "seed"}
+    settings = {key: value for key, value in _job_settings(lineage[result]) if key != "seed"}
     upstream: dict[str, list[Any]] = {}
-    before = list(lineage[path]["inputs"])
+    before = list(lineage[result]["inputs"].values())
     for place in before:
         job = lineage[place]
-        before += [each for each in job["inputs"] if each not in before]
+        before += [each for each in job["inputs"].values() if each not in before]
         for key, value in () if job["rule"].startswith(DERIVED) else _job_settings(job):
             prefix = SOURCES.get(job["rule"], job["rule"])
             values = upstream.setdefault(f"{prefix}: {key}", [])

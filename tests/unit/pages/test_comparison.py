@@ -148,11 +148,10 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
 
 
 def job(path, settings, *inputs, files=0):
-    """A job of a lineage."""
-    rule, name = path.split("/")
+    """A job of a lineage, by RULE/KEY."""
     files = {"number": files, "digest": "0123456789abcdef"}
-    entry = {"rule": rule, "name": name, "settings": settings, "inputs": inputs, "files": files}
-    return path, entry
+    entry = {"rule": path.partition("/")[0], "settings": settings, "files": files}
+    return path, entry | {"inputs": dict(enumerate(inputs))}
 
 
 def differences(*lineages):
