@@ -54,24 +54,21 @@ def test_scores_are_those_of_the_saved_model_at_the_last_token(job, tokenizer):
 
 
 def test_ties_are_counted_and_not_correct(job, monkeypatch):
-    scores = iter((SCORES[::-1], SCORES))
+    scores = iter((SCORES, SCORES[::-1].copy()))
     monkeypatch.setattr(rw_eval, "response_scores", lambda *_: next(scores))
     rows, metrics = scored(job)
     assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
     assert [row["base_margin"] for row in rows] == [-1, 0, 2, -0.5]
-    for each in (metrics, *metrics["sets"].values()):
-        low, high = each.pop("intervals_95")["accuracy"]
-        assert 0 <= low < each["accuracy"] <= high <= 1
-    toy = {"pairs": 3, "accuracy": 1 / 3, "ties": 1 / 3, "margin": -1 / 3, "base_accuracy": 1 / 3}
-    other = {"pairs": 1, "accuracy": 1.0, "ties": 0.0, "margin": 0.5, "base_accuracy": 0.0}
-    assert metrics == {
-        "pairs": 4,
-        "accuracy": 0.5,
-        "ties": 0.25,
-        "margin": -0.125,
-        "base_accuracy": 0.25,
-        "sets": {"toy": toy, "en": other},
-    }
+    keys = "pairs", "accuracy", "ties", "margin"
+    for of, values, base_accuracy in (
+        (metrics, [4, 0.5, 0.25, -0.125], 0.25),
+        (metrics["by_dataset"]["toy"], [3, 1 / 3, 1 / 3, -1 / 3], 1 / 3),
+        (metrics["by_dataset"]["en"], [1, 1.0, 0.0, 0.5], 0.0),
+    ):
+        assert [of[key] for key in keys] == pytest.approx(values)
+        assert of["base"]["accuracy"] == base_accuracy
+        low, high = of["intervals_95"]["accuracy"]
+        assert 0 <= low < of["accuracy"] <= high <= 1
 
 
 def test_a_response_that_is_too_long_is_rejected(job, tmp_path):

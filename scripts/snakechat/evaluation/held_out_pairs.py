@@ -35,6 +35,12 @@ def calibration_error(margins: Tensor, num_bins: int = CALIBRATION_BINS) -> floa
     return (distances.abs().sum() / len(margins)).item()
 
 
+def pair_margins(scores: Tensor, rounding: Tensor) -> Tensor:
+    """Return chosen - rejected score [n] of scores [2, n]; 0 within rounding errors [2, n]."""
+    margins = scores[0] - scores[1]
+    return margins.where(margins.abs() > rounding.sum(dim=0), 0)
+
+
 def held_out_pair_metrics(
     losses: Tensor, scores: Tensor, lengths: Tensor, rounding: Tensor, clusters: Tensor
 ) -> dict[str, Any]:
@@ -45,9 +51,7 @@ def held_out_pair_metrics(
         scores, lengths, rounding: [2, n], of chosen and rejected responses.
         clusters: [n].
     """
-    limits = rounding.sum(dim=0)
-    margins = scores[0] - scores[1]
-    margins = margins.where(margins.abs() > limits, 0)
+    margins = pair_margins(scores, rounding)
     shares = {
         "accuracy": margins > 0,
         "ties": margins == 0,
@@ -59,7 +63,7 @@ def held_out_pair_metrics(
     }
     return {
         "pairs": len(losses),
-        **pair_metrics(losses, scores, limits),
+        **pair_metrics(losses, scores, rounding.sum(dim=0)),
         "calibration_error": calibration_error(margins),
         "longer_wins_accuracy": intervals["longer_wins_accuracy"][0],
         "intervals_95": {name: interval for name, (_, interval) in intervals.items()},

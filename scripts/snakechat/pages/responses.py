@@ -120,14 +120,9 @@ def score_page(title: str, lines: Lines, metrics: Mapping[str, Any]) -> Page:
             texts = line["prompt"], line["chosen"], chosen, line["rejected"], rejected
             rows.append([str(number), *texts, marked, base])
         sections.append(Section(name, tables=[Table("", head, rows, has_texts=True)]))
-    names = {
-        "accuracy": label_of("accuracy"),
-        "base_accuracy": translate("accuracy of the base model"),
-        "ties": label_of("ties"),
-    }
     cards = {
-        name: figure_cell("accuracy", figure)
-        for key, name in names.items()
-        if (figure := read_figure(metrics, key))
+        label_of(path): figure_cell(path, figure)
+        for path in ("accuracy", "base.accuracy", "ties")
+        if (figure := read_figure(metrics, path))
     }
     return Page(translate("Scores of good and bad responses"), title, sections, cards)

@@ -41,11 +41,11 @@ def test_a_margin_is_better_or_worse_unless_it_is_rounding(tmp_path):
         | {"base_margin": 0.25}
         for chosen, rejected in pairs
     ]
-    metrics = {"pairs": 4, "accuracy": 0.5, "ties": 0.25, "base_accuracy": 1.0}
+    metrics = {"pairs": 4, "accuracy": 0.5, "ties": 0.25, "base": {"accuracy": 1.0}}
     page = page_of(tmp_path, score_page("reward/tiny", lines, metrics))
     cells = texts_in(page, "td")
     rows = [cells[start : start + 7] for start in range(0, len(cells), 7)]
     assert [row[5] for row in rows] == ["+1.00▲", "0", "\N{MINUS SIGN}2.00▼", "+1.00e-05"]
     assert rows[0][6] == "0.250" and rows[0][1] == "At the <market>." and "<market>" not in page
-    for shown in ("50.0\N{NO-BREAK SPACE}%", "25.0\N{NO-BREAK SPACE}%"):
+    for shown in ("50.0", "accuracy of base", "100.0", "25.0"):
         assert shown in page
