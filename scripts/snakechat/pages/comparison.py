@@ -16,7 +16,6 @@ from snakechat.evaluation.intervals import difference_interval, mean_interval
 from snakechat.pages.deepspeed_chat import read_log
 from snakechat.pages.metrics import (
     RESULTS,
-    STAGES,
     Figure,
     benchmark_paths,
     is_fraction,
@@ -29,7 +28,7 @@ from snakechat.pages.metrics import (
 from snakechat.pages.page import Page, Section, Table, write_csv
 from snakechat.pages.plots import curve_panels, metric_panels, points_of
 from snakechat.pages.tables import metric_table
-from snakechat.pages.texts import as_text, run_label, run_value, translate
+from snakechat.pages.texts import as_text, name_of, run_value, translate
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version, read_version_file
 from snakechat.workflow.manifest import (
@@ -162,7 +161,7 @@ def comparison(job: Job[Any]) -> Page:
         names=logs,
     )
     return Page(
-        eyebrow=translate("Comparison of recipes: {stage}", stage=translate(STAGES[stage])),
+        eyebrow=translate("Comparison of recipes: {stage}", stage=name_of("stages", stage)),
         title=name,
         sections=[
             result_section(groups, metrics),
@@ -298,7 +297,7 @@ def setting_section(groups: Sequence[Group]) -> Section:
         costs = [[run.record[key] for run in of.runs if key in run.record] for of in groups]
         if any(costs):
             means = [run_value(key, statistics.fmean(of) if of else None) for of in costs]
-            rows.append([run_label(key), *means])
+            rows.append([name_of("run", key), *means])
     note = translate(
         "A setting of an earlier job has the rule of the job as a prefix, or dataset or model."
         " Times and memory are means over seeds."

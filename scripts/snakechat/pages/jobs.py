@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.estimates.flops import peak_flops, rlhf_flops, training_flops
-from snakechat.pages.metrics import STAGES
 from snakechat.pages.page import Section, Table, table_of, value_table
 from snakechat.pages.texts import (
-    METRICS,
+    NAMES,
     format_duration,
     format_number,
     format_share,
-    run_label,
+    name_of,
     run_value,
     translate,
 )
@@ -52,7 +51,7 @@ class Training(NamedTuple):
     @property
     def title(self) -> str:
         """The stage as people know it."""
-        return translate(STAGES[self.stage])
+        return name_of("stages", self.stage)
 
 
 def dataset_table(statistics: Mapping[str, Statistics]) -> Table:
@@ -121,9 +120,9 @@ def job_section(lineage: Lineage, licenses: Mapping[str, str | None], runs: Runs
                 f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
                 for entry in job.get("accepted", ())
             ),
-            **{run_label(key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
+            **{name_of("run", key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
         }
-    rows[translate("time of all jobs")] = {run_label("seconds"): total_cost(runs)}
+    rows[translate("time of all jobs")] = {name_of("run", "seconds"): total_cost(runs)}
     note = translate(
         "A spec is the digest of a job's settings, code and inputs. The table shows its first"
         " 16 digits. The time of a resumed training starts where it was resumed."
@@ -187,10 +186,10 @@ def run_table(training: Training) -> Table:
     measured = {"command": rebuild_command(training.path, run), **job["facts"], **scaling, **run}
     if "seconds_per_step" in run:
         measured |= throughput(training)
-    known = METRICS["run"]
+    known = NAMES["run"]
     order = [*known, *sorted(measured.keys() - known.keys() - {*APART})]
     shown = {
-        run_label(key): run_value(key, measured[key])
+        name_of("run", key): run_value(key, measured[key])
         for key in order
         if measured.get(key) is not None
     }

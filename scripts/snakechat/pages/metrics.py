@@ -9,34 +9,19 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
-from snakechat.pages.texts import METRICS, N_, translate
+from snakechat.pages.texts import NAMES, name_of, translate
 
-# In the order of training. Two are names in responses.jsonl alone: of the row itself, and of a
-# model before its training.
-MODELS = {
-    "data": N_("held-out response"),
-    "before": N_("before training"),
-    **{"base": "base", "sft": "SFT", "dpo": "DPO", "rlhf": "RLHF", "ema": "EMA of RLHF"},
-}
-# In the order of training, and as titles of sections.
-STAGES = {
-    "sft": N_("SFT"),
-    "dpo": N_("DPO"),
-    "reward": N_("Reward model"),
-    "rlhf": N_("RLHF"),
-}
-MOMENTS = {"before": N_("before training"), "after": N_("after training")}
 # The key of the metrics of benchmarks in the metrics of an evaluation.
 BENCHMARKS = "benchmarks"
 # Groups of metrics: of the curves of a stage, and of evaluations.
 CURVES = {"sft": "sft_curves", "reward": "pair_curves", "dpo": "pair_curves", "rlhf": "rlhf_curves"}
-PERPLEXITIES, PAIRS = METRICS["perplexities"], METRICS["pairs"]
-RESPONSES, WIN_CRITERIA = METRICS["responses"], METRICS["wins"]
+PERPLEXITIES, PAIRS = NAMES["perplexities"], NAMES["pairs"]
+RESPONSES, WIN_CRITERIA = NAMES["responses"], NAMES["wins"]
 
 _PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
 # Results of each stage, and the same of the model before training: paths in metrics.json.
 RESULTS: dict[str, list[str]] = {
-    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in MOMENTS],
+    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in NAMES["moments"]],
     "reward": _PAIR_RESULTS,
     "dpo": _PAIR_RESULTS,
     "rlhf": [
@@ -60,9 +45,8 @@ HEADLINES = {
 }
 _BY_KEY = {
     key.rpartition("/")[2]: names
-    for group, of_group in METRICS.items()
-    if group not in ("wins", "run")
-    for key, names in of_group.items()
+    for group in (*CURVES.values(), "perplexities", "pairs", "responses")
+    for key, names in NAMES[group].items()
 }
 # Values whose relative distance is less are equal: ZeRO stages, threads and GPUs round differently.
 ROUNDING = 1e-4
@@ -92,11 +76,6 @@ class Figure(NamedTuple):
         return (low > 0) - (high < 0)
 
 
-def model_label(model: str) -> str:
-    """Return the name of a model on pages."""
-    return translate(MODELS.get(model, model))
-
-
 def label_of(path: str) -> str:
     """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
     keys = path.split(".")
@@ -105,15 +84,15 @@ def label_of(path: str) -> str:
     if keys[0] == "wins":
         return translate(
             "win rate of {model} against {other}, {criterion}",
-            model=model_label(keys[1]),
-            other=model_label(keys[2]),
+            model=name_of("models", keys[1]),
+            other=name_of("models", keys[2]),
             criterion=translate(names_of(path)["en"]),
         )
     label = translate(names_of(path)["en"])
     if keys[0] == "before":
         return translate("{metric} before training", metric=label)
     if keys[0] in INITIAL_MODELS:
-        return translate("{metric} of {model}", metric=label, model=model_label(keys[0]))
+        return translate("{metric} of {model}", metric=label, model=name_of("models", keys[0]))
     return label
 
 
@@ -209,7 +188,7 @@ def own_metrics(
     if "command" not in settings:
         return []
     found = dict.fromkeys(key.removeprefix("eval_") for line in steps for key in line)
-    return [key for key in found if key not in ("step", *METRICS[CURVES[stage]])]
+    return [key for key in found if key not in ("step", *NAMES[CURVES[stage]])]
 
 
 def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

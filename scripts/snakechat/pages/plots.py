@@ -25,7 +25,7 @@ from snakechat.pages.metrics import CURVES, is_fraction, label_of
 from snakechat.pages.metrics import Figure as Estimate
 from snakechat.pages.page import TEMPLATES, Panel
 from snakechat.pages.tables import Columns
-from snakechat.pages.texts import METRICS, translate
+from snakechat.pages.texts import NAMES, translate
 
 # The first colour of the style.
 COLOUR = "#0072b2"
@@ -49,7 +49,7 @@ def curve_panels(stage: str, lines: Mapping[str, Line], own: Iterable[str]) -> l
         lines: The lines of each figure, by name.
         own: Metrics of a user's command (snakechat.pages.metrics.own_metrics).
     """
-    labels = {key: translate(names["en"]) for key, names in METRICS[CURVES[stage]].items()}
+    labels = {key: translate(names["en"]) for key, names in NAMES[CURVES[stage]].items()}
     return _panels(draw_lines, labels | {key: key for key in own}, lines)
 
 

@@ -14,7 +14,6 @@ from snakechat.pages.jobs import (
     total_cost,
 )
 from snakechat.pages.metrics import (
-    STAGES,
     numbers_of,
     own_metrics,
     read_benchmarks,
@@ -35,7 +34,7 @@ from snakechat.pages.plots import curve_panels, points_of
 from snakechat.pages.responses import response_sections
 from snakechat.pages.results import benchmark_sections, headline, remarks_on, result_section
 from snakechat.pages.rows import TokenizedRows, row_tables
-from snakechat.pages.texts import format_share, translate
+from snakechat.pages.texts import NAMES, format_share, translate
 from snakechat.workflow.job import Job
 
 # Training rows of each stage that a report shows by token.
@@ -56,7 +55,7 @@ def report(job: Job[Any]) -> Page:
     runs = read_runs(lineage)
     trainings = {}
     # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
-    for each in (each for each in STAGES if f"train_{each}" in job.inputs):
+    for each in (each for each in NAMES["stages"] if f"train_{each}" in job.inputs):
         path = job.spec["inputs"][f"train_{each}"]["path"]
         steps = read_json_lines(job.inputs[f"train_{each}"] / "metrics.jsonl")
         metrics = read_json(job.inputs[f"evaluate_{each}"] / "metrics.json")

@@ -7,21 +7,15 @@ from operator import itemgetter
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.pages.metrics import Figure, label_of, model_label, read_figure
+from snakechat.pages.metrics import Figure, label_of, read_figure
 from snakechat.pages.page import Page, Section, Table
 from snakechat.pages.tables import figure_cell
-from snakechat.pages.texts import N_, translate
+from snakechat.pages.texts import name_of, translate
 
 # Lines of a .jsonl file.
 Lines = Sequence[Mapping[str, Any]]
 # Prompts on the page: the first ones, and those where the score decreased most.
 FIRST, DECREASED = 10, 3
-# Columns of the pages of users' prompts.
-DECODERS = (N_("greedy"), N_("sampled"))
-PAIR_HEAD = (
-    *(N_("prompt"), N_("good response (chosen)"), N_("score")),
-    *(N_("bad response (rejected)"), N_("score"), N_("margin"), N_("margin of the base model")),
-)
 
 
 def response_sections(lines: Lines, num_generations: int) -> list[Section]:
@@ -46,7 +40,7 @@ def response_sections(lines: Lines, num_generations: int) -> list[Section]:
 
         title = translate(
             "Responses whose score decreased most from {initial} to RLHF",
-            initial=model_label(initial),
+            initial=name_of("models", initial),
         )
         shown[title] = sorted((of for of in prompts if change(of) < 0), key=change)[:DECREASED]
     return [
@@ -63,7 +57,7 @@ def _prompt_table(lines: Mapping[str, Mapping[str, Any]]) -> Table:
     rows = []
     for model, line in lines.items():
         scores = [figure_cell(key, Figure(line[key])) for key in keys]
-        rows.append([model_label(model), line["response"].strip(), *scores])
+        rows.append([name_of("models", model), line["response"].strip(), *scores])
     head = [translate("model"), translate("response"), *map(label_of, keys)]
     return Table(line["prompt"].strip(), head, rows, has_texts=True)
 
@@ -76,7 +70,7 @@ def response_page(title: str, lines: Lines, settings: Mapping[str, Any]) -> Page
         lines: The lines of responses.jsonl, those of a set, a prompt and a model together.
         settings: Settings of the job that sampled them.
     """
-    head = [translate("model"), *map(translate, DECODERS)]
+    head = [translate("model"), translate("greedy"), translate("sampled")]
     sections = []
     for name, of_set in groupby(lines, itemgetter("set")):
         tables = []
@@ -105,7 +99,12 @@ def score_page(title: str, lines: Lines, metrics: Mapping[str, Any]) -> Page:
         lines: The lines of scores.jsonl, those of a set together.
         metrics: Content of metrics.json.
     """
-    head = ["", *map(translate, PAIR_HEAD)]
+    head = [
+        *("", translate("prompt")),
+        *(translate("good response (chosen)"), translate("score")),
+        *(translate("bad response (rejected)"), translate("score")),
+        *(translate("margin"), translate("margin of the base model")),
+    ]
     sections = []
     for name, of_set in groupby(lines, itemgetter("set")):
         rows = []

@@ -10,42 +10,22 @@ import numpy as np
 from snakechat.evaluation.comparisons import initial_model, mean_difference
 from snakechat.pages.metrics import (
     BENCHMARKS,
-    MODELS,
-    MOMENTS,
     PAIRS,
     PERPLEXITIES,
     RESPONSES,
-    STAGES,
     WIN_CRITERIA,
     Figure,
     benchmark_paths,
     headline_paths,
     label_of,
-    model_label,
     read_figure,
 )
 from snakechat.pages.page import Cell, Section
 from snakechat.pages.plots import metric_panels
 from snakechat.pages.tables import figure_cell, format_metric, metric_table
-from snakechat.pages.texts import N_, format_number, translate
+from snakechat.pages.texts import NAMES, format_number, name_of, translate
 
 Metrics = Mapping[str, Any]
-# What an evaluation was made on.
-COUNTS = {
-    "rows": N_("held-out rows"),
-    "pairs": N_("held-out pairs"),
-    "responses": N_("held-out responses"),
-    "num_prompts": N_("held-out prompts"),
-}
-# Of which rows a column of metrics is: KTO has single responses.
-ALL = {"pairs": N_("all pairs"), "responses": N_("all responses")}
-# A win rate, and shares of comparisons, by the length of the responses.
-WIN_COLUMNS = {
-    "": N_("win rate (a tie is half a win)"),
-    ".longer": N_("longer response"),
-    ".when_longer": N_("win rate if longer"),
-    ".when_not_longer": N_("win rate if not longer"),
-}
 # Metrics of responses that have a figure.
 PLOTTED = (
     *("score", "judge_score", "success", "kl_to_sft", "kl_to_dpo", "kl_to_base"),
@@ -68,12 +48,12 @@ def headline(stage: str, metrics: Metrics) -> dict[str, Cell]:
             if is_difference:
                 label = translate(
                     "change from {initial} to RLHF: {metric}",
-                    initial=model_label(initial_model(metrics)),
+                    initial=name_of("models", initial_model(metrics)),
                     metric=label,
                 )
             cards[label] = figure_cell(metric, figure, is_difference)
-    [count] = [key for key in COUNTS if key in metrics]
-    return cards | {translate(COUNTS[count]): Cell(format_number(metrics[count]))}
+    [count] = NAMES["counts"].keys() & metrics.keys()
+    return cards | {name_of("counts", count): Cell(format_number(metrics[count]))}
 
 
 def figure_at(metrics: Metrics, prefix: str = "", suffix: str = "") -> Callable[[str], Any]:
@@ -83,34 +63,39 @@ def figure_at(metrics: Metrics, prefix: str = "", suffix: str = "") -> Callable[
 
 def result_section(stage: str, metrics: Metrics) -> Section:
     """Return the section of the results of a stage, from its metrics.json."""
-    title = translate("Results: {model}", model=translate(STAGES[stage]))
+    title = translate("Results: {model}", model=name_of("stages", stage))
     if stage == "rlhf":
         return _rlhf_section(title, metrics)
     by_dataset = metrics.get("by_dataset", {})
     if stage == "sft":
         columns = {
-            f"{name} {translate(moment)}".strip(): figure_at(of, f"{when}.")
+            f"{name} {name_of('moments', moment)}".strip(): figure_at(of, f"{moment}.")
             for name, of in {"": metrics, **by_dataset}.items()
-            for when, moment in MOMENTS.items()
+            for moment in NAMES["moments"]
         }
         return Section(title, tables=[metric_table("", columns, PERPLEXITIES)])
-    before = {translate("before training"): metrics["before"]} if "before" in metrics else {}
-    [everything] = [translate(label) for kind, label in ALL.items() if kind in metrics]
-    datasets = before | {everything: metrics, **by_dataset}
+    before = {name_of("moments", "before"): metrics["before"]} if "before" in metrics else {}
+    [kind] = NAMES["all"].keys() & metrics.keys()
+    datasets = before | {name_of("all", kind): metrics, **by_dataset}
     columns = {name: figure_at(of) for name, of in datasets.items()}
     return Section(title, tables=[metric_table("", columns, PAIRS)])
 
 
 def in_order(models: Mapping[str, Any]) -> list[str]:
     """Return models in the order of training, others after them."""
-    return sorted(models, key=lambda name: [*MODELS, name].index(name))
+    return sorted(models, key=lambda name: [*NAMES["models"], name].index(name))
+
+
+def difference_name(model: str, initial: str) -> str:
+    """Return the name of the difference of a model from another one."""
+    return f"{name_of('models', model)} \N{MINUS SIGN} {name_of('models', initial)}"
 
 
 def _rlhf_section(title: str, metrics: Metrics) -> Section:
     """Return the section of the responses of all models to held-out prompts."""
     initial = initial_model(metrics)
     models = in_order(metrics["intervals_95"])
-    columns = {model_label(model): figure_at(metrics, f"{model}.") for model in models}
+    columns = {name_of("models", model): figure_at(metrics, f"{model}.") for model in models}
 
     def difference_at(model: str, key: str) -> Figure | None:
         prefix = "" if model == "rlhf" else f"{model}_"
@@ -118,7 +103,7 @@ def _rlhf_section(title: str, metrics: Metrics) -> Section:
         return difference and difference._replace(scale=abs(metrics[initial].get(key, 0)))
 
     differences = {
-        f"{model_label(model)} \N{MINUS SIGN} {model_label(initial)}": partial(difference_at, model)
+        difference_name(model, initial): partial(difference_at, model)
         for model in models
         if model != initial
     }
@@ -133,8 +118,8 @@ def _rlhf_section(title: str, metrics: Metrics) -> Section:
         for other in metrics["wins"].get(model, {})
         for key in WIN_CRITERIA
     ]
-    won = {translate(text): figure_at(metrics, "", key) for key, text in WIN_COLUMNS.items()}
-    name = translate("Differences from {name}", name=model_label(initial))
+    won = {name_of("comparisons", key): figure_at(metrics, "", key) for key in NAMES["comparisons"]}
+    name = translate("Differences from {name}", name=name_of("models", initial))
     return Section(
         title,
         panels=metric_panels(columns, PLOTTED),
@@ -154,13 +139,13 @@ def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section
     if not found:
         return []
     models = {label.removeprefix("compare_with."): metrics for label, metrics in found.items()}
-    columns = {model_label(model): figure_at(models[model]) for model in in_order(models)}
+    columns = {name_of("models", model): figure_at(models[model]) for model in in_order(models)}
     trained = models[stage]
     paths = benchmark_paths(trained)
     tables = [metric_table("", columns, paths)]
     if others := models.keys() - {stage}:
         initial = initial_model(others)
-        name = f"{model_label(stage)} \N{MINUS SIGN} {model_label(initial)}"
+        name = difference_name(stage, initial)
         change = partial(benchmark_change, models[initial], trained)
         tables.insert(0, metric_table("", {name: change}, paths, differences=True))
     return [Section(translate("Benchmarks"), tables=tables)]
@@ -194,7 +179,7 @@ def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:
         yield from _rlhf_remarks(metrics)
     if "accuracy" not in metrics:
         return
-    datasets = {translate("all pairs"): metrics, **metrics.get("by_dataset", {})}
+    datasets = {name_of("all", "pairs"): metrics, **metrics.get("by_dataset", {})}
     for dataset, of in datasets.items():
         low, high = of["intervals_95"]["accuracy"]
         if low <= GUESSING <= high:
@@ -223,7 +208,7 @@ def _rlhf_remarks(metrics: Metrics) -> Iterator[str]:
             " that its responses are better: a reward model ranks responses of the kind that it was"
             " trained on, and its scores of other texts are arbitrary.",
             base=format_number(metrics["base"]["score"]),
-            initial=model_label(initial),
+            initial=name_of("models", initial),
             trained=format_number(metrics[initial]["score"]),
         )
     for key in ("judge_score", "success"):
@@ -231,7 +216,7 @@ def _rlhf_remarks(metrics: Metrics) -> Iterator[str]:
             yield translate(
                 "The score rises from {initial} to RLHF, but another metric falls ({metric}): the"
                 " policy exploits errors of the reward model.",
-                initial=model_label(initial),
+                initial=name_of("models", initial),
                 metric=label_of(key),
             )
     counts = [count["normalized"] for count in metrics.get("contamination", {}).values()]

@@ -9,13 +9,12 @@ from tokenizers import Tokenizer
 
 from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
 from snakechat.pages.page import Table, Token, Tokens
-from snakechat.pages.texts import N_, translate
+from snakechat.pages.texts import translate
 from snakechat.workflow.errors import InputError
 
 RESPONSES = ("chosen", "rejected")
 # The text of a token may depend on as many tokens before it: on bytes of one character, say.
 CONTEXT = 8
-NOTE = N_("Green tokens count in the loss; special tokens have a frame.")
 
 
 class TokenizedRows:
@@ -93,7 +92,7 @@ def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
             translate("row {number}", number=number),
             [],
             [[name, tokens] for name, tokens in rows.row(number).items()],
-            translate(NOTE),
+            translate("Green tokens count in the loss; special tokens have a frame."),
         )
         for number in numbers
     ]

@@ -6,15 +6,10 @@ from typing import Any
 
 from snakechat.pages.metrics import ROUNDING, Figure, better_sign, is_fraction, label_of
 from snakechat.pages.page import Cell, Table, Tone
-from snakechat.pages.texts import DIGITS, MAX_DIGITS, N_, format_number, format_share, translate
+from snakechat.pages.texts import DIGITS, MAX_DIGITS, format_number, format_share, translate
 
 # By the names of columns, functions that return the figure at a path, or None if there is none.
 Columns = Mapping[str, Callable[[str], Figure | None]]
-
-DIFFERENCE_NOTE = N_(
-    "Brackets contain 95 % intervals; pp: percentage points. ▲ and ▼ mark intervals that exclude 0,"
-    " for the better and for the worse."
-)
 
 
 def metric_table(
@@ -35,7 +30,12 @@ def metric_table(
                 for figure in figures
             ]
             rows.append([label_of(path), *cells])
-    note = translate(DIFFERENCE_NOTE) if differences else ""
+    note = ""
+    if differences:
+        note = translate(
+            "Brackets contain 95 % intervals; pp: percentage points. ▲ and ▼ mark intervals that"
+            " exclude 0, for the better and for the worse."
+        )
     if any(cell and cell.tone == "best" for row in rows for cell in row[1:]):
         note = translate("★ marks the best value of a row if its interval overlaps no other one.")
     return Table(caption, ["", *columns], rows, note)

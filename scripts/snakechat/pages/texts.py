@@ -15,8 +15,8 @@ import yaml
 FOLDER = Path(__file__).parent
 # Literal paths, by which code digests find the tables that a program reads.
 CHINESE = FOLDER / "locale" / "zh.yaml"
-# English name, Chinese name, form and better direction of each metric, by group and key.
-METRICS: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
+# English name, Chinese name and, of metrics, form and better direction, by group and key.
+NAMES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
     FOLDER.joinpath("tables", "metrics.yaml").read_text("utf-8")
 )
 # Significant digits of a number, and the most that an interval asks for.
@@ -31,7 +31,7 @@ def set_language(language: str) -> None:
     _texts.clear()
     if language == "zh":
         _texts.update(yaml.safe_load(CHINESE.read_text("utf-8")))
-        for group in METRICS.values():
+        for group in NAMES.values():
             _texts.update({names["en"]: names[language] for names in group.values()})
 
 
@@ -39,17 +39,16 @@ def translate(text: str, /, **values: object) -> str:
     """Return a text in the language of the program.
 
     Args:
-        text: The English text: a literal outside of f-strings, so that the test finds it, or a text
-            that N_() marks.
+        text: The English text: a literal outside of f-strings, so that the test finds it.
         values: What replaces its {placeholders}.
     """
     translated = _texts.get(text, text)
     return translated.format(**values) if values else translated
 
 
-def N_(message: str) -> str:
-    """Mark a message for the tables of translations without translating it."""
-    return message
+def name_of(group: str, key: str) -> str:
+    """Return the name of a key of NAMES in the language of the program; others are their names."""
+    return translate(NAMES[group].get(key, {"en": key})["en"])
 
 
 def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> str:
@@ -116,7 +115,7 @@ def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
     )
 
 
-# The forms of METRICS. Other numbers with a fraction are shown as in other tables, and other values
+# The forms of NAMES. Other numbers with a fraction are shown as in other tables, and other values
 # as settings are.
 FORMS: dict[str, Callable[[Any], str]] = {
     "share": format_share,
@@ -132,14 +131,9 @@ FORMS: dict[str, Callable[[Any], str]] = {
 }
 
 
-def run_label(key: str) -> str:
-    """Return the name of a value of run.json or of facts; one of a command has its key."""
-    return translate(METRICS["run"].get(key, {"en": key})["en"])
-
-
 def run_value(key: str, value: Any) -> str:
     """Return a value of run.json or of facts as text; None is empty."""
     if value is None:
         return ""
     other = format_number if isinstance(value, float) else as_text
-    return FORMS.get(METRICS["run"].get(key, {}).get("form", ""), other)(value)
+    return FORMS.get(NAMES["run"].get(key, {}).get("form", ""), other)(value)

@@ -8,18 +8,18 @@ import pytest
 import yaml
 
 from conftest import ROOT
-from snakechat.pages.texts import CHINESE, METRICS
+from snakechat.pages.texts import CHINESE, NAMES
 from support.sources import code_digests
 
 
 def texts_of_pages():
-    """The arguments of translate() and N_() in programs, and of _() in templates."""
+    """The arguments of translate() in programs, and of _() in templates."""
     texts = set()
     for path in (ROOT / "scripts").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
                 name = getattr(node.func, "id", getattr(node.func, "attr", None))
-                texts |= {node.args[0].value} if name in ("translate", "N_") else set()
+                texts |= {node.args[0].value} if name == "translate" else set()
     environment = jinja2.Environment(extensions=["jinja2.ext.i18n"])
     for path in (ROOT / "scripts").rglob("templates/*"):
         found = environment.extract_translations(path.read_text(), gettext_functions=("_",))
@@ -31,7 +31,7 @@ def texts_of_pages():
 def test_tables_have_the_texts_of_the_pages_and_their_placeholders():
     table = yaml.safe_load(CHINESE.read_text("utf-8"))
     assert table.keys() == texts_of_pages()
-    assert all(names["zh"] for group in METRICS.values() for names in group.values())
+    assert all(names["zh"] for group in NAMES.values() for names in group.values())
     for text, translation in table.items():
         assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", translation)), text
 
