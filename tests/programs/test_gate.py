@@ -7,7 +7,10 @@ import yaml
 
 from check_gate import figure_value
 from conftest import Workflow
+from snakechat.config.schema import ConfigError
+from snakechat.jobs import model_jobs
 from snakechat.workflow.errors import InputError
+from support.configs import load
 
 TARGET = "output/reward/tiny"
 PAIRS = {
@@ -47,16 +50,35 @@ def test_paths_name_figures_and_bounds_of_their_intervals(metrics, path, value):
 @pytest.mark.parametrize(
     ("metrics", "path", "message"),
     [
-        (PAIRS, "by_dataset.a", "gate: metrics.json of the evaluation has no metric by_dataset.a"),
-        (RESPONSES, "rlhf.name", "gate: metrics.json of the evaluation has no metric rlhf.name"),
-        (RESPONSES, "wins.rlhf.sft.lower_bound", "gate: metrics.json of the evaluation has no"),
+        (PAIRS, "by_dataset.a", "has no metric by_dataset.a"),
+        (PAIRS, "accurcy", "has no metric accurcy: did you mean accuracy?"),
+        (RESPONSES, "rlhf.name", "has no metric rlhf.name"),
+        (RESPONSES, "length", "has no metric length: did you mean rlhf.length?"),
+        (RESPONSES, "wins.sft.score", "wins.sft.score: did you mean wins.rlhf.sft.score?"),
+        (RESPONSES, "wins.rlhf.sft.lower_bound", "has no metric wins.rlhf.sft.lower_bound"),
         (PAIRS, "loss.lower_bound", "gate: loss has no 95 % interval: name loss instead of "),
     ],
 )
 def test_other_paths_are_errors(metrics, path, message):
     with pytest.raises(InputError) as error:
         figure_value(metrics, path, "gate")
-    assert str(error.value).startswith(message)
+    assert str(error.value).startswith("gate: ") and message in str(error.value)
+
+
+def test_a_metric_that_no_benchmark_has_is_an_error_of_planning():
+    benchmark = {"command": "a {model} {output}", "metrics": {"accuracy": ["a.json", "acc"]}}
+
+    def inputs(metric):
+        recipe = {"benchmarks": ["mine"], "gate": {"metric": metric, "min": 0.5}}
+        config = load({"benchmarks": {"mine": benchmark}, "sft": {"recipes": {"tiny": recipe}}})
+        return model_jobs.check_gate(config, "sft", "tiny").inputs.keys()
+
+    assert inputs("after.perplexity") == {"evaluation"}
+    found = inputs("benchmarks.mine.accuracy.lower_bound")
+    assert found == {"evaluation", "benchmark.sft/tiny/mine"}
+    expected = r"sft\.recipes\.tiny\.gate: metric: no benchmarks\.mine\.acc \(did you mean"
+    with pytest.raises(ConfigError, match=expected):
+        inputs("benchmarks.mine.acc")
 
 
 @pytest.mark.slow

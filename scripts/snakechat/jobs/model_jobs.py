@@ -10,7 +10,7 @@ from typing import Any
 from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference, parse_reference
-from snakechat.config.schema import ConfigError
+from snakechat.config.schema import ConfigError, available
 from snakechat.data.formats import FORMATS
 from snakechat.jobs.descriptions import Description, Jobs, command_job
 from snakechat.workflow.commands import names_in
@@ -325,11 +325,18 @@ def score_responses(config: Config, name: str) -> Description:
 
 
 def check_gate(config: Config, stage: str, name: str) -> Description:
-    gate = config.recipe(stage, name)["gate"]
+    place, gate = f"config: {stage}.recipes.{name}", config.recipe(stage, name)["gate"]
     if gate is None:
-        raise ConfigError(f"config: {stage}.recipes.{name} has no gate: set one")
+        raise ConfigError(f"{place} has no gate: set one")
+    metric = gate["metric"].removesuffix(".lower_bound").removesuffix(".upper_bound")
     inputs = {"evaluation": (f"evaluate_{stage}", name)}
-    for key, job in benchmarks_of(config, stage, name).items():
-        if gate["metric"].startswith(f"benchmarks.{key.rpartition('/')[2]}."):
-            inputs[key] = job
+    measured = {
+        f"benchmarks.{benchmark}.{figure}": {key: job}
+        for key, job in benchmarks_of(config, stage, name).items()
+        for benchmark in [key.rpartition("/")[2]]
+        for figure in config.values["benchmarks"][benchmark]["metrics"]
+    }
+    if metric.startswith("benchmarks.") and metric not in measured:
+        raise ConfigError(f"{place}.gate: metric: no {metric} {available(metric, measured)}")
+    inputs |= measured.get(metric, {})
     return Description(settings={"gate": gate}, inputs=inputs)
