@@ -70,8 +70,14 @@ def judge_names(*values: RewardReferences) -> list[str]:
 
 
 def in_order(value: RewardReferences) -> RewardReferences:
-    """Return weighted references as ordered pairs; one of weight 1 as its name."""
-    pairs = list(weighted_references(value).items())
+    """Return weighted references as ordered pairs; one of weight 1 as its name.
+
+    LLM judges come last, by name: another order of them is the same sum.
+    """
+    pairs = sorted(
+        weighted_references(value).items(),
+        key=lambda pair: pair[0] if parse_reference(pair[0]).section == JUDGES else "",
+    )
     if isinstance(value, str | None) or [weight for _, weight in pairs] == [1]:
         return pairs[0][0] if pairs else None
     return pairs

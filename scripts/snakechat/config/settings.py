@@ -10,10 +10,10 @@ from typing import Annotated, Any, ClassVar, NamedTuple, Self
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
+    WrapValidator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -134,11 +134,12 @@ def _check_regex(text: str) -> str:
     return text
 
 
-def _check_number(value: Any) -> Any:
-    """Reject true and false, which pydantic reads as 1 and 0."""
+def _check_number(value: Any, convert: Callable[[Any], Any]) -> Any:
+    """Reject true and false, which pydantic reads as 1 and 0; return 0 for -0.0."""
     if isinstance(value, bool):
         raise ValueError("expected a number")
-    return value
+    number = convert(value)
+    return number + 0.0 if isinstance(number, float) else number
 
 
 def _check_json(value: Any) -> Any:
@@ -153,7 +154,7 @@ def _check_json(value: Any) -> Any:
     return value
 
 
-IS_NUMBER = BeforeValidator(_check_number)
+IS_NUMBER = WrapValidator(_check_number)
 # A value of any key, whose type the config does not know.
 JsonValue = Annotated[Any, AfterValidator(_check_json)]
 

@@ -4,6 +4,7 @@ import pytest
 
 from snakechat.config.schema import ConfigError
 from snakechat.jobs.rules import RULES
+from snakechat.workflow.digests import digest
 from support.configs import load, tiny
 
 GRPO = {"algorithm": "grpo", "num_generations": 4}
@@ -103,6 +104,8 @@ def test_a_sweep_that_varies_a_setting_without_effect_is_a_mistake():
         compare(lora_rank=[0, 8], lora_alpha=[16, 32])
 
 
+JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
+TWO = {"llm_judges": {"a": JUDGE, "b": JUDGE}}
 # Changes that write values of recipe rlhf/tiny otherwise.
 SPELLINGS = [
     *(
@@ -131,6 +134,14 @@ SPELLINGS = [
         recipe("sft", {**LORA, "lora_target_modules": ["k_proj", "q_proj"]}),
         recipe("sft", {**LORA, "lora_target_modules": ["q_proj", "k_proj", "q_proj"]}),
     ),
+    (
+        recipe("rlhf", {"reward": {"llm_judges/a": 1, "reward/tiny": 1, "llm_judges/b": 2}}) | TWO,
+        recipe("rlhf", {"reward": {"reward/tiny": 1, "llm_judges/b": 2, "llm_judges/a": 1}}) | TWO,
+    ),
+    (
+        recipe("sft", {"weight_decay": 0, "adam_betas": [0, 0.9]}),
+        recipe("sft", {"weight_decay": -0.0, "adam_betas": ["-0e0", 0.9]}),
+    ),
 ]
 
 
@@ -138,13 +149,15 @@ SPELLINGS = [
 def test_other_spellings_of_a_value_make_the_same_spec(changes, others):
     stage = next(iter(changes), "rlhf")
     name = "mine" if changes else "tiny"
-    assert descriptions(changes, stage, name) == descriptions(others, stage, name)
+    found = [descriptions(each, stage, name) for each in (changes, others)]
+    assert found[0] == found[1]
+    # 0.0 and -0.0 are equal as numbers alone.
+    assert len({digest([each.settings for each in both]) for both in found}) == 1
 
 
 def test_numbers_of_requests_to_a_judge_have_one_spelling():
-    judge = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
     parameters = [{"temperature": zero, "more": {"seeds": [zero, 0.5]}} for zero in (0.0, 0, -0.0)]
-    found = [load({"llm_judges": {"wise": {**judge, "parameters": each}}}) for each in parameters]
+    found = [load({"llm_judges": {"wise": {**JUDGE, "parameters": each}}}) for each in parameters]
     assert len({repr(config.judge_settings(["wise"])) for config in found}) == 1
 
 
