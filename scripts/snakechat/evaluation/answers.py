@@ -58,7 +58,7 @@ ASSIGNMENT = re.compile(r"\s*[a-zA-Z](?:_\w+|_\{\w+\}|\(\w\))?\s*(?:=(?!=)|∈)"
 # Words behind a number: those of one or two letters, and those without a space, may be variables.
 UNIT = re.compile(
     r"(?: +[a-zA-Zμ]{3,}| +[mgshLlJNWVAKCF](?!\w)| *[一-鿿]+"
-    r"| *(?:[kcdmμMG][mglLsJNWVA]|ft|in|mi|yd|lbs?|oz|mph|min|hrs?|[ap]m|Hz|Pa|USD)(?![a-zA-Z]))"
+    r"| *(?:[kcdmμMG][mglLsJNWVA]|ft|in|mi|yd|lbs?|oz|mph|min|hrs?|[ap]m|Hz|Pa|USD|sq)(?![a-zA-Z]))"
     r"[a-zA-Zμ ./一-鿿]*(?:\^\{?[23]\}?)?[ .]*"
 )
 # Words that are no units.
@@ -67,8 +67,13 @@ VALUES = re.compile(
     r"|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b"
     r"|[十百千万亿半](?![克米瓦卡帕])"
 )
+# Powers of units as words.
+SQUARED = re.compile(r"\b(?:square|sq)\b[. ]*(\w+)|(\w+) +squared\b")
+CUBED = re.compile(r"\bcubic *(\w+)|(\w+) +cubed\b")
 # Words of units whose symbol is their first letter.
-UNIT_WORDS = re.compile("kilo|centi|milli|met(?:er|re)|gram|lit(?:er|re)|hour")
+UNIT_WORDS = re.compile("kilo|centi|milli|(?:met(?:er|re)|gram|lit(?:er|re)|hour|second)s?")
+# What the spelling of a unit may have besides: a plural (of two letters, ms is a unit), spaces.
+UNIT_SPELLING = re.compile(r"(?<=\w\w)s\b|[\s{}.]")
 # Numbers with more digits or larger exponents are compared as text.
 MAX_DIGITS, MAX_EXPONENT = 100, 400
 
@@ -110,10 +115,12 @@ def are_equal(first: str, second: str) -> bool:
     """Return whether two answers are equal as numbers, as lists or, if they are none, as text.
 
     A unit counts if both have one: 5 cm is 5 and not 5 km. Sets and lists without brackets have no
-    order.
+    order. 3,5 is a list, and as the first answer also 3.5 if the second one is no integer.
     """
     first, second = plain(first), plain(second)
     quantities = quantity_of(first), quantity_of(second)
+    if not quantities[0] and quantities[1] and quantities[1].value.denominator > 1:
+        quantities = quantity_of(first.replace(",", ".")), quantities[1]
     if quantities[0] and quantities[1]:
         units = {quantity.unit for quantity in quantities if quantity and quantity.unit}
         return quantities[0].value == quantities[1].value and len(units) < 2
@@ -186,11 +193,12 @@ def quantity_of(text: str) -> Quantity | None:
     found = NUMBER.match(text.lstrip("+-").lstrip()) if text[:2] not in ("--", "-+") else None
     if not found or len(text) > MAX_DIGITS:
         return None
-    rest = found.string[found.end() :]
-    if rest.strip(" .") and (not UNIT.fullmatch(rest) or VALUES.search(rest.lower())):
+    rest, value = found.string[found.end() :], _value(found)
+    unit = CUBED.sub(r"\1\2^3", SQUARED.sub(r"\1\2^2", rest.lower()))
+    if rest.strip(" .") and (not UNIT.fullmatch(rest) or VALUES.search(unit)):
         return None
-    value = _value(found)
-    unit = re.sub(r"[\s{}.]", "", UNIT_WORDS.sub(lambda word: word[0][0], rest.lower())).rstrip("s")
+    unit = UNIT_WORDS.sub(lambda word: word[0][0], re.sub(r"\bper\b", "/", unit))
+    unit = UNIT_SPELLING.sub("", unit)
     return None if value is None else Quantity(sign * value, unit)
 
 

@@ -130,6 +130,11 @@ EQUAL = [
     ("5 oranges", "5"),
     ("5 tomatoes", "5"),
     ("5 centimeters", "5cm"),
+    ("7 square centimeters", "7 cm^2"),
+    ("7 cm squared", "7 sq. cm"),
+    ("7 square centimetres", "7"),
+    ("60 kilometers per hour", "60 km/h"),
+    ("5 seconds", "5 s"),
     ("\u5df4\u9ece\u3002", "\u5df4\u9ece"),
 ]
 DIFFERENT = [
@@ -138,13 +143,17 @@ DIFFERENT = [
     ("1/0", "0"),
     ("-5", "5"),
     ("5 cm", "5 km"),
+    ("5 s", "5 m"),
+    ("5 ms", "5 m"),
+    ("2 square meters", "2 m"),
+    ("7 cubic meters", "7 m^2"),
+    ("7 squared", "7"),
     ("5x", "5"),
     ("5 x", "5"),
     ("5\\pi", "5"),
     ("5 pi", "5"),
     ("5 million", "5"),
     ("75%", "0.75"),
-    ("2,5", "2.5"),
     ("2-5", "-5"),
     ("2-5", "5"),
     ("5 or 6", "5"),
@@ -183,3 +192,20 @@ DIFFERENT = [
 )
 def test_equal_answers(first, second, equal):
     assert are_equal(first, second) is are_equal(second, first) is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "equal"),
+    [
+        ("3,5", "3.5", True),
+        ("x = 3,5 cm", "3.5 cm", True),
+        ("0,125", "1/8", True),
+        # Thousands, and lists.
+        ("3,500", "3.5", False),
+        ("1,234,5", "1234.5", False),
+        ("3,0", "3", False),
+        ("3.5", "3,5", False),
+    ],
+)
+def test_a_comma_is_decimal_in_an_answer_where_a_fraction_is_expected(answer, expected, equal):
+    assert are_equal(answer, expected) is equal
