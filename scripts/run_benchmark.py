@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from snakechat.evaluation.intervals import TAILS, mean_with_interval
+from snakechat.evaluation.intervals import NORMAL_QUANTILE, mean_with_interval
 from snakechat.workflow.commands import run_command
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
@@ -81,7 +80,7 @@ def read_metric(
     with suppress(InputError):
         half = value_at(content, [*before, re.sub("(?=,|$)", "_stderr", str(last), count=1)])
         if is_number(half) and half:
-            half *= float(stats.norm.ppf(TAILS[1]))
+            half *= NORMAL_QUANTILE
             return float(found), [found - half, found + half], []
     return float(found), None, []
 

@@ -38,7 +38,6 @@ LIBRARIES = (
     "matplotlib.pyplot",
     "peft",
     "pyarrow.parquet",
-    "scipy.stats",
     "snakemake.cli",
     "snakemake_logger_plugin_rich",
     "torch.utils.tensorboard",

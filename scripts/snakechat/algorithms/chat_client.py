@@ -15,10 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
-import openai
 
 from snakechat.config.references import JUDGES, api_key
 from snakechat.workflow.digests import digest
@@ -27,6 +26,9 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
+
+if TYPE_CHECKING:
+    import openai
 
 # Seconds without data after which an attempt has failed.
 TIMEOUT = 180
@@ -139,6 +141,9 @@ class ChatClient:
         self, bodies: dict[str, Request], is_readable: Callable[[str], bool]
     ) -> dict[str, str]:
         """Return the replies to requests by their keys."""
+        # It takes half a second, in which a job without LLM judges can start.
+        import openai
+
         progress = ProgressLines(self.place, "replies", len(bodies), next_line=FIRST_LINE)
         replies: dict[str, str] = {}
         free = asyncio.Semaphore(self.concurrency)
@@ -167,7 +172,7 @@ class ChatClient:
         return replies
 
     async def _reply(
-        self, client: openai.AsyncOpenAI, body: Request, is_readable: Callable[[str], bool]
+        self, client: "openai.AsyncOpenAI", body: Request, is_readable: Callable[[str], bool]
     ) -> Reply:
         """Return the stored reply to a request, or send it."""
         stored = self.cache.find(body)
@@ -180,12 +185,14 @@ class ChatClient:
                 break
         return self.cache.add(body, reply)
 
-    async def _send(self, client: openai.AsyncOpenAI, body: Request) -> str:
+    async def _send(self, client: "openai.AsyncOpenAI", body: Request) -> str:
         """Return the text of the endpoint's response to a request.
 
         Raises:
             InputError: All attempts failed.
         """
+        import openai
+
         headers = {"Authorization": f"Bearer {self.key}" if self.key else openai.omit}
         end: float | None = None
         for attempt in range(ATTEMPTS):

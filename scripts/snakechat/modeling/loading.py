@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft.utils.integrations import init_empty_weights
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
@@ -213,6 +212,9 @@ def defer_weights(
         dtype: The dtype of the deferred weights.
         new: Names of weights that no file has. They are initialized as from_pretrained does it.
     """
+    # ZeRO 3 alone needs it.
+    from peft.utils.integrations import init_empty_weights
+
     model.config.dtype, state = dtype, model.state_dict()
     with init_empty_weights(include_buffers=False):
         buffers = dict(auto_class.from_config(model.config, dtype=dtype).named_buffers())

@@ -7,11 +7,9 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from torch import nn
 from transformers import PreTrainedModel
@@ -21,6 +19,9 @@ from snakechat.config.training_settings import LoraSettings
 from snakechat.modeling.models import Gather, Master, describe, no_gather
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 
 def select_trained(model: PreTrainedModel, settings: LoraSettings) -> PreTrainedModel:
@@ -70,6 +71,9 @@ def add_lora(
         InputError: The blocks have no linear layers, or none that target_modules names, or peft
             does not support one.
     """
+    # It takes .3 s, in which a training without adapters can start.
+    from peft import LoraConfig, inject_adapter_in_model
+
     layers = linear_layers(model)
     matrices = {id(layer.weight) for layer in layers.values()}
     config = LoraConfig(
@@ -113,7 +117,7 @@ def _adapted_names(layers: Iterable[str], targets: Sequence[str] | str | None) -
 @contextlib.contextmanager
 def disable_adapters(model: nn.Module) -> Iterator[None]:
     """Context in which the model computes what it did before adapters were added."""
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    layers = adapted_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)
     yield
@@ -127,9 +131,9 @@ def merged_adapters(model: nn.Module) -> Iterator[None]:
 
     Addresses stay. A copy of the weights on the CPU, made once, restores them bit for bit.
     """
-    layers = [layer for layer in model.modules() if isinstance(layer, LoraLayer)]
+    layers = cast(Any, adapted_layers(model).values())
     for layer in layers:
-        weight = cast(Any, layer.base_layer).weight
+        weight = layer.base_layer.weight
         if not hasattr(layer, "unmerged_weight"):
             copy = weight.detach().cpu()
             layer.unmerged_weight = copy.pin_memory() if weight.is_cuda else copy.clone()
@@ -139,7 +143,7 @@ def merged_adapters(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         for layer in layers:
-            cast(Any, layer.base_layer).weight.data.copy_(layer.unmerged_weight, non_blocking=True)
+            layer.base_layer.weight.data.copy_(layer.unmerged_weight, non_blocking=True)
 
 
 def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -155,12 +159,12 @@ def linear_layers(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def adapted_layers(model: nn.Module) -> dict[str, LoraLayer]:
+def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
     """Return the layers that have adapters, by the names that their weights have without."""
     return {
-        f"{name}.weight": layer
+        f"{name}.weight": cast("LoraLayer", layer)
         for name, layer in model.named_modules()
-        if isinstance(layer, LoraLayer)
+        if hasattr(layer, "lora_A")
     }
 
 
@@ -173,13 +177,13 @@ def base_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def adapter_weights(layer: LoraLayer) -> list[torch.Tensor]:
+def adapter_weights(layer: "LoraLayer") -> list[torch.Tensor]:
     """Return the two matrices of the adapter of a layer."""
     modules: Any = layer.lora_A["default"], layer.lora_B["default"]
     return [module.weight for module in modules]
 
 
-def merge(layer: LoraLayer, master: Master | None = None) -> torch.Tensor:
+def merge(layer: "LoraLayer", master: Master | None = None) -> torch.Tensor:
     """Return the sum of a layer's weight and its adapter, in the dtype of the weight.
 
     The sum is computed in fp32 and rounded once. In 16 bits, this discards updates smaller than

@@ -7,11 +7,10 @@ memory.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
-from peft.tuners.lora import LoraLayer
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
@@ -27,6 +26,9 @@ from snakechat.modeling.lora import (
 )
 from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather, whole_shape
 from snakechat.workflow.distributed import rank
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
 
 # The first process has the weights of a file of this size in memory.
 MAX_FILE_SIZE: int | str = "5GB"
@@ -90,7 +92,7 @@ class SavedWeight(NamedTuple):
     """A weight of the saved model: the tensor of the model, or a layer whose adapter is merged."""
 
     weight: torch.Tensor
-    layer: LoraLayer | None
+    layer: "LoraLayer | None"
 
     @property
     def sources(self) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ same number of micro-batches.
 """
 
 import contextlib
+import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -15,17 +16,13 @@ from typing import Any, Generic, TypeVar
 
 import torch
 from torch import nn
-from transformers import get_scheduler
 
-from snakechat.config.training_settings import TrainingSettings
+from snakechat.config.training_settings import OptimizerSettings, TrainingSettings
 from snakechat.modeling.models import DTYPES
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
 
 M = TypeVar("M", bound=nn.Module)
-
-# Schedulers of transformers by the name in a recipe, where the names differ.
-SCHEDULERS = {"cosine": "cosine_with_min_lr", "constant": "constant_with_warmup"}
 
 # On a CPU, elements of a gradient that are added at a time, and whose squares are summed at a time:
 # the fp32 sum of many more has an error of about a percent. A GPU takes all at once.
@@ -120,15 +117,8 @@ class Engine:
             )
         beta1, beta2 = settings.adam_betas
         self.optimizer = torch.optim.AdamW(groups, betas=(beta1, beta2), fused=True)
-        self.scheduler = get_scheduler(
-            SCHEDULERS.get(settings.lr_schedule, settings.lr_schedule),
-            self.optimizer,
-            num_warmup_steps=settings.warmup_steps,
-            num_training_steps=num_steps,
-            scheduler_specific_kwargs=(
-                {"min_lr_rate": settings.min_lr_ratio} if settings.lr_schedule == "cosine" else {}
-            ),
-        )
+        factor = partial(learning_rate_factor, settings=settings, num_steps=num_steps)
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, factor)
 
     def _prepare_weights(self, groups: list[dict[str, Any]], dtype: torch.dtype) -> None:
         """Make the weights, masters and gradients of each parameter group flat tensors."""
@@ -299,6 +289,20 @@ class Engine:
         for group, rate in zip(self.optimizer.param_groups, state["learning_rates"], strict=True):
             group["lr"] = rate
         self.scheduler.last_epoch = state["steps"]
+
+
+def learning_rate_factor(step: int, settings: OptimizerSettings, num_steps: int) -> float:
+    """Return the share of the peak learning rate after a number of steps."""
+    warmup, left = settings.warmup_steps, max(num_steps - settings.warmup_steps, 1)
+    if step < warmup:
+        return step / warmup
+    if settings.lr_schedule == "constant":
+        return 1.0
+    if settings.lr_schedule == "linear":
+        return max((num_steps - step) / left, 0.0)
+    progress = (step - warmup) / left
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return cosine * (1 - settings.min_lr_ratio) + settings.min_lr_ratio
 
 
 def _accumulate(gradient: torch.Tensor, weight: torch.Tensor) -> None:

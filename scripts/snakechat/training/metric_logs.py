@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
@@ -41,6 +40,9 @@ class MetricsLogger:
         if rank() > 0:
             return
         self.file = self.resources.enter_context((job.result / "metrics.jsonl").open("a+"))
+        # Evaluations, which log no metrics, import this module too.
+        from torch.utils.tensorboard import SummaryWriter
+
         tensorboard = job.log_folder / "tensorboard"
         shutil.rmtree(tensorboard, ignore_errors=True)
         self.tensorboard = self.resources.enter_context(SummaryWriter(tensorboard))

@@ -1,22 +1,25 @@
 """Intervals of shares, means and differences: published values, by hand, and by simulation."""
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import norm
 
 from snakechat.evaluation.held_out_pairs import auc_with_interval
 from snakechat.evaluation.intervals import (
+    beta_quantile,
     clusters_of,
     difference_interval,
     mean_interval,
     mean_with_interval,
     ratio_interval,
+    student_quantile,
 )
 
 SIMULATIONS = 500
+normal_cdf = NormalDist().cdf
 
 
 def test_rows_with_equal_prompts_are_one_observation():
@@ -103,7 +106,7 @@ def aucs(num_good, num_bad, shift):
 
 
 COVERAGE = [
-    *(((wins, n, shift), norm.cdf(shift / 2**0.5)) for n in (20, 100) for shift in (0.3, 3)),
+    *(((wins, n, shift), normal_cdf(shift / 2**0.5)) for n in (20, 100) for shift in (0.3, 3)),
     *(((successes, n, p, s), p) for n in (5, 20) for p in (0.5, 0.98) for s in (1, 4)),
     *(((means, n, rng.normal, 5, 0.3), 10) for n in (10, 80)),
     *(((pairs_of_one_prompt, n, m), 0.75) for n in (20, 100) for m in (1, 5, 20)),
@@ -113,7 +116,7 @@ COVERAGE = [
     ((means, 20, rng.lognormal, 4), 10 + math.exp(0.5)),
     *(((means, n, long_tails), 10) for n in (10, 100)),
     *(((ratios, n), 1.5) for n in (20, 100)),
-    *(((aucs, 20, 10, shift), norm.cdf(shift / 2**0.5)) for shift in (0.5, 2.5)),
+    *(((aucs, 20, 10, shift), normal_cdf(shift / 2**0.5)) for shift in (0.5, 2.5)),
 ]
 
 
@@ -163,3 +166,28 @@ def test_interval_of_a_ratio_by_hand():
     half = 4.3027 * math.sqrt(0.75) / 4
     found = ratio_interval(np.array([1.0, 2.0, 3.0]), np.array([1, 1, 2]), np.arange(3))
     assert found == pytest.approx([1.5 - half, 1.5 + half], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("probability", "a", "b", "quantile"),
+    [
+        # By hand: the largest of a, and the smallest of b, uniform numbers.
+        (0.3, 4, 1, 0.3**0.25),
+        (0.3, 1, 4, 1 - 0.7**0.25),
+        # The median of a symmetric distribution, and the arcsine distribution.
+        (0.5, 1e5, 1e5, 0.5),
+        (0.025, 0.5, 0.5, math.sin(math.pi / 2 * 0.025) ** 2),
+        # Exact intervals of 5 of 10 and of 1 of 20 trials (Clopper and Pearson 1934).
+        (0.025, 5, 6, 0.18709),
+        (0.975, 2, 19, 0.24873),
+    ],
+)
+def test_quantiles_of_beta_distributions(probability, a, b, quantile):
+    assert beta_quantile(probability, a, b) == pytest.approx(quantile, rel=3e-5)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "quantile"), [(1, 12.7062), (2, 4.3027), (10, 2.2281), (30, 2.0423), (1e6, 1.96)]
+)
+def test_quantiles_of_students_distribution_are_those_of_tables(degrees, quantile):
+    assert student_quantile(degrees) == pytest.approx(quantile, rel=3e-5)

@@ -194,8 +194,8 @@ REWARD = {
     "def score(prompts, responses):\n    return [sign() * count(each) for each in responses]\n",
     "../rewards/words.py": "from . import length\n\n\ndef count(text):\n"
     "    return length.length(text)\n",
-    "../rewards/length.py": "import scipy\n\n\n"
-    "def length(text):\n    return 3 * len(text) + bool(scipy)\n",
+    "../rewards/length.py": "import tqdm\n\n\n"
+    "def length(text):\n    return 3 * len(text) + bool(tqdm)\n",
     "../rewards/other.py": "print()\n",
     "../rewards/others.txt": "one\n",
     "../rewards/lists/more words.txt": "better\n",
@@ -223,7 +223,7 @@ def test_helpers_and_files_of_a_reward_function_are_part_of_its_code(write, file
     assert after.digests.keys() == names
     different = {each for each in names if before.digests[each] != after.digests[each]}
     assert different == ({file.removeprefix("../")} if counts else set())
-    assert before.imports == {"scipy"}
+    assert before.imports == {"tqdm"}
     assert Modules(root).code("program").digests.keys() == {"program.py"}
 
 
