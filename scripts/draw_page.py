@@ -7,8 +7,7 @@ differ between two builds.
 from typing import Any
 
 from snakechat.pages.comparison import comparison
-from snakechat.pages.metrics import read_json, read_json_lines
-from snakechat.pages.page import Page, write_page
+from snakechat.pages.page import write_page
 from snakechat.pages.report import report
 from snakechat.pages.responses import response_page, score_page
 from snakechat.pages.texts import set_language
@@ -22,25 +21,11 @@ def main(job: Job[Any]) -> None:
     write_page(job.result / f"{job.settings.page}.html", job.settings.language, page)
 
 
-def draw_responses(job: Job[Any]) -> Page:
-    """Return the page of responses to the prompts of users."""
-    lines = read_json_lines(job.inputs["results"] / "responses.jsonl")
-    settings = job.lineage[job.spec["inputs"]["results"]["path"]]["settings"]
-    return response_page(f"{job.settings.stage}/{job.settings.name}", lines, settings)
-
-
-def draw_scores(job: Job[Any]) -> Page:
-    """Return the page of scored pairs of responses."""
-    lines = read_json_lines(job.inputs["results"] / "scores.jsonl")
-    metrics = read_json(job.inputs["results"] / "metrics.json")
-    return score_page(f"{job.settings.stage}/{job.settings.name}", lines, metrics)
-
-
 PAGES = {
     "report": report,
     "compare": comparison,
-    "prompt_eval": draw_responses,
-    "rw_eval": draw_scores,
+    "prompt_eval": response_page,
+    "rw_eval": score_page,
 }
 
 

@@ -7,10 +7,11 @@ from operator import itemgetter
 from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.pages.metrics import Figure, label_of, read_figure
+from snakechat.pages.metrics import Figure, label_of, read_figure, read_json, read_json_lines
 from snakechat.pages.page import Page, Section, Table
 from snakechat.pages.tables import figure_cell
 from snakechat.pages.texts import name_of, translate
+from snakechat.workflow.job import Job
 
 # Lines of a .jsonl file.
 Lines = Sequence[Mapping[str, Any]]
@@ -62,14 +63,11 @@ def _prompt_table(lines: Mapping[str, Mapping[str, Any]]) -> Table:
     return Table(line["prompt"].strip(), head, rows, has_texts=True)
 
 
-def response_page(title: str, lines: Lines, settings: Mapping[str, Any]) -> Page:
-    """Return the page of prompt_eval: a table for each prompt, with a row for each model.
-
-    Args:
-        title: The recipe.
-        lines: The lines of responses.jsonl, those of a set, a prompt and a model together.
-        settings: Settings of the job that sampled them.
-    """
+def response_page(job: Job[Any]) -> Page:
+    """Return the page of prompt_eval: a table for each prompt, with a row for each model."""
+    # Those of a set, a prompt and a model are together.
+    lines = read_json_lines(job.inputs["results"] / "responses.jsonl")
+    settings = job.lineage[job.spec["inputs"]["results"]["path"]]["settings"]
     head = [translate("model"), translate("greedy"), translate("sampled")]
     sections = []
     for name, of_set in groupby(lines, itemgetter("set")):
@@ -86,19 +84,18 @@ def response_page(title: str, lines: Lines, settings: Mapping[str, Any]) -> Page
         " {max_response_length} tokens; […] marks responses that were truncated there.",
         **settings,
     )
+    title = f"{job.settings.stage}/{job.settings.name}"
     return Page(translate("Responses side by side"), title, sections, notes=[note])
 
 
-def score_page(title: str, lines: Lines, metrics: Mapping[str, Any]) -> Page:
+def score_page(job: Job[Any]) -> Page:
     """Return the page of rw_eval: a table for each set, with a row for each pair.
 
     A positive margin is better, a negative one worse.
-
-    Args:
-        title: The recipe.
-        lines: The lines of scores.jsonl, those of a set together.
-        metrics: Content of metrics.json.
     """
+    # Those of a set are together.
+    lines = read_json_lines(job.inputs["results"] / "scores.jsonl")
+    metrics = read_json(job.inputs["results"] / "metrics.json")
     head = [
         *("", translate("prompt")),
         *(translate("good response (chosen)"), translate("score")),
@@ -124,4 +121,5 @@ def score_page(title: str, lines: Lines, metrics: Mapping[str, Any]) -> Page:
         for path in ("accuracy", "base.accuracy", "ties")
         if (figure := read_figure(metrics, path))
     }
+    title = f"{job.settings.stage}/{job.settings.name}"
     return Page(translate("Scores of good and bad responses"), title, sections, cards)
