@@ -9,7 +9,6 @@ from test_prompt_eval import prompt_job
 from transformers import AutoModelForSequenceClassification
 
 import rw_eval
-from snakechat.workflow.errors import InputError
 
 TOY = [
     {"prompt": "I need a hat.", "chosen": "Go to the boutique.", "rejected": "Go away, you bore!"},
@@ -69,10 +68,3 @@ def test_ties_are_counted_and_not_correct(job, monkeypatch):
         assert of["base"]["accuracy"] == base_accuracy
         low, high = of["intervals_95"]["accuracy"]
         assert 0 <= low < of["accuracy"] <= high <= 1
-
-
-def test_a_response_that_is_too_long_is_rejected(job, tmp_path):
-    pair = {"prompt": "A hat?", "chosen": "hat " * 100, "rejected": "No."}
-    long = prompt_job(tmp_path / "long", job.inputs, {"mine": [pair]}, "prompts/pairs")
-    with pytest.raises(InputError, match="exceed the model's 64 positions"):
-        rw_eval.main(long)
