@@ -23,8 +23,8 @@ from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
 from snakechat.jobs.stale_causes import job_name, spec_changes
 from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.links import link_result, linked_folder
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
+from snakechat.workflow.links import link_result, linked_folder, lock_output
+from snakechat.workflow.locks import acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
@@ -57,19 +57,16 @@ def main() -> None:
     reason = " ".join(arguments.because.split())
     if not reason:
         parser.error("--because is empty: say why the results are equivalent")
-    try:
-        plan = plan_build(words)
-        if not plan.targets:
-            parser.error("name the targets whose results are equivalent")
-        acquire_lock("output/.lock")
-        accepted = [
-            (job, manifest, changes)
-            for job in plan.stale_jobs.values()
-            if (manifest := read_manifest(manifest_path(job.spec["path"])))
-            and (changes := acceptable_changes(job.spec, manifest))
-        ]
-    except AlreadyLocked as other:
-        raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
+    plan = plan_build(words)
+    if not plan.targets:
+        parser.error("name the targets whose results are equivalent")
+    lock_output()
+    accepted = [
+        (job, manifest, changes)
+        for job in plan.stale_jobs.values()
+        if (manifest := read_manifest(manifest_path(job.spec["path"])))
+        and (changes := acceptable_changes(job.spec, manifest))
+    ]
     for job, manifest, changes in accepted:
         try:
             accept(job, manifest, changes, reason)
@@ -107,7 +104,7 @@ def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
                 " changes of code and libraries can be accepted: build it again"
             )
     try:
-        check_files(stored_folder(spec), manifest)
+        check_files(linked_folder(spec["path"]), manifest)
     except Damaged as damage:
         raise InputError(f"{spec['path']}: {damage}: delete it and build it again") from None
     return spec_changes(recorded, spec)
@@ -131,7 +128,7 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     delete_work(folder)
     unfinished = unfinished_folder(folder)
     make_folders(unfinished)
-    copy_files(stored_folder(job.spec), unfinished, manifest)
+    copy_files(linked_folder(job.spec["path"]), unfinished, manifest)
     write_atomically(unfinished / MANIFEST, f"{text}\n")
     publish(folder)
     link_result(job.spec["path"], folder)
@@ -156,11 +153,6 @@ def copy_files(source: Path, target: Path, manifest: Manifest) -> None:
             # Another file system, one without links, or a file of another user.
             shutil.copyfile(source / name, path)
             fsync(path)
-
-
-def stored_folder(spec: dict[str, Any]) -> Path:
-    """Return the folder of the store that the path of a job's result leads to, or the path."""
-    return linked_folder(spec["path"]) or Path(spec["path"])
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from snakechat.workflow.printable import printable_text
 HELP = """\
 /reset        start a new conversation
 /system TEXT  set the system prompt; without TEXT remove it
-/seed N       set the seed for sampling
 /help         show this help
 /quit         exit, as Ctrl-D does; Ctrl-C stops a response, or exits at the prompt"""
 
@@ -135,12 +134,6 @@ class Chat:
         elif command == "/system":
             self.session.system = text
             print_note(f"System prompt: {text}" if text else "No system prompt.")
-        elif command == "/seed":
-            try:
-                self.seed = natural(text)
-            except argparse.ArgumentTypeError as error:
-                raise InputError(f"/seed: {error}") from None
-            print_note(f"Seed: {self.seed}")
         else:
             raise InputError(f"unknown command {command}: /help lists the commands")
 

@@ -47,7 +47,7 @@ from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import uses_vllm
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.environment import prepare_environment, set_threads
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -63,6 +63,7 @@ SHUTDOWN_TIMEOUT = 3600
 NODES_TIMEOUT = 60
 
 
+@one_line_errors()
 def main() -> None:
     # Another launcher, which started this one, has prepared it.
     if STATES not in os.environ:
@@ -96,8 +97,7 @@ def main() -> None:
 
     def make_result() -> int:
         started = time.time()
-        log = os.environ.get("SNAKECHAT_LOG")
-        job = prepare(spec_file, command[0], placement, options, connects, log, node)
+        job = prepare(spec_file, command[0], placement, options, connects, node)
         if job is None:
             return 0
         # A command of a user reads copies of its files.
@@ -108,7 +108,7 @@ def main() -> None:
             publish_result(job, started)
         return code
 
-    sys.exit(report_errors(make_result, spec_file, placement))
+    sys.exit(report_errors(make_result, spec_file))
 
 
 def run_processes(command: Sequence[str], placement: Placement, group: Sequence[str]) -> int:
@@ -407,7 +407,4 @@ def run_torchrun(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except InputError as error:
-        sys.exit(f"error: {error}")
+    main()

@@ -167,7 +167,7 @@ def find_differences(folder: Path, manifest: Manifest, twin: Path) -> Iterator[s
         yield f"{twin}: was made from another spec"
         return
     # The files have to agree with the manifest before the manifests are compared.
-    yield from find_problems(twin, linked_folder(twin) or twin)
+    yield from find_problems(twin, linked_folder(twin))
     varying = VARYING_FILES.get(twin_manifest["spec"]["rule"], "")
     files, twin_files = manifest["files"], twin_manifest["files"]
     for name in sorted(files.keys() | twin_files.keys()):

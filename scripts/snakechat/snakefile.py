@@ -39,8 +39,7 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.links import LOCK, PARTS, link_part, register_root
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.links import PARTS, link_part, lock_output, register_root
 from snakechat.workflow.manifest import MANIFEST, manifest_path
 from snakechat.workflow.placement import Placement, changed_values, placement_values
 from snakechat.workflow.preflight import (
@@ -73,7 +72,7 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
         except InputError as error:
             sys.exit(f"error: {error}")
         except OSError as error:
-            sys.exit(f"error: {describe_environment_error(error, 'output', {}) or error}")
+            sys.exit(f"error: {describe_environment_error(error, 'output') or error}")
 
     # Snakemake asks for the signature of each function once per job.
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
@@ -362,12 +361,7 @@ class RuleFunctions:
             InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
         snakemake_command_line.check_options(self.workflow)
-        try:
-            acquire_lock(Path("output", LOCK))
-        except AlreadyLocked as other:
-            raise InputError(
-                f"{other} is building in {Path.cwd()}: wait for it, or stop it"
-            ) from None
+        lock_output()
         self._is_build = self._staleness.checks_files = True
         if self._prefix:
             self._link_prefix()

@@ -190,14 +190,14 @@ def plan_build(words: list[str]) -> Plan:
     Raises:
         InputError: The config, an option or a target is invalid.
     """
-    settings = parse_options(words)
-    files = [*project_files(ROOT), *settings.configfiles]
+    options, command_line = parse_options(words)
+    files = [*project_files(ROOT), *map(Path, options.configfile or ())]
     check_config_files(files)
-    values = read_config(files, settings.config)
-    if settings.directory is not None:
-        os.chdir(settings.directory)
-    config = load_config(values, ROOT, ROOT, settings.config)
-    targets = settings.targets
+    values = read_config(files, command_line)
+    if options.directory is not None:
+        os.chdir(options.directory)
+    config = load_config(values, ROOT, ROOT, command_line)
+    targets = options.targets
     if not targets:
         warn_of_other_configs(config)
         targets = default_targets(config)
@@ -214,7 +214,7 @@ def plan_build(words: list[str]) -> Plan:
         )
         for rule, name in jobs
     }
-    return Plan(planned, stale_results(specs, jobs, wanted), settings.targets)
+    return Plan(planned, stale_results(specs, jobs, wanted), options.targets)
 
 
 def upstream_paths(spec: Mapping[str, Any], jobs: Mapping[str, Any]) -> list[str]:

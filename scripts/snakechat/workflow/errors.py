@@ -3,18 +3,13 @@
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache, wraps
-from typing import Any
 
 from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import rank, world_size
 from snakechat.workflow.printable import printable_line
-
-# Placement settings that determine how much memory a job needs.
-MEMORY_SETTINGS = ("micro_batch_tokens", "activation_checkpointing", "zero_stage", "offload")
-
 
 # In messages of torch, of cuBLAS, of NCCL, of Linux and of vLLM when it starts, in this order.
 OUT_OF_MEMORY = re.compile(
@@ -41,9 +36,7 @@ def warn(message: str) -> None:
         print(f"warning: {printable_line(message)}", file=sys.stderr, flush=True)
 
 
-def describe_environment_error(
-    error: Exception, target: str, placement: Mapping[str, Any]
-) -> str | None:
+def describe_environment_error(error: Exception, target: str) -> str | None:
     """Describe an error of the machine in one line; return None for any other error.
 
     Errors of the machine occur in correct programs: out of memory, a full disk, a missing file, the
@@ -52,14 +45,9 @@ def describe_environment_error(
     Args:
         error: The exception that ended main.
         target: Path of the result, for errors that name no file.
-        placement: The placement of the job; the line shows the settings that memory depends on.
     """
     if is_out_of_memory(error):
-        settings = ", ".join(
-            f"{name}: {placement[name]}" for name in MEMORY_SETTINGS if name in placement
-        )
-        hint = f": placement has {settings}; lower micro_batch_tokens to use less memory"
-        return f"{target}: out of memory" + (hint if settings else "")
+        return f"{target}: out of memory: models need less with lower micro_batch_tokens"
     if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):
         return f"{target}: another process of this job has ended"
     if operation := missing_kernel(error):

@@ -164,7 +164,7 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
         if rank() == 0:
             write_outcome(job)
 
-    report_errors(work, arguments.spec, arguments.placement)
+    report_errors(work, arguments.spec)
     if world_size() > 1:
         # DeepSpeed keeps references to process groups. Their threads outlive the groups and now and
         # then abort the interpreter while it shuts down.
@@ -187,7 +187,7 @@ class ProgramParser(argparse.ArgumentParser):
         )
 
 
-def report_errors(work: Callable[[], T], spec_file: str, placement: Placement = SERIAL) -> T:
+def report_errors(work: Callable[[], T], spec_file: str) -> T:
     """Return work(); exit with code 1 and one line at an error that the user can act on."""
     try:
         return work()
@@ -200,7 +200,7 @@ def report_errors(work: Callable[[], T], spec_file: str, placement: Placement = 
             target = read_spec(spec_file)["path"]
         except (InputError, OSError):
             target = spec_file
-        line = describe_environment_error(error, target, placement_values(placement))
+        line = describe_environment_error(error, target)
         if line is None:
             raise
         exit_with_line(f"error: {line}")

@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from snakechat.workflow.digests import digest, file_digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.locks import make_folders
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
@@ -187,25 +187,19 @@ def _text_of(link: Path) -> str | None:
 # --- where links lead -------------------------------------------------------------------------
 
 
-def linked_folder(path: str | Path) -> Path | None:
-    """Return the real folder of the store that the path of a result leads to; None if it has none.
+def linked_folder(path: str | Path) -> Path:
+    """Return the real folder that the path or a version of a result leads to; it may be missing.
 
-    The folder may be missing.
+    A copy of a result leads to itself.
     """
-    path = Path(path)
-    return result_of_version(path) if path.is_symlink() else None
-
-
-def result_of_version(version: Path) -> Path:
-    """Return the real folder of the store that a version of a result leads to."""
-    return Path(os.path.realpath(version / MANIFEST)).parent
+    return Path(os.path.realpath(Path(path, MANIFEST))).parent
 
 
 def linked_results(output: Path) -> Iterator[tuple[Path, Path]]:
     """Yield each path in output/ that leads to a result, and the real folder of the result."""
     for path in _links_and_copies(output):
         if path.is_symlink() and _leads_to_result(path):
-            yield path, result_of_version(path)
+            yield path, linked_folder(path)
 
 
 def _links_and_copies(output: Path) -> Iterator[Path]:
@@ -250,7 +244,7 @@ def named_versions(output: Path) -> dict[Path, list[str]]:
         path = output / Path(parent).relative_to(output / VERSIONS)
         versions = [name for name in sorted(folders) if is_version_entry(Path(parent, name))]
         for name in versions:
-            found.setdefault(result_of_version(Path(parent, name)), []).append(str(path))
+            found.setdefault(linked_folder(Path(parent, name)), []).append(str(path))
         folders[:] = [name for name in folders if name not in versions]
     return found
 
@@ -259,13 +253,25 @@ def versions_of(path: str | Path) -> list[Path]:
     """Return the real folders of the store that the path of a result leads to, or led to once."""
     folder = version_path(path, "none").parent
     versions = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [result_of_version(version) for version in versions if is_version_entry(version)]
+    return [linked_folder(version) for version in versions if is_version_entry(version)]
 
 
 def is_version_entry(path: Path) -> bool:
     """Return whether a path in output/versions is a version, and not the folder of a name."""
     is_entry = path.is_symlink() or os.path.lexists(path / MANIFEST)
     return KEY.fullmatch(path.name) is not None and is_entry and path.exists()
+
+
+def lock_output() -> None:
+    """Lock output/ for the lifetime of this process.
+
+    Raises:
+        InputError: Another process builds in it.
+    """
+    try:
+        acquire_lock(Path("output", LOCK))
+    except AlreadyLocked as other:
+        raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
 
 
 # --- roots ------------------------------------------------------------------------------------

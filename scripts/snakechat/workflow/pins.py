@@ -154,15 +154,11 @@ def check_installed(pins: Mapping[str, str]) -> None:
         return
     # Python and torch decide about many others.
     name = next((name for name in (PYTHON, "torch") if name in different), different[0])
-    advice = f"pip install --no-deps --requirement {LOCK.name}"
-    if name == PYTHON:
-        advice = "use the environment that Snakemake runs in"
-    elif name == "torch":
-        advice = f"pip install torch=={pins[name]}"
-    elif FILES in pins[name]:
-        advice = "install the same files everywhere, or start the build again"
     found = f"{installed[name]} is installed" if name in installed else "is not installed"
-    raise InputError(f"{name} {found}, and this build was planned with {pins[name]}: {advice}")
+    raise InputError(
+        f"{name} {found}, and this build was planned with {pins[name]}: install it (pip install"
+        f" --no-deps --requirement {LOCK.name} --requirement {TORCH_LOCK}), or start again"
+    )
 
 
 def python_version() -> str:

@@ -36,7 +36,7 @@ from snakechat.workflow.hermetic import (
     write_limits,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
-from snakechat.workflow.links import link_result, result_of_version, root_links
+from snakechat.workflow.links import link_result, linked_folder, root_links
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -81,7 +81,6 @@ def prepare(
     placement: Placement,
     options: RunOptions,
     connects: bool = False,
-    log: str | None = None,
     node: int | None = None,
 ) -> Job[Any] | None:
     """Prepare a job for its program, unless its result exists: then link it.
@@ -99,8 +98,6 @@ def prepare(
         placement: Where and how the job runs.
         options: What else the run uses.
         connects: Whether the job has several processes, which connect to each other.
-        log: Path of the log of the job. It is emptied unless the store has the result, as it
-            belongs to another one.
         node: Number of this node, if several ones decide separately, and have to decide the same:
             then the result exists only if the store has it.
 
@@ -124,9 +121,8 @@ def prepare(
                 print(f"{job.target} is kept: it was made from the same spec and inputs")
             finish(job)
         return None
-    if log:
-        # Before anything is printed that belongs to the new result. The rule creates the log at the
-        # same time.
+    if log := os.environ.get("SNAKECHAT_LOG"):
+        # It belongs to another result. The rule creates it at the same time.
         with suppress(FileNotFoundError):
             os.truncate(log, 0)
     check_inputs(job.inputs, manifests)
@@ -431,7 +427,7 @@ def readers(job: Job[Any]) -> list[str]:
     return [
         str(path)
         for path in root_links(Path(job.options.stores[0]), Path("output"))
-        if result_of_version(path) == job.place.resolve()
+        if linked_folder(path) == job.place.resolve()
         and path.parent.resolve() / path.name != target
     ]
 

@@ -1,11 +1,12 @@
 """Options of Snakemake: what they say, and those that have no effect here."""
 
+import argparse
 import contextlib
 import io
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snakemake.common.configfile import load_configfile
 from snakemake.exceptions import CliException
@@ -36,24 +37,11 @@ def config_options(arguments: list[str] | None = None) -> list[str]:
     return options
 
 
-class Options(NamedTuple):
-    """Options of Snakemake that decide what a build consists of.
-
-    Attributes:
-        targets: Targets among the options.
-        directory: The folder of the build, None for the current one.
-        configfiles: The files of --configfile.
-        config: The values of --config, which are text below the top level.
-    """
-
-    targets: list[str]
-    directory: Path | None
-    configfiles: list[Path]
-    config: dict[str, Any]
-
-
-def parse_options(words: list[str]) -> Options:
+def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Parse options of Snakemake, on the command line and in its profiles.
+
+    Returns:
+        The options, and the values of --config, which are text below the top level.
 
     Raises:
         InputError: An option selects jobs by something else than what is stale.
@@ -74,8 +62,7 @@ def parse_options(words: list[str]) -> Options:
         if getattr(options, name):
             option = name.replace("_", "-")
             raise InputError(f"--{option} has no effect here: the jobs are those that are stale")
-    files = [Path(file).absolute() for file in options.configfile or ()]
-    return Options(list(options.targets), options.directory, files, config)
+    return options, config
 
 
 def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str, Any]:
@@ -87,31 +74,19 @@ def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str
     return values
 
 
-_LISTINGS = (
-    "--summary and --list-changes compare times and commands, which do not decide here what is"
-    " stale: run python scripts/explain.py, or snakemake -n"
-)
-_DELETION = (
-    "--delete-all-output and --delete-temp-output know manifests and not the files of results: run"
-    " make clean-output, or delete folders below output/"
-)
-# Options that take the manifest of a result for the whole result, by their names in Snakemake.
+# Options that take the manifest of a result for the whole result, or times for what makes it stale,
+# by their names in Snakemake, and what to run instead.
+_LISTING = "python scripts/explain.py, or snakemake -n"
+_DELETION = "make clean-output, or delete folders below output/"
 REFUSED = {
-    **dict.fromkeys(("summary", "detailed_summary", "list_changes"), _LISTINGS),
-    **dict.fromkeys(("list_input_changes", "list_params_changes"), _LISTINGS),
+    **dict.fromkeys(("summary", "detailed_summary", "list_changes"), _LISTING),
+    **dict.fromkeys(("list_input_changes", "list_params_changes"), _LISTING),
     **dict.fromkeys(("delete_all_output", "delete_temp_output"), _DELETION),
-    "list_untracked": "--list-untracked knows manifests and not the files of results, and would"
-    " name trained weights: run python scripts/store.py list",
-    "generate_unit_tests": "--generate-unit-tests copies the manifests of results and not their"
-    " files: to build a result again and compare it, run make reproduce TARGET=output/...",
+    "list_untracked": "python scripts/store.py list",
+    "generate_unit_tests": "make reproduce TARGET=output/...",
+    "touch": "python scripts/accept.py TARGET --because REASON, if code or libraries changed",
+    "cache": "the same command without it: the store keeps all versions of results",
 }
-_TOUCH = (
-    "--touch sets times, which do not decide here what is stale: to keep results whose code or"
-    " libraries changed, run python scripts/accept.py TARGET --because REASON"
-)
-_CACHE = (
-    "--cache knows manifests and not the files of results: the store keeps all versions of them"
-)
 
 
 def check_options(workflow: Any) -> bool:
@@ -121,10 +96,10 @@ def check_options(workflow: Any) -> bool:
         InputError: An option would leave results in a wrong state, or say what is wrong of them.
     """
     if workflow.workflow_settings.cache is not None:
-        raise InputError(_CACHE)
+        raise _refused("cache")
     if workflow.execution_settings is not None:
         if workflow.touch:
-            raise InputError(_TOUCH)
+            raise _refused("touch")
         return False
     # Snakemake's API has no settings of options that execute nothing.
     from snakemake.cli import parse_args
@@ -135,7 +110,14 @@ def check_options(workflow: Any) -> bool:
         except (SystemExit, ValueError, CliException):
             # Another program uses the API.
             return False
-    for name, message in REFUSED.items():
+    for name in REFUSED:
         if getattr(options, name, None):
-            raise InputError(message)
+            raise _refused(name)
     return options.report is not None
+
+
+def _refused(name: str) -> InputError:
+    return InputError(
+        f"--{name.replace('_', '-')} looks at manifests and times, and not at the files and specs"
+        f" of results: run {REFUSED[name]}"
+    )

@@ -127,11 +127,8 @@ def test_an_error_is_printed_once_and_ends_all_ranks(job):
     code, lines = job.run(2, "out of memory of one rank")
     assert code == 1
     other = "error: output/sft/tiny: another process of this job has ended"
-    assert [printed for printed in lines if printed != other] == [
-        "error: output/sft/tiny: out of memory: placement has micro_batch_tokens: 64,"
-        " activation_checkpointing: False, zero_stage: 0, offload: none; lower"
-        " micro_batch_tokens to use less memory"
-    ]
+    [line] = (printed for printed in lines if printed != other)
+    assert line.startswith("error: output/sft/tiny: out of memory: ")
     assert not job.target.exists()
 
 

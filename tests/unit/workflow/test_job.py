@@ -154,13 +154,14 @@ def alone(job, monkeypatch):
     return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
 
 
-def prepare_alone(spec_file="spec.json", options=DEFAULTS, **named):
-    return prepare(spec_file, "scripts/none.py", SERIAL, options, **named)
+def prepare_alone(spec_file="spec.json", options=DEFAULTS):
+    return prepare(spec_file, "scripts/none.py", SERIAL, options)
 
 
-def test_the_launcher_keeps_the_lock_while_the_program_runs(alone):
+def test_the_launcher_keeps_the_lock_while_the_program_runs(alone, monkeypatch):
     # The rule has not created the log yet.
-    assert prepare_alone(log="none.log")
+    monkeypatch.setenv("SNAKECHAT_LOG", "none.log")
+    assert prepare_alone()
     with pytest.raises(AlreadyLocked):
         acquire_lock(lock_path(alone.place))
     assert os.environ[PREPARED] == alone.key and alone.result.is_dir()
@@ -179,7 +180,7 @@ def test_gc_keeps_what_an_interrupted_job_reads_though_no_link_leads_to_it(alone
         assert set(stored_folders(STORE)) == kept
 
 
-def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):
+def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys, monkeypatch):
     descriptor = acquire_lock(lock_path(alone.place))
     write_result(alone, alone.result, "new")
 
@@ -195,7 +196,8 @@ def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys):
     first.start()
     # The log is that of the job that made the result.
     Path("log").write_text("made")
-    assert prepare_alone("other.json", log="log") is None
+    monkeypatch.setenv("SNAKECHAT_LOG", "log")
+    assert prepare_alone("other.json") is None
     assert Path("log").read_text() == "made"
     first.join()
     assert f"waiting for process {os.getpid()} on" in capsys.readouterr().out

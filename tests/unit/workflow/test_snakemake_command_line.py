@@ -18,9 +18,9 @@ def test_options_are_read_as_snakemake_reads_them(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text("seed: 1\nsft: {defaults: {epochs: 1, lora_rank: 4}}\n")
     (tmp_path / "b.yaml").write_text("sft: {defaults: {epochs: 2}}\n")
     words = shlex.split("x y --configfile a.yaml b.yaml --config seed=3 'dpo={recipes: {}}'")
-    options = parse_options([*words, "--directory", "there", "--cores", "2", "-n"])
+    options, config = parse_options([*words, "--directory", "there", "--cores", "2", "-n"])
     assert options.targets == ["x", "y"] and options.directory == Path("there")
-    assert read_config(options.configfiles, options.config) == {
+    assert read_config(options.configfile, config) == {
         "seed": 3,
         "sft": {"defaults": {"epochs": 2, "lora_rank": 4}},
         "dpo": {"recipes": {}},
