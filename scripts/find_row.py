@@ -7,6 +7,10 @@ Searches all records in output/, earlier versions included, and in the folders o
 hold copies of results. An argument, or a line of --file, is a text that a row contains, or the
 digest of a row (32 hexadecimal digits), by which `exclude` of a dataset removes it.
 
+A result is made from the rows of the phases that its lineage tokenizes, and from those that its
+tokenizer was trained on or an LLM judge labelled. The lineage names records and splits by their
+content: any copy of them has the rows.
+
 Exits with 0 if a result other than records was made from the rows, or may have been; with 1 if none
 was, as after a build that excludes them; with 2 after an error.
 """
@@ -20,7 +24,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from snakechat.data.phase_splits import PHASES, SPLITS
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_results
@@ -62,19 +65,41 @@ def main() -> None:
     words = [*arguments.query, *(lines_of(arguments.file) if arguments.file else ())]
     if not words or "" in words:
         parser.error("give a text, a digest or --file")
-    search = Search([Path("output"), *arguments.folders], words)
-    results = sorted(search.results(), key=lambda result: result[0])
-    for name, usage, rows in results:
-        found = {kind: sorted(text for each, text in usage if each == kind) for kind, _ in usage}
-        phases = f" ({', '.join(found['phases'])})" if "phases" in found else ""
-        print(f"{name}: rows: {len(found.get('rows', ())):,}{phases}")
-        for row in rows:
-            print(f"  {row.digest}  {row.split} row {row.number}")
-        for path in found.get("unknown", ()):
-            print(f"  unknown: no copy of {path} was found")
-    if not results:
+    trees = [Path("output"), *arguments.folders]
+    for tree in trees:
+        if not tree.is_dir():
+            raise InputError(f"there is no folder {tree}")
+    paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
+    # The manifest and the content of each result, by the path that leads to it; for a version or a
+    # copy, by its folder.
+    results = {
+        paths.get(folder.resolve(), str(folder)): (folder, manifest, content_digest(manifest))
+        for tree in trees
+        for folder in find_results(tree)
+        if (manifest := read_manifest(folder / MANIFEST))
+    }
+    records = {
+        content: list(matching_rows(folder, words))
+        for folder, manifest, content in results.values()
+        if manifest["spec"]["rule"] in RECORD_RULES
+    }
+    phases = {
+        content: phase_digests(Path(name).name, folder, records[of_records])
+        for name, (folder, manifest, content) in results.items()
+        if manifest["spec"]["rule"] == "split_dataset"
+        and (of_records := manifest["inputs"]["records"]["digest"]) in records
+    }
+    found: dict[str, list[Row]] = {}
+    for name, (_, manifest, content) in sorted(results.items()):
+        jobs, rows = merge_lineages([manifest]), records.get(content, [])
+        usage = {("rows", row.digest) for row in rows}
+        usage |= {each for job in jobs.values() for each in usage_of(job, jobs, records, phases)}
+        if usage:
+            found[name] = rows
+            print_result(name, usage, rows)
+    if not found:
         print("no row matches")
-    sys.exit(0 if any(not rows for _, _, rows in results) else 1)
+    sys.exit(1 if all(found.values()) else 0)
 
 
 def lines_of(file: Path) -> list[str]:
@@ -82,87 +107,6 @@ def lines_of(file: Path) -> list[str]:
     # Not splitlines, which splits at U+2028, too: it is text.
     lines = file.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
     return [word for line in lines if (word := line.strip(" \t\r"))]
-
-
-class Search:
-    """The rows that have a digest or contain a text, and the results that were made from them.
-
-    A result is made from the rows of the phases that its lineage tokenizes, and from those that its
-    tokenizer was trained on or an LLM judge labelled. The lineage names records and splits by their
-    content: any copy of them has the rows.
-    """
-
-    def __init__(self, trees: Sequence[Path], words: Collection[str]) -> None:
-        # The matching rows by the content of their records, and the digests of these rows by the
-        # content of a split and by DATASET PHASE.SPLIT.
-        self._records: dict[str, list[Row]] = {}
-        self._phases: dict[str, dict[str, set[str]]] = {}
-        self._names = {folder: str(path) for path, folder in linked_results(Path("output"))}
-        for tree in trees:
-            if not tree.is_dir():
-                raise InputError(f"there is no folder {tree}")
-        self._manifests = {
-            folder: manifest
-            for tree in trees
-            for folder in find_results(tree)
-            if (manifest := read_manifest(folder / MANIFEST))
-        }
-        for folder, manifest in self._manifests.items():
-            if manifest["spec"]["rule"] in RECORD_RULES:
-                self._records[content_digest(manifest)] = list(matching_rows(folder, words))
-        for folder, manifest in self._manifests.items():
-            records = manifest["inputs"].get("records", {}).get("digest")
-            if manifest["spec"]["rule"] == "split_dataset" and records in self._records:
-                self._phases[content_digest(manifest)] = {
-                    f"{Path(self._name(folder)).name} {phase}.{split}": digests_of(
-                        folder / f"{phase}.{split}.npy", split, self._records[records]
-                    )
-                    for phase in PHASES
-                    for split in SPLITS
-                }
-
-    def results(self) -> Iterator[tuple[str, Usage, list[Row]]]:
-        """Yield the results that were made from the rows, or may have been.
-
-        Yields:
-            The path, what it was made from, and of records the matching rows.
-        """
-        for folder, manifest in self._manifests.items():
-            jobs = merge_lineages([manifest])
-            rows = self._records.get(content_digest(manifest), [])
-            usage: Usage = {("rows", row.digest) for row in rows}
-            usage = usage.union(*(self._usage(job, jobs) for job in jobs.values()))
-            if usage:
-                yield self._name(folder), usage, rows
-
-    def _name(self, folder: Path) -> str:
-        """Return the path that leads to a result; for a version or a copy, its folder."""
-        return self._names.get(folder.resolve(), str(folder))
-
-    def _usage(self, job: Mapping[str, Any], jobs: Lineage) -> Usage:
-        """Return what a job of a lineage read itself.
-
-        Other jobs than these read no rows, or statistics of them, or write row numbers.
-        """
-        usage: Usage = set()
-        for path in job["inputs"].values():
-            upstream = jobs[path]
-            if upstream["rule"] == "split_dataset" and "phase" in job["settings"]:
-                phases = self._phases.get(upstream["content"])
-                usage |= {("unknown", path)} if phases is None else set()
-                for name, digests in (phases or {}).items():
-                    if digests and f" {job['settings']['phase']}." in name:
-                        usage |= {("phases", name), *(("rows", digest) for digest in digests)}
-            elif upstream["rule"] in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):
-                rows = self._records.get(upstream["content"])
-                usage |= {("unknown", path)} if rows is None else set()
-                # A tokenizer is trained on the rows of the train split.
-                split = "train" if job["rule"] == "init_model" else ""
-                read = {row.digest for row in rows or () if split in row.split}
-                usage |= {
-                    ("rows", each) for each in read.difference(job["facts"].get("excluded", ()))
-                }
-        return usage
 
 
 def matching_rows(folder: Path, words: Collection[str]) -> Iterator[Row]:
@@ -179,10 +123,50 @@ def matching_rows(folder: Path, words: Collection[str]) -> Iterator[Row]:
                 yield Row(digest.hex(), split, number)
 
 
-def digests_of(path: Path, split: str, rows: Sequence[Row]) -> set[str]:
-    """Return the digests of the matching rows whose numbers a file of a phase and split has."""
-    numbers = set(np.load(path, allow_pickle=False).tolist())
-    return {row.digest for row in rows if split in row.split and row.number - 1 in numbers}
+def phase_digests(dataset: str, folder: Path, rows: Sequence[Row]) -> dict[str, set[str]]:
+    """Return the digests of the rows that a split has in each phase, by DATASET PHASE.SPLIT."""
+    found = {}
+    for path in folder.glob("*.npy"):
+        numbers, split = set(np.load(path).tolist()), path.stem.rpartition(".")[2]
+        found[f"{dataset} {path.stem}"] = {
+            row.digest for row in rows if split in row.split and row.number - 1 in numbers
+        }
+    return found
+
+
+def usage_of(
+    job: Mapping[str, Any], jobs: Lineage, records: dict[str, list[Row]], phases: dict[str, Any]
+) -> Usage:
+    """Return what a job of a lineage read itself, given matching rows by the content of a result.
+
+    Other jobs than these read no rows, or statistics of them, or write row numbers.
+    """
+    usage: Usage = set()
+    for path in job["inputs"].values():
+        rule, content = jobs[path]["rule"], jobs[path]["content"]
+        if rule == "split_dataset" and "phase" in job["settings"]:
+            usage |= set() if content in phases else {("unknown", path)}
+            for name, digests in phases.get(content, {}).items():
+                if digests and f" {job['settings']['phase']}." in name:
+                    usage |= {("phases", name), *(("rows", digest) for digest in digests)}
+        elif rule in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):
+            usage |= set() if content in records else {("unknown", path)}
+            # A tokenizer is trained on the rows of the train split.
+            split = "train" if job["rule"] == "init_model" else ""
+            read = {row.digest for row in records.get(content, ()) if split in row.split}
+            usage |= {("rows", each) for each in read.difference(job["facts"].get("excluded", ()))}
+    return usage
+
+
+def print_result(name: str, usage: Usage, rows: Sequence[Row]) -> None:
+    """Print a result and what it was made from; of records, the rows that match."""
+    found = {kind: sorted(text for each, text in usage if each == kind) for kind, _ in usage}
+    phases = f" ({', '.join(found['phases'])})" if "phases" in found else ""
+    print(f"{name}: rows: {len(found.get('rows', ())):,}{phases}")
+    for row in rows:
+        print(f"  {row.digest}  {row.split} row {row.number}")
+    for path in found.get("unknown", ()):
+        print(f"  unknown: no copy of {path} was found")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from snakechat.data.phase_splits import SPLITS
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
-from snakechat.workflow.digests import unchanged_files
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import READING, Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
@@ -45,10 +44,9 @@ def main(job: Job) -> None:
         write_records(job, toy_splits(job))
         return
     files, note = source_files(job), job.states / READING
-    paths = [path for of_split in files.values() for path in of_split.values()]
     splits = {split: converted(job, split, files[split]) for split in files}
     try:
-        with unchanged_files(paths), limited_memory(MAX_MEMORY_BYTES):
+        with limited_memory(MAX_MEMORY_BYTES):
             write_records(job, splits, kept=list(job.settings.keep))
     except MemoryError:
         raise InputError(

@@ -35,8 +35,7 @@ def tokenizer_rows(job: Job) -> Iterator[Texts]:
     """Yield the texts of the training records of the dataset that the tokenizer is trained on."""
     path, settings = job.inputs["records"] / "train.parquet", job.settings.tokenizer
     paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
-    dataset = job.spec["inputs"]["records"]["name"]
-    removed = set(removed_rows(job, settings, paths, dataset)["train"].tolist())
+    removed = set(removed_rows(job, settings, paths)["train"].tolist())
     for number, texts in enumerate(read_texts(path)):
         if number not in removed:
             yield texts

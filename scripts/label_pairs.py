@@ -31,8 +31,7 @@ def main(job: Job[SimpleNamespace]) -> None:
     judge = load_judges(job)[settings.llm_judge]
     job.facts["swapped"] = {}
     paths = {split: job.inputs["records"] / f"{split}.parquet" for split in SPLITS}
-    labelled = job.spec["inputs"]["records"]["name"]
-    removed = removed_rows(job, vars(settings), paths, labelled)
+    removed = removed_rows(job, vars(settings), paths)
 
     def pairs(split: str, path: Path) -> Iterator[Record | str]:
         number = pq.read_metadata(path).num_rows

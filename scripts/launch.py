@@ -46,12 +46,18 @@ from typing import Any, NoReturn
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import uses_vllm
 from snakechat.workflow.digests import planned_files
-from snakechat.workflow.environment import prepare_environment, set_threads
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.placement import SERIAL, Placement, parse_options, parse_placement
+from snakechat.workflow.placement import (
+    SERIAL,
+    Placement,
+    parse_options,
+    parse_placement,
+    prepare_environment,
+    set_threads,
+)
 from snakechat.workflow.processes import child_process, exit_code
 from snakechat.workflow.publishing import external_files, prepare, publish_result
 

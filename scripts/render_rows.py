@@ -62,7 +62,7 @@ def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
                 for file, lines in zip(files, forms, strict=True):
                     file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     if not written:
-        names = ", ".join(dataset_name(job, dataset) for dataset in rows)
+        names = ", ".join(dataset_name(job, f"records.{dataset}") for dataset in rows)
         raise InputError(f"{names}: the {split} split has no rows left: {dict(dropped)}")
     print(f"{split}: {written:,} rows, dropped: {dict(dropped)}")
     return dict(sorted(dropped.items()))

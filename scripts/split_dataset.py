@@ -33,7 +33,7 @@ def main(job: Job) -> None:
             # A text that is no dialogue has no prompt.
             prompts = (prompt or chosen or "" for prompt, chosen, _ in read_texts(path))
             groups[split] = np.array([*map(fingerprint, prompts)], np.uint64)
-    removed = removed_rows(job, vars(settings), paths, job.spec["name"])
+    removed = removed_rows(job, vars(settings), paths)
     if "eval" not in groups:
         rows["train"], rows["eval"] = split_rows(groups["train"], [9, 1], settings.seed)
         for each in (groups, removed):

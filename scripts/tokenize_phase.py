@@ -124,7 +124,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             progress.update(done)
     if not kept.total():
         phase = job.settings.phase
-        names = ", ".join(dataset_name(job, dataset) for dataset in rows)
+        names = ", ".join(dataset_name(job, f"records.{dataset}") for dataset in rows)
         raise InputError(
             f"{names}: the {split} split of phase {phase} has no rows left of {total}"
             f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"

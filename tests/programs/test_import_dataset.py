@@ -96,13 +96,6 @@ def imported(tmp_path):
     return run
 
 
-def test_a_file_that_is_edited_while_it_is_read_is_not_used(imported, tmp_path, monkeypatch):
-    path = tmp_path / "data/rows.jsonl"
-    monkeypatch.setattr(import_dataset, "write_records", lambda *_, **__: path.write_text("{}"))
-    with pytest.raises(InputError, match=f"{path} changed while it was read: start the build"):
-        imported([ROW], "plain")
-
-
 @pytest.mark.parametrize(
     ("second", "is_warned"), [("Where?", True), ("\n\nHuman: Where?\n\nAssistant:", False)]
 )

@@ -6,7 +6,6 @@ from snakechat.algorithms import chat_client
 from snakechat.algorithms.llm_judge import LlmJudge
 from snakechat.config.sections import judge_access, judge_settings
 from snakechat.workflow.placement import RunOptions
-from snakechat.workflow.reply_cache import ReplyCache
 from support.stub_server import StubServer, running
 
 SECRET = "sk-very-secret"
@@ -78,7 +77,7 @@ def judge_of(server, cache, **settings):
     """Return a judge that asks the endpoint. cache: folder of its replies."""
     judges = {"wise": judge_entry(server, **settings)}
     settings, access = judge_settings(judges, judges), judge_access(judges, judges)
-    return LlmJudge("wise", settings["wise"], access["wise"], ReplyCache(cache))
+    return LlmJudge("wise", settings["wise"], access["wise"], cache)
 
 
 def use_judge(job, server, **settings):

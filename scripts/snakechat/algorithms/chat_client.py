@@ -25,7 +25,7 @@ from snakechat.workflow.distributed import rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
-from snakechat.workflow.reply_cache import Reply, ReplyCache, Request
+from snakechat.workflow.reply_cache import Reply, Request, find_reply, store_reply
 
 if TYPE_CHECKING:
     import openai
@@ -91,7 +91,7 @@ class ChatClient:
         settings: Settings of the judge: model, and parameters, further fields of each request.
         access: Where and how it is asked (snakechat/config/sections.py). Several processes of a
             job share concurrency and requests_per_minute.
-        cache: The cache of its replies.
+        folder: The folder of the model's stored replies.
 
     Attributes:
         counts: Requests, retries, cache hits, and tokens of this process.
@@ -101,10 +101,10 @@ class ChatClient:
     """
 
     def __init__(
-        self, name: str, settings: dict[str, Any], access: dict[str, Any], cache: ReplyCache
+        self, name: str, settings: dict[str, Any], access: dict[str, Any], folder: Path
     ) -> None:
         self.name, self.place = name, f"{JUDGES}.{name}"
-        self.settings, self.cache = settings, cache
+        self.settings, self.folder = settings, folder
         self.url: str = access["url"].rstrip("/")
         self.key = api_key(name, access["key_env"])
         self.concurrency = max(access["concurrency"] // world_size(), 1)
@@ -113,11 +113,6 @@ class ChatClient:
         self.interval: float = 60 * world_size() / limit if limit else 0.0
         self.next_start = 0.0
         self.counts: Counter[str] = Counter()
-
-    @property
-    def cache_folder(self) -> Path:
-        """Folder of the replies of the model."""
-        return self.cache.model_folder(self.settings["model"])
 
     def replies(
         self, conversations: Sequence[Messages], is_readable: Callable[[str], bool]
@@ -175,15 +170,14 @@ class ChatClient:
         self, client: "openai.AsyncOpenAI", body: Request, is_readable: Callable[[str], bool]
     ) -> Reply:
         """Return the stored reply to a request, or send it."""
-        stored = self.cache.find(body)
-        if stored:
+        if stored := find_reply(self.folder, body):
             self.counts["cache_hits"] += 1
             return stored
         for _ in range(READ_ATTEMPTS):
             reply = self._read(await self._send(client, body))
             if is_readable(reply.text):
                 break
-        return self.cache.add(body, reply)
+        return store_reply(self.folder, body, reply)
 
     async def _send(self, client: "openai.AsyncOpenAI", body: Request) -> str:
         """Return the text of the endpoint's response to a request.

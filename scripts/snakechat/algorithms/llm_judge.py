@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 
@@ -20,7 +21,6 @@ from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import replies_folder
-from snakechat.workflow.reply_cache import ReplyCache
 
 RATE = (
     "You rate the response to the last turn of a dialogue by this rubric:\n\n{rubric}\n\nReply with"
@@ -112,7 +112,7 @@ class LlmJudge(ChatClient):
         return InputError(
             f"{JUDGES}.{self.name}: of {self.settings['model']}, no reply is {expected}; the first"
             f" one is {found!r}: use another model or rubric, or raise max_tokens; to ask this one"
-            f" again, delete {self.cache_folder}"
+            f" again, delete {self.folder}"
         )
 
 
@@ -123,9 +123,11 @@ def load_judges(job: Job[Any]) -> dict[str, LlmJudge]:
         InputError: A judge has no API key.
     """
     judges: Mapping[str, dict[str, Any]] = job.settings.llm_judges
-    cache = ReplyCache(replies_folder(Path(job.options.stores[0])))
-    access = job.options.llm_judges
-    return {name: LlmJudge(name, judges[name], access[name], cache) for name in judges}
+    folder, access = replies_folder(Path(job.options.stores[0])), job.options.llm_judges
+    return {
+        name: LlmJudge(name, judge, access[name], folder / quote(judge["model"], safe=""))
+        for name, judge in judges.items()
+    }
 
 
 def messages(instructions: str, texts: Mapping[str, str]) -> Messages:

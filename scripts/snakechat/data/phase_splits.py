@@ -86,7 +86,7 @@ def weighted_rows(rows: np.ndarray, weight: float, seed: int | None) -> np.ndarr
 
 
 def removed_rows(
-    job: Job[Any], settings: Mapping[str, Any], paths: Mapping[str, Path], dataset: str
+    job: Job[Any], settings: Mapping[str, Any], paths: Mapping[str, Path]
 ) -> dict[str, np.ndarray]:
     """Return the ascending numbers of the rows of each split that a dataset removes.
 
@@ -96,14 +96,13 @@ def removed_rows(
         job: The job, with the facts.
         settings: The part of the spec that may have `exclude`, a list of digests.
         paths: The records of each split.
-        dataset: Name of the dataset, for errors.
 
     Raises:
         InputError: No row has one of the digests.
     """
     if "exclude" not in settings:
         return dict.fromkeys(paths, np.empty(0, np.int64))
-    excluded = frozenset(map(bytes.fromhex, settings["exclude"]))
+    excluded, dataset = set(map(bytes.fromhex, settings["exclude"])), dataset_name(job)
     digests = {split: read_digests(path) for split, path in paths.items()}
     if missing := sorted(excluded.difference(*digests.values())):
         raise InputError(
@@ -133,9 +132,9 @@ def phase_rows(job: Job[Any], split: str) -> dict[int, np.ndarray]:
     return rows
 
 
-def dataset_name(job: Job[Any], dataset: int) -> str:
+def dataset_name(job: Job[Any], records: str = "records") -> str:
     """Return the name of a dataset, for people: it does not determine the result."""
-    name: str = job.spec["inputs"][f"records.{dataset}"]["name"]
+    name: str = job.spec["inputs"][records]["name"]
     return name
 
 

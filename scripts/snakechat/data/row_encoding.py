@@ -299,5 +299,5 @@ def unless_rejected(
         return [REJECTED]
     hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
     path = records_path(job, dataset, split)
-    name = dataset_name(job, dataset)
+    name = dataset_name(job, f"records.{dataset}")
     raise InputError(f"dataset {name}: {path}: row {number + 1}: {found}{hint}")

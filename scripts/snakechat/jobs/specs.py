@@ -15,8 +15,8 @@ from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import RULES, Rule, recipe_of
 from snakechat.workflow.code_digests import Modules, uses_vllm
 from snakechat.workflow.digests import DigestCache, digest
-from snakechat.workflow.environment import computing_variables
 from snakechat.workflow.pins import pins_of
+from snakechat.workflow.placement import computing_variables
 from snakechat.workflow.snapshot import MEMORY
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 from snakechat.config.recipes import JobId
 from snakechat.jobs.specs import Specs
-from snakechat.workflow.digests import DigestCache, digest
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.digests import digest
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import is_linked, link_result
 from snakechat.workflow.manifest import (
     Lineage,
@@ -28,15 +28,7 @@ from snakechat.workflow.manifest import (
     store_key,
     without_names,
 )
-from snakechat.workflow.snapshot import CHECKED_DIGESTS
-from snakechat.workflow.store import (
-    Damaged,
-    Stored,
-    check_files,
-    complete_result,
-    find_result,
-    stored_folders,
-)
+from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
 
 
 class Staleness:
@@ -132,7 +124,9 @@ class Staleness:
         }
         found = None
         if len(digests) == len(inputs):
-            found = find_result(self.stores, rule, store_key(spec, digests))
+            key = store_key(spec, digests)
+            stored_in = (complete_result(store / rule / key) for store in self.stores)
+            found = next(filter(None, stored_in), None)
             if found is None and self.checks_files:
                 for up in spec["inputs"].values():
                     self._check((up["rule"], up["name"]))
@@ -153,15 +147,11 @@ class Staleness:
     def _check(self, job: JobId) -> None:
         """Compare the files of an input of a job that will run with its manifest.
 
-        Files that were compared before and did not change are not read again. A damaged result is
-        made again.
+        A damaged result is made again.
         """
         stored = self._results[job]
         assert stored is not None
-        try:
-            check_files(stored.folder, stored.manifest, DigestCache(CHECKED_DIGESTS).digests)
-        except (Damaged, OSError) as problem:
-            warn(f"{stored.folder} is damaged and is made again: {problem}")
+        if not is_undamaged(stored.folder):
             self._results[job] = None
             spec, _ = self.specs.spec(*job)
             self.stale[spec["path"]] = spec

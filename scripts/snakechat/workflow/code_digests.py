@@ -32,7 +32,7 @@ WITHOUT_EFFECT = {
     ("snakechat", "modeling", "command_outputs"),
 }
 # What the launcher sets before a program starts: of every program.
-LAUNCHED_BY = [(*WORKFLOW, name) for name in ("environment", "placement")]
+LAUNCHED_BY = [(*WORKFLOW, "placement")]
 # Only of programs whose settings choose vLLM.
 VLLM = ("snakechat", "modeling", "vllm_sampler")
 # It imports torch to connect processes; programs that compute import it themselves.

@@ -24,7 +24,7 @@ from typing import Any
 from snakechat.workflow.code_digests import Modules, uses_vllm
 from snakechat.workflow.commands import read_interpreter
 from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import (
     CERTIFICATES,
     HUB_CACHES,
@@ -58,11 +58,11 @@ from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
 from snakechat.workflow.store import (
     Damaged,
     check_files,
-    check_result,
     complete_result,
     delete_lock,
     delete_work,
     is_complete,
+    is_undamaged,
     note_inputs,
     publish,
     set_aside,
@@ -182,23 +182,16 @@ def result_exists(job: Job[Any]) -> bool:
         return False
     for store in job.options.stores:
         folder = Path(store, job.spec["rule"], job.key)
-        if folder.is_dir():
-            try:
-                check_result(folder, digests=DigestCache(CHECKED_DIGESTS).digests)
-            except (Damaged, OSError) as problem:
-                warn(f"{folder} is damaged and is made again: {problem}")
-            else:
-                job.stored = folder
-                return True
+        if folder.is_dir() and is_undamaged(folder):
+            job.stored = folder
+            return True
     return False
 
 
 def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest]) -> None:
     """Check the files of the inputs of a job.
 
-    The jobs of a build read the same models and tokens again and again. A file of which the size,
-    the times and the inode are those of an earlier check is not read again; `scripts/verify.py`
-    reads every file.
+    Files are read as in is_undamaged; `scripts/verify.py` reads every file.
 
     Args:
         folders: Result folders by the names of the inputs.

@@ -29,7 +29,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from snakechat.workflow.digests import file_digests, fsync, write_atomically
+from snakechat.workflow.digests import DigestCache, file_digests, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
@@ -48,6 +48,7 @@ from snakechat.workflow.manifest import (
     unfinished_folder,
     work_folder,
 )
+from snakechat.workflow.snapshot import CHECKED_DIGESTS
 
 ROOTS, INPUTS = "roots", "inputs"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
@@ -117,12 +118,6 @@ def complete_result(folder: Path) -> Stored | None:
     return Stored(folder, manifest)
 
 
-def find_result(stores: Iterable[Path], rule: str, key: str) -> Stored | None:
-    """Return a result from the first of several stores that has it complete."""
-    found = (complete_result(store / rule / key) for store in stores)
-    return next(filter(None, found), None)
-
-
 def check_files(
     folder: Path, manifest: Manifest, digests: FileDigests | None = file_digests
 ) -> None:
@@ -171,6 +166,20 @@ def is_complete(folder: Path, key: str | None = None) -> bool:
     try:
         check_result(folder, key)
     except (Damaged, OSError):
+        return False
+    return True
+
+
+def is_undamaged(folder: Path) -> bool:
+    """Return whether check_result finds a folder to be a result; print a warning otherwise.
+
+    A file of which the size, the times and the inode are those of an earlier check is not read
+    again: the jobs of a build read the same models and tokens again and again.
+    """
+    try:
+        check_result(folder, digests=DigestCache(CHECKED_DIGESTS).digests)
+    except (Damaged, OSError) as problem:
+        warn(f"{folder} is damaged and is made again: {problem}")
         return False
     return True
 

@@ -44,7 +44,7 @@ def test_replies_of_the_cache_cost_no_request(server, tmp_path):
     assert ask(second, "b", "a") == ["two", "one"]
     assert len(server.requests) == 2
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.json")} == files
-    assert all(path.parent.parent == first.cache_folder for path in files)
+    assert all(path.parent.parent == first.folder for path in files)
     assert all(SECRET.encode() not in data for data in files.values())
     assert (first.counts["requests"], second.counts["requests"]) == (2, 0)
     assert (first.counts["cache_hits"], second.counts["cache_hits"]) == (0, 2)

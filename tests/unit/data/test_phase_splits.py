@@ -85,8 +85,9 @@ def test_rows_are_excluded_by_digest(tmp_path):
     assert read_digests(path) == digests
 
     def excluded(*exclude):
-        job = SimpleNamespace(facts={}, settings={"exclude": [each.hex() for each in exclude]})
-        found = removed_rows(job, job.settings, {"train": path}, "mine")["train"].tolist()
+        settings = {"exclude": [each.hex() for each in exclude]}
+        job = SimpleNamespace(facts={}, spec={"inputs": {"records": {"name": "mine"}}})
+        found = removed_rows(job, settings, {"train": path})["train"].tolist()
         return found, job.facts
 
     found, facts = excluded(digests[3], digests[1])

@@ -2,7 +2,7 @@
 
 import os
 
-from snakechat.workflow.environment import computing_variables, prepare_environment
+from snakechat.workflow.placement import computing_variables, prepare_environment
 
 
 def test_variables_of_a_shell_do_not_reach_a_job(monkeypatch):

@@ -154,8 +154,8 @@ def alone(job, monkeypatch):
     return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
 
 
-def prepare_alone(spec_file="spec.json", options=DEFAULTS):
-    return prepare(spec_file, "scripts/none.py", SERIAL, options)
+def prepare_alone(spec_file="spec.json", options=DEFAULTS, **named):
+    return prepare(spec_file, "scripts/none.py", SERIAL, options, **named)
 
 
 def test_the_launcher_keeps_the_lock_while_the_program_runs(alone, monkeypatch):

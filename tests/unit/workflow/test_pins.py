@@ -94,7 +94,7 @@ def test_the_minor_version_of_python_counts_and_is_checked(lock, monkeypatch):
     before = pins_of(["numpy"], lock)
     monkeypatch.setattr(sys, "version_info", SimpleNamespace(major=3, minor=99))
     assert pins_of(["numpy"], lock) == {"numpy": "2.4.6", "python": "3.99"} != before
-    with pytest.raises(InputError, match=r"^python 3.99 is installed, .* use the environment that"):
+    with pytest.raises(InputError, match=r"^python 3.99 is installed, and this build"):
         check_installed({**before, "numpy": importlib.metadata.version("numpy")})
 
 

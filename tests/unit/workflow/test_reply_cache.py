@@ -5,31 +5,28 @@ import os
 
 import pytest
 
-from snakechat.workflow.reply_cache import Reply, ReplyCache
+from snakechat.workflow.reply_cache import Reply, find_reply, store_reply
 
 REQUEST = {"model": "lab/wise", "messages": [{"role": "user", "content": "é?"}]}
 FIRST, SECOND = Reply("7", 10, 1), Reply("8", 0, 0)
 
 
 def test_a_reply_is_found_again_and_the_first_one_counts(tmp_path):
-    cache = ReplyCache(tmp_path / "replies")
-    assert cache.find(REQUEST) is None
-    assert cache.add(REQUEST, FIRST) == FIRST
+    assert find_reply(tmp_path, REQUEST) is None
+    assert store_reply(tmp_path, REQUEST, FIRST) == FIRST
     # Another process may ask the same at the same time: both go on with one reply.
-    assert ReplyCache(tmp_path / "replies").add(REQUEST, SECOND) == FIRST
-    assert cache.find({**REQUEST, "temperature": 0}) is None
-    [file] = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert file.is_relative_to(cache.model_folder("lab/wise"))
+    assert store_reply(tmp_path, REQUEST, SECOND) == FIRST
+    assert find_reply(tmp_path, {**REQUEST, "temperature": 0}) is None
+    assert len([path for path in tmp_path.rglob("*") if path.is_file()]) == 1
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"text": "7"}'])
 def test_a_damaged_reply_is_replaced(tmp_path, text):
-    cache = ReplyCache(tmp_path)
-    cache.add(REQUEST, FIRST)
+    store_reply(tmp_path, REQUEST, FIRST)
     [file] = (path for path in tmp_path.rglob("*") if path.is_file())
     file.write_text(text)
-    assert cache.find(REQUEST) is None
-    assert cache.add(REQUEST, SECOND) == SECOND == cache.find(REQUEST)
+    assert find_reply(tmp_path, REQUEST) is None
+    assert store_reply(tmp_path, REQUEST, SECOND) == SECOND == find_reply(tmp_path, REQUEST)
 
 
 def test_a_file_system_without_links_works(tmp_path, monkeypatch):
@@ -37,14 +34,13 @@ def test_a_file_system_without_links_works(tmp_path, monkeypatch):
         raise OSError(errno.EPERM, "no links")
 
     monkeypatch.setattr(os, "link", fail)
-    cache = ReplyCache(tmp_path)
-    assert cache.add(REQUEST, FIRST) == FIRST == cache.find(REQUEST)
+    assert store_reply(tmp_path, REQUEST, FIRST) == FIRST == find_reply(tmp_path, REQUEST)
 
 
 def test_a_full_or_read_only_folder_is_one_warning(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    cache = ReplyCache(tmp_path / "file")
-    assert cache.add(REQUEST, FIRST) == FIRST
-    assert cache.add(REQUEST, SECOND) == SECOND
-    assert cache.find(REQUEST) is None
+    file = tmp_path / "file"
+    file.touch()
+    assert store_reply(file, REQUEST, FIRST) == FIRST
+    assert store_reply(file, REQUEST, SECOND) == SECOND
+    assert find_reply(file, REQUEST) is None
     assert capsys.readouterr().err.count("warning: replies are not stored in") == 1
