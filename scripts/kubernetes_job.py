@@ -25,7 +25,7 @@ from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import one_line_errors
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.placement import changed_values, placement_values
+from snakechat.workflow.placement import changed_values
 from snakechat.workflow.snakemake_adapter import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.snapshot import write_spec
 
@@ -161,7 +161,7 @@ def command(job: PlannedJob) -> list[str]:
     """Write the spec of a job; return the command that Snakemake would run."""
     names = ("launch", job.program)
     programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in names]
-    placement = canonical_json(placement_values(job.placement))
+    placement = canonical_json(changed_values(job.placement))
     options = canonical_json(changed_values(job.options))
     words = ["python", *programs, "--spec", write_spec(job.spec)]
     return [*words, "--placement", placement, "--options", options]

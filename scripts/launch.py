@@ -128,7 +128,7 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
     nodes, gpus, threads = placement.nodes, placement.gpus_per_node, placement.threads
     # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
     # their number: there, the placement decides.
-    if gpus or placement is SERIAL:
+    if gpus or placement == SERIAL:
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
     spec_file = word_after("--spec", command, "")
     spec: dict[str, Any] = {"rule": "", "settings": {}}

@@ -41,7 +41,7 @@ from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_environment_error
 from snakechat.workflow.links import PARTS, link_part, lock_output, register_root
 from snakechat.workflow.manifest import MANIFEST, manifest_path
-from snakechat.workflow.placement import Placement, changed_values, placement_values
+from snakechat.workflow.placement import Placement, changed_values
 from snakechat.workflow.preflight import (
     check_folders,
     check_gpus,
@@ -257,7 +257,7 @@ class RuleFunctions:
             f"{programs}/launch.py",
             f"{programs}/{self._specs.program(*job)}.py",
             *("--spec", str(spec_path(*job, self._specs.spec(*job)[1]))),
-            *("--placement", canonical_json(placement_values(self._placement(*job)))),
+            *("--placement", canonical_json(changed_values(self._placement(*job)))),
             *("--options", canonical_json(changed_values(options))),
         ]
         return shlex.join(words)

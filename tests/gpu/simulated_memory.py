@@ -27,7 +27,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.training import engine as engines
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 from support.engines import SETTINGS
 
 OPT = SHAPES["opt-1.3b"]
@@ -49,7 +49,7 @@ def peaks(losses, config, lora_rank, checkpointing):
     settings = SimpleNamespace(**{**SETTINGS, "dtype": "bf16"})
     device = torch.device("cuda", 0)
     examples = Examples([[5] * (LENGTH - RESPONSE)] * ROWS, [[7] * RESPONSE] * ROWS)
-    placement = placement_of({"gpus_per_node": 1, "activation_checkpointing": checkpointing})
+    placement = Placement(gpus_per_node=1, activation_checkpointing=checkpointing)
     text = json.dumps(AutoConfig.for_model(**config).to_dict())
     specs = [ModelSpec(text, loss, "bf16", lora_rank, "none", checkpointing) for loss in losses]
     modules = [build_model(spec, config["num_hidden_layers"]) for spec in specs]

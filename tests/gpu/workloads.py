@@ -31,7 +31,7 @@ from snakechat.modeling.models import choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.process_group import leave_process_group
-from snakechat.workflow.placement import Placement, RunOptions, placement_of
+from snakechat.workflow.placement import Placement, RunOptions
 from support import family_tokenizers
 from support.configs import project_values
 from support.specs import OPT_CONFIGS, opt_config
@@ -223,7 +223,7 @@ def write_reference(job):
 def configured(gpus=1, **placement):
     """Context in which this process is configured for a placement; yields its device."""
     with acceleration.using(acceleration.current()):
-        yield choose_device(placement_of({"gpus_per_node": gpus, **placement}))
+        yield choose_device(Placement(**{"gpus_per_node": gpus, **placement}))
 
 
 class Finished(Exception):

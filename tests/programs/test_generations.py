@@ -12,7 +12,7 @@ from select_responses import select_record
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_scored_responses
 from snakechat.modeling.loading import load_scorer
-from snakechat.workflow.placement import placement_values
+from snakechat.workflow.placement import changed_values
 from support import launching
 from support.sources import code_digests
 from support.stages import stages_of_small_model, toy_rows
@@ -107,7 +107,7 @@ def test_two_processes_share_the_prompts(stages):
     placement = replace(placement, nodes=2, zero_stage=3)
     code, output = launching.run(
         *(2, ROOT / "scripts/generate_responses.py", "--spec", stages.folder / "spec.json"),
-        *("--placement", json.dumps(placement_values(placement))),
+        *("--placement", json.dumps(changed_values(placement))),
         folder=stages.folder,
     )
     assert code == 0, output

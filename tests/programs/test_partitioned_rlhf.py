@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.placement import placement_values
+from snakechat.workflow.placement import changed_values
 from support import launching
 from support.killed_rank import VICTIM
 from support.stages import stages_of_small_model, toy_rows
@@ -56,7 +56,7 @@ def command(tokenizer, tmp_path_factory):
             placement = replace(stages.placement("train_rlhf", name), nodes=PROCESSES, zero_stage=3)
             program = ROOT / "tests/support/killed_rank.py"
             options = ["--spec", "spec.json"]
-            options += ["--placement", json.dumps(placement_values(placement))]
+            options += ["--placement", json.dumps(changed_values(placement))]
             options += ["--options", json.dumps({"save_steps": 1, "hermetic": "off"})]
             words = (PROCESSES, program, died, *options)
             return *launching.run(*words, launcher=program, folder=folder), folder

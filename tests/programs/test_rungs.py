@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.placement import placement_values
+from snakechat.workflow.placement import changed_values
 from support.stages import stages_of_small_model, toy_rows
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ def train(tokenizer, tmp_path_factory):
             )
             program = ROOT / "tests/support/limited_memory.py"
             words = [sys.executable, program, program, "--spec", "spec.json"]
-            words += ["--placement", json.dumps(placement_values(placement))]
+            words += ["--placement", json.dumps(changed_values(placement))]
             words += ["--options", json.dumps({"save_steps": 1, "hermetic": "off"})]
             environment = {name: str(value) for name, value in environment.items()}
             process = subprocess.run(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from snakechat.training.placed_models import make_engine
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 
 # After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip
@@ -33,7 +33,7 @@ def network():
 
 def engine_for(module, num_steps=100, zero_stage=0, rate=RATE, **changes):
     settings = SimpleNamespace(**{**SETTINGS, **changes})
-    return make_engine(module, settings, rate, num_steps, placement_of({"zero_stage": zero_stage}))
+    return make_engine(module, settings, rate, num_steps, Placement(zero_stage=zero_stage))
 
 
 def plain_optimizer(module):

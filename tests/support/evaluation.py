@@ -16,10 +16,10 @@ from snakechat.jobs.rules import RULES
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.placement import DEFAULTS, placement_of
+from snakechat.workflow.placement import DEFAULTS, Placement
 from support.configs import load
 
-PLACEMENT = placement_of({"micro_batch_tokens": 300})
+PLACEMENT = Placement(micro_batch_tokens=300)
 
 
 @pytest.fixture(name="job")

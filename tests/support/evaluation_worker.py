@@ -12,7 +12,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
+from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
 
 
 def run(program, job):
@@ -22,7 +22,7 @@ def run(program, job):
     job = SimpleNamespace(
         settings=settings,
         inputs=paths,
-        placement=placement_of(job["placement"]),
+        placement=Placement(**job["placement"]),
         options=RunOptions(source=job["source"]),
         spec=job["spec"],
         result=Path(job["result"]),

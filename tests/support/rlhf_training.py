@@ -14,7 +14,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import read_input
-from snakechat.workflow.placement import RunOptions, placement_of
+from snakechat.workflow.placement import Placement, RunOptions
 from support.configs import load
 from support.stages import stages_of_small_model, toy_rows, write_manifest
 
@@ -71,7 +71,7 @@ def rlhf_training(inputs):
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
         manifests = {key: read_input(entry) for key, entry in spec_inputs.items()}
-        job = Job(spec, manifests, placement_of(dict(placement)), options, RlhfSettings)
+        job = Job(spec, manifests, Placement(**placement), options, RlhfSettings)
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)

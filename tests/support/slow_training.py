@@ -21,7 +21,7 @@ from snakechat.training import trainer  # noqa: E402
 from snakechat.training.evaluations import Evaluations  # noqa: E402
 from snakechat.training.trainer import Step, Training  # noqa: E402
 from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size  # noqa: E402
-from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
+from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
 from support.engines import engine_for, network, rows, squared_error  # noqa: E402
 
 STEPS, SLOW_STEP = 6, 4
@@ -30,7 +30,7 @@ SETTINGS |= {"dtype": "fp32", "seed": 1}
 
 
 def main(folder, phase):
-    placement = placement_of({"nodes": world_size()})
+    placement = Placement(nodes=world_size())
     job = SimpleNamespace(
         spec={"rule": "train_sft", "name": "slow"},
         settings=SimpleNamespace(**SETTINGS),

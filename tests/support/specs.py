@@ -6,7 +6,7 @@ from snakechat.config.recipes import Config
 from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.jobs.specs import Specs
 from snakechat.workflow.manifest import RECORD_KEYS
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 
 # An empty value of each key that every run record has.
 EMPTY_RUN = {
@@ -46,7 +46,7 @@ OPT_CONFIGS = {
     "opt-66b": opt_config(64, 9216, 72),
 }
 
-ONE_GPU = placement_of({"gpus_per_node": 1, "mem_mb": 64000})
+ONE_GPU = Placement(gpus_per_node=1, mem_mb=64000)
 
 
 def opt_spec(name, loss=POLICY, dtype="bf16", **named):

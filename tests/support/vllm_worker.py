@@ -22,7 +22,7 @@ from snakechat.modeling.lora import add_lora  # noqa: E402
 from snakechat.training.placed_models import make_sampler  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size  # noqa: E402
-from snakechat.workflow.placement import placement_of  # noqa: E402
+from snakechat.workflow.placement import Placement  # noqa: E402
 
 SETTINGS = SimpleNamespace(
     generation_backend="vllm",
@@ -52,7 +52,7 @@ def main():
     folder, num_ranks, lora_rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     gpus = torch.cuda.is_available()
     place = {"gpus_per_node": world_size()} if gpus else {"nodes": world_size()}
-    device = init_process_group(placement_of({"gpus_per_node": 0, **place}))
+    device = init_process_group(Placement(**{"gpus_per_node": 0, **place}))
     model = AutoModelForCausalLM.from_pretrained(folder / "model").eval().to(device)
     if lora_rank:
         torch.manual_seed(1)

@@ -34,13 +34,13 @@ from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.placed_models import make_engine, make_frozen  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
-from snakechat.workflow.placement import RunOptions, placement_of  # noqa: E402
+from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
 from support import engines  # noqa: E402
 from support.engines import plain_optimizer  # noqa: E402
 from support.specs import opt_config  # noqa: E402
 
 SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
-PLACEMENT = placement_of({"nodes": distributed.world_size(), "micro_batch_tokens": 16})
+PLACEMENT = Placement(nodes=distributed.world_size(), micro_batch_tokens=16)
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 

@@ -6,7 +6,6 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
@@ -27,7 +26,7 @@ from snakechat.data.formats import has_responses
 from snakechat.workflow.errors import warn
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.store import is_writable
 
 STAGES = ("sft", "reward", "dpo", "rlhf")
@@ -37,7 +36,6 @@ RATES = (
     ("actor_learning_rate", "lora_learning_rate"),
     ("critic_learning_rate", "critic_lora_learning_rate"),
 )
-DEFAULT_PLACEMENT = {field.name: field.default for field in fields(Placement)}
 # As settings.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
 # Comparisons also take versions in the store, NAME@KEY.
@@ -449,7 +447,7 @@ class Config:
         changes = placement if isinstance(placement, dict) else {}
         for declared, path, keys, defaults in (
             (RECIPES[stage], place, own, self.values[stage]["defaults"]),
-            (PlacementChanges, f"{place}.placement", changes, DEFAULT_PLACEMENT),
+            (PlacementChanges, f"{place}.placement", changes, vars(SERIAL)),
         ):
             unread = declared.without_effect(settings)
             for key in keys:

@@ -35,7 +35,7 @@ from snakechat.workflow.manifest import (
     result_id,
     upstream_first,
 )
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
 LIBRARIES = ["trl", "torch", "transformers", "deepspeed", "peft"]
@@ -115,7 +115,7 @@ def model_card(
         sources=source_table(before, licenses),
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
-        placement=placement_of(record["placement"]),
+        placement=Placement(**record["placement"]),
         hermetic=record.get("hermetic"),
         versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
     )

@@ -38,7 +38,7 @@ from snakechat.workflow.manifest import (
     read_run_record,
     result_id,
 )
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 
 # Columns of comparison.csv.
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")
@@ -199,7 +199,7 @@ def _read_run(job: Job[Any], name: str) -> Run:
     metrics |= read_benchmarks(job.inputs).get(f"{stage}/{name}", {})
     settings = lineage[result]["settings"]
     record = read_run_record(folder, lineage[result]["spec"]) or {}
-    placement = placement_of(record.get("placement", {}))
+    placement = Placement(**record.get("placement", {}))
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
     if batch and "seconds_per_step" in record:
         record["rows_per_second"] = batch / record["seconds_per_step"]

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from snakechat.training.zero_stages import stage_used, training_bytes
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.manifest import REPRODUCED, read_run_record
-from snakechat.workflow.placement import SERIAL, Placement, placement_of, placement_values
+from snakechat.workflow.placement import SERIAL, Placement, changed_values
 
 AUTO = "auto"
 FILE = "rung.json"
@@ -67,7 +67,7 @@ class Ladder:
         self.file, self.placement = states / FILE, placement
         self.rungs = possible_rungs(placement, dtype)
         # With another placement, all rungs are open again.
-        self.identity: dict[str, Any] = json.loads(json.dumps(placement_values(placement)))
+        self.identity: dict[str, Any] = json.loads(json.dumps(changed_values(placement)))
         self.read()
 
     def read(self) -> None:
@@ -182,6 +182,6 @@ def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:
     record = read_run_record(Path(folder, *target.parts[1:])) if folder else None
     if record is None:
         return None
-    placement = placement_of(record["placement"])
+    placement = Placement(**record["placement"])
     made = Rung(*(getattr(placement, key) for key in Rung._fields))
     return made if made in rungs else None

@@ -44,7 +44,6 @@ from snakechat.workflow.placement import (
     RunOptions,
     parse_options,
     parse_placement,
-    placement_values,
 )
 
 # The launcher sets it to the key of the job that it has prepared for its processes.
@@ -251,7 +250,9 @@ def write_outcome(job: Job[Any]) -> None:
         "peak_memory_mb": peak_memory_mb(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
         # A training has replaced `auto`.
-        "placement": placement_values(job.placement),
+        "placement": {
+            key: value for key, value in vars(job.placement).items() if value is not None
+        },
     }
     outcome = canonical_json({"facts": job.facts, "measured": measured})
     (job.result / RUN_RECORD).write_text(outcome)

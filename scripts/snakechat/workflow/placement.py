@@ -9,7 +9,7 @@ while it plans.
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from snakechat.workflow.manifest import STORE
@@ -25,20 +25,22 @@ class Placement:
     """Hardware of a job, and how the job uses it.
 
     threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
-    `auto` (snakechat.training.rungs). Those with defaults are optional:
-    snakechat.modeling.acceleration has the defaults for each device, scripts/launch.py sets
-    environment, and critic_zero_stage defaults to zero_stage.
+    `auto` (snakechat.training.rungs). snakechat.modeling.acceleration has what None means for each
+    device, scripts/launch.py sets environment, and critic_zero_stage defaults to zero_stage.
+
+    The defaults are those of a job without models: one process on a CPU, with Snakemake's defaults
+    of memory and time.
     """
 
-    nodes: int
-    gpus_per_node: int
-    zero_stage: ZeroStage
-    offload: Offload
-    activation_checkpointing: bool
-    micro_batch_tokens: int
-    threads: int
-    mem_mb: int
-    runtime: int
+    nodes: int = 1
+    gpus_per_node: int = 0
+    zero_stage: ZeroStage = 0
+    offload: Offload = "none"
+    activation_checkpointing: bool = False
+    micro_batch_tokens: int = 8192
+    threads: int = 1
+    mem_mb: int = 0
+    runtime: int = 0
     generate_tokens: int | None = None
     cuda_graphs: bool | None = None
     attn_implementation: AttnImplementation = "auto"
@@ -56,42 +58,18 @@ class Placement:
         return self.nodes * max(self.gpus_per_node, 1)
 
 
-# A job without models runs in one process on a CPU. Snakemake's defaults limit its memory and time.
-SERIAL = Placement(
-    nodes=1,
-    gpus_per_node=0,
-    zero_stage=0,
-    offload="none",
-    activation_checkpointing=False,
-    micro_batch_tokens=8192,
-    threads=1,
-    mem_mb=0,
-    runtime=0,
-)
+SERIAL = Placement()
 
 
 def changed_values(record: Any) -> dict[str, Any]:
     """Return the values of a dataclass that differ from their defaults, as JSON values."""
-    defaults = {
-        each.name: each.default if each.default_factory is MISSING else each.default_factory()
-        for each in fields(record)
-    }
+    defaults = vars(type(record)())
     return {key: value for key, value in vars(record).items() if value != defaults[key]}
 
 
-def placement_values(placement: Placement) -> dict[str, Any]:
-    """Return the values of a placement that differ from their defaults; none of SERIAL."""
-    return {} if placement is SERIAL else changed_values(placement)
-
-
-def placement_of(values: Mapping[str, Any]) -> Placement:
-    """Return the placement with these values, and otherwise the values of SERIAL."""
-    return replace(SERIAL, **values) if values else SERIAL
-
-
 def parse_placement(text: str) -> Placement:
-    """Return the placement with the values in a JSON text."""
-    return placement_of(json.loads(text))
+    """Return the placement in a JSON text of the values that differ from their defaults."""
+    return Placement(**json.loads(text))
 
 
 # --- options of a run -----------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from snakechat.estimates.activation_memory import (
 from snakechat.estimates.inputs import TokenCounts
 from snakechat.estimates.job_estimate import PlannedSizes
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 from support.families import FAMILIES
 from support.specs import opt_config, small_spec
 
@@ -135,7 +135,7 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
 def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
     gpu_memory, generate_tokens, num_responses, sequences
 ):
-    placement = placement_of({"micro_batch_tokens": 128, "gpus_per_node": 2})
+    placement = Placement(micro_batch_tokens=128, gpus_per_node=2)
     placement = replace(placement, generate_tokens=generate_tokens)
     spec = {"rule": "train_rlhf", "settings": {"max_response_length": 8}, "inputs": {}}
     job = PlannedSizes(spec, placement, None, gpu_memory)

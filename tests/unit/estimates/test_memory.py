@@ -6,7 +6,7 @@ import pytest
 
 from snakechat.estimates.activation_memory import BatchShape, measure_size
 from snakechat.estimates.job_estimate import Run, Sampling, Workload, peak_memory
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 from support.specs import opt_spec, small_spec
 
 BATCH, SAMPLED = BatchShape(1, 64, 1), BatchShape(64, 512, 256)
@@ -14,7 +14,7 @@ GPU = 80 << 30
 
 
 def placement(**changes):
-    return placement_of({"gpus_per_node": 4, **changes})
+    return Placement(**{"gpus_per_node": 4, **changes})
 
 
 def training(model, stage=0, frozen=(), largest=BATCH, sampled=None, vllm_ranks=0):

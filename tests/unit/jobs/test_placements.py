@@ -11,12 +11,10 @@ from snakechat.jobs.placements import (
     job_resources,
     used_resources,
 )
-from snakechat.workflow.placement import SERIAL, placement_of, placement_values
+from snakechat.workflow.placement import SERIAL, Placement, changed_values
 from support.configs import load
 
-PLACEMENT = placement_of(
-    {"gpus_per_node": 8, "zero_stage": 2, "threads": 64, "mem_mb": 1000, "runtime": 60}
-)
+PLACEMENT = Placement(gpus_per_node=8, zero_stage=2, threads=64, mem_mb=1000, runtime=60)
 
 
 @pytest.mark.parametrize(
@@ -80,4 +78,4 @@ def test_a_job_without_models_has_a_process_on_the_cpu():
     config = load()
     threads = config.recipe("sft", "tiny")["placement"]["threads"]
     assert job_placement(config, "tokenize_sft", "tiny") == replace(SERIAL, threads=threads)
-    assert placement_values(SERIAL) == {}
+    assert changed_values(SERIAL) == {}

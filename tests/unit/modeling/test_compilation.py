@@ -18,7 +18,7 @@ from snakechat.modeling.generation import sample_responses
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import choose_device
 from snakechat.training.placed_models import make_engine
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 from support.engines import SETTINGS
 from support.families import FAMILIES
 from support.passes import CPU, assert_equal, loss_and_gradients, saved_policy
@@ -70,7 +70,7 @@ def test_an_engine_trains_with_code_for_the_cpu(
 ):
     def losses(compile_setting):
         monkeypatch.setattr(acceleration, "_current", acceleration.current())
-        placement = placement_of({"micro_batch_tokens": 60, **compile_setting})
+        placement = Placement(micro_batch_tokens=60, **compile_setting)
         choose_device(placement)
         module = Policy(load_causal(tmp_path, "fp32", tokenizer))
         engine = make_engine(module, SimpleNamespace(**SETTINGS), 1e-3, 3, placement)

@@ -21,7 +21,7 @@ from snakechat.modeling.copying import copy_model
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import choose_device, make_causal
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 from support.models import weights_equal
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -164,7 +164,7 @@ def test_only_one_function_loads_folders():
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_missing_gpu_raises():
     with pytest.raises(InputError, match="gpus_per_node: 0"):
-        choose_device(placement_of({"gpus_per_node": 1}))
+        choose_device(Placement(gpus_per_node=1))
 
 
 def test_the_seed_determines_the_weights(model, tokenizer):

@@ -18,7 +18,7 @@ from snakechat.training.engine import Ema, FrozenModel
 from snakechat.training.placed_models import make_engine
 from snakechat.training.process_group import init_process_group
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import placement_of
+from snakechat.workflow.placement import Placement
 from support.engines import (
     RATE,
     SETTINGS,
@@ -58,7 +58,7 @@ def plain_weights(steps, max_grad_norm):
 def test_a_wrong_number_of_processes_is_rejected(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(InputError, match=r"^placement: expected 8 processes \(.*\), 4 started: "):
-        init_process_group(placement_of({"nodes": 4, "gpus_per_node": 2}))
+        init_process_group(Placement(nodes=4, gpus_per_node=2))
 
 
 @pytest.mark.parametrize(("zero_stage", "micro_batches"), [(0, 1), (0, 8), (2, 2), (3, 2)])
@@ -78,7 +78,7 @@ def test_steps_of_any_number_of_micro_batches_are_those_of_torch(zero_stage, mic
 @pytest.mark.parametrize("recomputes", [False, True])
 def test_activation_checkpointing_runs_each_layer_twice(recomputes, tokenizer):
     policy = Policy(make_causal(INIT, tokenizer, 1))
-    placement = placement_of({"activation_checkpointing": recomputes})
+    placement = Placement(activation_checkpointing=recomputes)
     engine = make_engine(policy, SimpleNamespace(**SETTINGS), RATE, 1, placement)
     runs = []
     for layer in policy.model.model.decoder.layers:

@@ -17,7 +17,7 @@ from snakechat.training.rungs import (
     without_hopeless,
 )
 from snakechat.workflow.errors import is_out_of_memory
-from snakechat.workflow.placement import placement_values
+from snakechat.workflow.placement import changed_values
 from support.specs import ONE_GPU
 
 OPEN = {"zero_stage": "auto", "activation_checkpointing": "auto", "micro_batch_tokens": "auto"}
@@ -106,7 +106,7 @@ def test_a_build_takes_the_rungs_of_the_one_that_it_reproduces(tmp_path, monkeyp
     used = Rung(2, False, 4096).of(NODE)
     record = dict.fromkeys(("spec", "started", "host", "platform", "python"), "")
     record |= {"seconds": 1, "peak_memory_mb": 1, "options": {}, "versions": {}}
-    (folder / "run.json").write_text(json.dumps({**record, "placement": placement_values(used)}))
+    (folder / "run.json").write_text(json.dumps({**record, "placement": changed_values(used)}))
     rungs = possible_rungs(NODE, "bf16")
     target = Path("output/sft/mine")
     assert reproduced_rung(target, rungs) is None
