@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
-from snakechat.jobs.stale_causes import job_name, spec_changes
+from snakechat.jobs.stale_causes import causes_of, job_name, spec_changes
 from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import link_result, linked_folder, lock_output
@@ -29,7 +29,6 @@ from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
     Manifest,
-    input_digest,
     lock_path,
     manifest_path,
     read_manifest,
@@ -89,20 +88,13 @@ def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
         InputError: The result is damaged, or differs in anything else.
     """
     recorded = manifest["spec"]
-    kept = {**without_names(spec), **{key: recorded[key] for key in ACCEPTABLE}}
-    if digest(kept) != digest(recorded):
+    kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
+    causes = causes_of(kept)
+    if causes or digest(without_names(kept)) != digest(recorded):
         raise InputError(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"
-            f" {'; '.join(spec_changes(recorded, kept))}: build it again"
+            f" {'; '.join(causes)}: build it again"
         )
-    for key, entry in spec["inputs"].items():
-        upstream = read_manifest(manifest_path(entry["path"]))
-        recorded_digest = manifest["inputs"][key]["digest"]
-        if upstream is not None and input_digest(spec, upstream) != recorded_digest:
-            raise InputError(
-                f"{job_name(spec)}: {job_name(entry)} was rebuilt with other content, and only"
-                " changes of code and libraries can be accepted: build it again"
-            )
     try:
         check_files(linked_folder(spec["path"]), manifest)
     except Damaged as damage:

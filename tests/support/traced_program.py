@@ -21,7 +21,7 @@ from snakechat.workflow.code_digests import WITHOUT_EFFECT  # noqa: E402
 from snakechat.workflow.placement import SERIAL, RunOptions  # noqa: E402
 from snakechat.workflow.publishing import prepare, publish_result  # noqa: E402
 
-UNCOUNTED = {str(SCRIPTS.joinpath(*key)) + ".py" for key in WITHOUT_EFFECT}
+UNCOUNTED = {str(SCRIPTS / name) for name in WITHOUT_EFFECT}
 OURS = f"{SCRIPTS}/"
 found = set()
 

@@ -19,7 +19,7 @@ from snakechat.data.formats import (
     is_unpaired,
     named_columns,
 )
-from snakechat.workflow.code_digests import REWARDS, Modules
+from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.commands import command_words, names_in
 
 # Names in braces of all commands; of those of recipes; of those of RLHF.
@@ -234,7 +234,7 @@ def _program_problem(sources: Path, name: str) -> str | None:
     if name not in available:
         return f"rewards/{name}.py does not exist (available: {', '.join(available) or 'none'})"
     try:
-        Modules(sources / "scripts").imported_by([(REWARDS, name)])
+        Modules(sources / "scripts").imported_by([sources / f"rewards/{name}.py"])
     except (SyntaxError, ValueError) as error:
         return f"rewards/{name}.py is not valid Python ({error})"
     except FileNotFoundError as error:

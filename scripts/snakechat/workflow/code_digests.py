@@ -12,31 +12,26 @@ import ast
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.workflow.digests import file_digest
 
-# The components of a module's name. Those of modules in rewards/ start with REWARDS, which is no
-# name in Python.
-Key = tuple[str, ...]
-REWARDS = "rewards/"
-
-WORKFLOW = ("snakechat", "workflow")
 # Modules that lock, link, report, place and check: no content of a result depends on them, or on
-# what only they import.
+# what only they import. Paths of modules are relative to scripts/.
 WITHOUT_EFFECT = {
-    *((*WORKFLOW, name) for name in ("errors", "links", "locks", "progress_lines")),
-    ("snakechat", "training", "rungs"),
-    ("snakechat", "modeling", "command_outputs"),
+    *(f"snakechat/workflow/{name}.py" for name in ("errors", "links", "locks", "progress_lines")),
+    "snakechat/training/rungs.py",
+    "snakechat/modeling/command_outputs.py",
 }
 # What the launcher sets before a program starts: of every program.
-LAUNCHED_BY = [(*WORKFLOW, "placement")]
+LAUNCHED_BY = "snakechat/workflow/placement.py"
 # Only of programs whose settings choose vLLM.
-VLLM = ("snakechat", "modeling", "vllm_sampler")
+VLLM = "snakechat/modeling/vllm_sampler.py"
 # It imports torch to connect processes; programs that compute import it themselves.
-WITHOUT_LIBRARIES = {(*WORKFLOW, "distributed")}
+WITHOUT_LIBRARIES = "snakechat/workflow/distributed.py"
 
 # Names by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {
@@ -135,31 +130,34 @@ class Module(NamedTuple):
 
     Attributes:
         digest: Digest of what counts of its source; "" if nothing does.
-        imports: Modules of ours that it imports, and the package around it.
+        imports: The files of our modules that it imports, and of the package around it.
         libraries: Top-level names of modules that are neither ours nor of the standard library.
         strings: Strings that may be names of data files.
     """
 
     digest: str
-    imports: list[Key]
+    imports: list[Path]
     libraries: set[str]
     strings: list[str]
 
 
 class Modules:
-    """The modules of ours, each read once.
+    """The modules of ours, each read once. A module is the path of its file.
 
     Args:
         scripts: The folder of our modules.
 
     Attributes:
         rewards: The folder of reward functions and of their helper modules.
+        folders: The folders in which imports look for our modules; `snakechat` may be a link.
     """
 
     def __init__(self, scripts: Path) -> None:
         self.scripts, self.rewards = scripts, scripts.parent / "rewards"
-        self._paths: dict[Key, Path | None] = {}
-        self._modules: dict[Key, Module] = {}
+        self.folders = [scripts, scripts / "snakechat", self.rewards]
+        self._without_effect = {scripts / name for name in WITHOUT_EFFECT}
+        self._find = cache(self._find_module)
+        self._read = cache(self._read_module)
 
     def code(
         self, program: str, reward_functions: Iterable[str] = (), uses_vllm: bool = False
@@ -174,7 +172,7 @@ class Modules:
         not a module counts if a string in the code is its path relative to rewards/.
 
         Args:
-            program: Name of the program in the folder of our modules.
+            program: Path of the program in the folder of our modules, without .py.
             reward_functions: Names of the files in rewards/ that the program runs.
             uses_vllm: Whether the program samples by vLLM.
 
@@ -182,94 +180,83 @@ class Modules:
             FileNotFoundError: A module of ours does not exist.
             SyntaxError, ValueError, OSError: A file cannot be read.
         """
-        launched_by = [key for key in LAUNCHED_BY if self._find(key)]
-        rewards = [(REWARDS, name) for name in reward_functions]
-        keys = self.imported_by([(program,), *launched_by, *rewards], () if uses_vllm else (VLLM,))
-        modules = {key: self._module(key) for key in keys}
-        digests = {self.name(key): each.digest for key, each in modules.items() if each.digest}
-        for path in self.data_files(keys):
-            folder = self.scripts.parent if path.is_relative_to(self.rewards) else self.scripts
-            digests[path.relative_to(folder).as_posix()] = file_digest(path)
+        started = self._started(program, reward_functions)
+        if (launched_by := self.scripts / LAUNCHED_BY).exists():
+            started.append(launched_by)
+        paths = self.imported_by(started, uses_vllm)
+        modules = {path: self._counted(path) for path in paths}
+        digests = {self.name(path): each.digest for path, each in modules.items() if each.digest}
+        digests |= {self.name(path): file_digest(path) for path in self.data_files(paths)}
         libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
         return Code(dict(sorted(digests.items())), libraries)
 
-    @property
-    def folders(self) -> list[Path]:
-        """The folders in which imports look for our modules; `snakechat` may be a link."""
-        return [self.scripts, self.scripts / "snakechat", self.rewards]
-
     def files(
-        self, program: Key, reward_functions: Iterable[str] = (), uses_vllm: bool = False
+        self, program: str, reward_functions: Iterable[str] = (), uses_vllm: bool = False
     ) -> set[Path]:
         """Return the files that a program may read: what counts, and WITHOUT_EFFECT.
 
-        Args:
-            program: The components of its name.
-            reward_functions, uses_vllm: As in code.
+        Takes the arguments of code.
         """
-        keys = [program, *((REWARDS, name) for name in reward_functions)]
-        without = () if uses_vllm else (VLLM,)
-        found = self.imported_by(keys, without, self._read_module)
-        return {*map(self.path, found), *self.data_files(found)}
+        found = self.imported_by(self._started(program, reward_functions), uses_vllm, self._read)
+        return found | self.data_files(found)
 
-    def path(self, key: Key) -> Path:
-        """Return the file that Python runs for a module."""
-        return self._find(key) or self._without_suffix(key).with_suffix(".py")
+    def _started(self, program: str, reward_functions: Iterable[str]) -> list[Path]:
+        rewards = [self.rewards / f"{name}.py" for name in reward_functions]
+        return [self.scripts / f"{program}.py", *rewards]
 
-    def name(self, key: Key) -> str:
-        """Return the path of a module's file relative to scripts/; with rewards/ if it is there."""
-        folder = self.scripts.parent if key[0] == REWARDS else self.scripts
-        return self.path(key).relative_to(folder).as_posix()
+    def name(self, path: Path) -> str:
+        """Return the path of a file relative to scripts/; with rewards/ if it is there."""
+        folder = self.scripts.parent if self._is_reward(path) else self.scripts
+        return path.relative_to(folder).as_posix()
 
     def imported_by(
         self,
-        keys: Iterable[Key],
-        without: Collection[Key] = (),
-        read: Callable[[Key], Module] | None = None,
-    ) -> set[Key]:
+        paths: Iterable[Path],
+        uses_vllm: bool = False,
+        read: Callable[[Path], Module] | None = None,
+    ) -> set[Path]:
         """Return modules with the packages around them and all that they import, at any depth.
 
         Args:
-            keys: The modules.
-            without: Modules to skip, with what only they import.
+            paths: The modules.
+            uses_vllm: As in code.
             read: Returns a module, by default what counts of it.
         """
-        found: set[Key] = set()
-        pending = list(keys)
+        found: set[Path] = set()
+        without = None if uses_vllm else self.scripts / VLLM
+        pending = list(paths)
         while pending:
-            key = pending.pop()
-            if key not in found and key not in without:
-                found.add(key)
-                pending += (read or self._module)(key).imports
+            path = pending.pop()
+            if path not in found and path != without:
+                found.add(path)
+                pending += (read or self._counted)(path).imports
         return found
 
-    def _module(self, key: Key) -> Module:
+    def _counted(self, path: Path) -> Module:
         """Return what counts of a module."""
-        if key in WITHOUT_EFFECT:
-            return Module("", self._packages(key), set(), [])
-        return self._read_module(key)
+        if path in self._without_effect:
+            return Module("", self._package(path), set(), [])
+        return self._read(path)
 
-    def _packages(self, key: Key) -> list[Key]:
+    def _package(self, path: Path) -> list[Path]:
         """Return the package around a module, if it is in one."""
-        return [] if len(key) == (2 if key[0] == REWARDS else 1) else [key[:-1]]
+        folder = path.parent.parent if path.name == "__init__.py" else path.parent
+        return [] if folder in (self.scripts, self.rewards) else [folder / "__init__.py"]
 
-    def _read_module(self, key: Key) -> Module:
-        if key in self._modules:
-            return self._modules[key]
-        imports, libraries = self._packages(key), set[str]()
-        path = self.path(key)
-        counted, statements, strings = read_source(path.read_bytes(), str(path), key[0] == REWARDS)
+    def _read_module(self, path: Path) -> Module:
+        imports, libraries = self._package(path), set[str]()
+        is_reward = self._is_reward(path)
+        counted, statements, strings = read_source(path.read_bytes(), str(path), is_reward)
         for each in statements:
-            imports += self._imported(key, *each, libraries)
-        self._modules[key] = Module(counted, imports, libraries, strings)
-        return self._modules[key]
+            imports += self._imported(path, *each, libraries)
+        return Module(counted, imports, libraries, strings)
 
-    def data_files(self, keys: Iterable[Key]) -> set[Path]:
+    def data_files(self, paths: Iterable[Path]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
-        modules = {key: module for key in keys if (module := self._module(key)).digest}
-        parents = {self.path(key).parent for key in modules if key[0] != REWARDS}
+        modules = {path: module for path in paths if (module := self._counted(path)).digest}
+        parents = {path.parent for path in modules if not self._is_reward(path)}
         folders = [parent / name for parent in parents for name in DATA_FOLDERS]
-        if any(key[0] == REWARDS for key in modules):
+        if any(map(self._is_reward, modules)):
             folders.append(self.rewards)
         files: dict[str, list[Path]] = {}
         for folder in folders:
@@ -284,51 +271,50 @@ class Modules:
             for path in files.get(pending.pop(), ()):
                 if path.is_file() and path not in referenced:
                     referenced.add(path)
-                    if not path.is_relative_to(self.rewards):
+                    if not self._is_reward(path):
                         pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
         return referenced
 
-    def _without_suffix(self, key: Key) -> Path:
-        if key[0] == REWARDS:
-            return self.rewards.joinpath(*key[1:])
-        return self.scripts.joinpath(*key)
+    def _is_reward(self, path: Path) -> bool:
+        return path.is_relative_to(self.rewards)
 
-    def _find(self, key: Key) -> Path | None:
-        """Return the file of a module; None if it is not ours or does not exist."""
-        if key not in self._paths:
-            path = self._without_suffix(key)
-            # As Python does, prefer a package.
-            files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-            self._paths[key] = next((file for file in files if file.is_file()), None)
-        return self._paths[key]
+    def _find_module(self, folder: Path, *names: str) -> Path | None:
+        """Return the file of a module, given the components of its name; None without one."""
+        path = folder.joinpath(*names)
+        # As Python does, prefer a package.
+        files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+        return next((file for file in files if file.is_file()), None)
 
     def _imported(
-        self, key: Key, level: int, module: str, attribute: str, libraries: set[str]
-    ) -> list[Key]:
+        self, path: Path, level: int, module: str, attribute: str, libraries: set[str]
+    ) -> list[Path]:
         """Return the modules of ours that an import in a module names, or add to libraries."""
-        names = tuple(filter(None, module.split(".")))
+        names = [name for name in module.split(".") if name]
         if level:
-            is_package = self.path(key).name == "__init__.py"
-            package = key if is_package else key[:-1]
-            target = (*package[: len(package) - level + 1], *names)
-        elif key[0] == REWARDS and self._is_reward_module(key, names[0]):
-            target = (REWARDS, *names)
-        elif self._find(names[:1]):
-            target = names
+            folder = path.parents[level - 1]
+        elif self._is_reward(path) and self._is_reward_module(path, names[0]):
+            folder = self.rewards
+        elif self._find(self.scripts, names[0]):
+            folder = self.scripts
         else:
-            if names[0] not in sys.stdlib_module_names and key not in WITHOUT_LIBRARIES:
+            if names[0] not in sys.stdlib_module_names and path != self.scripts / WITHOUT_LIBRARIES:
                 libraries.add(names[0])
             return []
-        # rewards/ is no package: `from . import words`.
-        found = [] if target == (REWARDS,) else [target]
-        if attribute and self._find((*target, attribute)):
-            found.append((*target, attribute))
+        found = []
+        if names:
+            missing = folder.joinpath(*names).with_suffix(".py")
+            found.append(self._find(folder, *names) or missing)
+        elif folder != self.rewards:
+            # rewards/ is no package: `from . import words`.
+            found.append(folder / "__init__.py")
+        if attribute and (submodule := self._find(folder, *names, attribute)):
+            found.append(submodule)
         return found
 
-    def _is_reward_module(self, key: Key, name: str) -> bool:
+    def _is_reward_module(self, path: Path, name: str) -> bool:
         """Return whether an import in a module of rewards/ finds a module in rewards/.
 
         snakechat.algorithms.reward_functions has the same precedence.
         """
-        is_file = self._find((REWARDS, name)) == self.rewards / f"{name}.py"
-        return is_file and name != key[-1] and name not in sys.stdlib_module_names
+        is_file = self._find(self.rewards, name) == self.rewards / f"{name}.py"
+        return is_file and name != path.stem and name not in sys.stdlib_module_names

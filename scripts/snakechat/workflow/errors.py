@@ -3,9 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import suppress
-from functools import cache, wraps
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
 
 from snakechat.workflow.deterministic import missing_kernel
 from snakechat.workflow.distributed import rank, world_size
@@ -104,7 +104,8 @@ def system_error_number(error: Exception) -> int | None:
 # --- the end of tools -----------------------------------------------------------------------------
 
 
-def one_line_errors(code: int = 1) -> Callable[[Callable[[], None]], Callable[[], None]]:
+@contextmanager
+def one_line_errors(code: int = 1) -> Iterator[None]:
     """Decorate `main` of a tool: an error that the user can act on ends it with one line.
 
     They are InputError, and errors of files and of the machine. The end of what reads the output,
@@ -113,30 +114,22 @@ def one_line_errors(code: int = 1) -> Callable[[Callable[[], None]], Callable[[]
     Args:
         code: Exit code of an error.
     """
-
-    def decorate(main: Callable[[], None]) -> Callable[[], None]:
-        @wraps(main)
-        def decorated() -> None:
-            try:
-                try:
-                    main()
-                finally:
-                    sys.stdout.flush()
-            except BrokenPipeError:
-                discard_output()
-                sys.exit(code)
-            except InputError as error:
-                print(f"error: {error}", file=sys.stderr)
-                sys.exit(code)
-            except OSError as error:
-                discard_output()
-                place = f": {printable_line(error.filename)}" if error.filename else ""
-                print(f"error: {error.strerror or error}{place}", file=sys.stderr)
-                sys.exit(code)
-
-        return decorated
-
-    return decorate
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        discard_output()
+        sys.exit(code)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(code)
+    except OSError as error:
+        discard_output()
+        place = f": {printable_line(error.filename)}" if error.filename else ""
+        print(f"error: {error.strerror or error}{place}", file=sys.stderr)
+        sys.exit(code)
 
 
 def discard_output() -> None:

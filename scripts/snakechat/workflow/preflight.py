@@ -16,7 +16,7 @@ from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
 from snakechat.workflow.links import check_link
 
-PROGRAM = ("snakechat", "algorithms", "reward_functions")
+PROGRAM = "snakechat/algorithms/reward_functions"
 
 
 def check_gpus(recipes: Iterable[str]) -> None:
@@ -62,13 +62,13 @@ def import_reward_functions(sources: Path, names: Collection[str], mode: str) ->
     modules = Modules(sources.absolute() / "scripts")
     folders = [str(modules.scripts), *filter(None, [os.environ.get("PYTHONPATH")])]
     with tempfile.TemporaryDirectory() as folder:
-        program = ["-m", ".".join(PROGRAM)]
+        program = ["-m", PROGRAM.replace("/", ".")]
         if hermetic_version(mode):
             path = Path(folder, "limits.json")
             read = map(str, modules.files(PROGRAM, names))
             write_limits(Limits(read=[*read], folders=[*map(str, modules.folders)]), path)
             confined = modules.scripts / "confined.py"
-            program = [str(confined), str(path), folder, str(modules.path(PROGRAM))]
+            program = [str(confined), str(path), folder, str(modules.scripts / f"{PROGRAM}.py")]
         process = subprocess.run(
             [sys.executable, *program, *sorted(names)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},

@@ -236,7 +236,7 @@ def limits_of(
 ) -> Limits:
     """Return what the program of a job may read and write."""
     spec = job.spec
-    code = modules.files((Path(program).stem,), *selected_code(spec))
+    code = modules.files(Path(program).stem, *selected_code(spec))
     versions = [folder for kinds in job.options.versions.values() for folder in kinds.values()]
     manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
     read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
