@@ -21,7 +21,7 @@ def test_a_job_requests_the_resources_of_its_placement_unless_options_change_the
     for rules in sources.folder.glob("rules/*.smk"):
         rules.write_text(re.sub(r"    message:\n.*\n", "", rules.read_text()))
     targets = ("output/sft/66b", "output/sft/tiny", "output/reward/tiny")
-    options = ("--set-threads", "train_reward=2", "--set-resources", "train_reward:mem_mb=99")
+    options = ("--set-threads", "train_reward=1", "--set-resources", "train_reward:mem_mb=99")
     process = sources.snakemake(*targets, "-n", "-p", "--cores", "64", *options)
     assert process.returncode == 0, process.stdout[-3000:]
     requested = {}
@@ -37,7 +37,7 @@ def test_a_job_requests_the_resources_of_its_placement_unless_options_change_the
     assert cpu["nodes"] == "1" and not cpu.keys() & {"gpu", "mpi", "gres", "tasks"}
     # On a CPU, the threads of a job decide about the last digits.
     [changed] = [block for block in blocks if "\nrule train_reward:" in f"\n{block}"]
-    assert "mem_mb=99" in changed and "threads: " not in changed and '"threads":2' in changed
+    assert "mem_mb=99" in changed and "threads: " not in changed and '"threads"' not in changed
 
 
 # --- the launcher ---------------------------------------------------------------------------
