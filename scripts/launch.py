@@ -88,7 +88,7 @@ def main() -> None:
     os.environ.update(placement.environment or {})
     # torchrun's options replace the placement.
     nodes = 1 if group else placement.nodes
-    is_node = bool(group) or options_of_this_node(nodes) is not None or nodes == 1
+    is_node = bool(group) or options_of_this_node() is not None or nodes == 1
 
     def launch() -> int:
         if not is_node:
@@ -241,7 +241,7 @@ def group_options(nodes: int, number: int = 0) -> list[str]:
     if nodes == 1:
         # torchrun chooses a free port.
         return ["--standalone"]
-    return [f"--nnodes={nodes}", *(options_of_this_node(nodes, number) or ())]
+    return [f"--nnodes={nodes}", *(options_of_this_node(number) or ())]
 
 
 def ladder_of(spec: Mapping[str, Any], placement: Placement) -> Ladder | None:
@@ -319,17 +319,11 @@ def prepare_node(nodes: int) -> None:
     os.environ["RANK"] = node
 
 
-def options_of_this_node(nodes: int, number: int = 0) -> list[str] | None:
+def options_of_this_node(number: int = 0) -> list[str] | None:
     """Return torchrun's options for this node of several, or None if nothing started it as one.
 
     number: How many times the processes were started before. Each time has a port of its own.
     """
-    started = os.environ.get("PET_NNODES", str(nodes))
-    if started != str(nodes):
-        sys.exit(
-            f"error: the placement has {nodes} nodes and PET_NNODES is {started}: set both to the"
-            " same number"
-        )
     node = node_number()
     address = first_variable("PET_MASTER_ADDR", "MASTER_ADDR")
     port = first_variable("PET_MASTER_PORT", "MASTER_PORT")

@@ -249,16 +249,10 @@ def test_nodes_that_a_cluster_starts_form_a_group(start):
 
 @pytest.mark.parametrize("names", [NAMES, *OTHER_NAMES])
 def test_a_cluster_names_a_node_in_several_ways(names, monkeypatch):
-    for name in {*NAMES, *OTHER_NAMES[0], *OTHER_NAMES[1], "PET_NNODES"}:
+    for name in {*NAMES, *OTHER_NAMES[0], *OTHER_NAMES[1]}:
         monkeypatch.delenv(name, raising=False)
-    assert options_of_this_node(2) is None
+    assert options_of_this_node() is None
     for name, value in zip(names, ("1", "10.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)
     expected = ["--node-rank=1", "--master-addr=10.0.0.1", "--master-port=29503"]
-    assert options_of_this_node(2, number=3) == expected
-
-
-def test_a_group_of_another_number_of_nodes_is_an_error(start):
-    assert error_of(start(nodes=1, PET_NNODES="2")) == (
-        "error: the placement has 1 nodes and PET_NNODES is 2: set both to the same number"
-    )
+    assert options_of_this_node(3) == expected

@@ -39,13 +39,12 @@ def test_commands(folders, run_chat):
     lines = [b"/help", b"Why?", b"", b"/reset", b"  Why? ", b"/reset"]
     lines += [b"/system Be brief.", b"Why?", b"/quit", b"Why?"]
     output, notes, _ = run_chat(folder, "--max-tokens", 20, lines=lines)
-    first, last = load(folder), load(folder)
-    last.system = "Be brief."
-    responses = [
-        "".join(pieces_of_response(session, "Why?", (1234, 0.7, 20)))
-        for session in (first, first, last)
-    ]
-    assert output == "".join(printable_text(response) + "\n" for response in responses)
+    plain, brief = load(folder), load(folder)
+    brief.system = "Be brief."
+    first, last = (
+        "".join(pieces_of_response(session, "Why?", (1234, 0.7, 20))) for session in (plain, brief)
+    )
+    assert output == "".join(printable_text(text) + "\n" for text in (first, first, last))
     assert notes.startswith(chat.HELP)
     assert notes.splitlines()[-2:] == ["New conversation.", "System prompt: Be brief."]
 

@@ -27,14 +27,11 @@ NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
 NAMES_OF_RECIPES, NAMES_OF_RLHF = ("data", "tokens", "reference"), ("reward",)
 
 
-def check_placements(config: Config) -> None:
-    """Check the placement of each recipe and benchmark with the deployment that it names."""
-    for recipe, place in config.places.items():
-        checked(config.recipe(*recipe)["placement"], RecipePlacement, f"{place}.placement")
-
-
 def check_references(config: Config) -> None:
-    """Check that recipes use datasets, models and recipes that exist and fit together."""
+    """Check that recipes use datasets, models and recipes that exist and fit together.
+
+    So do the placement of each recipe and benchmark and the deployment that it names.
+    """
     _check_cycles(config)
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
@@ -63,6 +60,7 @@ def check_references(config: Config) -> None:
                     " model generates: train the tokenizer on a dataset that is imported"
                 )
     for (stage, name), place in config.places.items():
+        checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
             names = NAMES if stage == "benchmarks" else NAMES + NAMES_OF_RECIPES
             _check_command(command, names + (NAMES_OF_RLHF if stage == "rlhf" else ()), place)

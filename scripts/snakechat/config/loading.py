@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.cross_checks import check_placements, check_references
+from snakechat.config.cross_checks import check_references
 from snakechat.config.recipes import Config
 from snakechat.config.schema import ConfigError, checked, checked_recipe
 from snakechat.config.sections import Sections
@@ -130,7 +130,6 @@ def load_config(
     config = Config(values, root, sources)
     add_sweeps(config)
     check_references(config)
-    check_placements(config)
     return config
 
 

@@ -41,7 +41,8 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
     """
     path = Path(os.path.normpath(target))
     output, *words = path.parts or (".",)
-    if output == "output" and len(words) == 2 and words[0] in STAGES and is_name(words[1]):
+    is_folder = output == "output" and len(words) == 2 and words[0] in STAGES
+    if is_folder and RECIPE_NAME.fullmatch(words[1]):
         return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
     if output == "output" and len(words) == 3 and words[0] in PAGES and target.endswith(".html"):
         path = Path("output/pages", *words)
@@ -55,11 +56,6 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
                 if is_job(config, rule, name):
                     return [(rule, name)]
     raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
-
-
-def is_name(text: str) -> bool:
-    """Return whether a text can be the name of a recipe rather than of a file."""
-    return RECIPE_NAME.fullmatch(text) is not None and not text.endswith((".manifest", ".html"))
 
 
 def is_job(config: Config, rule: str, name: str) -> bool:

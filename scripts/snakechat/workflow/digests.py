@@ -109,18 +109,6 @@ def file_identity(path: str | Path) -> Identity:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-def is_recent(identity: Identity, now: float) -> bool:
-    """Return whether an edit may leave the identity of a file as it is.
-
-    As git does for its index ("racy git"): on a file system with coarse times, a second edit within
-    the same tick changes no time. Files with a time in the future are recent too.
-
-    now: The time in seconds at which the identity was read.
-    """
-    _, modified, changed, _ = identity
-    return max(modified, changed) / 1e9 > now - RECENT
-
-
 class DigestCache:
     """Cached digests of files: a file is read only if its identity changed.
 
@@ -152,12 +140,15 @@ class DigestCache:
                 changed[path] = real, identity
         if changed:
             found |= file_digests(changed)
-            # An edit after or during the digest must not be hidden by equal times.
+            # An edit after or during the digest must not be hidden by equal times. As git does for
+            # its index ("racy git"): on a file system with coarse times, a second edit within the
+            # same tick changes no time. Files with a time in the future are left out too.
+            latest = (now - RECENT) * 1e9
             self._add(
                 {
                     real: [*before, found[path]]
                     for path, (real, before) in changed.items()
-                    if not is_recent(before, now) and file_identity(real) == before
+                    if max(before[1:3]) <= latest and file_identity(real) == before
                 }
             )
         return {path: found[path] for path in order}
