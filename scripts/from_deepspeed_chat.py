@@ -1,6 +1,6 @@
 """Print the recipe of a command of DeepSpeed-Chat, as YAML.
 
-    python scripts/from_deepspeed_chat.py [--name NAME] [--gpus N] PROGRAM FLAGS...
+    python scripts/from_deepspeed_chat.py [--name NAME] PROGRAM FLAGS...
 
 PROGRAM is one of DeepSpeed-Chat's three main.py for training (four with DPO), prompt_eval.py or
 rw_eval.py; a launcher before it (`deepspeed --num_gpus 8 main.py ...`) gives the number of GPUs.
@@ -42,7 +42,6 @@ def main() -> None:
     """Print the recipe."""
     parser = argparse.ArgumentParser(usage=(__doc__ or "").split("\n\n")[1].strip())
     parser.add_argument("--name", default="mine", help="name of the recipe")
-    parser.add_argument("--gpus", type=int, help="number of GPUs")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
     command: list[str] = arguments.command
@@ -54,7 +53,7 @@ def main() -> None:
     stage = stage_of(program, words, table)
     flags = [flag for flag in table if stage in flag["programs"]]
     given = given_flags(stage, words, flags)
-    recipe = Recipe(stage, arguments.name, arguments.gpus or gpus_of(launcher), given)
+    recipe = Recipe(stage, arguments.name, gpus_of(launcher), given)
     config = recipe.config(flags)
     page = f"{PAGES[stage]}/{arguments.name}.html" if stage in PAGES else ""
     print(f"# snakemake --cores 1 output/{page or f'{stage}/{arguments.name}'} --configfile FILE")
@@ -113,16 +112,13 @@ def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict
         options: dict[str, Any] = {
             "type": TYPES.get(kind),
             "nargs": "*" if kind == "list" else None,
+            "required": flag.get("required", False),
         }
         if kind == "switch":
             options = {"action": "store_true"}
         for name in flag["flags"]:
             parser.add_argument(name, dest=name, default=argparse.SUPPRESS, **options)
-    given = vars(parser.parse_args(list(words)))
-    for flag in flags:
-        if flag.get("required") and not given.keys() & set(flag["flags"]):
-            raise InputError(f"the command has no {flag['flags'][0]}, which {stage} needs")
-    return given
+    return vars(parser.parse_args(list(words)))
 
 
 class Recipe:

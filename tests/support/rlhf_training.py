@@ -12,8 +12,7 @@ from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import read_input
+from snakechat.workflow.job import Job, read_manifests
 from snakechat.workflow.placement import Placement, RunOptions
 from support.configs import load
 from support.stages import stages_of_small_model, toy_rows, write_manifest
@@ -70,7 +69,7 @@ def rlhf_training(inputs):
         spec_inputs = {key: entry for key, entry in inputs.items() if key not in without}
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
-        manifests = {key: read_input(entry) for key, entry in spec_inputs.items()}
+        manifests = read_manifests(spec)
         job = Job(spec, manifests, Placement(**placement), options, RlhfSettings)
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)

@@ -23,8 +23,8 @@ from snakechat.jobs.rules import RULES
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
-from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import manifest_path, read_input, result_files
+from snakechat.workflow.job import Job, read_manifests
+from snakechat.workflow.manifest import manifest_path, result_files
 from snakechat.workflow.publishing import publish_result
 from support.configs import load
 from support.dialogues import make_record
@@ -92,7 +92,7 @@ class Stages:
         """Run a job; return it."""
         program = importlib.import_module(RULES[rule].program or rule)
         spec = self.spec(rule, name)
-        manifests = {key: read_input(entry) for key, entry in spec["inputs"].items()}
+        manifests = read_manifests(spec)
         options = run_options(self.config, rule, self.describe(rule, name), [])
         settings_type = SETTINGS.get(rule, SimpleNamespace)
         job = Job(spec, manifests, self.placement(rule, name), options, settings_type)

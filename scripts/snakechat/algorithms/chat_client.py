@@ -1,31 +1,36 @@
 """Requests to an OpenAI-compatible endpoint: concurrent, limited, repeated on failure, and cached.
 
-A reply that the cache has costs no request (snakechat/workflow/reply_cache.py). The client is that
-of the library openai. It repeats no request itself: its waits are too short for a server that
-starts again, and it prints no reason.
+FOLDER/xx/DIGEST.json has a request, the reply and its token counts: a reply that is stored costs no
+request. The digest is that of the request's body: model, messages and parameters. Address and API
+key are no part of it. Several processes may use the folder at a time.
+
+The client is that of the library openai. It repeats no request itself: its waits are too short for
+a server that starts again, and it prints no reason.
 """
 
 import asyncio
 import json
+import os
 import re
 import sys
 import time
+import uuid
 from asyncio import sleep
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx2
 
 from snakechat.config.references import JUDGES, api_key
 from snakechat.workflow.digests import digest
 from snakechat.workflow.distributed import rank, world_size
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.locks import make_folders
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
-from snakechat.workflow.reply_cache import Reply, Request, find_reply, store_reply
 
 if TYPE_CHECKING:
     import openai
@@ -45,11 +50,20 @@ MAX_QUOTED = 200
 
 # Turns as the endpoint receives them: role and content.
 Messages = list[dict[str, str]]
-
+# The body of a request.
+Request = dict[str, Any]
 
 # Headers of a request. The library adds others that name the machine, or come from the environment:
 # an organization, or OPENAI_CUSTOM_HEADERS.
 HEADERS = ("host", "authorization", "content-type", "content-length", "accept", "accept-encoding")
+
+
+class Reply(NamedTuple):
+    """The text of a reply, and its token counts; 0 if the endpoint did not report them."""
+
+    text: str
+    prompt_tokens: int
+    completion_tokens: int
 
 
 class TooLarge(Exception):
@@ -273,3 +287,45 @@ class ChatClient:
     def _quote(self, text: str) -> str:
         """Return a text on one line, truncated, without the API key."""
         return " ".join(self._without_key(text).split())[:MAX_QUOTED]
+
+
+# --- stored replies -----------------------------------------------------------------------------
+
+
+def find_reply(folder: Path, request: Request) -> Reply | None:
+    """Return the stored reply to a request; None if there is none, or a damaged one."""
+    try:
+        record = json.loads(_path(folder, request).read_text())
+        return Reply(*(record[name] for name in Reply._fields))
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+
+
+def store_reply(folder: Path, request: Request, reply: Reply) -> Reply:
+    """Store the reply to a request; return the stored one, which may be another process's.
+
+    The first reply that is stored is the one that all processes use: another run gets the same
+    replies, even if the model would reply differently. A reply that cannot be stored is a warning:
+    another run would send its request again.
+    """
+    path = _path(folder, request)
+    temporary = path.with_name(f".{uuid.uuid4().hex}")
+    try:
+        make_folders(path.parent)
+        temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
+        try:
+            os.link(temporary, path)
+        except OSError:
+            # Another reply, which may be damaged, or a file system without links.
+            if not find_reply(folder, request):
+                os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        warn(f"replies are not stored in {folder}: {error.strerror}")
+    return find_reply(folder, request) or reply
+
+
+def _path(folder: Path, request: Request) -> Path:
+    key = digest(request)
+    return folder / key[:2] / f"{key}.json"

@@ -29,10 +29,11 @@ from snakechat.workflow.manifest import (
     RUN_RECORD,
     Lineage,
     Manifest,
+    manifest_path,
     merge_lineages,
     named_lineage,
-    read_input,
     recorded_inputs,
+    require_manifest,
     state_folder,
     store_key,
     unfinished_folder,
@@ -240,7 +241,10 @@ def read_spec(path: str | Path) -> dict[str, Any]:
 
 def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
     """Return the manifests of the inputs of a job."""
-    return {name: read_input(entry) for name, entry in spec["inputs"].items()}
+    return {
+        name: require_manifest(manifest_path(entry["path"]))
+        for name, entry in spec["inputs"].items()
+    }
 
 
 def write_outcome(job: Job[Any]) -> None:

@@ -33,10 +33,10 @@ from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
-    Manifest,
     content_digest,
     manifest_path,
     read_manifest,
+    require_manifest,
     result_id,
 )
 from snakechat.workflow.store import KEY, ROOTS, is_copy, stored_folders, walk_files
@@ -410,11 +410,14 @@ def find_version(stage: str, recipe: str) -> Version:
         raise InputError(
             f"{recipe}: {path} has {found} with this key: python scripts/store.py list {path}"
         )
-    content = content_digest(_manifest(trainings[0]))
+    content = content_digest(require_manifest(trainings[0] / MANIFEST))
     evaluations = [
         folder
         for folder in _existing(f"output/eval/{stage}/{name}")
-        if content in [entry["digest"] for entry in _manifest(folder)["inputs"].values()]
+        if any(
+            entry["digest"] == content
+            for entry in require_manifest(folder / MANIFEST)["inputs"].values()
+        )
     ]
     if not evaluations:
         raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
@@ -434,16 +437,9 @@ def read_version_file(folder: str | Path, name: str) -> str:
         InputError: The file is missing, or differs from its manifest.
     """
     path = Path(folder, name)
-    recorded = _manifest(Path(folder))["files"].get(name, {})
+    recorded = require_manifest(Path(folder, MANIFEST))["files"].get(name, {})
     if not path.is_file() or file_digest(path) != recorded.get("sha256"):
         raise InputError(
             f"{path} is damaged or was removed from the store: compare another version"
         )
     return path.read_text()
-
-
-def _manifest(folder: Path) -> Manifest:
-    manifest = read_manifest(folder / MANIFEST)
-    if manifest is None:
-        raise InputError(f"{folder}/{MANIFEST} is damaged: python scripts/verify.py")
-    return manifest

@@ -22,6 +22,7 @@ Standard library only: the workflow imports this module while it plans.
 
 import json
 from collections.abc import Iterable, Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -171,16 +172,12 @@ def input_digest(spec: Mapping[str, Any], upstream: Mapping[str, Any]) -> str:
     return digest(upstream) if spec.get("shows_provenance") else content_digest(upstream)
 
 
-def read_input(entry: Mapping[str, str]) -> Manifest:
-    """Return the manifest of an input of a job.
-
-    Args:
-        entry: An entry of the `inputs` of a spec, with the `path` of the result.
+def require_manifest(path: str | Path) -> Manifest:
+    """Return a manifest.
 
     Raises:
-        InputError: The manifest is missing or damaged.
+        InputError: The file is missing or damaged.
     """
-    path = manifest_path(entry["path"])
     manifest = read_manifest(path)
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete it and start the build again")
@@ -308,13 +305,5 @@ def named_lineage(results: Mapping[str, str], lineage: Lineage, names: Names) ->
 
 def upstream_first(jobs: Lineage) -> list[str]:
     """Return the paths of a lineage: each job follows all its inputs, those without any first."""
-    depths: dict[str, int] = {}
-
-    def depth(path: str) -> int:
-        if path not in depths:
-            depths[path] = 1 + max(map(depth, jobs[path]["inputs"]), default=0)
-        return depths[path]
-
-    for path in sorted(jobs):
-        depth(path)
-    return sorted(depths, key=depths.__getitem__)
+    graph = {path: jobs[path]["inputs"] for path in sorted(jobs)}
+    return list(TopologicalSorter(graph).static_order())

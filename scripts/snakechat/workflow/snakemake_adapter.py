@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from pkgutil import resolve_name
+from types import SimpleNamespace
 from typing import Any
 
 from snakemake import __version__ as SNAKEMAKE_VERSION
@@ -107,32 +108,30 @@ def default_resource(workflow: Any, name: str) -> int | str | None:
 # --- builds -----------------------------------------------------------------------------------
 
 
-class _Scheduler:
-    """A plugin of Snakemake that schedules jobs, with a function that it calls before."""
+def _calling(start: Callable[[], None], plugin: Any) -> SimpleNamespace:
+    """Return a plugin of Snakemake that schedules jobs, and calls a function before.
 
-    def __init__(self, plugin: Any, start: Callable[[], None]) -> None:
-        self._plugin, self._start = plugin, start
+    The jobs are planned at this moment; more are planned after a checkpoint of another workflow.
+    """
 
-    def scheduler(self, *arguments: Any) -> Any:
-        """Return the scheduler of the plugin. The jobs are planned at this moment.
-
-        More are planned after a checkpoint of another workflow.
-        """
-        self._start()
-        scheduler = self._plugin.scheduler(*arguments)
-        select = scheduler.select_jobs
+    def scheduler(*arguments: Any) -> Any:
+        start()
+        made = plugin.scheduler(*arguments)
+        select = made.select_jobs
 
         def select_jobs(*arguments: Any) -> Any:
             try:
-                self._start()
+                start()
             except SystemExit as error:
                 # Snakemake takes it for Ctrl-C, and prints nothing.
                 print(error, file=sys.stderr)
                 raise
             return select(*arguments)
 
-        scheduler.select_jobs = select_jobs
-        return scheduler
+        made.select_jobs = select_jobs
+        return made
+
+    return SimpleNamespace(scheduler=scheduler)
 
 
 def call_at_builds(
@@ -157,7 +156,7 @@ def call_at_builds(
         is_build = workflow.is_main_process and not (common.dryrun_exec or common.touch_exec)
         if is_build:
             begin()
-            scheduler_plugin = _Scheduler(scheduler_plugin, start)
+            scheduler_plugin = _calling(start, scheduler_plugin)
         execute(executor_plugin=executor_plugin, scheduler_plugin=scheduler_plugin, **settings)
         if is_build:
             finish()
@@ -211,11 +210,6 @@ def planned_jobs(workflow: Any, rules: Mapping[str, str]) -> list[tuple[str, str
 
 # The last time that all file systems store.
 LATEST = 2**31 - 1
-
-
-def without_time(path: str) -> Any:
-    """Return an input whose time makes no output stale."""
-    return ancient(path)
 
 
 def forget(workflow: Any, path: str) -> None:
@@ -275,7 +269,7 @@ class Stamp:
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
         path = self._flag(str(self.path if is_stale else self._fresh))
-        return path if is_stale else without_time(path)
+        return path if is_stale else ancient(path)
 
     def _write(self, content: str) -> None:
         write_atomically(self.path, content, durable=False)

@@ -7,7 +7,7 @@ import pytest
 
 from snakechat.workflow.digests import digest, file_digest
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_input, read_manifest, result_files
+from snakechat.workflow.manifest import manifest_path, read_manifest, require_manifest, result_files
 
 DIGEST = digest("anything")
 SPEC = {"rule": "train_sft", "settings": {"seed": 1}, "inputs": {"data": {"rule": "split_dataset"}}}
@@ -59,9 +59,9 @@ def test_a_missing_key_or_a_value_of_another_type_is_none(tmp_path, path):
 def test_an_input_without_a_readable_manifest_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"toy.manifest.json cannot be read: delete it"):
-        read_input({"path": "toy"})
+        require_manifest("toy.manifest.json")
     manifest_path("toy").write_text(json.dumps(MANIFEST))
-    assert read_input({"path": "toy"}) == MANIFEST
+    assert require_manifest("toy.manifest.json") == MANIFEST
 
 
 def test_files_of_a_result_have_their_size_and_digest(tmp_path):

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from snakechat.workflow.reply_cache import Reply, find_reply, store_reply
+from snakechat.algorithms.chat_client import Reply, find_reply, store_reply
 
 REQUEST = {"model": "lab/wise", "messages": [{"role": "user", "content": "é?"}]}
 FIRST, SECOND = Reply("7", 10, 1), Reply("8", 0, 0)
