@@ -91,7 +91,7 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
     names: set[str] = set()
     strings: set[str] = set()
     for node in ast.walk(module):
-        if isinstance(node, DOCUMENTED) and _has_docstring(node):
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             del node.body[0]
         if isinstance(node, ast.Import):
             imports += [(0, alias.name, "") for alias in node.names]
@@ -112,12 +112,6 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
         raise ValueError(TOO_DEEP) from None
     names_of_files = sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text))
     return hashlib.sha256(text).hexdigest(), imports, names_of_files
-
-
-def _has_docstring(node: ast.AST) -> bool:
-    body: list[ast.stmt] = getattr(node, "body", [])
-    first = body[0].value if body and isinstance(body[0], ast.Expr) else None
-    return isinstance(first, ast.Constant) and isinstance(first.value, str)
 
 
 def uses_vllm(settings: Mapping[str, Any]) -> bool:

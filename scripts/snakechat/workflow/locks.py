@@ -9,12 +9,11 @@ import fcntl
 import os
 import platform
 import stat
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, warn
 
 # Seconds between two attempts of a process that waits.
 INTERVAL = 0.5
@@ -58,11 +57,7 @@ def acquire_lock(path: str | Path) -> int:
         except OSError as error:
             if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
                 raise
-            print(
-                f"warning: {path}: this file system has no locks: do not start the same build"
-                " twice",
-                file=sys.stderr,
-            )
+            warn(f"{path}: this file system has no locks: do not start the same build twice")
         if _is_same_file(descriptor, path):
             break
         # The last holder deleted the file.

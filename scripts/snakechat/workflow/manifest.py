@@ -110,18 +110,10 @@ def manifest_path(folder: str | Path) -> Path:
 def read_manifest(path: str | Path) -> Manifest | None:
     """Return a manifest, or None if the file is missing or damaged in any way."""
     try:
-        return parse_manifest(Path(path).read_text())
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def parse_manifest(text: str) -> Manifest | None:
-    """Return the manifest in a JSON text, or None if it is not one."""
-    try:
-        manifest = json.loads(text)
+        manifest: Manifest = json.loads(Path(path).read_text())
         # Fails for numbers that are not finite and for values that are nested too deeply.
         canonical_json(manifest)
-    except (ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not _has_form(manifest, FORM):
         return None

@@ -40,7 +40,6 @@ from snakechat.workflow.manifest import (
     UNLISTED_FILES,
     Manifest,
     lock_path,
-    parse_manifest,
     read_manifest,
     read_run_record,
     result_id,
@@ -86,13 +85,9 @@ def read_checked_manifest(folder: Path, key: str | None = None) -> Manifest:
 
     Raises:
         Damaged: It is missing or damaged, belongs to another key, or has paths that lead outside.
-        OSError: It cannot be read.
     """
     path = folder / MANIFEST
-    try:
-        manifest = None if path.is_symlink() else parse_manifest(path.read_text())
-    except (FileNotFoundError, NotADirectoryError, UnicodeDecodeError):
-        manifest = None
+    manifest = None if path.is_symlink() else read_manifest(path)
     if manifest is None:
         raise Damaged(f"{MANIFEST} cannot be read")
     if result_id(manifest).rpartition("/")[2] != (key or folder.name):
