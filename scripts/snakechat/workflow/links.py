@@ -250,16 +250,18 @@ def named_versions(output: Path) -> dict[Path, list[str]]:
 
 
 def versions_of(path: str | Path) -> list[Path]:
-    """Return the real folders of the store that the path of a result leads to, or led to once."""
+    """Return the folders of the store that the path of a result leads to, or led to once.
+
+    They are real folders, and those that were removed since are not among them.
+    """
     folder = version_path(path, "none").parent
     versions = sorted(folder.iterdir()) if folder.is_dir() else []
     return [linked_folder(version) for version in versions if is_version_entry(version)]
 
 
 def is_version_entry(path: Path) -> bool:
-    """Return whether a path in output/versions is a version, and not the folder of a name."""
-    is_entry = path.is_symlink() or os.path.lexists(path / MANIFEST)
-    return KEY.fullmatch(path.name) is not None and is_entry and path.exists()
+    """Return whether a path in output/versions is a version that exists, and not a name."""
+    return KEY.fullmatch(path.name) is not None and (path / MANIFEST).exists()
 
 
 def lock_output() -> None:
@@ -404,7 +406,7 @@ def find_version(stage: str, recipe: str) -> Version:
     """
     name, _, start = recipe.partition("@")
     path = f"output/{stage}/{name}"
-    trainings = [folder for folder in _existing(path) if folder.name.startswith(start)]
+    trainings = [folder for folder in versions_of(path) if folder.name.startswith(start)]
     if len(trainings) != 1 or not start:
         found = "several versions" if trainings else "no version"
         raise InputError(
@@ -413,7 +415,7 @@ def find_version(stage: str, recipe: str) -> Version:
     content = content_digest(require_manifest(trainings[0] / MANIFEST))
     evaluations = [
         folder
-        for folder in _existing(f"output/eval/{stage}/{name}")
+        for folder in versions_of(f"output/eval/{stage}/{name}")
         if any(
             entry["digest"] == content
             for entry in require_manifest(folder / MANIFEST)["inputs"].values()
@@ -423,11 +425,6 @@ def find_version(stage: str, recipe: str) -> Version:
         raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
     newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
     return Version(trainings[0], newest)
-
-
-def _existing(path: str) -> list[Path]:
-    """Return the folders that the path of a result leads to, or led to once, as far as they are."""
-    return [folder for folder in versions_of(path) if folder.is_dir()]
 
 
 def read_version_file(folder: str | Path, name: str) -> str:
