@@ -137,8 +137,6 @@ class RuleFunctions:
         root = Path(workflow.basedir)
         if root == Path("workflow").absolute() or not root.is_dir():
             root = Path.cwd()
-        for folder in (root, Path.cwd()):
-            snakemake_adapter.check_path(folder)
         is_main = workflow.modifier.is_main_snakefile()
         if workflow.remote_exec:
             values, command_line = planned["config"], planned["command_line"]
@@ -485,7 +483,6 @@ class RuleFunctions:
         A damaged input makes the job stale that makes it.
         """
         self._staleness.reporting = snakemake_command_line.check_options(self.workflow)
-        snakemake_adapter.cache_elsewhere(self.workflow)
         if self._is_build:
             targets = self.workflow.dag_settings.targets or default_targets(self.config)
             for job in self._jobs_of(targets):

@@ -4,8 +4,6 @@ import json
 
 import pytest
 
-from conftest import Workflow, copy_sources
-
 # The checks of the config are in tests/unit/config/test_cross_checks.py: these are ways into them.
 MISTAKES = {
     "tiny": "config: rlhf.recipes.tiny.actor names 'tinny', which is not under sft.recipes",
@@ -48,10 +46,3 @@ def test_a_job_refuses_to_run_with_another_version_of_a_library(sources):
     assert "error: pyarrow 0.1 is installed, and this build was planned with" in process.stdout
     assert "pip install --no-deps --requirement requirements.txt" in process.stdout
     assert not (sources.folder / target).exists()
-
-
-def test_a_path_with_braces_is_one_line(tmp_path):
-    copy_sources(tmp_path / "{wildcards}")
-    process = Workflow(tmp_path / "{wildcards}").snakemake("-n", "output/rlhf/tiny")
-    assert process.returncode == 1
-    assert process.stdout.strip().splitlines()[-1].startswith("error: "), process.stdout

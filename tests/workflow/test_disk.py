@@ -82,16 +82,3 @@ def test_a_build_on_a_full_or_read_only_disk_ends_in_one_line(sources):
         subprocess.run(["mount", "-o", "remount,ro", output], check=True)
         code, (line,) = errors(sources, target)
         assert (code, line.partition(": output")[0]) == (1, "error: Read-only file system")
-
-
-def test_a_dry_run_works_on_a_read_only_disk(copy):
-    (copy.folder / "more.yaml").write_text(STALE)
-    command = ["mount", "--bind", copy.folder, copy.folder]
-    if subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("needs permission to mount a disk")
-    try:
-        remount = ["mount", "-o", "remount,ro,bind", copy.folder]
-        subprocess.run(remount, check=True)
-        assert "train_sft" in copy.planned("output/sft/tiny")
-    finally:
-        subprocess.run(["umount", copy.folder], check=True)

@@ -4,14 +4,11 @@ Snakemake itself carries out what is stale, by a stamp (Stamp). REPLACED lists a
 the workflow replaces, with the reason why the public interface is not enough.
 """
 
-import atexit
 import gc
 import os
 import sys
-import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
-from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
@@ -71,14 +68,6 @@ def check_names(names: Iterable[str]) -> None:
                 " workflow needs 9.27 or a later version 9:"
                 " pip install --no-deps --requirement requirements.txt"
             )
-
-
-def check_path(folder: Path) -> None:
-    """Raise InputError for the path of a project in which Snakemake finds wildcards."""
-    if "{" in str(folder) or "}" in str(folder):
-        raise InputError(
-            f"{folder}: Snakemake takes braces in a path for wildcards: rename the folder"
-        )
 
 
 def collect_garbage_rarely() -> None:
@@ -164,15 +153,6 @@ def call_at_builds(
     workflow.execute = execute_build
 
 
-def cache_elsewhere(workflow: Any) -> None:
-    """Have a dry run on a read-only disk keep what it remembers in a folder that is deleted."""
-    persistence = workflow.persistence
-    if workflow.dryrun and not os.access(persistence.iocache_path, os.W_OK):
-        folder = tempfile.TemporaryDirectory()
-        atexit.register(folder.cleanup)
-        persistence.iocache_path = folder.name
-
-
 def keep_published_files(rules: Collection[str]) -> None:
     """Have Snakemake delete no output and no log of these rules."""
     remove = _IOFile.remove
@@ -235,15 +215,9 @@ class Stamp:
         self._flag: Callable[[str], Any] = local if is_flagged else str
         self._of_builds, self.path = MEMORY / "build", MEMORY / "stale"
         self.is_later = False
-        try:
-            if not self.path.exists() or self.path.stat().st_mtime != LATEST:
-                self._write("")
-            self._fresh = self._of_builds if self._of_builds.exists() else self.path
-        except OSError:
-            # A folder that is read-only can be planned.
-            self._file = tempfile.NamedTemporaryFile(prefix="stale-")  # noqa: SIM115
-            self.path = self._fresh = Path(self._file.name)
-            os.utime(self.path, (LATEST, LATEST))
+        if not self.path.exists() or self.path.stat().st_mtime != LATEST:
+            self._write("")
+        self._fresh = self._of_builds if self._of_builds.exists() else self.path
         self.paths = {str(self._of_builds), str(self.path)}
 
     def begin_build(self) -> None:

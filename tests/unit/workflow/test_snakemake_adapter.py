@@ -1,17 +1,10 @@
-"""Which Snakemake and which paths a build accepts."""
-
-from pathlib import Path
+"""Which Snakemake a build accepts."""
 
 import pytest
 from snakemake.api import SnakemakeApi
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_adapter import (
-    REPLACED,
-    REPLACED_ON_KUBERNETES,
-    check_names,
-    check_path,
-)
+from snakechat.workflow.snakemake_adapter import REPLACED, REPLACED_ON_KUBERNETES, check_names
 
 
 @pytest.mark.parametrize("name", REPLACED | REPLACED_ON_KUBERNETES)
@@ -25,10 +18,3 @@ def test_a_snakemake_without_a_name_that_is_replaced_is_rejected(name):
 
 def test_at_most_six_names_of_snakemake_are_replaced():
     assert len(REPLACED | REPLACED_ON_KUBERNETES) <= 6
-
-
-@pytest.mark.parametrize("name", ["a{", "b}"])
-def test_braces_in_the_path_of_a_project_are_rejected(name):
-    check_path(Path("/my project/$(x)"))
-    with pytest.raises(InputError, match="braces in a path"):
-        check_path(Path("/work", name))
