@@ -41,11 +41,10 @@ from snakechat.jobs.staleness import Staleness
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_environment_error
-from snakechat.workflow.links import PARTS, link_part, lock_output, register_root
+from snakechat.workflow.links import PARTS, check_link, link_part, lock_output, register_root
 from snakechat.workflow.manifest import MANIFEST, manifest_path
 from snakechat.workflow.placement import Placement, changed_values
 from snakechat.workflow.preflight import (
-    check_folders,
     check_gpus,
     check_limits,
     import_reward_functions,
@@ -419,7 +418,8 @@ class RuleFunctions:
             # The error of a full disk names no file.
             place = error.filename or "output"
             raise InputError(f"{place} cannot be written: {error.strerror}") from None
-        check_folders(self.config.stores[0], specs)
+        for spec in specs:
+            check_link(Path(spec["path"]))
         delete_old_snapshots(self.snapshot.folder)
         if shares_environment:
             functions, judges = (

@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
-from snakechat.workflow.links import check_link
 
 PROGRAM = "snakechat/algorithms/reward_functions"
 
@@ -81,16 +79,3 @@ def import_reward_functions(sources: Path, names: Collection[str], mode: str) ->
     if process.returncode:
         lines = process.stdout.strip().splitlines() or [f"exit code {process.returncode}"]
         raise InputError(lines[-1].removeprefix("error: "))
-
-
-def check_folders(store: Path, specs: Iterable[Mapping[str, Any]]) -> None:
-    """Raise InputError for a result whose folder is read-only or whose path is not a link.
-
-    store: The store that gets new results.
-    """
-    for spec in specs:
-        result = Path(spec["path"])
-        check_link(result)
-        for folder in (result.parent, store / spec["rule"]):
-            if folder.exists() and not os.access(folder, os.W_OK):
-                raise InputError(f"{result} cannot be written: its folder is read-only")
