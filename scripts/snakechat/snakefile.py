@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from snakemake.io import ancient
-
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import COMPARISON_NAME, STAGES, JobId
 from snakechat.config.references import check_keys
@@ -49,7 +47,7 @@ from snakechat.workflow.preflight import (
     check_limits,
     import_reward_functions,
 )
-from snakechat.workflow.snakemake_adapter import Stamp, forget
+from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
 from snakechat.workflow.snapshot import (
     Build,
     delete_old_snapshots,
@@ -230,7 +228,7 @@ class RuleFunctions:
         path, stored = self._specs.manifest(*job), self._staleness.result(*job)
         if stored is not None and not Path(path).exists():
             path = str(stored.folder / MANIFEST)
-        return path if will_run else ancient(path)
+        return path if will_run else without_time(path)
 
     def _stamp_input(self, is_stale: bool) -> dict[str, Any]:
         """Return the input that has Snakemake run a job if it is stale."""

@@ -70,7 +70,7 @@ def rlhf_training(inputs):
         spec = {"rule": "train_rlhf", "name": name, "path": f"output/rlhf/{name}"}
         spec |= {"settings": SETTINGS | settings, "inputs": spec_inputs}
         manifests = read_manifests(spec)
-        job = Job(spec, manifests, Placement(**placement), options, RlhfSettings)
+        job = Job(spec, manifests, Placement(**dict(placement)), options, RlhfSettings)
         jobs.append(job)
         shutil.rmtree(job.result, ignore_errors=True)
         job.result.mkdir(parents=True)

@@ -192,6 +192,11 @@ def planned_jobs(workflow: Any, rules: Mapping[str, str]) -> list[tuple[str, str
 LATEST = 2**31 - 1
 
 
+def without_time(path: str) -> Any:
+    """Return an input whose time makes no output stale."""
+    return ancient(path)
+
+
 def forget(workflow: Any, path: str) -> None:
     """Delete what Snakemake remembers of an output, which has become an earlier version."""
     workflow.persistence.cleanup_metadata(IOFile(path))
@@ -243,7 +248,7 @@ class Stamp:
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
         path = self._flag(str(self.path if is_stale else self._fresh))
-        return path if is_stale else ancient(path)
+        return path if is_stale else without_time(path)
 
     def _write(self, content: str) -> None:
         write_atomically(self.path, content, durable=False)
