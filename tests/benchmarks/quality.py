@@ -5,17 +5,22 @@ evaluate through the pipeline, on two cores:
 
 reward: A reward model, trained on pairs of ../shared/data/hh_harmless, ranks held-out pairs. The
     baseline chooses the longer response.
-dpo: DPO on the same pairs: accuracy of the implicit rewards on the held-out pairs, and win rate
-    over the initial model, as scored by the reward model.
+dpo: DPO on the short ones of these pairs, by Snakechat and by TRL: accuracy of the implicit rewards
+    on held-out pairs, and the win rate of one of the models over the initial one, as scored by the
+    reward model.
 chinese: DPO on pairs of ../shared/data/dpo_demo_zh: accuracy of the implicit rewards on held-out
     pairs. The baseline is that of `reward`.
-gsm8k: SFT on rows of ../shared/data/gsm8k: perplexity of held-out responses, and greedy responses
-    to held-out questions: the share that ends with "#### number", and of right answers.
+gsm8k: SFT on rows of ../shared/data/gsm8k, by Snakechat and by TRL: perplexity of held-out
+    responses. Greedy responses of one of the models to held-out questions: the share that ends with
+    "#### number", and of right answers.
 rl: GRPO on sums and products of one-digit numbers, with rewards/math_answer.py and the column
     `solution`, and distillation of the initial model from the result: success on questions that
     training does not have, before and after.
 sorting: SFT on a few right responses, then GRPO with rewards/exact_match.py and several seeds, to
     sort three numbers: success on triples that training does not have.
+
+Trainings by TRL are recipes with a command. They have the same rows, steps and settings, and
+Snakechat evaluates their models too. TRL trains fastest with the micro-batches chosen here.
 """
 
 import argparse
@@ -25,16 +30,18 @@ import math
 import os
 import re
 import runpy
+import shlex
 import subprocess
 import sys
 import tempfile
 import time
 from importlib.metadata import version
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, product
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +53,10 @@ HH = SHARED / "hh_harmless"
 GSM8K = SHARED / "gsm8k"
 SEED = 1234
 SEEDS = (1234, 1, 2)
+TRL_MICRO_BATCH = 4
 HELD_OUT, PAIRS = 400, 1500
+# Pairs that DPO trains on, and the characters of a prompt with its longer response.
+SHORT_PAIRS, SHORT = 240, 500
 CHINESE, CHINESE_HELD_OUT = SHARED / "dpo_demo_zh", 100
 WORDINGS = ("What is {}?", "Compute {}.", "{} = ?")
 OPERATORS = "+*"
@@ -102,16 +112,65 @@ SFT = {
     "learning_rate": 5e-5,
     "min_lr_ratio": 0.1,
 }
-DPO = {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 5e-5}
+DPO = {
+    **ON_PAIRS,
+    **TRAINING,
+    "model": "smollm2",
+    "datasets": ["short"],
+    "global_batch_size": 16,
+    "learning_rate": 5e-5,
+}
+
+
+def by_trl(stage, recipe):
+    """Return the recipe by which TRL trains what a recipe of ours does."""
+    options = {
+        "learning_rate": recipe["learning_rate"],
+        "lr_scheduler_type": "cosine_with_min_lr",
+        "lr_scheduler_kwargs": json.dumps({"min_lr_rate": recipe["min_lr_ratio"]}),
+        "warmup_steps": recipe["warmup_steps"],
+        "weight_decay": recipe["weight_decay"],
+        "adam_beta2": 0.95,
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": TRL_MICRO_BATCH,
+        "gradient_accumulation_steps": recipe["global_batch_size"] // TRL_MICRO_BATCH,
+        "gradient_checkpointing": False,
+        "max_length": recipe["max_length"],
+        "bf16": True,
+    }
+    program = ROOT / "programs/trl_train.py"
+    words = ["{python}", program, "--stage", stage, "--seed", "{seed}"]
+    for name in ("model", "data", "out", "state"):
+        words += [f"--{name}", "{output}" if name == "out" else f"{{{name}}}"]
+    for name, value in options.items():
+        words += [f"--{name}", str(value).replace("{", "{{").replace("}", "}}")]
+    kept = ("model", "datasets", "seed", "train_on", "max_length", "dtype", "placement")
+    return {
+        **{key: recipe[key] for key in kept if key in recipe},
+        "command": shlex.join(map(str, words)),
+        "python": str(ROOT / ".venv-trl/bin/python"),
+        "files": [str(program)],
+        "lock": str(ROOT / "programs/requirements-trl.txt"),
+    }
+
+
+def beside_trl(stage, name, recipe):
+    """Return a recipe with each seed, and as TRL trains it."""
+    seeds = {seed: {**recipe, "seed": seed} for seed in SEEDS}
+    return {f"{name}-{seed}": each for seed, each in seeds.items()} | {
+        f"{name}-trl-{seed}": by_trl(stage, each) for seed, each in seeds.items()
+    }
+
+
 RECIPES = {
     "sft": {
-        "problems": {**SFT, "datasets": ["problems"]},
+        **beside_trl("sft", "problems", {**SFT, "datasets": ["problems"]}),
         "sorting": {**SFT, "datasets": ["sorting"], "epochs": 2},
     },
     "reward": {"hh": {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 3e-5}},
     "dpo": {
-        "hh": DPO,
-        "chinese": {**DPO, "datasets": ["chinese"], "max_length": 512, "global_batch_size": 16},
+        **beside_trl("dpo", "short", DPO),
+        "chinese": {**DPO, "datasets": ["chinese"], "max_length": 512},
     },
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
@@ -119,7 +178,7 @@ RECIPES = {
             **SAMPLING,
             "algorithm": "rloo",
             "reward": "reward/hh",
-            "compare_with": ["dpo/hh"],
+            "compare_with": [f"dpo/short-{SEED}"],
             "datasets": ["prompts"],
             "max_response_length": 64,
             "rollout_batch_size": 4,
@@ -203,6 +262,7 @@ def configuration(folder):
     datasets = {
         "arithmetic": write_questions(folder / "arithmetic"),
         "hh": write_pairs(folder / "hh", HH, "reward", HELD_OUT, PAIRS),
+        "short": write_pairs(folder / "short", HH, "reward", HELD_OUT, SHORT_PAIRS, SHORT),
         "prompts": write_pairs(folder / "prompts", HH, "rlhf", HELD_OUT, 8),
         "chinese": write_pairs(folder / "chinese", CHINESE, "reward", CHINESE_HELD_OUT, PAIRS),
         "problems": write_gsm8k(folder / "problems"),
@@ -218,20 +278,26 @@ def configuration(folder):
     }
 
 
-def write_pairs(folder, source, phase, held_out, trained):
+def write_pairs(folder, source, phase, held_out, trained, longest=math.inf):
     """Write random rows of a folder of pairs for a phase, without duplicates; return their dataset.
 
     Args:
         held_out: Number of rows that are not trained on.
         trained: Number of other rows to train on.
+        longest: Characters of a prompt with its longer response; rows with more are left out.
     """
     whole = pa.concat_tables(pq.read_table(path) for path in sorted(source.glob("t*.parquet")))
     unique = dict.fromkeys(tuple(row.items()) for row in whole.to_pylist())
     whole = pa.Table.from_pylist([dict(row) for row in unique])
     order = np.random.default_rng(SEED).permutation(len(whole))
+    lengths = {
+        name: pc.utf8_length(whole[name]).to_numpy() for name in ("prompt", "chosen", "rejected")
+    }
+    is_short = lengths["prompt"] + np.maximum(lengths["chosen"], lengths["rejected"]) <= longest
+    train, test = (rows[is_short[rows]] for rows in (order[held_out:], order[:held_out]))
     folder.mkdir()
-    pq.write_table(whole.take(order[held_out:][:trained]), folder / "train.parquet")
-    pq.write_table(whole.take(order[:held_out]), folder / "test.parquet")
+    pq.write_table(whole.take(train[:trained]), folder / "train.parquet")
+    pq.write_table(whole.take(test), folder / "test.parquet")
     split = {"sft": 0, "reward": 0, "rlhf": 0, phase: 1}
     return {"path": str(folder), "format": "plain", "split": split}
 
@@ -315,15 +381,36 @@ def reward(folder):
 
 def dpo(folder):
     """Accuracy of the implicit rewards on held-out pairs, and win rate over the initial model."""
-    build(folder, "dpo/hh", "rlhf/wins")
-    wins = read_metrics(folder, "rlhf/wins")
+    figures = compare_with_trl(folder, "dpo", "short", ["accuracy", "loss"])
+    build(folder, "rlhf/wins")
+    wins, name = read_metrics(folder, "rlhf/wins"), f"dpo/short-{SEED}"
     return {
-        **accuracy(read_metrics(folder, "dpo/hh")),
+        **figures,
+        **accuracy(read_metrics(folder, name)),
         "prompts": wins["num_prompts"],
-        "win_rate": wins["wins"]["dpo/hh"]["base"]["score"],
-        "kl": wins["dpo/hh"]["kl_to_base"],
-        "length": {name: wins[name]["length"] for name in ("base", "dpo/hh")},
+        "win_rate": wins["wins"][name]["base"]["score"],
+        "kl": wins[name]["kl_to_base"],
+        "length": {model: wins[model]["length"] for model in ("base", name)},
     }
+
+
+def compare_with_trl(folder, stage, recipe, names):
+    """Train with each seed by Snakechat and by TRL; return metrics and seconds of the trainings.
+
+    Args:
+        names: Metrics of the trained models, in the order of SEEDS.
+    """
+    figures = {}
+    for seed, (trainer, infix) in product(SEEDS, (("snakechat", ""), ("trl", "-trl"))):
+        target = f"{stage}/{recipe}{infix}-{seed}"
+        build(folder, target)
+        metrics = read_metrics(folder, target)
+        run = json.loads((folder / f"output/{target}/run.json").read_text())
+        found = figures.setdefault(trainer, {})
+        for name in names:
+            found.setdefault(name, []).append(metrics.get("after", metrics)[name])
+        found.setdefault("seconds", []).append(run["seconds"])
+    return figures
 
 
 def chinese(folder):
@@ -334,11 +421,12 @@ def chinese(folder):
 
 def gsm8k(folder):
     """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
-    build(folder, "sft/problems")
-    metrics = read_metrics(folder, "sft/problems")
+    trained = f"sft/problems-{SEED}"
+    figures = compare_with_trl(folder, "sft", "problems", ["response_perplexity"])
+    metrics = read_metrics(folder, trained)
     rows = read_rows(folder / "problems/test.jsonl")
-    figures = {"rows": metrics["rows"], "questions": len(rows)}
-    for when, model in (("before", "models/smollm2"), ("after", "sft/problems")):
+    figures |= {"rows": metrics["rows"], "questions": len(rows)}
+    for when, model in (("before", "models/smollm2"), ("after", trained)):
         questions = [row["question"] for row in rows]
         texts = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
         formatted = [FINAL_LINE.search(text) is not None for text in texts]
