@@ -102,7 +102,7 @@ bench-gpu: $(VENV)/demo
 	$(ACTIVATE) python tests/gpu/measure.py $(RESULTS)
 
 # SFT, reward model, DPO and GRPO of a pretrained model: perplexity, accuracy, win rate, success.
-bench-quality: $(VENV)/demo $(QUALITY)/ready
+bench-quality: $(VENV)/demo $(QUALITY)/ready $(TRL)/ready
 	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
 	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
 

@@ -59,7 +59,7 @@ SEEDS = (1234, 1, 2)
 TRL_MICRO_BATCHES = {"sft": 2, "dpo": 1}
 HELD_OUT, PAIRS = 400, 1500
 # Pairs that DPO trains on, and the characters of a prompt with its longer response.
-SHORT_PAIRS, SHORT = 240, 500
+SHORT_PAIRS, SHORT = 160, 500
 CHINESE, CHINESE_HELD_OUT = SHARED / "dpo_demo_zh", 100
 WORDINGS = ("What is {}?", "Compute {}.", "{} = ?")
 OPERATORS = "+*"
@@ -120,7 +120,7 @@ DPO = {
     **TRAINING,
     "model": "smollm2",
     "datasets": ["short"],
-    "global_batch_size": 16,
+    "global_batch_size": 8,
     "learning_rate": 5e-5,
 }
 
@@ -173,7 +173,7 @@ RECIPES = {
     "reward": {"hh": {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 3e-5}},
     "dpo": {
         **beside_trl("dpo", "short", DPO),
-        "chinese": {**DPO, "datasets": ["chinese"], "max_length": 512},
+        "chinese": {**DPO, "datasets": ["chinese"], "max_length": 512, "global_batch_size": 16},
     },
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
