@@ -8,8 +8,6 @@ reward: A reward model, trained on pairs of ../shared/data/hh_harmless, ranks he
 dpo: DPO on the short ones of these pairs, by Snakechat and by TRL: accuracy of the implicit rewards
     on held-out pairs, and the win rate of one of the models over the initial one, as scored by the
     reward model.
-chinese: DPO on pairs of ../shared/data/dpo_demo_zh: accuracy of the implicit rewards on held-out
-    pairs. The baseline is that of `reward`.
 gsm8k: SFT on rows of ../shared/data/gsm8k, by Snakechat and by TRL: perplexity of held-out
     responses. Greedy responses of one of the models to held-out questions: the share that ends with
     "#### number", and of right answers.
@@ -60,7 +58,6 @@ TRL_MICRO_BATCHES = {"sft": 2, "dpo": 1}
 HELD_OUT, PAIRS = 400, 1500
 # Pairs that DPO trains on, and the characters of a prompt with its longer response.
 SHORT_PAIRS, SHORT = 160, 500
-CHINESE, CHINESE_HELD_OUT = SHARED / "dpo_demo_zh", 100
 WORDINGS = ("What is {}?", "Compute {}.", "{} = ?")
 OPERATORS = "+*"
 # The last line of a response of GSM8K.
@@ -171,10 +168,7 @@ RECIPES = {
         "sorting": {**SFT, "datasets": ["sorting"], "epochs": 2},
     },
     "reward": {"hh": {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 3e-5}},
-    "dpo": {
-        **beside_trl("dpo", "short", DPO),
-        "chinese": {**DPO, "datasets": ["chinese"], "max_length": 512, "global_batch_size": 16},
-    },
+    "dpo": beside_trl("dpo", "short", DPO),
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
         "wins": {
@@ -267,7 +261,6 @@ def configuration(folder):
         "hh": write_pairs(folder / "hh", HH, "reward", HELD_OUT, PAIRS),
         "short": write_pairs(folder / "short", HH, "reward", HELD_OUT, SHORT_PAIRS, SHORT),
         "prompts": write_pairs(folder / "prompts", HH, "rlhf", HELD_OUT, 8),
-        "chinese": write_pairs(folder / "chinese", CHINESE, "reward", CHINESE_HELD_OUT, PAIRS),
         "problems": write_gsm8k(folder / "problems"),
         "sorting": write_sorting(folder / "sorting"),
     }
@@ -416,12 +409,6 @@ def compare_with_trl(folder, stage, recipe, names):
     return figures
 
 
-def chinese(folder):
-    """Accuracy of the implicit rewards on held-out Chinese pairs."""
-    build(folder, "dpo/chinese")
-    return accuracy(read_metrics(folder, "dpo/chinese"))
-
-
 def gsm8k(folder):
     """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
     trained = f"sft/problems-{SEED}"
@@ -543,7 +530,7 @@ def greedy_responses(model, questions, limit):
     return tokenizer.batch_decode(responses, skip_special_tokens=True)
 
 
-PARTS = {part.__name__: part for part in (reward, dpo, chinese, gsm8k, rl, sorting)}
+PARTS = {part.__name__: part for part in (reward, dpo, gsm8k, rl, sorting)}
 
 
 if __name__ == "__main__":
