@@ -258,9 +258,9 @@ def configuration(folder):
     # The recipe `wins` only evaluates: a few prompts are enough to train on.
     datasets = {
         "arithmetic": write_questions(folder / "arithmetic"),
-        "hh": write_pairs(folder / "hh", HH, "reward", HELD_OUT, PAIRS),
-        "short": write_pairs(folder / "short", HH, "reward", HELD_OUT, SHORT_PAIRS, SHORT),
-        "prompts": write_pairs(folder / "prompts", HH, "rlhf", HELD_OUT, 8),
+        "hh": write_pairs(folder / "hh", "reward", PAIRS),
+        "short": write_pairs(folder / "short", "reward", SHORT_PAIRS, SHORT),
+        "prompts": write_pairs(folder / "prompts", "rlhf", 8),
         "problems": write_gsm8k(folder / "problems"),
         "sorting": write_sorting(folder / "sorting"),
     }
@@ -274,15 +274,14 @@ def configuration(folder):
     }
 
 
-def write_pairs(folder, source, phase, held_out, trained, longest=math.inf):
-    """Write random rows of a folder of pairs for a phase, without duplicates; return their dataset.
+def write_pairs(folder, phase, trained, longest=math.inf):
+    """Write random rows of HH for a phase, without duplicates; return their dataset.
 
     Args:
-        held_out: Number of rows that are not trained on.
-        trained: Number of other rows to train on.
+        trained: Number of rows to train on; HELD_OUT others are held out.
         longest: Characters of a prompt with its longer response; rows with more are left out.
     """
-    whole = pa.concat_tables(pq.read_table(path) for path in sorted(source.glob("t*.parquet")))
+    whole = pa.concat_tables(pq.read_table(path) for path in sorted(HH.glob("t*.parquet")))
     unique = dict.fromkeys(tuple(row.items()) for row in whole.to_pylist())
     whole = pa.Table.from_pylist([dict(row) for row in unique])
     order = np.random.default_rng(SEED).permutation(len(whole))
@@ -290,7 +289,7 @@ def write_pairs(folder, source, phase, held_out, trained, longest=math.inf):
         name: pc.utf8_length(whole[name]).to_numpy() for name in ("prompt", "chosen", "rejected")
     }
     is_short = lengths["prompt"] + np.maximum(lengths["chosen"], lengths["rejected"]) <= longest
-    train, test = (rows[is_short[rows]] for rows in (order[held_out:], order[:held_out]))
+    train, test = (rows[is_short[rows]] for rows in (order[HELD_OUT:], order[:HELD_OUT]))
     folder.mkdir()
     pq.write_table(whole.take(train[:trained]), folder / "train.parquet")
     pq.write_table(whole.take(test), folder / "test.parquet")
