@@ -68,7 +68,7 @@ def share_interval(
     """
     sums = _cluster_sums(influences, clusters)
     number = number or len(sums)
-    if number < 2:
+    if number < 2 or math.isnan(share):
         return [0.0, 1.0]
     error = _standard_error(sums)
     trials = share * (1 - share) / error**2 if error > 1e-12 else len(sums)

@@ -15,6 +15,7 @@ from snakechat.evaluation.intervals import (
     mean_interval,
     mean_with_interval,
     ratio_interval,
+    share_interval,
     student_quantile,
 )
 
@@ -45,6 +46,10 @@ def test_equal_shares_have_an_interval_with_a_width():
     _, (low, high) = mean_with_interval(np.full(5, 0.7), np.arange(5))
     _, (rare, _) = mean_with_interval(np.ones(5), np.arange(5))
     assert low == pytest.approx(0.7 * rare) and high == pytest.approx(0.7 + 0.3 * (1 - rare))
+
+
+def test_an_undefined_share_may_be_any():
+    assert share_interval(math.nan, np.array([0.1, -0.1, 0.3]), np.arange(3)) == [0, 1]
 
 
 def test_equal_values_without_limits_have_no_interval():
