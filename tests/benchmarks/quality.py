@@ -218,8 +218,8 @@ def main():
             print(f"{part}: {json.dumps(results[part])}", file=sys.stderr)
     about = {"model": GGUF, "seed": SEED, "cores": os.cpu_count(), "machine": cpu_name()}
     about |= {"versions": {name: version(name) for name in ("torch", "transformers")}}
-    about |= {"recipes": RECIPES, "evaluation": config["evaluation"]}
-    print(json.dumps({**about, "figures": results}, indent=1))
+    about |= {"recipes": RECIPES, "evaluation": config["evaluation"], "figures": results}
+    print(json.dumps(about, indent=1).replace(f"{ROOT}/", ""))
 
 
 def cpu_name():
