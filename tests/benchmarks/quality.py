@@ -119,6 +119,8 @@ DPO = {
     "datasets": ["short"],
     "global_batch_size": 8,
     "learning_rate": 5e-5,
+    # As TRL saves it: in bf16, rounding discards most of so short a training.
+    "save_dtype": "fp32",
 }
 
 
