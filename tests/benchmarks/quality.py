@@ -399,14 +399,17 @@ def compare_with_trl(folder, stage, recipe, names):
     """
     figures = {}
     for seed, (trainer, infix) in product(SEEDS, (("snakechat", ""), ("trl", "-trl"))):
-        target = f"{stage}/{recipe}{infix}-{seed}"
+        name = f"{recipe}{infix}-{seed}"
+        target = f"{stage}/{name}"
         build(folder, target)
         metrics = read_metrics(folder, target)
-        run = json.loads((folder / f"output/{target}/run.json").read_text())
+        # TRL evaluates the reference model of DPO while it trains.
+        runs = [folder / f"output/{path}/run.json" for path in (target, f"reference/{name}")]
+        seconds = [json.loads(path.read_text())["seconds"] for path in runs if path.exists()]
         found = figures.setdefault(trainer, {})
-        for name in names:
-            found.setdefault(name, []).append(metrics.get("after", metrics)[name])
-        found.setdefault("seconds", []).append(run["seconds"])
+        for metric in names:
+            found.setdefault(metric, []).append(metrics.get("after", metrics)[metric])
+        found.setdefault("seconds", []).append(sum(seconds))
     return figures
 
 
