@@ -5,20 +5,17 @@ evaluate through the pipeline, on two cores:
 
 reward: A reward model, trained on pairs of ../shared/data/hh_harmless, ranks held-out pairs. The
     baseline chooses the longer response.
-dpo: DPO on the short ones of these pairs, by Snakechat and by TRL: accuracy of the implicit rewards
-    on held-out pairs, and the win rate of one of the models over the initial one, as scored by the
-    reward model.
-gsm8k: SFT on rows of ../shared/data/gsm8k, by Snakechat and by TRL: perplexity of held-out
-    responses. Greedy responses of one of the models to held-out questions: the share that ends with
-    "#### number", and of right answers.
+dpo: DPO on the same pairs: accuracy of the implicit rewards on the held-out pairs, and win rate
+    over the initial model, as scored by the reward model.
+gsm8k: SFT on rows of ../shared/data/gsm8k: perplexity of held-out responses, and greedy responses
+    to held-out questions: the share that ends with "#### number", and of right answers.
+trl: The same SFT, and DPO on short pairs, by Snakechat and by TRL with several seeds. TRL trains by
+    recipes with a command, with the same rows, steps and settings, and Snakechat evaluates both.
 rl: GRPO on sums and products of one-digit numbers, with rewards/math_answer.py and the column
     `solution`, and distillation of the initial model from the result: success on questions that
     training does not have, before and after.
 sorting: SFT on a few right responses, then GRPO with rewards/exact_match.py and several seeds, to
     sort three numbers: success on triples that training does not have.
-
-Trainings by TRL are recipes with a command. They have the same rows, steps and settings, and
-Snakechat evaluates their models too.
 """
 
 import argparse
@@ -112,13 +109,11 @@ SFT = {
     "learning_rate": 5e-5,
     "min_lr_ratio": 0.1,
 }
-DPO = {
-    **ON_PAIRS,
-    **TRAINING,
-    "model": "smollm2",
+DPO = {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 5e-5}
+SHORT_DPO = {
+    **DPO,
     "datasets": ["short"],
     "global_batch_size": 8,
-    "learning_rate": 5e-5,
     # As TRL saves it: in bf16, rounding discards most of so short a training.
     "save_dtype": "fp32",
 }
@@ -141,15 +136,15 @@ def by_trl(stage, recipe):
         "bf16": True,
     }
     program = ROOT / "programs/trl_train.py"
-    words = ["{python}", program, "--stage", stage, "--seed", "{seed}"]
-    for name in ("model", "data", "out", "state"):
-        words += [f"--{name}", "{output}" if name == "out" else f"{{{name}}}"]
-    for name, value in options.items():
-        words += [f"--{name}", str(value).replace("{", "{{").replace("}", "}}")]
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    given = "--model {model} --data {data} --out {output} --state {state} --seed {seed}"
+    # Braces that are no name are doubled.
+    fixed = shlex.join([str(program), "--stage", stage, *words])
+    fixed = fixed.replace("{", "{{").replace("}", "}}")
     kept = ("model", "datasets", "seed", "train_on", "max_length", "dtype", "placement")
     return {
         **{key: recipe[key] for key in kept if key in recipe},
-        "command": shlex.join(map(str, words)),
+        "command": f"{{python}} {fixed} {given}",
         "python": str(ROOT / ".venv-trl/bin/python"),
         "files": [str(program)],
         "lock": str(ROOT / "programs/requirements-trl.txt"),
@@ -170,14 +165,14 @@ RECIPES = {
         "sorting": {**SFT, "datasets": ["sorting"], "epochs": 2},
     },
     "reward": {"hh": {**ON_PAIRS, **TRAINING, "model": "smollm2", "learning_rate": 3e-5}},
-    "dpo": beside_trl("dpo", "short", DPO),
+    "dpo": {"hh": DPO, **beside_trl("dpo", "short", SHORT_DPO)},
     "rlhf": {
         # Its evaluation compares the DPO model with the initial one; there is next to no training.
         "wins": {
             **SAMPLING,
             "algorithm": "rloo",
             "reward": "reward/hh",
-            "compare_with": [f"dpo/short-{SEED}"],
+            "compare_with": ["dpo/hh"],
             "datasets": ["prompts"],
             "max_response_length": 64,
             "rollout_batch_size": 4,
@@ -378,16 +373,45 @@ def reward(folder):
 
 def dpo(folder):
     """Accuracy of the implicit rewards on held-out pairs, and win rate over the initial model."""
-    figures = compare_with_trl(folder, "dpo", "short", ["accuracy", "loss"])
-    build(folder, "rlhf/wins")
-    wins, name = read_metrics(folder, "rlhf/wins"), f"dpo/short-{SEED}"
+    build(folder, "dpo/hh", "rlhf/wins")
+    wins = read_metrics(folder, "rlhf/wins")
     return {
-        **figures,
-        **accuracy(read_metrics(folder, name)),
+        **accuracy(read_metrics(folder, "dpo/hh")),
         "prompts": wins["num_prompts"],
-        "win_rate": wins["wins"][name]["base"]["score"],
-        "kl": wins[name]["kl_to_base"],
-        "length": {model: wins[model]["length"] for model in ("base", name)},
+        "win_rate": wins["wins"]["dpo/hh"]["base"]["score"],
+        "kl": wins["dpo/hh"]["kl_to_base"],
+        "length": {name: wins[name]["length"] for name in ("base", "dpo/hh")},
+    }
+
+
+def gsm8k(folder):
+    """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
+    trained = f"sft/problems-{SEED}"
+    build(folder, trained)
+    metrics = read_metrics(folder, trained)
+    rows = read_rows(folder / "problems/test.jsonl")
+    figures = {"rows": metrics["rows"], "questions": len(rows)}
+    for when, model in (("before", "models/smollm2"), ("after", trained)):
+        questions = [row["question"] for row in rows]
+        texts = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
+        formatted = [FINAL_LINE.search(text) is not None for text in texts]
+        right = are_right(texts, [row["answer"] for row in rows])
+        figures[when] = {
+            "response_perplexity": {
+                "value": metrics[when]["response_perplexity"],
+                "interval_95": metrics["intervals_95"][when]["response_perplexity"],
+            },
+            "formatted": proportion(formatted),
+            "right": proportion(right),
+        }
+    return figures
+
+
+def trl(folder):
+    """SFT and DPO by Snakechat and by TRL."""
+    return {
+        "sft": compare_with_trl(folder, "sft", "problems", ["response_perplexity"]),
+        "dpo": compare_with_trl(folder, "dpo", "short", ["accuracy", "loss"]),
     }
 
 
@@ -410,29 +434,6 @@ def compare_with_trl(folder, stage, recipe, names):
         for metric in names:
             found.setdefault(metric, []).append(metrics.get("after", metrics)[metric])
         found.setdefault("seconds", []).append(sum(seconds))
-    return figures
-
-
-def gsm8k(folder):
-    """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
-    trained = f"sft/problems-{SEED}"
-    figures = compare_with_trl(folder, "sft", "problems", ["response_perplexity"])
-    metrics = read_metrics(folder, trained)
-    rows = read_rows(folder / "problems/test.jsonl")
-    figures |= {"rows": metrics["rows"], "questions": len(rows)}
-    for when, model in (("before", "models/smollm2"), ("after", trained)):
-        questions = [row["question"] for row in rows]
-        texts = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
-        formatted = [FINAL_LINE.search(text) is not None for text in texts]
-        right = are_right(texts, [row["answer"] for row in rows])
-        figures[when] = {
-            "response_perplexity": {
-                "value": metrics[when]["response_perplexity"],
-                "interval_95": metrics["intervals_95"][when]["response_perplexity"],
-            },
-            "formatted": proportion(formatted),
-            "right": proportion(right),
-        }
     return figures
 
 
@@ -534,7 +535,7 @@ def greedy_responses(model, questions, limit):
     return tokenizer.batch_decode(responses, skip_special_tokens=True)
 
 
-PARTS = {part.__name__: part for part in (reward, dpo, gsm8k, rl, sorting)}
+PARTS = {part.__name__: part for part in (reward, dpo, gsm8k, trl, rl, sorting)}
 
 
 if __name__ == "__main__":
