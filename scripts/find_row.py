@@ -41,7 +41,7 @@ DIGEST = re.compile("[0-9a-f]{32}")
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
 
 # What a result was made from: ("rows", the digest of a row that matches), ("phases", the DATASET
-# PHASE.SPLIT of such a row) and ("unknown", the path of a result of which there is no copy).
+# PHASE.SPLIT of such a row) and ("unknown", the path of a result without a copy).
 Usage = set[tuple[str, str]]
 
 
@@ -68,7 +68,7 @@ def main() -> None:
     trees = [Path("output"), *arguments.folders]
     for tree in trees:
         if not tree.is_dir():
-            raise InputError(f"there is no folder {tree}")
+            raise InputError(f"{tree} is not a folder: correct the path")
     paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
     # The manifest and the content of each result, by the path that leads to it; for a version or a
     # copy, by its folder.

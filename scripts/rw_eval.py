@@ -1,7 +1,7 @@
 """Score good and bad responses to prompts of users with a reward model.
 
-scores.jsonl contains every pair, metrics.json the metrics of pairs, and those of the model that it
-was trained from, whose score head is random.
+scores.jsonl contains every pair, metrics.json the metrics of pairs, and under `base` the same of
+the model that it was trained from, whose score head is random.
 """
 
 from collections import Counter

@@ -1,9 +1,11 @@
 """An OpenAI-compatible endpoint in a thread, and judges that ask it."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from snakechat.algorithms import chat_client
-from snakechat.algorithms.llm_judge import LlmJudge
+from snakechat.algorithms.llm_judge import load_judges
 from snakechat.config.sections import judge_access, judge_settings
 from snakechat.workflow.placement import RunOptions
 from support.stub_server import StubServer, running
@@ -74,10 +76,12 @@ def judge_entry(server, **settings):
 
 
 def judge_of(server, cache, **settings):
-    """Return a judge that asks the endpoint. cache: folder of its replies."""
+    """Return a judge that asks the endpoint. cache: A store, which has its replies."""
     judges = {"wise": judge_entry(server, **settings)}
     settings, access = judge_settings(judges, judges), judge_access(judges, judges)
-    return LlmJudge("wise", settings["wise"], access["wise"], cache)
+    options = RunOptions(llm_judges=access, stores=[str(cache)])
+    job = SimpleNamespace(settings=SimpleNamespace(llm_judges=settings), options=options)
+    return load_judges(job)["wise"]
 
 
 def use_judge(job, server, **settings):

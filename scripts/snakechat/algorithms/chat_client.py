@@ -1,11 +1,11 @@
 """Requests to an OpenAI-compatible endpoint: concurrent, limited, repeated on failure, and cached.
 
 FOLDER/xx/DIGEST.json has a request, the reply and its token counts: a reply that is stored costs no
-request. The digest is that of the request's body: model, messages and parameters. Address and API
-key are no part of it. Several processes may use the folder at a time.
+request. DIGEST is computed from the request's body: model, messages and parameters, without address
+and API key. Several processes may use the folder at a time.
 
-The client is that of the library openai. It repeats no request itself: its waits are too short for
-a server that starts again, and it prints no reason.
+The library openai sends the requests. Its own retries are not used: they wait too briefly for a
+server that starts again, and give no reason.
 """
 
 import asyncio

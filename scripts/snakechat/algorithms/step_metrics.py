@@ -109,7 +109,7 @@ def score_metrics(scores: Scores) -> dict[str, float]:
 
     `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
     `rewards/NAME/missing` of responses for which a reward function returned None; means leave them
-    out. There are no metrics if nothing scores, which `distill` allows.
+    out. Without anything that scores, which `distill` allows, there are no metrics.
     """
     if not scores.by_source:
         return {}

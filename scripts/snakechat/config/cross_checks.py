@@ -19,10 +19,15 @@ from snakechat.data.formats import (
     is_unpaired,
     named_columns,
 )
+from snakechat.data.model_files import (
+    language_model_problem,
+    read_model_config,
+    reward_model_problem,
+)
 from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.commands import command_words, names_in
 
-# Names in braces of all commands; of those of recipes; of those of RLHF.
+# Names in braces of all commands; of recipes' commands too; of RLHF's commands too.
 NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
 NAMES_OF_RECIPES, NAMES_OF_RLHF = ("data", "tokens", "reference"), ("reward",)
 
@@ -74,6 +79,11 @@ def check_references(config: Config) -> None:
             _check_scores(config, stage, name)
         if stage == "rlhf":
             _check_tokenizers(config, name)
+        for key, named in config.references(stage, name).items():
+            for text, model in named.items():
+                if model.section == "models":
+                    use = f"{place}.{key} names {text}"
+                    _check_kind(config, model.name, key in ("reward", "judge"), use)
 
 
 def _check_labels(config: Config, name: str) -> None:
@@ -169,6 +179,26 @@ def _check_tokenizers(config: Config, name: str) -> None:
                 f"{place}.ptx names {settings['ptx']}, which has the tokenizer of {ptx_model};"
                 f" the actor has the tokenizer of {actor_model}"
             )
+
+
+def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
+    """Check that a model of `models` is of the kind that its use needs, as far as files show.
+
+    Args:
+        name: The model.
+        scores: Whether it must be a reward model; otherwise it must be a language model.
+        use: Who uses it, for the error.
+    """
+    if scores and "init" in config.values["models"][name]:
+        raise ConfigError(
+            f"config: {use}, which is no classifier but a language model with random weights: use a"
+            " reward recipe or a sequence classifier"
+        )
+    source = config.source_of("models", name)
+    keys = source and read_model_config(source)
+    problem = keys and (reward_model_problem if scores else language_model_problem)(keys)
+    if problem:
+        raise ConfigError(f"config: {use}, which {problem}")
 
 
 def _check_command(command: str, names: Iterable[str], place: str) -> None:

@@ -298,7 +298,7 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
     """Passes over rows by one model after the other, which may sample first; None without models.
 
     A model that is compared with others evaluates its own responses. The first model and the
-    scorers evaluate those of all: a second pass for each model.
+    scorers evaluate the responses of all models: a second pass for each.
     """
     settings, inputs = job.settings, job.inputs
     is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs

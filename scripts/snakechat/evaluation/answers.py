@@ -115,7 +115,7 @@ def are_equal(first: str, second: str) -> bool:
     """Return whether two answers are equal as numbers, as lists or, if they are none, as text.
 
     A unit counts if both have one: 5 cm is 5 and not 5 km. Sets and lists without brackets have no
-    order. 3,5 is a list, and as the first answer also 3.5 if the second one is no integer.
+    order. 3,5 is a list; as the first answer, it also equals a second one of 3.5.
     """
     first, second = plain(first), plain(second)
     quantities = quantity_of(first), quantity_of(second)

@@ -146,7 +146,7 @@ def card_data(
     """Return the metadata of a card, from the jobs before the training and what model_card has."""
     _, stage, name = path.split("/")
     task = "text-classification" if stage == "reward" else "text-generation"
-    # The Hub names one licence: that of all base models.
+    # The Hub names one licence, if all base models have the same.
     found = {licenses[path] for path, job in jobs.items() if job["rule"] == "fetch_model"}
     license = (found.pop() if len(found) == 1 else None) or ""
     # The Hub takes names of its own; another one is "other (NAME)" in facts.

@@ -65,7 +65,7 @@ def _prompt_table(lines: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def response_page(job: Job[Any]) -> Page:
     """Return the page of prompt_eval: a table for each prompt, with a row for each model."""
-    # Those of a set, a prompt and a model are together.
+    # Lines of a set, a prompt and a model follow each other.
     lines = read_json_lines(job.inputs["results"] / "responses.jsonl")
     settings = job.lineage[job.spec["inputs"]["results"]["path"]]["settings"]
     head = [translate("model"), translate("greedy"), translate("sampled")]
@@ -93,7 +93,7 @@ def score_page(job: Job[Any]) -> Page:
 
     A positive margin is better, a negative one worse.
     """
-    # Those of a set are together.
+    # Lines of a set follow each other.
     lines = read_json_lines(job.inputs["results"] / "scores.jsonl")
     metrics = read_json(job.inputs["results"] / "metrics.json")
     head = [

@@ -299,7 +299,7 @@ class Modules:
             missing = folder.joinpath(*names).with_suffix(".py")
             found.append(self._find(folder, *names) or missing)
         elif folder != self.rewards:
-            # rewards/ is no package: `from . import words`.
+            # rewards/ is not a package: `from . import words`.
             found.append(folder / "__init__.py")
         if attribute and (submodule := self._find(folder, *names, attribute)):
             found.append(submodule)

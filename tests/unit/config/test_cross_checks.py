@@ -1,5 +1,6 @@
 """Mistakes in the config: one line that names the key, before anything is planned."""
 
+import json
 import shutil
 
 import pytest
@@ -161,3 +162,33 @@ def test_datasets_of_prompts_and_kept_columns_serve_rlhf(root):
     recipe = {"datasets": ["toy", "mine"], "reward_functions": functions}
     config = load({"datasets": {"mine": dataset}, **tiny("rlhf", **recipe)}, root)
     assert config.split_weights("mine") == {"sft": 0, "reward": 0, "rlhf": 1}
+
+
+LANGUAGE_MODEL = {"architectures": ["LlamaForCausalLM"]}
+# With two labels, the default of transformers.
+CLASSIFIER = {"architectures": ["LlamaForSequenceClassification"]}
+SCORER = CLASSIFIER | {"id2label": {"0": "SCORE"}}
+
+
+@pytest.mark.parametrize(
+    ("keys", "recipe", "problem"),
+    [
+        (LANGUAGE_MODEL, {"reward": "models/mine"}, "is no classifier but LlamaForCausalLM: use"),
+        (CLASSIFIER, {"reward": "models/mine"}, "has 2 labels, expected 1, the score: use"),
+        (SCORER, {"actor": "models/mine"}, "is a sequence classifier, expected a language model"),
+        (SCORER, {"reward": {"models/mine": 0.5, "reward/tiny": 1}}, None),
+        (LANGUAGE_MODEL, {"actor": "models/mine"}, None),
+        # What cannot be read is no mistake of the config.
+        (None, {"reward": "models/mine"}, None),
+    ],
+)
+def test_a_local_model_is_of_the_kind_that_its_use_needs(keys, recipe, problem, tmp_path):
+    (tmp_path / "config.json").write_text("{" if keys is None else json.dumps(keys))
+    changes = {"models": {"mine": {"path": str(tmp_path)}}, **tiny("rlhf", **recipe)}
+    if problem is None:
+        load(changes)
+        return
+    with pytest.raises(
+        ConfigError, match=f"^config: rlhf.recipes.tiny.* names .*mine, .*{problem}"
+    ):
+        load(changes)
