@@ -86,6 +86,9 @@ def start_server(environment):
 
 def imported_with(environment):
     """Return the variables that the import of the libraries depends on."""
+    # scripts/launch.py names the default.
+    cache = environment.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    environment = {"HF_HOME": f"{cache}/huggingface", **environment}
     return {
         name: value
         for name, value in environment.items()
@@ -153,8 +156,9 @@ def become(request):
     sys.argv = request["arguments"]
     sys.path[0] = str(program.resolve().parent)
     sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    # So that the programs that it starts are forks too.
-    sys.executable = str(Path(__file__).resolve().parents[1] / "bin/python")
+    # So that the programs that it starts are forks too: those of a job with limits reach no server.
+    if program.name != "confined.py":
+        sys.executable = str(Path(__file__).resolve().parents[1] / "bin/python")
     buffering = 1 if os.isatty(1) else -1
     sys.stdout = open(1, "w", buffering, closefd=False)  # noqa: SIM115
     # Otherwise all forks would draw the same numbers.

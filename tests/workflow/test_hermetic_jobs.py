@@ -63,6 +63,8 @@ def cheat(job):
         except (OSError, subprocess.CalledProcessError) as error:
             print("DENIED", attempt, error)
     (job.result / "x").unlink()
+    # As all programs of the tests are, this one is a fork of a process that has imported torch.
+    print("FORKED", "torch" in sys.modules)
 
 
 def main(job: Job) -> None:
@@ -87,6 +89,7 @@ def test_an_edited_program_reaches_nothing_that_does_not_count(sources, tmp_path
     log = (sources.folder / "output/logs/split_dataset/toy.log").read_text()
     assert re.findall("^ALLOWED .*", log, re.MULTILINE) == []
     assert len(re.findall("^DENIED ", log, re.MULTILINE)) == len(ATTEMPTS)
+    assert "FORKED True\n" in log
     record = json.loads((sources.folder / "output/split/toy/run.json").read_text())
     assert record["hermetic"] == landlock_version()
     assert private.read_text() == "secret"

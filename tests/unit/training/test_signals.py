@@ -1,28 +1,23 @@
 """A time limit ends a training in the middle of a long phase: it loses no step that was done."""
 
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from conftest import ROOT
+from support.launching import launch
+
+pytestmark = pytest.mark.slow
 
 PROGRAM = ROOT / "tests/support/slow_training.py"
 
 
-def start(folder, phase):
-    folder.mkdir(exist_ok=True)
-    launcher = [sys.executable, ROOT / "scripts/launch.py", "--standalone", "--nproc-per-node=2"]
-    return subprocess.Popen([*launcher, PROGRAM, folder, phase], stderr=subprocess.PIPE, text=True)
-
-
 def outcome(folder):
     """Train to the end; return the bytes of the result."""
-    process = start(folder, "none")
-    _, errors = process.communicate(timeout=240)
-    assert process.returncode == 0, errors
+    process = launch(2, PROGRAM, folder, "none")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
     return {path.name: path.read_bytes() for path in (folder / "result").iterdir()}
 
 
@@ -33,13 +28,13 @@ def expected(tmp_path_factory):
 
 @pytest.mark.parametrize(("phase", "step"), [("sample", 3), ("evaluate", 4)])
 def test_a_signal_while_one_process_is_slow_saves_all_steps(phase, step, tmp_path, expected):
-    process = start(tmp_path, phase)
+    process = launch(2, PROGRAM, tmp_path, phase)
     while not (tmp_path / "waiting").exists() and process.poll() is None:
         time.sleep(0.1)
     # The others have reached the barrier.
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
     # Clusters kill a job some 30 seconds later.
-    _, errors = process.communicate(timeout=30)
-    assert f"stopped by SIGTERM after step {step}: run the same command" in errors
+    output, _ = process.communicate(timeout=30)
+    assert f"stopped by SIGTERM after step {step}: run the same command" in output
     assert outcome(tmp_path) == expected
