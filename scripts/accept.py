@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def main() -> None:
         (job, manifest, changes)
         for job in plan.stale_jobs.values()
         if (manifest := read_manifest(manifest_path(job.spec["path"])))
-        and (changes := acceptable_changes(job.spec, manifest))
+        and (changes := acceptable_changes(job.spec, job.options.snakemake, manifest))
     ]
     for job, manifest, changes in accepted:
         try:
@@ -77,11 +78,14 @@ def main() -> None:
         print(f"{', '.join(plan.targets)}: nothing to accept")
 
 
-def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
+def acceptable_changes(
+    spec: dict[str, Any], options: Sequence[str], manifest: Manifest
+) -> list[str]:
     """Return what changed of the code and the libraries of a stale result since it was made.
 
     Args:
         spec: The spec of today.
+        options: As for causes_of.
         manifest: The manifest of the result.
 
     Raises:
@@ -89,7 +93,7 @@ def acceptable_changes(spec: dict[str, Any], manifest: Manifest) -> list[str]:
     """
     recorded = manifest["spec"]
     kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
-    causes = causes_of(kept)
+    causes = causes_of(kept, options)
     if causes or digest(without_names(kept)) != digest(recorded):
         raise InputError(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"

@@ -71,10 +71,10 @@ def test_results_that_are_damaged_or_have_another_input_cannot_be_accepted(
     spec = json.loads(path.read_text())
     Path("output/sft/tiny/config.json").write_text("{}")
     with pytest.raises(InputError, match=r"^train_sft tiny: .*config.json has another size"):
-        acceptable_changes(spec, made)
+        acceptable_changes(spec, [], made)
     tokens = Path("output/tokens/sft/tiny.manifest.json")
     manifest = json.loads(tokens.read_text())
     manifest["files"]["stats.json"]["sha256"] = "0" * 64
     tokens.write_text(json.dumps(manifest))
     with pytest.raises(InputError, match=r"^train_sft tiny: .*tokenize_sft tiny was rebuilt"):
-        acceptable_changes(spec, made)
+        acceptable_changes(spec, [], made)

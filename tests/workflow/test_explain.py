@@ -48,17 +48,17 @@ def test_damage_and_inputs_with_other_content_are_causes(quick, tmp_path, monkey
     evaluation, trained = (copy.spec_of(f"output/{path}/tiny") for path in ("eval/reward", "rlhf"))
     result = Path("output/eval/reward/tiny")
     (result / "metrics.json").resolve().write_text("{}")
-    assert causes_of(evaluation) == [f"{result}: metrics.json has another size"]
+    assert causes_of(evaluation, []) == [f"{result}: metrics.json has another size"]
     shutil.rmtree(result.resolve())
-    assert causes_of(evaluation) == [f"{result} is missing"]
+    assert causes_of(evaluation, []) == [f"{result} is missing"]
     # As another machine might have made it from the same spec.
     manifest = Path("output/tokens/rlhf/tiny.manifest.json")
     content = json.loads(manifest.read_text())
     content["files"]["stats.json"]["sha256"] = "0" * 64
     manifest.write_text(json.dumps(content))
-    assert causes_of(trained) == ["tokenize_rlhf tiny was rebuilt with other content"]
+    assert causes_of(trained, []) == ["tokenize_rlhf tiny was rebuilt with other content"]
     # Unless it will be rebuilt.
-    assert causes_of(trained, ["output/tokens/rlhf/tiny"]) == []
+    assert causes_of(trained, [], ["output/tokens/rlhf/tiny"]) == []
 
 
 def test_results_that_were_never_built_are_listed_upstream_first(sources):

@@ -187,7 +187,8 @@ def plan_build(words: list[str]) -> Plan:
         InputError: The config, an option or a target is invalid.
     """
     options, command_line = parse_options(words)
-    files = [*project_files(ROOT), *map(Path, options.configfile or ())]
+    own = [path.absolute() for path in options.configfile or ()]
+    files = [*project_files(ROOT), *own]
     check_config_files(files)
     values = read_config(files, command_line)
     if options.directory is not None:
@@ -200,7 +201,7 @@ def plan_build(words: list[str]) -> Plan:
     specs = Specs(config, ROOT)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
     jobs = with_upstream(specs, wanted)
-    config_words = config_options(words)
+    config_words = config_options(own, command_line)
     planned = {
         specs.result(rule, name): PlannedJob(
             specs.spec(rule, name)[0],

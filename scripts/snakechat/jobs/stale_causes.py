@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from snakechat.workflow.manifest import (
     read_run_record,
 )
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.snakemake_command_line import config_options
 from snakechat.workflow.store import Damaged, check_files
 
 NEVER_BUILT = "has never been built"
@@ -24,13 +23,17 @@ Spec = Mapping[str, Any]
 # Longer lists of changes are truncated to this number.
 MAX_LISTED = 10
 DIGEST = re.compile("[0-9a-f]{64}")
+CONFIG_FILES = (".yaml", ".yml", ".json")
 
 
-def causes_of(spec: dict[str, Any], planned: Container[str] = ()) -> list[str]:
+def causes_of(
+    spec: dict[str, Any], options: Sequence[str], planned: Container[str] = ()
+) -> list[str]:
     """Describe why the result of a job is stale, apart from upstream jobs that will run.
 
     Args:
         spec: The spec of today.
+        options: The options of today that change the config (config_options).
         planned: Paths of the results that will be rebuilt.
     """
     path = spec["path"]
@@ -42,7 +45,7 @@ def causes_of(spec: dict[str, Any], planned: Container[str] = ()) -> list[str]:
         return [f"{path} is missing" if os.path.lexists(path) else NEVER_BUILT]
     causes = spec_changes(manifest["spec"], spec)
     if causes:
-        causes += lacking_configfiles(file.resolve().parent)
+        causes += lacking_configfiles(file.resolve().parent, options)
     try:
         check_files(file.resolve().parent, manifest, digests=None)
     except Damaged as damage:
@@ -55,19 +58,16 @@ def causes_of(spec: dict[str, Any], planned: Container[str] = ()) -> list[str]:
     return list(map(printable_line, causes))
 
 
-def lacking_configfiles(folder: Path) -> list[str]:
+def lacking_configfiles(folder: Path, options: Sequence[str]) -> list[str]:
     """Describe the config files that a result in the store was built with, and this command lacks.
 
     Without them, a recipe has other settings, or the defaults.
+
+    options: As for causes_of.
     """
     record = read_run_record(folder)
-    if record is None:
-        return []
-    words = record["options"].get("snakemake", [])
-    current = config_options()
-    files = [
-        word for word in words if word.endswith((".yaml", ".yml", ".json")) and word not in current
-    ]
+    words = record["options"].get("snakemake", ()) if record else ()
+    files = [word for word in words if word.endswith(CONFIG_FILES) and word not in options]
     if not files:
         return []
     return [f"it was built with --configfile {' '.join(files)}, which this command lacks"]

@@ -3,8 +3,10 @@
 import argparse
 import contextlib
 import io
+import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +24,19 @@ def threads_option(workflow: Any, rule: str) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def config_options(arguments: list[str] | None = None) -> list[str]:
-    """Return the words of the command line that change the config: --configfile and --config.
+def config_options(files: Iterable[Path], values: Mapping[str, Any]) -> list[str]:
+    """Return the options --configfile and --config, which a rebuild needs again, as words.
 
-    A rebuild needs them again.
+    Args:
+        files: The config files. Their paths become relative to the working directory.
+        values: The values of --config.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    options, kept = [], False
-    for word in words:
-        if word.startswith("-"):
-            kept = word.partition("=")[0] in ("--configfile", "--configfiles", "--config", "-C")
-        if kept:
-            options.append(word)
-    return options
+    paths = [os.path.relpath(os.path.realpath(file)) for file in files]
+    texts = (
+        f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
+        for key, value in values.items()
+    )
+    return [*(["--configfile", *paths] if paths else []), *(["--config", *texts] if values else [])]
 
 
 def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
