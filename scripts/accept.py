@@ -37,13 +37,7 @@ from snakechat.workflow.manifest import (
     unfinished_folder,
     without_names,
 )
-from snakechat.workflow.store import (
-    Damaged,
-    check_files,
-    delete_lock,
-    delete_work,
-    publish,
-)
+from snakechat.workflow.store import delete_lock, delete_work, file_damage, publish
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")
@@ -99,10 +93,8 @@ def acceptable_changes(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"
             f" {'; '.join(causes)}: build it again"
         )
-    try:
-        check_files(linked_folder(spec["path"]), manifest)
-    except Damaged as damage:
-        raise InputError(f"{spec['path']}: {damage}: delete it and build it again") from None
+    if damage := file_damage(linked_folder(spec["path"]), manifest):
+        raise InputError(f"{spec['path']}: {damage}: delete it and build it again")
     return spec_changes(recorded, spec)
 
 

@@ -34,7 +34,7 @@ from snakechat.workflow.manifest import (
 )
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import FOLDER, read_specs
-from snakechat.workflow.store import KEY, Damaged, check_result, find_results
+from snakechat.workflow.store import KEY, find_results, result_damage
 
 # Files that contain times or memory, by rule: they differ between any two builds.
 VARYING_FILES = {
@@ -101,12 +101,9 @@ def find_problems(path: Path, folder: Path) -> Iterator[str]:
         yield f"{path / MANIFEST}: cannot be read"
         return
     is_named_by_key = KEY.fullmatch(folder.name)
-    try:
-        check_result(folder, folder.name if is_named_by_key else result_id(manifest)[-KEY_DIGITS:])
-    except Damaged as damage:
+    key = folder.name if is_named_by_key else result_id(manifest)[-KEY_DIGITS:]
+    if damage := result_damage(folder, key):
         yield f"{path}: {damage}"
-    except OSError as error:
-        yield f"{error.filename}: {error.strerror}"
     if path != folder:
         for name in manifest["files"]:
             # A link may have been replaced by an edited file.

@@ -9,7 +9,7 @@ import pytest
 
 from snakechat.workflow.links import link_result, linked_folder
 from snakechat.workflow.manifest import STORE, read_manifest
-from snakechat.workflow.store import is_complete, stored_folders
+from snakechat.workflow.store import result_damage, stored_folders
 from support.faults import ERRORS, KINDS, running
 from support.stored_results import make_result
 
@@ -101,7 +101,7 @@ def test_a_result_is_accepted_as_a_whole_or_not(run, kind):
         manifest = read_manifest(RESULT.with_name("tiny.manifest.json"))
         assert ("accepted" in manifest) or code != 0
         assert (RESULT / "model").read_text() == "weights"
-        assert all(map(is_complete, stored_folders(STORE)))
+        assert not any(map(result_damage, stored_folders(STORE)))
     assert contents() == expected
 
 
@@ -109,5 +109,5 @@ def test_a_result_is_accepted_as_a_whole_or_not(run, kind):
 def test_a_collection_removes_whole_results(run, kind):
     for code, output in faults(run, "collect.py", kind):
         check_message(code, output, kind)
-        assert all(map(is_complete, stored_folders(STORE)))
+        assert not any(map(result_damage, stored_folders(STORE)))
     assert [folder.resolve() for folder in stored_folders(STORE)] == [linked_folder(RESULT)]

@@ -15,7 +15,7 @@ from snakechat.workflow.manifest import (
     read_run_record,
 )
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.store import Damaged, check_files
+from snakechat.workflow.store import file_damage
 
 NEVER_BUILT = "has never been built"
 Spec = Mapping[str, Any]
@@ -46,9 +46,7 @@ def causes_of(
     causes = spec_changes(manifest["spec"], spec)
     if causes:
         causes += lacking_configfiles(file.resolve().parent, options)
-    try:
-        check_files(file.resolve().parent, manifest, digests=None)
-    except Damaged as damage:
+    if damage := file_damage(file.resolve().parent, manifest, digests=None):
         causes.append(f"{path}: {damage}")
     for key, entry in spec["inputs"].items():
         current = None if entry["path"] in planned else read_manifest(manifest_path(entry["path"]))

@@ -23,7 +23,7 @@ from typing import Any
 
 from snakechat.workflow.code_digests import Modules, uses_vllm
 from snakechat.workflow.commands import read_interpreter
-from snakechat.workflow.digests import DigestCache, digest, fsync, write_atomically
+from snakechat.workflow.digests import digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import (
     CERTIFICATES,
@@ -54,17 +54,17 @@ from snakechat.workflow.manifest import (
 )
 from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
 from snakechat.workflow.placement import Placement, RunOptions, changed_values
-from snakechat.workflow.snapshot import CHECKED_DIGESTS, read_build
+from snakechat.workflow.snapshot import read_build
 from snakechat.workflow.store import (
-    Damaged,
-    check_files,
+    checked_digests,
     complete_result,
     delete_lock,
     delete_work,
-    is_complete,
+    file_damage,
     is_undamaged,
     note_inputs,
     publish,
+    result_damage,
     set_aside,
 )
 
@@ -200,17 +200,12 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
     Raises:
         InputError: A file is not the one in the manifest.
     """
-    cache = DigestCache(CHECKED_DIGESTS)
-    for name, manifest in manifests.items():
-        folder = folders[name]
-        try:
-            check_files(folder, manifest, cache.digests)
-        except Damaged as damage:
+    digests = checked_digests()
+    for name, folder in folders.items():
+        if damage := file_damage(folder, manifests[name], digests):
             with suppress(OSError):
                 set_aside(folder)
-            raise InputError(
-                f"{folder}: {damage}: start the build again, which makes it again"
-            ) from None
+            raise InputError(f"{folder}: {damage}: start the build again, which makes it again")
 
 
 def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
@@ -397,7 +392,7 @@ def replaces_stored(job: Job[Any]) -> bool:
     It does if the stored one is damaged. The result of a forced run takes its place if its bytes
     differ and no other path leads to it: it prints what it did.
     """
-    if not is_forced(job.spec) or not is_complete(job.place):
+    if not is_forced(job.spec) or result_damage(job.place):
         return True
     old, new = (read_manifest(folder / MANIFEST) for folder in (job.place, job.result))
     assert old is not None and new is not None
@@ -427,7 +422,7 @@ def readers(job: Job[Any]) -> list[str]:
 
 def recover(job: Job[Any]) -> None:
     """Complete the publishing of a job that was killed after its result was complete."""
-    if complete_result(job.place) is None and is_complete(job.result, job.key):
+    if complete_result(job.place) is None and not result_damage(job.result, job.key):
         publish(job.place)
 
 

@@ -56,10 +56,6 @@ KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
 FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
-class Damaged(Exception):
-    """Raised if the content of a result folder does not match its manifest or its key."""
-
-
 class Stored(NamedTuple):
     """A complete result in a store."""
 
@@ -76,35 +72,24 @@ def is_writable(store: Path) -> bool:
 # --- one result -------------------------------------------------------------------------------
 
 
-def read_checked_manifest(folder: Path, key: str | None = None) -> Manifest:
-    """Return the manifest of a result.
-
-    Args:
-        folder: The folder of the result.
-        key: Its key, by default the name of the folder.
-
-    Raises:
-        Damaged: It is missing or damaged, belongs to another key, or has paths that lead outside.
-    """
-    path = folder / MANIFEST
-    manifest = None if path.is_symlink() else read_manifest(path)
-    if manifest is None:
-        raise Damaged(f"{MANIFEST} cannot be read")
-    if result_id(manifest).rpartition("/")[2] != (key or folder.name):
-        raise Damaged(f"{MANIFEST} belongs to another result")
+def manifest_damage(folder: Path, manifest: Manifest, key: str) -> str:
+    """Return why a manifest is not the one of the result with a key; "" if it is."""
+    if (folder / MANIFEST).is_symlink():
+        return f"{MANIFEST} is a link"
+    if result_id(manifest).rpartition("/")[2] != key:
+        return f"{MANIFEST} belongs to another result"
     for name in manifest["files"]:
         inner = PurePosixPath(name)
         is_inside = not inner.is_absolute() and ".." not in inner.parts and "\0" not in name
         if not is_inside or str(inner) != name or inner.name in ("", *UNLISTED_FILES):
-            raise Damaged(f"{MANIFEST} lists {name!r}")
-    return manifest
+            return f"{MANIFEST} lists {name!r}"
+    return ""
 
 
 def complete_result(folder: Path) -> Stored | None:
     """Return the result in a folder of the store, if its files exist and have their sizes."""
-    try:
-        manifest = read_checked_manifest(folder)
-    except (Damaged, OSError):
+    manifest = read_manifest(folder / MANIFEST)
+    if manifest is None or manifest_damage(folder, manifest, folder.name):
         return None
     for name, properties in manifest["files"].items():
         file = folder / name
@@ -113,10 +98,10 @@ def complete_result(folder: Path) -> Stored | None:
     return Stored(folder, manifest)
 
 
-def check_files(
+def file_damage(
     folder: Path, manifest: Manifest, digests: FileDigests | None = file_digests
-) -> None:
-    """Check that a folder has the files of a manifest.
+) -> str:
+    """Return how the files of a folder differ from a manifest; "" if they do not.
 
     Args:
         folder: The folder of a result, or a copy of one; in a copy, results within it do not count.
@@ -124,7 +109,6 @@ def check_files(
         digests: Returns the digests of files. With None, names and sizes count alone.
 
     Raises:
-        Damaged: A file is missing, was added, or has another size or content.
         OSError: A file cannot be read.
     """
     files, paths = manifest["files"], {}
@@ -134,49 +118,52 @@ def check_files(
             continue
         status = path.lstat()
         if not stat.S_ISREG(status.st_mode):
-            raise Damaged(f"{name} is not a regular file")
+            return f"{name} is not a regular file"
         if name in files and status.st_size != files[name]["size"]:
-            raise Damaged(f"{name} has another size")
+            return f"{name} has another size"
         paths[name] = path
     for name in sorted(paths.keys() ^ files.keys()):
-        raise Damaged(f"{name} is {'not in the manifest' if name in paths else 'missing'}")
+        return f"{name} is {'not in the manifest' if name in paths else 'missing'}"
     found = digests(paths.values()) if digests else {}
     for name, path in paths.items():
         if digests and found[path] != files[name]["sha256"]:
-            raise Damaged(f"{name} has other content")
+            return f"{name} has other content"
+    return ""
 
 
-def check_result(
-    folder: Path, key: str | None = None, digests: FileDigests | None = file_digests
-) -> None:
-    """Check the manifest and the files of a result.
+def result_damage(folder: Path, key: str | None = None, digests: FileDigests = file_digests) -> str:
+    """Return what is wrong with a result, its manifest or a file; "" if nothing is.
 
-    Takes the arguments of read_checked_manifest and check_files, and raises their errors.
+    Args:
+        folder: The folder of the result.
+        key: Its key, by default the name of the folder.
+        digests: As for file_damage.
     """
-    check_files(folder, read_checked_manifest(folder, key), digests)
-
-
-def is_complete(folder: Path, key: str | None = None) -> bool:
-    """Return whether check_result finds a folder to be a result."""
+    manifest = read_manifest(folder / MANIFEST)
+    if manifest is None:
+        return f"{MANIFEST} cannot be read"
     try:
-        check_result(folder, key)
-    except (Damaged, OSError):
-        return False
-    return True
+        damage = manifest_damage(folder, manifest, key or folder.name)
+        return damage or file_damage(folder, manifest, digests)
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
 
 
 def is_undamaged(folder: Path) -> bool:
-    """Return whether check_result finds a folder to be a result; print a warning otherwise.
+    """Return whether nothing is wrong with a result; print a warning otherwise.
 
     A file of which the size, the times and the inode are those of an earlier check is not read
     again: the jobs of a build read the same models and tokens again and again.
     """
-    try:
-        check_result(folder, digests=DigestCache(CHECKED_DIGESTS).digests)
-    except (Damaged, OSError) as problem:
-        warn(f"{folder} is damaged and is made again: {problem}")
-        return False
-    return True
+    damage = result_damage(folder, digests=checked_digests())
+    if damage:
+        warn(f"{folder} is damaged and is made again: {damage}")
+    return not damage
+
+
+def checked_digests() -> FileDigests:
+    """Return the function that reads files of results which jobs read, each once."""
+    return DigestCache(CHECKED_DIGESTS).digests
 
 
 def publish(folder: Path) -> None:

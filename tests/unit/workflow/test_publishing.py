@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.manifest import read_manifest, unfinished_folder
-from snakechat.workflow.store import is_complete, stored_folders, unfinished_results
+from snakechat.workflow.store import result_damage, stored_folders, unfinished_results
 from support.faults import ERRORS, KINDS, running
 
 pytestmark = pytest.mark.slow
@@ -98,7 +98,9 @@ def complete_texts():
     """Return the texts of the undamaged results, published or not."""
     unfinished = [(unfinished_folder(each), each.name) for each in unfinished_results(STORE)]
     folders = [*((folder, folder.name) for folder in stored_folders(STORE)), *unfinished]
-    return {(folder / "text").read_text() for folder, key in folders if is_complete(folder, key)}
+    return {
+        (folder / "text").read_text() for folder, key in folders if not result_damage(folder, key)
+    }
 
 
 def leftovers():

@@ -17,10 +17,10 @@ from snakechat.workflow.store import (
     collect,
     complete_result,
     find_results,
-    is_complete,
     note_inputs,
     parse_size,
     publish,
+    result_damage,
     stored_folders,
     warn_of_size,
 )
@@ -43,9 +43,9 @@ def test_a_result_is_published_in_place_of_a_damaged_one(store):
     folder = make_result(store)
     shutil.copytree(folder, unfinished_folder(folder))
     (folder / "model").write_text("damaged")
-    assert not is_complete(folder)
+    assert result_damage(folder)
     publish(folder)
-    assert is_complete(folder) and complete_result(folder)
+    assert not result_damage(folder) and complete_result(folder)
     assert stored_folders(store) == [folder]
 
 
@@ -89,14 +89,14 @@ DAMAGES = {
 def test_damage_is_noticed(store, damage):
     folder = make_result(store)
     damage(folder)
-    assert not is_complete(folder)
+    assert result_damage(folder)
     assert find_results(Path("output")) == find_results(store) == [folder]
 
 
 def test_the_record_of_a_run_is_no_damage(store):
     folder = make_result(store)
     (folder / "run.json").write_text("{}")
-    assert is_complete(folder)
+    assert not result_damage(folder)
 
 
 # --- space ------------------------------------------------------------------------------------
