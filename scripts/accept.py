@@ -12,7 +12,6 @@ results that are made later, in the model card and in the report. scripts/verify
 """
 
 import datetime
-import json
 import os
 import shutil
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 
 from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
 from snakechat.jobs.stale_causes import causes_of, job_name, spec_changes
-from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.digests import digest, fsync, sealed_json, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import link_result, linked_folder, lock_output
 from snakechat.workflow.locks import acquire_lock, make_folders
@@ -109,7 +108,7 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
         "to": digest(spec),
     }
     accepted = [*manifest.get("accepted", ()), entry]
-    text = json.dumps({**manifest, "spec": spec, "accepted": accepted}, indent=1, sort_keys=True)
+    text = sealed_json({**manifest, "spec": spec, "accepted": accepted})
     digests = {key: entry["digest"] for key, entry in manifest["inputs"].items()}
     folder = Path(job.options.stores[0], spec["rule"], store_key(spec, digests))
     acquire_lock(lock_path(folder))
@@ -117,7 +116,7 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     unfinished = unfinished_folder(folder)
     make_folders(unfinished)
     copy_files(linked_folder(job.spec["path"]), unfinished, manifest)
-    write_atomically(unfinished / MANIFEST, f"{text}\n")
+    write_atomically(unfinished / MANIFEST, text)
     publish(folder)
     link_result(job.spec["path"], folder)
     delete_lock(folder)

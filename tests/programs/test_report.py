@@ -9,6 +9,7 @@ from conftest import Workflow
 from snakechat.pages.metrics import PERPLEXITIES
 from snakechat.pages.tables import format_metric
 from snakechat.pages.texts import format_number, run_value
+from snakechat.workflow.digests import read_sealed, sealed_json
 
 REPORT = "output/report/rlhf/tiny/report.html"
 RECIPES = ("rlhf/tiny", "dpo/tiny")
@@ -110,7 +111,7 @@ def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     # A host whose name would break tables and pages.
     path = copy.folder / "output/dpo/tiny/run.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"host": "a|<script>"}))
+    path.write_text(sealed_json(read_sealed(path) | {"host": "a|<script>"}))
     copy.options = (*copy.options, "--config", "language=zh")
     target = "output/report/dpo/tiny"
     assert copy.planned(target) == {"draw_report"}

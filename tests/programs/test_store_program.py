@@ -1,6 +1,5 @@
 """store.py lists versions of results, and removes what is not needed."""
 
-import json
 import os
 import re
 import subprocess
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.digests import digest
+from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import STORE, read_manifest
 from snakechat.workflow.store import stored_results
@@ -32,7 +31,7 @@ def versions(tmp_path, monkeypatch):
         spec = read_manifest(folder / "manifest.json")["spec"]
         record = {"spec": digest(spec), "seconds": 60, "host": f"node{number}"}
         record["started"] = f"2026-01-0{number + 1}T12:00:00+00:00"
-        (folder / "run.json").write_text(json.dumps(EMPTY_RUN | record))
+        (folder / "run.json").write_text(sealed_json(EMPTY_RUN | record))
         link_result(RESULT, folder)
         folders.append(folder)
     folders.append(make_result(STORE, name="other"))

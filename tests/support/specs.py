@@ -5,13 +5,11 @@ import json
 from snakechat.config.recipes import Config
 from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.jobs.specs import Specs
-from snakechat.workflow.manifest import RECORD_KEYS
 from snakechat.workflow.placement import Placement
 
-# An empty value of each key that every run record has.
-EMPTY_RUN = {
-    key: (kind[0] if isinstance(kind, tuple) else kind)() for key, kind in RECORD_KEYS.items()
-}
+# What every record of a run has.
+EMPTY_RUN = dict.fromkeys(("spec", "started", "host", "platform", "python"), "")
+EMPTY_RUN |= {"seconds": 0, "peak_memory_mb": 0, "placement": {}, "options": {}, "versions": {}}
 
 # What every spec has beside its rule, name and path.
 EMPTY_SPEC = {"settings": {}, "inputs": {}, "files": {}, "code": {}, "requirements": {}}

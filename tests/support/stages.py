@@ -2,7 +2,6 @@
 
 import contextlib
 import importlib
-import json
 import os
 import random
 import shutil
@@ -23,6 +22,7 @@ from snakechat.jobs.rules import RULES
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
+from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.job import Job, read_manifests
 from snakechat.workflow.manifest import manifest_path, result_files
 from snakechat.workflow.publishing import publish_result
@@ -147,4 +147,4 @@ def write_manifest(path):
     spec = EMPTY_SPEC | {"rule": path.name, "name": path.name, "path": str(path)}
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}}
     manifest["files"] = result_files(path)
-    manifest_path(path).write_text(json.dumps(manifest))
+    manifest_path(path).write_text(sealed_json(manifest))

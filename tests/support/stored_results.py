@@ -1,8 +1,8 @@
 """Small results in a store, for tests of the store."""
 
-import json
 from pathlib import Path
 
+from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.manifest import recorded_inputs, result_files, store_key, without_names
 from support.specs import EMPTY_SPEC
 
@@ -30,5 +30,5 @@ def make_result(store, files=FILES, rule="train_sft", inputs=None, **settings):
         (result / path).write_text(text)
     manifest = {"spec": spec, "inputs": recorded, "lineage": {}, "facts": {}}
     manifest["files"] = result_files(result)
-    (result / "manifest.json").write_text(json.dumps(manifest))
+    (result / "manifest.json").write_text(sealed_json(manifest))
     return result

@@ -7,6 +7,7 @@ import pytest
 
 from accept import acceptable_changes
 from conftest import edited
+from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import manifest_path, read_manifest
 
@@ -73,8 +74,8 @@ def test_results_that_are_damaged_or_have_another_input_cannot_be_accepted(
     with pytest.raises(InputError, match=r"^train_sft tiny: .*config.json has another size"):
         acceptable_changes(spec, [], made)
     tokens = Path("output/tokens/sft/tiny.manifest.json")
-    manifest = json.loads(tokens.read_text())
+    manifest = read_manifest(tokens)
     manifest["files"]["stats.json"]["sha256"] = "0" * 64
-    tokens.write_text(json.dumps(manifest))
+    tokens.write_text(sealed_json(manifest))
     with pytest.raises(InputError, match=r"^train_sft tiny: .*tokenize_sft tiny was rebuilt"):
         acceptable_changes(spec, [], made)

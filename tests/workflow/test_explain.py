@@ -1,6 +1,5 @@
 """explain.py on a small build: the changes that it reports, and the downstream jobs."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -8,6 +7,8 @@ import pytest
 
 from conftest import edited
 from snakechat.jobs.stale_causes import causes_of
+from snakechat.workflow.digests import sealed_json
+from snakechat.workflow.manifest import read_manifest
 
 TARGET = "output/rlhf/tiny"
 
@@ -53,9 +54,9 @@ def test_damage_and_inputs_with_other_content_are_causes(quick, tmp_path, monkey
     assert causes_of(evaluation, []) == [f"{result} is missing"]
     # As another machine might have made it from the same spec.
     manifest = Path("output/tokens/rlhf/tiny.manifest.json")
-    content = json.loads(manifest.read_text())
+    content = read_manifest(manifest)
     content["files"]["stats.json"]["sha256"] = "0" * 64
-    manifest.write_text(json.dumps(content))
+    manifest.write_text(sealed_json(content))
     assert causes_of(trained, []) == ["tokenize_rlhf tiny was rebuilt with other content"]
     # Unless it will be rebuilt.
     assert causes_of(trained, [], ["output/tokens/rlhf/tiny"]) == []

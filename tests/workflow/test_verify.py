@@ -10,6 +10,7 @@ import sys
 import pytest
 
 from conftest import ROOT
+from snakechat.workflow.digests import read_sealed, sealed_json
 
 
 @pytest.fixture
@@ -47,10 +48,9 @@ def test_a_build_has_no_problems(tree):
 
 
 def test_results_that_were_made_without_limits_are_counted(tree):
-    for model, version in (("sft", 0), ("reward", None)):
+    for model in ("sft", "reward"):
         path = tree / model / "tiny/run.json"
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps(record | {"hermetic": version} if version == 0 else {}))
+        path.write_text(sealed_json(read_sealed(path) | {"hermetic": 0}))
     summary = summary_of(tree).replace(" results", " results, 2 not hermetic")
     assert verify(tree.parent) == (0, [f"{summary}: all as recorded"])
 
@@ -72,9 +72,9 @@ def flip(path):
 
 def edit(path, change):
     """Apply a change to the dict of a manifest."""
-    manifest = json.loads(path.read_text())
+    manifest = read_sealed(path)
     change(manifest)
-    path.write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    path.write_text(sealed_json(manifest))
 
 
 def test_each_damage_is_reported_by_exactly_these_lines(tree):

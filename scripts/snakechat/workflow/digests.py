@@ -20,6 +20,8 @@ from snakechat.workflow.progress_lines import ProgressLines
 
 AnyPath = TypeVar("AnyPath", bound=str | Path)
 
+# The key with the digest of a JSON object, which the object does not have itself.
+SEAL = "sha256"
 CHUNK_BYTES = 1 << 20
 # Seconds after the last change of a file in which another change may leave its times as they are:
 # FAT has the coarsest times, 2 s. One more for the clock of a file server.
@@ -47,6 +49,20 @@ def canonical_json(value: Any) -> str:
 def digest(value: Any) -> str:
     """Return the sha256 (hex) of a JSON value; 1 and 1.0 differ, as they do for a program."""
     return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def sealed_json(value: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with its own digest, by which read_sealed notices damage."""
+    return json.dumps({**value, SEAL: digest(value)}, indent=1, sort_keys=True) + "\n"
+
+
+def read_sealed(path: str | Path) -> dict[str, Any] | None:
+    """Return the object that sealed_json wrote into a file; None if it is missing or damaged."""
+    try:
+        value = json.loads(Path(path).read_text())
+        return value if isinstance(value, dict) and value.pop(SEAL, "") == digest(value) else None
+    except (OSError, ValueError, RecursionError):
+        return None
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
 the facts that the job found out, and lists the size and sha256 of every file of the result. It
-contains no times, so that two builds of the same spec write the same bytes.
+contains no times, so that two builds of the same spec write the same bytes, and its own digest.
 
 An input counts by its content, that is by its files: a result stays up to date if an input was
 rebuilt and came out the same ("early cutoff": Mokhov, Mitchell and Peyton Jones, Build Systems a la
@@ -20,13 +20,12 @@ another spec and yields the same content. Pages show it with names (`named_linea
 Standard library only: the workflow imports this module while it plans.
 """
 
-import json
 from collections.abc import Iterable, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.digests import canonical_json, digest, file_digests
+from snakechat.workflow.digests import digest, file_digests, read_sealed
 from snakechat.workflow.errors import InputError
 
 Manifest = dict[str, Any]
@@ -41,26 +40,6 @@ RUN_RECORD = "run.json"
 # in folders that a user requests by name. A model card names the options of one build, and people
 # edit it before they publish a model: neither makes another model of it.
 UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", RUN_RECORD}
-
-
-# What readers rely on (`_has_form`).
-FORM = {
-    "spec": {
-        **{"rule": str, "settings": dict, "inputs": {"*": {"rule": str}}},
-        **{"files": {"*": str}, "code": {"*": str}, "requirements": dict},
-    },
-    "inputs": {"*": {"result": str, "digest": str}},
-    "lineage": {
-        "*": {
-            **{"rule": str, "settings": dict, "facts": dict},
-            **{"spec": str, "content": str, "inputs": {"*": str}},
-        }
-    },
-    "facts": dict,
-    "files": {"*": {"size": int, "sha256": str}},
-}
-# What scripts/accept.py adds to a manifest, and to its entry in lineages.
-ACCEPTED = [{"because": str, "date": str, "changes": [str], "from": str, "to": str}]
 
 
 # Digits of a key: the first half of a SHA-256, since the key names a folder.
@@ -109,33 +88,7 @@ def manifest_path(folder: str | Path) -> Path:
 
 def read_manifest(path: str | Path) -> Manifest | None:
     """Return a manifest, or None if the file is missing or damaged in any way."""
-    try:
-        manifest: Manifest = json.loads(Path(path).read_text())
-        # Fails for numbers that are not finite and for values that are nested too deeply.
-        canonical_json(manifest)
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not _has_form(manifest, FORM):
-        return None
-    accepting = [manifest, *manifest["lineage"].values()]
-    is_manifest = all(_has_form(each.get("accepted", []), ACCEPTED) for each in accepting)
-    return manifest if is_manifest else None
-
-
-def _has_form(value: Any, form: Any) -> bool:
-    """Return whether a JSON value has a form: a type, a list with the form of its items, a mapping.
-
-    The key "*" of a mapping stands for all keys; a mapping may have further keys.
-    """
-    if isinstance(form, type):
-        return type(value) is form
-    if isinstance(form, list):
-        return isinstance(value, list) and all(_has_form(item, form[0]) for item in value)
-    if not isinstance(value, dict):
-        return False
-    if "*" in form:
-        return all(_has_form(item, form["*"]) for item in value.values())
-    return all(key in value and _has_form(value[key], inner) for key, inner in form.items())
+    return read_sealed(path)
 
 
 def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
@@ -208,19 +161,6 @@ def replies_folder(store: Path) -> Path:
 
 # A variable: the folder of results from whose records a build takes its rungs (make reproduce).
 REPRODUCED = "SNAKECHAT_RUNGS_OF"
-# What every record has.
-RECORD_KEYS: dict[str, type | tuple[type, ...]] = {
-    "spec": str,
-    "started": str,
-    "seconds": (int, float),
-    "peak_memory_mb": (int, float),
-    "host": str,
-    "platform": str,
-    "python": str,
-    "placement": dict,
-    "options": dict,
-    "versions": dict,
-}
 
 
 def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:
@@ -228,15 +168,8 @@ def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, An
 
     spec: The digest of a spec: the record of a run with another one counts as missing.
     """
-    try:
-        record = json.loads(Path(folder, RUN_RECORD).read_text())
-    except (OSError, ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict):
-        return None
-    if not all(isinstance(record.get(key), form) for key, form in RECORD_KEYS.items()):
-        return None
-    return record if spec in (None, record["spec"]) else None
+    record = read_sealed(Path(folder, RUN_RECORD))
+    return record if record and spec in (None, record["spec"]) else None
 
 
 # --- lineage --------------------------------------------------------------------------------------

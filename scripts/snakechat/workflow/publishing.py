@@ -23,7 +23,7 @@ from typing import Any
 
 from snakechat.workflow.code_digests import Modules, uses_vllm
 from snakechat.workflow.commands import read_interpreter
-from snakechat.workflow.digests import digest, fsync, write_atomically
+from snakechat.workflow.digests import digest, fsync, sealed_json, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import (
     CERTIFICATES,
@@ -344,7 +344,7 @@ def complete(job: Job[Any], started: float) -> None:
     }
     for path in reversed(paths):
         fsync(path)
-    write_atomically(job.result / MANIFEST, json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    write_atomically(job.result / MANIFEST, sealed_json(manifest))
 
 
 def run_record(
@@ -376,7 +376,7 @@ def run_record(
             **measured.get("versions", {}),
         },
     }
-    return json.dumps(record, indent=1, sort_keys=True) + "\n"
+    return sealed_json(record)
 
 
 def cpu_name() -> str:

@@ -1,11 +1,9 @@
 """Changes between two specs, a line for each."""
 
-import json
-
 import pytest
 
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
-from snakechat.workflow.manifest import RECORD_KEYS
+from snakechat.workflow.digests import sealed_json
 from support.specs import EMPTY_SPEC
 
 ONE, TWO = "1" * 64, "2" * 64
@@ -54,9 +52,7 @@ def test_of_many_changes_ten_are_described():
 
 def test_a_forgotten_config_file_is_named(tmp_path):
     words = ["--configfile", "mine.yaml", "more.yaml", "--config", "seed=3"]
-    record = dict.fromkeys(RECORD_KEYS, "") | {"seconds": 1, "peak_memory_mb": 1}
-    record |= {"placement": {}, "versions": {}, "options": {"snakemake": words}}
-    (tmp_path / "run.json").write_text(json.dumps(record))
+    (tmp_path / "run.json").write_text(sealed_json({"options": {"snakemake": words}}))
     assert lacking_configfiles(tmp_path, ["--configfile", "more.yaml"]) == [
         "it was built with --configfile mine.yaml, which this command lacks"
     ]

@@ -1,6 +1,5 @@
 """Staleness of results on disk: each state of a result by itself."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import pytest
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.staleness import Staleness
+from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import (
@@ -66,7 +66,7 @@ def build(specs, rule, root, text=None):
         "facts": {},
         "files": result_files(result),
     }
-    (result / "manifest.json").write_text(json.dumps(manifest))
+    (result / "manifest.json").write_text(sealed_json(manifest))
     key = store_key(spec, {name: entry["digest"] for name, entry in inputs.items()})
     folder = STORE / rule / key
     shutil.rmtree(folder, ignore_errors=True)

@@ -24,6 +24,7 @@ from snakechat.pages.results import (
     remarks_on,
     result_section,
 )
+from snakechat.workflow.digests import sealed_json
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 
@@ -265,7 +266,7 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
         lineage[name] = {"spec": "a", "inputs": [], **sources}
         if recorded:
             (tmp_path / name).mkdir()
-            (tmp_path / name / "run.json").write_text(json.dumps(run | {"spec": recorded}))
+            (tmp_path / name / "run.json").write_text(sealed_json(run | {"spec": recorded}))
     runs = read_runs(lineage)
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
     [table] = job_section(lineage, {}, runs).tables

@@ -1,6 +1,5 @@
 """The ladder of placements that `auto` stands for."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from snakechat.training.rungs import (
     reproduced_rung,
     without_hopeless,
 )
+from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.placement import changed_values
 from support.specs import ONE_GPU
@@ -104,9 +104,8 @@ def test_a_build_takes_the_rungs_of_the_one_that_it_reproduces(tmp_path, monkeyp
     folder = tmp_path / "sft/mine"
     folder.mkdir(parents=True)
     used = Rung(2, False, 4096).of(NODE)
-    record = dict.fromkeys(("spec", "started", "host", "platform", "python"), "")
-    record |= {"seconds": 1, "peak_memory_mb": 1, "options": {}, "versions": {}}
-    (folder / "run.json").write_text(json.dumps({**record, "placement": changed_values(used)}))
+    record = {"spec": "", "placement": changed_values(used)}
+    (folder / "run.json").write_text(sealed_json(record))
     rungs = possible_rungs(NODE, "bf16")
     target = Path("output/sft/mine")
     assert reproduced_rung(target, rungs) is None

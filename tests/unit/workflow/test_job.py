@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.workflow.digests import digest
+from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import Limits
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
@@ -84,7 +84,7 @@ def write_result(job, folder, text):
     (folder / "weights").write_text(text)
     content = {"lineage": {}, "facts": {}, "files": result_files(folder)}
     manifest = {"spec": without_names(job.spec), "inputs": job.recorded_inputs, **content}
-    (folder / "manifest.json").write_text(json.dumps(manifest))
+    (folder / "manifest.json").write_text(sealed_json(manifest))
 
 
 @pytest.fixture

@@ -1,66 +1,46 @@
-"""Manifests: reading, and damaged ones, which planning and the tools take for missing ones."""
-
-import copy
-import json
+"""Manifests and records of runs: damaged ones are missing, for planning and for the tools."""
 
 import pytest
 
-from snakechat.workflow.digests import digest, file_digest
+from snakechat.workflow.digests import file_digest, sealed_json
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_manifest, require_manifest, result_files
-
-DIGEST = digest("anything")
-SPEC = {"rule": "train_sft", "settings": {"seed": 1}, "inputs": {"data": {"rule": "split_dataset"}}}
-SPEC |= {"files": {"a": DIGEST}, "code": {"a.py": DIGEST}, "requirements": {"torch": "2"}}
-MANIFEST = {"spec": SPEC, "inputs": {"data": {"result": "split_dataset/0", "digest": DIGEST}}}
-MANIFEST |= {"facts": {"rows": 3}, "files": {"weights": {"size": 3, "sha256": DIGEST}}}
-JOB = {"rule": "split_dataset", "settings": {"seed": 1}, "facts": {"rows": 3}}
-JOB |= {"spec": DIGEST, "content": DIGEST, "inputs": {}}
-MANIFEST["lineage"] = {"split_dataset/0": JOB}
-ACCEPTED = {"because": "same", "date": "2026-01-01", "changes": ["code"], "from": "a", "to": "b"}
-MANIFEST["accepted"] = [ACCEPTED]
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        *(b"", b"[" * 5000, b"\xff\xfe\0", b"null"),
-        json.dumps({**MANIFEST, "facts": {"rows": float("inf")}}).encode(),
-    ],
-    ids=range(5),
+from snakechat.workflow.manifest import (
+    manifest_path,
+    read_manifest,
+    read_run_record,
+    require_manifest,
+    result_files,
 )
+
+MANIFEST = {"spec": {}, "inputs": {}, "lineage": {}, "files": {}}
+MANIFEST["facts"] = {"rows": 3, "share": 0.1}
+
+
+@pytest.mark.parametrize("content", [b"", b"[" * 5000, b"\xff\xfe\0", b"null", b"{}"], ids=range(5))
 def test_a_file_that_is_no_manifest_is_none(tmp_path, content):
-    path = tmp_path / "manifest"
-    assert read_manifest(path) is None
-    path.write_bytes(content)
-    assert read_manifest(path) is None
+    path = tmp_path / "manifest.json"
+    assert read_manifest(path) is None and read_run_record(tmp_path) is None
+    for name in ("manifest.json", "run.json"):
+        (tmp_path / name).write_bytes(content)
+    assert read_manifest(path) is None and read_run_record(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        *(("facts",), ("spec", "inputs", "data", "rule"), ("inputs", "data", "digest")),
-        *(("lineage", "split_dataset/0", "content"), ("accepted", 0, "changes", 0)),
-        *(("files", "weights"), ("files", "weights", "size")),
-    ],
-)
-def test_a_missing_key_or_a_value_of_another_type_is_none(tmp_path, path):
-    manifest = copy.deepcopy(MANIFEST)
-    (tmp_path / "manifest").write_text(json.dumps(manifest))
-    assert read_manifest(tmp_path / "manifest") == MANIFEST
-    parent = manifest
-    for key in path[:-1]:
-        parent = parent[key]
-    parent[path[-1]] = None
-    (tmp_path / "manifest").write_text(json.dumps(manifest))
-    assert read_manifest(tmp_path / "manifest") is None
+def test_any_change_of_a_value_is_noticed(tmp_path):
+    path = tmp_path / "manifest.json"
+    text = sealed_json(MANIFEST)
+    path.write_text(text)
+    assert read_manifest(path) == MANIFEST
+    for old, new in (('"rows": 3', '"rows": 4'), ("0.1", "Infinity"), ('"lineage": {},', "")):
+        assert text.count(old) == 1
+        path.write_text(text.replace(old, new))
+        assert read_manifest(path) is None
 
 
 def test_an_input_without_a_readable_manifest_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"toy.manifest.json cannot be read: delete it"):
         require_manifest("toy.manifest.json")
-    manifest_path("toy").write_text(json.dumps(MANIFEST))
+    manifest_path("toy").write_text(sealed_json(MANIFEST))
     assert require_manifest("toy.manifest.json") == MANIFEST
 
 

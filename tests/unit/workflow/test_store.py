@@ -1,7 +1,6 @@
 """The store: results, damage, and the limit of space."""
 
 import errno
-import json
 import os
 import shutil
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from snakechat.workflow.digests import read_sealed, sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result, needed_keys, register_root
 from snakechat.workflow.locks import acquire_lock
@@ -24,6 +24,7 @@ from snakechat.workflow.store import (
     stored_folders,
     warn_of_size,
 )
+from support.specs import EMPTY_SPEC
 from support.stored_results import make_result
 
 DAY = 24 * 3600
@@ -61,16 +62,23 @@ def put_a_linked_folder(folder):
 
 def change_manifest(folder, **changes):
     path = folder / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(sealed_json(read_sealed(path) | changes))
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[content.index(b"facts")] ^= 1
+    path.write_bytes(content)
 
 
 def list_a_file_outside(folder):
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = read_sealed(folder / "manifest.json")
     properties = manifest["files"]["model"]
     shutil.copy(folder / "model", folder.parent / "model")
     change_manifest(folder, files={**manifest["files"], "../model": properties})
 
 
+SPEC = EMPTY_SPEC | {"rule": "train_sft", "settings": {"epochs": 2}}
 DAMAGES = {
     "edited in place": lambda folder: (folder / "model").write_text("WEIGHTS"),
     "longer": lambda folder: (folder / "model").write_text("weights!"),
@@ -78,7 +86,8 @@ DAMAGES = {
     "another file": lambda folder: (folder / "adapter/more").touch(),
     "a truncated manifest": lambda folder: os.truncate(folder / "manifest.json", 50),
     "no manifest": lambda folder: (folder / "manifest.json").unlink(),
-    "another spec": lambda folder: change_manifest(folder, spec={"rule": "train_sft"}),
+    "an edited manifest": lambda folder: flip_a_bit(folder / "manifest.json"),
+    "another spec": lambda folder: change_manifest(folder, spec=SPEC),
     "a link": put_a_link,
     "a linked folder": put_a_linked_folder,
     "a path that leads outside": list_a_file_outside,
