@@ -5,10 +5,11 @@
     python scripts/kubernetes_job.py --driver | kubectl apply --filename -
 
 profiles/kubernetes/config.yaml sets namespace, image, claim and mount, also of the driver, the pod
-in which Snakemake runs. Snakemake's own pods run on one node and have little shared memory.
-Each node of a PyTorchJob runs the same program with the same spec file, so that Snakemake finds the
-result up to date afterwards. Jobs with missing inputs are skipped; if all are, an error names the
-command that builds the inputs. Builds nothing and writes spec files only.
+in which Snakemake runs, and training.yaml the rest of a pod. Snakemake's own pods run on one node
+and have little shared memory. Each node of a PyTorchJob runs the same program with the same spec
+file, so that Snakemake finds the result up to date afterwards. Jobs with missing inputs are
+skipped; if all are, an error names the command that builds the inputs. Builds nothing and writes
+spec files only.
 """
 
 import os
@@ -26,16 +27,11 @@ from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import one_line_errors
 from snakechat.workflow.manifest import manifest_path
 from snakechat.workflow.placement import changed_values
-from snakechat.workflow.snakemake_adapter import CONTAINER_SECURITY, POD_SECURITY
 from snakechat.workflow.snapshot import write_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROFILE = ROOT / "profiles/kubernetes/config.yaml"
-DRIVER = ROOT / "profiles/kubernetes/driver.yaml"
-# Seconds that pods have to save a checkpoint after SIGTERM.
-SHUTDOWN_TIMEOUT = 3600
-# Attempts after the first.
-RETRIES = 2
+DRIVER, TRAINING = (PROFILE.with_name(f"{name}.yaml") for name in ("driver", "training"))
 
 Document = dict[str, Any]
 
@@ -70,16 +66,12 @@ def main() -> None:
 def driver(profile: Document) -> list[Document]:
     """Return driver.yaml with the namespace, image, claim and mount of the profile."""
     documents = list(yaml.safe_load_all(DRIVER.read_text()))
-    claim, path = volume_of(profile)
+    _, path = volume_of(profile)
     for document in documents:
         for each in (document["metadata"], *document.get("subjects", [])):
             each["namespace"] = profile["kubernetes-namespace"]
-    pod = documents[-1]["spec"]["template"]["spec"]
-    [container], [volume] = pod["containers"], pod["volumes"]
-    container |= {"image": profile["container-image"], "workingDir": path}
+    container = completed(documents[-1]["spec"]["template"]["spec"], path, profile)
     container["env"] = [{"name": "HF_HOME", "value": f"{path}/huggingface"}]
-    container["volumeMounts"] = [{"name": volume["name"], "mountPath": path}]
-    volume["persistentVolumeClaim"] = {"claimName": claim}
     return documents
 
 
@@ -89,72 +81,50 @@ def volume_of(profile: Document) -> tuple[str, str]:
     return claim, path
 
 
+def completed(pod: Document, folder: str, profile: Document) -> Document:
+    """Complete a pod with the image and the volume of the profile; return its container.
+
+    folder: Where it starts.
+    """
+    claim, path = volume_of(profile)
+    [container], volume = pod["containers"], pod["volumes"][0]
+    mounts = [{"name": volume["name"], "mountPath": path}, *container.get("volumeMounts", [])]
+    container |= {"image": profile["container-image"], "workingDir": folder, "volumeMounts": mounts}
+    volume["persistentVolumeClaim"] = {"claimName": claim}
+    return container
+
+
 def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
-    """Return a PyTorchJob of the Training Operator: a master (the first node) and workers."""
-    template = {"spec": pod_spec(job, folder, profile)}
-    replicas = {"Master": 1, "Worker": job.placement.nodes - 1}
-    return {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": object_name(job), "namespace": profile["kubernetes-namespace"]},
-        "spec": {
-            "nprocPerNode": str(max(job.placement.gpus_per_node, 1)),
-            "runPolicy": {"backoffLimit": RETRIES, "cleanPodPolicy": "None"},
-            "pytorchReplicaSpecs": {
-                kind: {"replicas": number, "restartPolicy": "OnFailure", "template": template}
-                for kind, number in replicas.items()
-                if number
-            },
-        },
-    }
+    """Return training.yaml for a job: a master (the first node) and workers."""
+    _, path = volume_of(profile)
+    if not Path(folder).is_relative_to(path):
+        sys.exit(
+            f"error: {folder} is not on the volume, which pods mount at {path} ({PROFILE}): build"
+            " in a folder on the volume"
+        )
+    placement = job.placement
+    threads, gpus = placement.threads, placement.gpus_per_node
+    limits = {"cpu": str(threads), "memory": f"{placement.mem_mb}M"}
+    if gpus:
+        limits["nvidia.com/gpu"] = str(gpus)
+    document = yaml.safe_load(TRAINING.read_text())
+    document["metadata"] = {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
+    document["spec"]["nprocPerNode"] = str(max(gpus, 1))
+    nodes = document["spec"]["pytorchReplicaSpecs"]
+    container = completed(nodes["Master"]["template"]["spec"], folder, profile)
+    container["command"] = command(job)
+    # A node reserves some of its CPU for the system.
+    requests = {**limits, "cpu": f"{950 * threads}m"}
+    container["resources"] = {"requests": requests, "limits": limits}
+    if placement.nodes > 1:
+        nodes["Worker"] = {**nodes["Master"], "replicas": placement.nodes - 1}
+    return document
 
 
 def object_name(job: PlannedJob) -> str:
     """Return a valid Kubernetes name, the same for the same spec, so that no job runs twice."""
     name = re.sub("[^a-z0-9]+", "-", f"{job.spec['rule']}-{job.spec['name']}".lower())
     return f"{name[:40].strip('-')}-{digest(job.spec)[:8]}"
-
-
-def pod_spec(job: PlannedJob, folder: str, profile: Document) -> Document:
-    """Return the spec of the pod on each node."""
-    placement = job.placement
-    claim, path = volume_of(profile)
-    if not Path(folder).is_relative_to(path):
-        sys.exit(
-            f"error: {folder} is not on the volume, which pods mount at {path} ({PROFILE}): build"
-            " in a folder on the volume"
-        )
-    threads, gpus = placement.threads, placement.gpus_per_node
-    limits = {"cpu": str(threads), "memory": f"{placement.mem_mb}M"}
-    if gpus:
-        limits["nvidia.com/gpu"] = str(gpus)
-    container = {
-        # The operator looks for this name.
-        "name": "pytorch",
-        "image": profile["container-image"],
-        "workingDir": folder,
-        "command": command(job),
-        # A node reserves some of its CPU for the system.
-        "resources": {"requests": {**limits, "cpu": f"{950 * threads}m"}, "limits": limits},
-        "securityContext": CONTAINER_SECURITY,
-        "volumeMounts": [
-            {"name": "volume", "mountPath": path},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-        ],
-    }
-    return {
-        "automountServiceAccountToken": False,
-        "securityContext": POD_SECURITY,
-        "terminationGracePeriodSeconds": SHUTDOWN_TIMEOUT,
-        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
-        "containers": [container],
-        "volumes": [
-            {"name": "volume", "persistentVolumeClaim": {"claimName": claim}},
-            # NCCL's buffers need more than the 64 MB that a container has by default. The volume
-            # counts towards the memory of the pod.
-            {"name": "shared-memory", "emptyDir": {"medium": "Memory"}},
-        ],
-    }
 
 
 def command(job: PlannedJob) -> list[str]:

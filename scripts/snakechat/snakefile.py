@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +31,6 @@ from snakechat.jobs.planner import (
     default_targets,
     folder_jobs,
     jobs_of_target,
-    warn_of_other_configs,
 )
 from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
 from snakechat.jobs.specs import Specs
@@ -171,17 +170,12 @@ class RuleFunctions:
         rules = (*RULES, *STAGES, "report", "result_folder", "result_file")
         self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
         self._rules = {name: rule for rule, name in self._names.items()}
-        self._adapt()
-
-    def _adapt(self) -> None:
-        """Change what Snakemake deletes and prints, and what it does at a build."""
+        # What Snakemake deletes and prints, and what it does at a build.
         snakemake_adapter.collect_garbage_rarely()
-        snakemake_adapter.use_shared_volume(self.workflow)
+        snakemake_adapter.use_shared_volume(workflow)
         snakemake_adapter.keep_published_files(self._rules.keys())
-        snakemake_adapter.call_at_builds(
-            self.workflow,
-            *map(fails_in_one_line, (self.begin, self.start, self.finish)),
-        )
+        at_builds = map(fails_in_one_line, (self.begin, self.start, self.finish))
+        snakemake_adapter.call_at_builds(workflow, *at_builds)
         snakemake_messages.hide_messages(set(self._rules))
         snakemake_messages.repeat_errors(self._out_of_memory)
 
@@ -235,10 +229,6 @@ class RuleFunctions:
         """Return the input that has Snakemake run a job if it is stale."""
         return {"stamp": self._stamp.input(is_stale)} if self._stamp else {}
 
-    def _job_of(self, output: Sequence[str]) -> JobId:
-        """Return the job that makes the outputs, of which the manifest is the first."""
-        return self._jobs[output[0].removeprefix(self._prefix)]
-
     @fails_in_one_line
     def command(self, wildcards: Any, output: Any) -> str:
         """Return the command of a job, quoted for the shell.
@@ -246,7 +236,8 @@ class RuleFunctions:
         It depends on the output, and Snakemake does not compare such a parameter with the one of
         the last run: specs decide what is stale.
         """
-        job = self._job_of(output)
+        # The manifest is the first output.
+        job = self._jobs[output[0].removeprefix(self._prefix)]
         options = run_options(self.config, job[0], self._specs.describe(*job), self._options)
         shared = snakemake_adapter.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
@@ -274,17 +265,15 @@ class RuleFunctions:
 
             @fails_in_one_line
             def lookup(wildcards: Any, rulename: str) -> int | str | None:
-                found = self._resources(self._rules[rulename], name_of(wildcards))[key]
+                rule, name = self._rules[rulename], name_of(wildcards)
+                # It may have run out of memory in this build.
+                failures = self._out_of_memory[f"{self._prefix}output/logs/{rule}/{name}.log"]
+                found = job_resources(self._placement(rule, name), failures)[key]
                 return default if found is None else found
 
             return lookup
 
         return {key: resource(key) for key in used_resources(self.config)}
-
-    def _resources(self, rule: str, name: str) -> dict[str, int | str | None]:
-        """Return the resources of a job in this build, in which it may have run out of memory."""
-        failures = self._out_of_memory[f"{self._prefix}output/logs/{rule}/{name}.log"]
-        return job_resources(self._placement(rule, name), failures)
 
     # --- targets ------------------------------------------------------------------------------
 
@@ -335,7 +324,6 @@ class RuleFunctions:
     @fails_in_one_line
     def unnamed_targets(self, wildcards: Any) -> list[str]:
         """Input function of the targets of a build that names none."""
-        warn_of_other_configs(self.config)
         return default_targets(self.config)
 
     def names(self, section: str, *origins: str) -> str:

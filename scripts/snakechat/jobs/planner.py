@@ -81,8 +81,10 @@ def is_job(config: Config, rule: str, name: str) -> bool:
 def default_targets(config: Config) -> list[str]:
     """Return the recipes and pages that have results, or else the tiny recipe.
 
-    The recipes that an RLHF recipe is made from are built with it and are not listed.
+    The recipes that an RLHF recipe is made from are built with it and are not listed. Results of
+    recipes that the config does not have are a warning.
     """
+    warn_of_other_configs(config)
     built = [
         (stage, name)
         for stage in STAGES
@@ -194,10 +196,7 @@ def plan_build(words: list[str]) -> Plan:
     if options.directory is not None:
         os.chdir(options.directory)
     config = load_config(values, ROOT, ROOT, command_line)
-    targets = options.targets
-    if not targets:
-        warn_of_other_configs(config)
-        targets = default_targets(config)
+    targets = options.targets or default_targets(config)
     specs = Specs(config, ROOT)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
     jobs = with_upstream(specs, wanted)

@@ -71,7 +71,7 @@ class Staleness:
         elif not is_linked(path, stored.folder):
             self.links[path] = stored.folder
         if exists and (path in self.stale or path in self.links):
-            self.require_report_input(path, complete=True)
+            self._require_report_input(path, "stale")
 
     def _is_stale_by_inputs_alone(self, spec: dict[str, Any]) -> bool:
         """Return whether a result is stale only because an existing input is made again first."""
@@ -104,7 +104,7 @@ class Staleness:
         """
         missing = [path for path in manifests if not Path(path).exists()]
         if missing:
-            self.require_report_input(folder, complete=False)
+            self._require_report_input(folder, "incomplete")
             if Path(folder).exists():
                 self.incomplete[folder] = missing
 
@@ -180,10 +180,9 @@ class Staleness:
             for key, up in spec["inputs"].items()
         )
 
-    def require_report_input(self, path: str, complete: bool) -> None:
+    def _require_report_input(self, path: str, state: str) -> None:
         """Raise InputError if Snakemake writes a report and a result is not up to date."""
         if self.reporting:
-            state = "stale" if complete else "incomplete"
             raise InputError(
                 f"{path} is {state}, and a report shows results that are up to date: first run the"
                 " same command with --cores 1 instead of --report (python scripts/explain.py prints"
