@@ -70,7 +70,13 @@ def main() -> None:
                 problems += changed_inputs(tree, name, manifest)
             if twin_tree and path in links:
                 problems += find_differences(path, manifest, twin_tree / name)
-        for line in [*(acceptances(path, manifest) if manifest else ()), *problems]:
+        # What people accepted (scripts/accept.py).
+        accepted = [
+            f"{path}: accepted on {entry['date']} because {entry['because']}:"
+            f" {'; '.join(entry['changes'])}"
+            for entry in (manifest or {}).get("accepted", ())
+        ]
+        for line in (*accepted, *problems):
             print(printable_line(line))
         num_problems += len(problems)
     if num_problems:
@@ -109,15 +115,6 @@ def find_problems(path: Path, folder: Path) -> Iterator[str]:
             # A link may have been replaced by an edited file.
             if (path / name).resolve() != folder / name:
                 yield f"{path / name}: is not the file of {folder}"
-
-
-def acceptances(folder: Path, manifest: Manifest) -> list[str]:
-    """Describe the changes that a person accepted for a result (scripts/accept.py)."""
-    return [
-        f"{folder}: accepted on {entry['date']} because {entry['because']}:"
-        f" {'; '.join(entry['changes'])}"
-        for entry in manifest.get("accepted", ())
-    ]
 
 
 def changed_inputs(tree: Path, name: Path, manifest: Manifest) -> Iterator[str]:

@@ -244,8 +244,9 @@ def _evaluation_settings(config: Config, changes: Mapping[str, Any]) -> dict[str
     changes: Those of a recipe.
     """
     settings: dict[str, Any] = {**config.values["evaluation"], **changes}
-    unread = () if settings["llm_judge"] else ("llm_judge_prompts",)
-    return {key: value for key, value in settings.items() if key not in unread}
+    if not settings["llm_judge"]:
+        settings.pop("llm_judge_prompts")
+    return settings
 
 
 def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:

@@ -57,8 +57,11 @@ def describe_environment_error(error: Exception, target: str) -> str | None:
         )
     if denied := denied_line(error):
         return f"{target}: {denied}"
-    number = system_error_number(error)
-    if number is None:
+    # Libraries written in Rust put the errno into the message.
+    found = re.search(r"\(os error (\d+)\)", str(error))
+    number = int(found[1]) if found else getattr(error, "errno", None)
+    # socket.gaierror (an unknown host) has negative numbers, which are not errnos.
+    if not number or number < 0:
         return None
     file = getattr(error, "filename", None) or target
     return f"{os.strerror(number)}: {printable_line(file)}"
@@ -89,16 +92,6 @@ def denied_line(error: BaseException) -> str | None:
         " network: name the file in the config, or put it into rewards/ and name it in the reward"
         " function (docs/en/security.md); `hermetic: off` lifts the limits"
     )
-
-
-def system_error_number(error: Exception) -> int | None:
-    """Return the errno of a system error (a full disk, a missing file), or None."""
-    if isinstance(error, OSError):
-        # socket.gaierror (an unknown host) has negative numbers, which are not errnos.
-        return error.errno if error.errno and error.errno > 0 else None
-    # Libraries written in Rust put the errno into the message.
-    match = re.search(r"\(os error (\d+)\)", str(error))
-    return int(match[1]) if match else None
 
 
 # --- the end of tools -----------------------------------------------------------------------------
