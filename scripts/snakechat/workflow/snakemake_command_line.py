@@ -6,7 +6,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,21 @@ def threads_option(workflow: Any, rule: str) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def config_options(files: Iterable[Path], values: Mapping[str, Any]) -> list[str]:
+def config_options(files: Sequence[Path], values: Mapping[str, Any]) -> list[str]:
     """Return the options --configfile and --config, which a rebuild needs again, as words.
 
     Args:
         files: The config files. Their paths become relative to the working directory.
         values: The values of --config.
     """
-    paths = [os.path.relpath(os.path.realpath(file)) for file in files]
-    texts = (
-        f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"
-        for key, value in values.items()
-    )
-    return [*(["--configfile", *paths] if paths else []), *(["--config", *texts] if values else [])]
+    words = ["--configfile"] if files else []
+    words += [os.path.relpath(os.path.realpath(file)) for file in files]
+    words += ["--config"] if values else []
+    for key, value in values.items():
+        # Snakemake reads values as Python writes them, and nested ones as YAML.
+        is_nested = isinstance(value, dict | list)
+        words.append(f"{key}={json.dumps(value, ensure_ascii=False) if is_nested else value}")
+    return words
 
 
 def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:

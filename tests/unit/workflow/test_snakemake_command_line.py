@@ -49,8 +49,9 @@ def test_a_config_file_has_one_name_however_it_is_spelled(tmp_path, monkeypatch)
         assert config_options([path], {}) == ["--configfile", "../run.json"]
 
 
-def test_options_of_the_config_can_be_given_again(monkeypatch):
-    words = shlex.split("--config seed=2 language=zh 'sft={recipes: {mine: {epochs: 2}}}'")
+def test_options_of_the_config_can_be_given_again():
+    text = "--config seed=2 language=zh deterministic=True 'sft={recipes: {mine: {epochs: 2}}}'"
+    words = shlex.split(text)
     values = parse_options(words)[1]
     written = config_options([], values)
     assert written[:3] == ["--config", "seed=2", "language=zh"]
