@@ -17,8 +17,10 @@ from snakechat.workflow.digests import (
     file_digest,
     file_digests,
     fsync,
+    planned_files,
     write_atomically,
 )
+from snakechat.workflow.errors import InputError
 
 
 def test_a_digest_is_the_sha256_of_the_canonical_json():
@@ -200,3 +202,47 @@ def test_a_disk_that_fails_is_an_error_and_a_file_system_without_fsync_is_not(
     number = errno.EIO
     with pytest.raises(OSError, match="Input/output"):
         fsync(tmp_path)
+
+
+# --- external files ---------------------------------------------------------------------------
+
+CONTENT = b"as planned"
+DIGEST = sha256(CONTENT)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "source.jsonl"
+    path.write_bytes(CONTENT)
+    os.utime(path, (10**9, 10**9))
+    # Later changes get another time than this one.
+    time.sleep(0.02)
+    return path
+
+
+def edit_and_restore(path):
+    """Edit a file in place and undo it, with its old modification time."""
+    path.write_bytes(b"!")
+    path.write_bytes(CONTENT)
+    os.utime(path, (10**9, 10**9))
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"other"), os.unlink])
+def test_a_change_since_planning_is_noticed_before_reading(source, change):
+    with planned_files({source: DIGEST}):
+        assert source.read_bytes() == CONTENT
+    change(source)
+    with (
+        pytest.raises(InputError, match=r"source.jsonl changed since this build was planned"),
+        planned_files({source: DIGEST}),
+    ):
+        raise AssertionError("read")
+
+
+@pytest.mark.parametrize("change", [edit_and_restore, os.unlink])
+def test_a_change_while_reading_is_noticed_after_it(source, change):
+    with (
+        pytest.raises(InputError, match=r"source.jsonl changed while it was read: [a-z ]+$"),
+        planned_files({source: DIGEST}),
+    ):
+        change(source)

@@ -1,5 +1,6 @@
 """Jobs: their inputs, what a killed one leaves, and what the launcher decides."""
 
+import importlib.metadata
 import json
 import os
 import resource
@@ -21,6 +22,7 @@ from snakechat.workflow.manifest import (
     STORE,
     lock_path,
     read_manifest,
+    read_run_record,
     result_files,
     without_names,
 )
@@ -34,6 +36,7 @@ from snakechat.workflow.publishing import (
     publish_result,
     recover,
     replaces_stored,
+    run_record,
 )
 from snakechat.workflow.store import collect, delete_lock, publish, stored_folders
 from support.specs import EMPTY_SPEC
@@ -122,6 +125,26 @@ def test_the_peak_memory_is_of_the_largest_process(job, monkeypatch):
     job.result.mkdir(parents=True)
     write_outcome(job)
     assert json.loads((job.result / "run.json").read_text())["measured"]["peak_memory_mb"] == 20
+
+
+REQUIRING = {"requirements": {"numpy": "0.1", "not-installed-anywhere": "1.0"}}
+MEASURED = {"steps": 3, "peak_memory_mb": 1, "placement": {}}
+
+
+def test_what_jobs_write_is_read(tmp_path):
+    (tmp_path / "run.json").write_text(run_record(REQUIRING, DEFAULTS, MEASURED, time.time()))
+    record = read_run_record(tmp_path)
+    assert record["steps"] == 3
+    assert record["versions"] == {"numpy": importlib.metadata.version("numpy")}
+    assert record["spec"] == digest(REQUIRING)
+
+
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_a_clock_that_is_set_changes_no_duration(monkeypatch, seconds):
+    started = time.time()
+    monkeypatch.setattr(time, "time", lambda: started + seconds)
+    record = json.loads(run_record(REQUIRING, DEFAULTS, MEASURED, started))
+    assert abs(record["seconds"]) < 60
 
 
 @pytest.mark.parametrize("name", ["run.json", "weights"])
