@@ -528,7 +528,7 @@ class RuleFunctions:
         # Imported only where something is stale.
         from snakechat.jobs.stale_causes import causes_of
 
-        return "; ".join(causes_of(spec, self._options)) or "made from other inputs"
+        return "; ".join(causes_of(spec, self._options)) or "an input is made again"
 
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""

@@ -24,7 +24,6 @@ from snakechat.workflow.manifest import (
     content_digest,
     input_digest,
     manifest_path,
-    read_manifest,
     store_key,
     without_names,
 )
@@ -41,7 +40,8 @@ class Staleness:
         reporting: Whether Snakemake writes a report, which shows results as they are on disk.
         checks_files: Whether jobs will run: the files that they read are compared with manifests,
             and a damaged result is made again.
-        stale: The specs of the results that exist and are stale, by the path of the result.
+        stale: The specs of the results that exist and are stale, by the path of the result. One is
+            also stale if an input is.
         incomplete: The missing manifests of the folders that exist without them, by folder.
         links: The results that are up to date and that their paths do not lead to, by path.
     """
@@ -65,25 +65,12 @@ class Staleness:
         spec, _ = self.specs.spec(rule, name)
         path, stored = spec["path"], self.result(rule, name)
         exists = manifest_path(path).exists()
-        if stored is None:
-            if exists and not self._is_stale_by_inputs_alone(spec):
-                self.stale[path] = spec
-        elif not is_linked(path, stored.folder):
+        if stored is None and exists:
+            self.stale[path] = spec
+        elif stored is not None and not is_linked(path, stored.folder):
             self.links[path] = stored.folder
         if exists and (path in self.stale or path in self.links):
             self._require_report_input(path, "stale")
-
-    def _is_stale_by_inputs_alone(self, spec: dict[str, Any]) -> bool:
-        """Return whether a result is stale only because an existing input is made again first."""
-        linked = read_manifest(manifest_path(spec["path"]))
-        return (
-            linked is not None
-            and digest(linked["spec"]) == digest(without_names(spec))
-            and any(
-                self.result(up["rule"], up["name"]) is None and manifest_path(up["path"]).exists()
-                for up in spec["inputs"].values()
-            )
-        )
 
     def link(self) -> list[str]:
         """Have the paths of results lead to the versions that are up to date; return the paths.
