@@ -35,7 +35,7 @@ def import_dataset(config: Config, name: str) -> Description:
         settings = {
             "on_bad_row": config.values["on_bad_row"],
             **_hub_source(dataset),
-            **card_settings(config, "datasets", name),
+            **card_settings(dataset_folder(config, name)),
             **_present(dataset, keys),
             **selection,
             "columns": columns_of(dataset["format"], dataset.get("columns")),
@@ -87,11 +87,12 @@ def split_dataset(config: Config, name: str) -> Description:
 
 def fetch_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
-    source = _hub_source(model) | card_settings(config, "models", name)
+    folder = config.source_of("models", name)
+    source = _hub_source(model) | card_settings(folder)
     return Description(
         settings=source | _present(model, ["template_arguments"]),
         files=base_model_files(config, name),
-        options=_source(config.source_of("models", name)),
+        options=_source(folder),
     )
 
 

@@ -30,15 +30,12 @@ def dataset_folder(config: Config, name: str) -> Path | None:
     return source.parent if source and source.is_file() else source
 
 
-def card_settings(config: Config, section: str, name: str) -> dict[str, Any]:
-    """Return what counts of the card of a dataset or a model (section) with a path.
+def card_settings(folder: Path | None) -> dict[str, Any]:
+    """Return what counts of the card of a dataset or a model with a path, given its folder.
 
     It is what the card of a local folder declares. Its text for people changes no result.
     """
-    source = config.source_of(section, name)
-    if source is None:
-        return {}
-    return {"card": card_facts(source.parent if source.is_file() else source)}
+    return {} if folder is None else {"card": card_facts(folder)}
 
 
 def dataset_files(config: Config, name: str) -> dict[str, Path]:

@@ -372,9 +372,6 @@ def needed_keys(store: Path, output: Path) -> set[str]:
 
 # --- versions of recipes --------------------------------------------------------------------------
 
-# The files that a comparison reads, by what they are results of.
-FILES = {"training": (MANIFEST, "metrics.jsonl"), "evaluation": (MANIFEST, "metrics.json")}
-
 
 class Version(NamedTuple):
     """Folders in the store with the training of a recipe and with its evaluation."""
@@ -383,9 +380,8 @@ class Version(NamedTuple):
     evaluation: Path
 
     def files(self) -> dict[str, Path]:
-        """Return the files that a comparison reads, by name."""
-        folders = self._asdict()
-        return {f"{kind}/{name}": folders[kind] / name for kind in FILES for name in FILES[kind]}
+        """Return the manifests, which have the digests of the files that a comparison reads."""
+        return {f"{kind}/{MANIFEST}": folder / MANIFEST for kind, folder in self._asdict().items()}
 
 
 def is_version(recipe: str) -> bool:
