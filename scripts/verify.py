@@ -103,14 +103,12 @@ def find_problems(path: Path, folder: Path) -> Iterator[str]:
         yield f"{path}: missing"
         return
     manifest = read_manifest(folder / MANIFEST)
-    if manifest is None:
-        yield f"{path / MANIFEST}: cannot be read"
-        return
-    is_named_by_key = KEY.fullmatch(folder.name)
-    key = folder.name if is_named_by_key else result_id(manifest)[-KEY_DIGITS:]
+    key = folder.name
+    if manifest and not KEY.fullmatch(key):
+        key = result_id(manifest)[-KEY_DIGITS:]
     if damage := result_damage(folder, key):
         yield f"{path}: {damage}"
-    if path != folder:
+    if path != folder and manifest:
         for name in manifest["files"]:
             # A link may have been replaced by an edited file.
             if (path / name).resolve() != folder / name:

@@ -37,7 +37,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.workflow import snakemake_adapter, snakemake_command_line, snakemake_messages
 from snakechat.workflow.digests import canonical_json
-from snakechat.workflow.errors import InputError, describe_environment_error
+from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.links import PARTS, check_link, link_part, lock_output, register_root
 from snakechat.workflow.manifest import MANIFEST, manifest_path
 from snakechat.workflow.placement import Placement, changed_values
@@ -68,10 +68,8 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
     def call(*arguments: Any, **named: Any) -> Any:
         try:
             return function(*arguments, **named)
-        except InputError as error:
-            sys.exit(f"error: {error}")
-        except OSError as error:
-            sys.exit(f"error: {describe_environment_error(error, 'output') or error}")
+        except (InputError, OSError) as error:
+            sys.exit(f"error: {describe_error(error, 'output') or error}")
 
     # Snakemake asks for the signature of each function once per job.
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
@@ -145,10 +143,7 @@ class RuleFunctions:
             command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
         self.config = load_config(values, root, sources, command_line)
-        try:
-            self.snapshot = take_snapshot(sources)
-        except OSError as error:
-            raise InputError(f"{error.filename}: {error.strerror}") from None
+        self.snapshot = take_snapshot(sources)
         copied = str(self.snapshot.folder.absolute())
         self._build = Build(copied, unchecked, command_line, forced=[])
         self.build_file = str(self._build.path)
@@ -396,16 +391,10 @@ class RuleFunctions:
         forced = [
             spec["path"] for job, spec in zip(jobs, specs, strict=True) if self._is_forced(*job)
         ]
-        try:
-            self.snapshot.write()
-            self._build._replace(forced=forced).write()
-            for spec in specs:
-                write_spec(spec)
-        except OSError as error:
-            # The error of a full disk names no file.
-            place = error.filename or "output"
-            raise InputError(f"{place} cannot be written: {error.strerror}") from None
+        self.snapshot.write()
+        self._build._replace(forced=forced).write()
         for spec in specs:
+            write_spec(spec)
             check_link(Path(spec["path"]))
         delete_old_snapshots(self.snapshot.folder)
         if shares_environment:

@@ -106,7 +106,7 @@ def test_each_damage_is_reported_by_exactly_these_lines(tree):
         f"output/report/dpo/tiny: input train_dpo: {changed}",
         f"output/{version}: manifest.json belongs to another result",
         f"output/rlhf/tiny/config.json: is not the file of {stored}",
-        "output/eval/sft/tiny/manifest.json: cannot be read",
+        "output/eval/sft/tiny: manifest.json cannot be read",
         "output/report/rlhf/tiny: input evaluate_sft: output/eval/sft/tiny cannot be read",
         "output/tokens/rlhf/tiny: missing",
         f"output/rlhf/tiny: input tokens: {missing}",

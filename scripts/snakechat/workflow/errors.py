@@ -36,16 +36,18 @@ def warn(message: str) -> None:
         print(f"warning: {printable_line(message)}", file=sys.stderr, flush=True)
 
 
-def describe_environment_error(error: Exception, target: str) -> str | None:
-    """Describe an error of the machine in one line; return None for any other error.
+def describe_error(error: Exception, target: str) -> str | None:
+    """Describe an error that users can act on in one line; return None for any other error.
 
-    Errors of the machine occur in correct programs: out of memory, a full disk, a missing file, the
-    end of another process of the job.
+    It is InputError or an error of the machine, which occurs in correct programs: out of memory, a
+    full disk, a missing file, the end of another process of the job.
 
     Args:
         error: The exception that ended main.
         target: Path of the result, for errors that name no file.
     """
+    if isinstance(error, InputError):
+        return str(error)
     if is_out_of_memory(error):
         return f"{target}: out of memory: models need less with lower micro_batch_tokens"
     if world_size() > 1 and re.search("closed by peer|reset by peer|Broken pipe", str(error)):

@@ -23,7 +23,7 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.distributed import barrier, rank, world_size
-from snakechat.workflow.errors import InputError, describe_environment_error
+from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
@@ -191,8 +191,6 @@ def report_errors(work: Callable[[], T], spec_file: str) -> T:
     """Return work(); exit with code 1 and one line at an error that the user can act on."""
     try:
         return work()
-    except InputError as error:
-        exit_with_line(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("stopped by SIGINT" if rank() == 0 else 1)
     except Exception as error:
@@ -200,7 +198,7 @@ def report_errors(work: Callable[[], T], spec_file: str) -> T:
             target = read_spec(spec_file)["path"]
         except (InputError, OSError):
             target = spec_file
-        line = describe_environment_error(error, target)
+        line = describe_error(error, target)
         if line is None:
             raise
         exit_with_line(f"error: {line}")

@@ -90,7 +90,7 @@ def pins_of(
         digests: Returns the digests of files.
 
     Raises:
-        InputError: A lock is missing or has no comments on what requires what.
+        InputError, OSError: As read_lock.
     """
     versions, requires = read_lock(lock)
     pins = {PYTHON: python_version()}
@@ -185,15 +185,12 @@ def read_lock(path: Path) -> Lock:
     """Return the content of a lock and of the torch lock in the same folder.
 
     Raises:
-        InputError: One of them is missing or has no comments on what requires what.
+        InputError: One of them has no comments on what requires what.
+        OSError: One cannot be read.
     """
     lock = Lock({}, {})
     for part in (path, path.with_name(TORCH_LOCK)):
-        try:
-            text = part.read_text(encoding="utf-8")
-        except OSError as error:
-            raise InputError(f"{part}: {error.strerror}") from None
-        for name, version, marker, lines in BLOCK.findall(text):
+        for name, version, marker, lines in BLOCK.findall(part.read_text(encoding="utf-8")):
             if ";" not in marker:
                 lock.versions[name] = version
             if "# via" not in lines:

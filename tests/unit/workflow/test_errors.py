@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from snakechat.workflow.errors import describe_environment_error
+from snakechat.workflow.errors import describe_error
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from snakechat.workflow.errors import describe_environment_error
     ],
 )
 def test_a_system_error_names_its_file_or_the_target(error, line):
-    assert describe_environment_error(error, "a") == line
+    assert describe_error(error, "a") == line
 
 
 @pytest.mark.parametrize(
@@ -32,20 +32,20 @@ def test_a_system_error_names_its_file_or_the_target(error, line):
     ],
 )
 def test_out_of_memory_is_one_line(error):
-    line = describe_environment_error(error, "output/sft/a")
+    line = describe_error(error, "output/sft/a")
     assert line and line.startswith("output/sft/a: out of memory: ")
 
 
 @pytest.mark.parametrize(("processes", "expected"), [("1", None), ("2", "a: another process")])
 def test_a_lost_connection_is_the_end_of_another_process(processes, expected, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", processes)
-    line = describe_environment_error(RuntimeError("Connection closed by peer"), "a")
+    line = describe_error(RuntimeError("Connection closed by peer"), "a")
     assert line == (expected and "a: another process of this job has ended")
 
 
 def test_an_operation_without_a_deterministic_kernel_names_the_setting():
     error = RuntimeError("put_ does not have a deterministic implementation, but you set")
-    assert describe_environment_error(error, "output/sft/a") == (
+    assert describe_error(error, "output/sft/a") == (
         "output/sft/a: torch has no deterministic kernel of put_ for this device: set"
         " deterministic: false"
     )
