@@ -14,7 +14,6 @@ results that are made later, in the model card and in the report. scripts/verify
 import datetime
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -61,11 +60,7 @@ def main() -> None:
         and (changes := acceptable_changes(job.spec, job.options.snakemake, manifest))
     ]
     for job, manifest, changes in accepted:
-        try:
-            accept(job, manifest, changes, reason)
-        except OSError as error:
-            path = error.filename or job.spec["path"]
-            sys.exit(f"error: {job_name(job.spec)} is not accepted: {error.strerror}: {path}")
+        accept(job, manifest, changes, reason)
         print(f"{job_name(job.spec)} is accepted: {'; '.join(changes)}")
     if not accepted:
         print(f"{', '.join(plan.targets)}: nothing to accept")

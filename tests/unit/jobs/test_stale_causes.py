@@ -52,7 +52,7 @@ def test_of_many_changes_ten_are_described():
 
 def test_a_forgotten_config_file_is_named(tmp_path):
     words = ["--configfile", "mine.yaml", "more.yaml", "--config", "seed=3"]
-    (tmp_path / "run.json").write_text(sealed_json({"options": {"snakemake": words}}))
+    (tmp_path / "run.json").write_text(sealed_json({"spec": "", "options": {"snakemake": words}}))
     assert lacking_configfiles(tmp_path, ["--configfile", "more.yaml"]) == [
         "it was built with --configfile mine.yaml, which this command lacks"
     ]
