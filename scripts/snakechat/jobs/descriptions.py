@@ -19,15 +19,14 @@ class Description(NamedTuple):
     Attributes:
         settings: JSON values that the program reads.
         inputs: Upstream jobs by the keys that the program uses for them.
-        files: External files by the names that the spec has for them; of a file that is not local,
-            its digest.
+        files: External files by the names that the spec has for them.
         options: RunOptions that this job has, such as the folder of the files. No result is made
             from them.
     """
 
     settings: dict[str, Any]
     inputs: Mapping[str, JobId] = {}
-    files: Mapping[str, Path | str] = {}
+    files: Mapping[str, Path] = {}
     options: Mapping[str, Any] = {}
 
 

@@ -65,9 +65,7 @@ class Specs:
             for upstream, upstream_name in [job]
         }
         files = description.files
-        digests = self.file_digests.digests(
-            path for path in files.values() if isinstance(path, Path)
-        )
+        digests = self.file_digests.digests(files.values())
         functions = tuple(settings.get("reward_functions", ()))
         code = self._code(self.program(rule, name), functions, uses_vllm(settings))
         spec: dict[str, Any] = {
@@ -76,10 +74,7 @@ class Specs:
             "path": self.result(rule, name),
             "settings": settings,
             "inputs": inputs,
-            "files": {
-                name: file if isinstance(file, str) else digests[file]
-                for name, file in files.items()
-            },
+            "files": {name: digests[path] for name, path in files.items()},
             "code": code.digests,
             "requirements": self._pins(code.imports, self.root / "requirements.txt"),
         }
