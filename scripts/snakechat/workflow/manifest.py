@@ -40,6 +40,7 @@ RUN_RECORD = "run.json"
 # in folders that a user requests by name. A model card names the options of one build, and people
 # edit it before they publish a model: neither makes another model of it.
 UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", RUN_RECORD}
+KEYS = {"spec", "inputs", "lineage", "facts", "files"}
 
 
 # Digits of a key: the first half of a SHA-256, since the key names a folder.
@@ -88,7 +89,8 @@ def manifest_path(folder: str | Path) -> Path:
 
 def read_manifest(path: str | Path) -> Manifest | None:
     """Return a manifest, or None if the file is missing or damaged in any way."""
-    return read_sealed(path)
+    manifest = read_sealed(path)
+    return manifest if manifest and manifest.keys() >= KEYS else None
 
 
 def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
