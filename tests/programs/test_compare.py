@@ -20,7 +20,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     page = copy.folder / "output/compare/dpo/mine.html"
     copy.build("output/compare/dpo/mine.html")
     text = page.read_text()
-    assert text.count("<figure>") == 13
+    assert text.count("<figure>") == 6
     # One file.
     assert not re.findall(r'(?:src|href)="([^#"]+)', text)
     head = re.compile(r'<thead><tr><th scope="col"></th>(.*?)</tr></thead>')

@@ -6,9 +6,8 @@ import re
 import pytest
 
 from conftest import Workflow
-from snakechat.pages.metrics import PERPLEXITIES
-from snakechat.pages.tables import format_metric
-from snakechat.pages.texts import format_number, run_value
+from snakechat.pages.page import format_metric
+from snakechat.pages.texts import NAMES, format_number, run_value
 from snakechat.workflow.digests import read_sealed, sealed_json
 
 REPORT = "output/report/rlhf/tiny/report.html"
@@ -66,7 +65,7 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
     page = (quick.folder / REPORT).read_text()
     rows = rows_in(page)
     metrics = json.loads((folder / "eval/sft/tiny/metrics.json").read_text())
-    for key, label in PERPLEXITIES.items():
+    for key, label in NAMES["perplexities"].items():
         for when, cell in zip(("before", "after"), rows[label["en"]], strict=True):
             assert cell.startswith(format_number(metrics[when][key]))
             low, high = metrics["intervals_95"][when][key]

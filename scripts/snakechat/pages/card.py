@@ -22,7 +22,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
 from snakechat.pages.jobs import describe_origin, rebuild_command
 from snakechat.pages.metrics import headline_paths, read_figure
-from snakechat.pages.page import MARKDOWN, Table, table_of
+from snakechat.pages.page import MARKDOWN
 from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
@@ -104,36 +104,22 @@ def model_card(
     job, rule = lineage[path], RULES[lineage[path]["rule"]]
     before = {each: lineage[each] for each in upstream_first(lineage) if each != path}
     licenses = source_licenses(before, declared)
-    found, name = record["versions"], path.rpartition("/")[2]
     text = MARKDOWN.get_template("model_card.md").render(
-        name=name,
         path=path,
-        description=rule.model,
-        scores=rule.loss == "score",
+        rule=rule,
         job=job,
         settings=json.dumps(job["settings"], indent=1, sort_keys=True),
-        sources=source_table(before, licenses),
+        jobs=before,
+        origins={name: describe_origin(of, licenses.get(name)) for name, of in before.items()},
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
         placement=Placement(**record["placement"]),
-        hermetic=record.get("hermetic"),
-        versions=", ".join(f"{name} {found[name]}" for name in LIBRARIES if name in found),
+        record=record,
+        libraries=[name for name in LIBRARIES if name in record["versions"]],
     )
-    text = f"---\n{card_data(path, before, licenses, metrics, datasets).to_yaml()}\n---\n{text}"
+    data = card_data(path, before, licenses, metrics, datasets)
+    text = f"---\n{data.to_yaml()}\n---\n{text}"
     return text + SEAL.format(digest=digest(text))
-
-
-def source_table(jobs: Lineage, licenses: Mapping[str, str | None]) -> Table:
-    """Return the table of the jobs before a training. licenses: Of the sources, by path."""
-    rows = {}
-    for path, job in jobs.items():
-        splits = job["facts"].get("size", {}).items()
-        rows[path] = {
-            "source": describe_origin(job, licenses.get(path)),
-            "rows": ", ".join(f"{split} {size['rows']:,}" for split, size in splits),
-            "spec": job["spec"][:16],
-        }
-    return table_of("", rows, corner="job")
 
 
 def card_data(
@@ -155,11 +141,11 @@ def card_data(
     for job in jobs.values():
         if "hub" in job["settings"]:
             hub[job["rule"]].append(job["settings"]["hub"])
-    kinds = hub["import_dataset"] or datasets
+    sources = hub["import_dataset"] or datasets
     results = [
         EvalResult(
             task_type=task,
-            dataset_type=kinds[0] if len(kinds) == 1 else "mixed",
+            dataset_type=sources[0] if len(sources) == 1 else "mixed",
             dataset_name=f"held-out rows of {', '.join(datasets)}",
             metric_type=metric.rpartition(".")[2],
             metric_name=metric,

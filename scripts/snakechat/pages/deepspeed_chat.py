@@ -29,7 +29,7 @@ EVALUATIONS = {
 }
 # Rows per second of all GPUs; |Avg... is of whole steps of RLHF, Running... of one of its engines.
 RATE, RLHF_RATE = rf"RunningAvgSamplesPerSec={N}", rf"\|AvgSamplesPerSec={N}"
-RLHF_LATENCY = rf"(?:E2E latency=|End-to-End => Latency: ){N}s"
+LATENCY = rf"(?:E2E latency=|End-to-End => Latency: ){N}s"
 MEMORY = rf"MaxMemAllocated={N}GB"
 
 # Lines of metrics.jsonl, metrics.json and measurements of run.json.
@@ -48,26 +48,24 @@ def read_log(path: Path, name: str, stage: str) -> Content:
         InputError: It has no evaluation of this stage.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
-    evaluations = {
-        each: [
-            {key: float(value) for key, value in zip(keys, match.groups(), strict=True) if value}
-            for match in re.finditer(pattern, text)
-        ]
-        for each, (pattern, keys) in EVALUATIONS.items()
-    }
-    if not evaluations[stage]:
-        kind = next((each for each, found in evaluations.items() if found), "another program")
+    pattern, keys = EVALUATIONS[stage]
+    found = [
+        {key: float(value) for key, value in zip(keys, match.groups(), strict=True) if value}
+        for match in re.finditer(pattern, text)
+    ]
+    if not found:
+        stages = (each for each, (other, _) in EVALUATIONS.items() if re.search(other, text))
         raise InputError(
-            f"logs.{name}: {path} is a log of {kind}: expected one of DeepSpeed-Chat's {stage}"
+            f"logs.{name}: {path} is a log of {next(stages, 'another program')}: expected one of"
+            f" DeepSpeed-Chat's {stage}"
         )
     record: dict[str, float] = {}
     if rates := re.findall(RLHF_RATE if stage == "rlhf" else RATE, text):
         record["rows_per_second"] = float(rates[-1])
-    if latencies := re.findall(RLHF_LATENCY, text):
+    if latencies := re.findall(LATENCY, text):
         record["seconds_per_step"] = statistics.median(map(float, latencies))
     if peaks := re.findall(MEMORY, text):
         record["peak_gpu_memory_mb"] = 1024 * float(peaks[-1])
-    found = evaluations[stage]
     if stage == "rlhf":
         return [{"step": step, **values} for step, values in enumerate(found, 1)], {}, record
     # A training that has ended early has no evaluation after it.

@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from snakechat.estimates.flops import peak_flops, rlhf_flops, training_flops
+from snakechat.estimates.flops import flops_per_token, peak_flops
 from snakechat.pages.page import Section, Table, table_of, value_table
 from snakechat.pages.texts import (
     NAMES,
@@ -28,25 +28,28 @@ APART = ("spec", "placement", "versions", "options", "unchanged_because", "evalu
 
 
 class Training(NamedTuple):
-    """A training of a report, with its evaluation.
+    """A training with its evaluation.
 
     Attributes:
         stage: sft, reward, dpo or rlhf.
-        path: Path of the training.
-        job: The training in the lineage.
+        name: Its path; in a comparison, the name of the recipe.
+        settings, facts: What the lineage has of it; empty for a training log of another program.
         steps: The lines of metrics.jsonl.
         metrics: metrics.json of the evaluation.
-        tokens: stats.json of the tokens.
         run: run.json; empty if it is unknown.
+        tokens: stats.json of the tokens; of reports.
+        compared: Settings that tell its results from others, but the seed; of comparisons.
     """
 
     stage: str
-    path: str
-    job: Mapping[str, Any]
+    name: str
+    settings: Mapping[str, Any]
+    facts: Mapping[str, Any]
     steps: Sequence[Mapping[str, Any]]
     metrics: Mapping[str, Any]
-    tokens: Statistics
     run: Mapping[str, Any]
+    tokens: Mapping[str, Any] = {}
+    compared: Mapping[str, Any] = {}
 
     @property
     def title(self) -> str:
@@ -54,53 +57,36 @@ class Training(NamedTuple):
         return name_of("stages", self.stage)
 
 
-def dataset_table(statistics: Mapping[str, Statistics]) -> Table:
-    """Return the table of repeated prompts.
-
-    statistics: stats.json of the datasets, by input name (records.DATASET).
-    """
-    trained = {name: of["train"] for name, of in statistics.items() if name.startswith("records.")}
-    rows = {
-        name.removeprefix("records."): {
-            translate("rows"): of["rows"],
-            translate("prompt of an earlier row"): format_share(
-                of["repeated_prompts"] / of["rows"]
-            ),
-        }
-        for name, of in trained.items()
-    }
-    return table_of(translate("datasets"), rows)
-
-
-def row_section(trainings: Sequence[Training], statistics: Mapping[str, Statistics]) -> Section:
+def row_section(trainings: Sequence[Training], datasets: Mapping[str, Statistics]) -> Section:
     """Return the section of the rows of each dataset and phase, and of their lengths.
 
-    statistics: As of dataset_table.
+    datasets: stats.json of the datasets, by name.
     """
-    splits = {f"{of.stage}.{split}": rows for of in trainings for split, rows in of.tokens.items()}
-    counts = {
-        name: {
-            translate("rows"): of["rows"],
-            **{f"{translate('truncated')}: {what}": n for what, n in of["truncated"].items()},
-            **{f"{translate('dropped')}: {why}": n for why, n in of["dropped"].items()},
-        }
-        for name, of in splits.items()
-    }
-    lengths = {
-        f"{name}: {what}": {
-            translate("mean"): of["mean"],
-            **{key: of[key] for key in QUANTILES},
-            translate("maximum"): of["p100"],
-        }
-        for name, split in splits.items()
-        for what, of in split["tokens"].items()
-    }
+    repeated: dict[str, dict[str, Any]] = {}
+    counts: dict[str, dict[str, int]] = {}
+    lengths: dict[str, dict[str, float]] = {}
+    for name, of in datasets.items():
+        rows, prompts = (of["train"][key] for key in ("rows", "repeated_prompts"))
+        share = {translate("repeated_prompts"): format_share(prompts / rows)}
+        repeated[name] = {translate("rows"): rows} | share
+    for training in trainings:
+        for split, of in training.tokens.items():
+            name = f"{training.stage}.{split}"
+            counts[name] = {translate("rows"): of["rows"]} | {
+                f"{translate(kind)}: {what}": number
+                for kind in ("truncated", "dropped")
+                for what, number in of[kind].items()
+            }
+            for what, found in of["tokens"].items():
+                quantiles = {key: found[key] for key in QUANTILES}
+                ends = {translate("mean"): found["mean"]}, {translate("maximum"): found["p100"]}
+                lengths[f"{name}: {what}"] = ends[0] | quantiles | ends[1]
     tables = [
-        dataset_table(statistics),
+        table_of(translate("datasets"), repeated),
         table_of(translate("phases"), counts),
-        table_of(translate("lengths (tokens)"), lengths),
+        table_of(translate("lengths"), lengths),
     ]
-    return Section(translate("Rows and prompts"), tables=tables)
+    return Section(translate("rows_and_prompts"), tables=tables)
 
 
 def job_section(lineage: Lineage, licenses: Mapping[str, str | None], runs: Runs) -> Section:
@@ -116,19 +102,15 @@ def job_section(lineage: Lineage, licenses: Mapping[str, str | None], runs: Runs
             translate("source"): describe_origin(job, licenses.get(path)),
             translate("spec"): job["spec"][:16],
             # The changes after which a result was accepted (scripts/accept.py).
-            translate("accepted changes"): ", ".join(
+            translate("accepted"): ", ".join(
                 f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
                 for entry in job.get("accepted", ())
             ),
             **{name_of("run", key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
         }
-    rows[translate("time of all jobs")] = {name_of("run", "seconds"): total_cost(runs)}
-    note = translate(
-        "A spec is the digest of a job's settings, code and inputs. The table shows its first"
-        " 16 digits. The time of a resumed training starts where it was resumed."
-    )
-    table = table_of("", rows, note, translate("job"))._replace(has_texts=True)
-    return Section(translate("Lineage and costs"), tables=[table])
+    rows[translate("total_time")] = {name_of("run", "seconds"): total_cost(runs)}
+    table = table_of("", rows, translate("jobs_note"), translate("job"))
+    return Section(translate("jobs"), tables=[table._replace(has_texts=True)])
 
 
 def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str:
@@ -143,20 +125,14 @@ def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str
         # The commit, because a revision may be a branch.
         origin = f"{settings['hub']} @ {entry['facts'].get('commit', settings['revision'])}"
     elif files["number"]:
-        origin = translate(
-            "{number} files, digest {digest}", number=files["number"], digest=files["digest"][:16]
-        )
+        origin = translate("files", number=files["number"], digest=files["digest"][:16])
     elif "generate" in settings:
-        origin = translate(
-            "generated ({generator}, seed {seed})",
-            generator=settings["generate"],
-            seed=settings["seed"],
-        )
+        origin = translate("generated", generator=settings["generate"], seed=settings["seed"])
     elif "init" in settings:
-        origin = translate("random weights (seed {seed})", seed=settings["seed"])
+        origin = translate("random_weights", seed=settings["seed"])
     else:
         return ""
-    return origin + (translate(", licence {license}", license=license) if license else "")
+    return origin + (translate("licence", license=license) if license else "")
 
 
 def read_runs(lineage: Lineage) -> Runs:
@@ -175,15 +151,15 @@ def total_cost(runs: Runs) -> str:
 
 def run_table(training: Training) -> Table:
     """Return the table of the run of a training, which is known."""
-    run, job = training.run, training.job
-    last = training.steps[-1] if training.steps else {}
+    run, steps = training.run, training.steps
     prefix = "policy/" if training.stage == "rlhf" else ""
-    scaling = {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
+    last = steps[-1] if steps else {}
+    measured = {"command": rebuild_command(training.name, run), **training.facts, **run}
+    measured |= {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
     for name, key in {"losses": f"{prefix}loss", "value_losses": "value/loss"}.items():
-        if losses := [step[key] for step in training.steps if key in step]:
+        if losses := [step[key] for step in steps if key in step]:
             means = losses[0], losses[-1], statistics.fmean(losses)
-            scaling[name] = ", ".join(map(format_number, means))
-    measured = {"command": rebuild_command(training.path, run), **job["facts"], **scaling, **run}
+            measured[name] = ", ".join(map(format_number, means))
     if "seconds_per_step" in run:
         measured |= throughput(training)
     known = NAMES["run"]
@@ -193,12 +169,7 @@ def run_table(training: Training) -> Table:
         for key in order
         if measured.get(key) is not None
     }
-    note = translate(
-        "Floating point operations are counted as in appendix B of the PaLM paper (Chowdhery et al."
-        " 2022), without padding and recomputation. Rates are measured on the median step, without"
-        " saving, loading and evaluation."
-    )
-    return value_table(translate("Run"), shown, note)
+    return value_table(translate("run"), shown, translate("run_note"))
 
 
 def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
@@ -213,31 +184,32 @@ def throughput(training: Training) -> dict[str, float | None]:
     Rows are pairs in DPO and prompts in RLHF. `utilization` is the share of the GPUs' peak rate
     (MFU), None if it is unknown.
     """
-    settings, run, train = training.job["settings"], training.run, training.tokens["train"]
+    settings, run, train = training.settings, training.run, training.tokens["train"]
     # Mean tokens of the prompt, and of all responses of a row, which share a prompt and do not
     # attend to each other.
     lengths = {name: tokens["sum"] / train["rows"] for name, tokens in train["tokens"].items()}
-    prompt, responses = lengths.pop("prompt"), sum(lengths.values())
+    prompt, responses, count = lengths.pop("prompt"), sum(lengths.values()), len(lengths)
     if training.stage == "rlhf":
         # An evaluation before training (step 0) has no responses of a step.
         sampled = [step["response/length"] for step in training.steps if "response/length" in step]
-        count, batch = settings["num_generations"], settings["rollout_batch_size"]
-        responses = count * sum(sampled) / len(sampled)
-        flops = rlhf_flops(
-            *(run["models"], prompt + responses / count, settings["ppo_epochs"]),
-            run.get("evaluated_in_update", False),
-        )
-    else:
-        count, batch = len(lengths), settings["global_batch_size"]
-        flops = training_flops(run["models"]["model"], prompt + responses / count)
+        count = settings["num_generations"]
+        responses = count * statistics.fmean(sampled)
+    # In RLHF, the actor generates and evaluates each token, the reference evaluates it, reward
+    # model and critic score it. A reward model only counts with a critic, at the critic's size.
+    in_update = run.get("evaluated_in_update", False)
+    forwards = {"model": 0, "actor": 2 if in_update else 3, "critic": 2}
+    epochs = settings.get("ppo_epochs", 1)
+    passes = [(model, forwards[name], epochs) for name, model in run["models"].items()]
+    batch = settings.get("rollout_batch_size", settings["global_batch_size"])
     rows = min(batch, train["rows"]) / run["seconds_per_step"]
     tokens = rows * (prompt + responses)
+    flops = tokens * flops_per_token(passes, prompt + responses / count)
     placement = run["placement"]
     peak = peak_flops(run.get("gpu", "")) if settings["dtype"] != "fp32" else None
     gpus = placement["nodes"] * placement["gpus_per_node"]
     return {
         "rows_per_second": rows,
         "tokens_per_second": tokens,
-        "flops_per_second": flops * tokens,
-        "utilization": flops * tokens / (gpus * peak) if peak else None,
+        "flops_per_second": flops,
+        "utilization": flops / (gpus * peak) if peak else None,
     }

@@ -4,49 +4,24 @@ Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from snakechat.evaluation.comparisons import INITIAL_MODELS, initial_model
-from snakechat.pages.texts import NAMES, name_of, translate
+from snakechat.pages.texts import NAMES, TABLES, in_language, name_of, translate
 
 # The key of the metrics of benchmarks in the metrics of an evaluation.
 BENCHMARKS = "benchmarks"
-# Groups of metrics: of the curves of a stage, and of evaluations.
-CURVES = {"sft": "sft_curves", "reward": "pair_curves", "dpo": "pair_curves", "rlhf": "rlhf_curves"}
-PERPLEXITIES, PAIRS = NAMES["perplexities"], NAMES["pairs"]
-RESPONSES, WIN_CRITERIA = NAMES["responses"], NAMES["wins"]
-
-_PAIR_RESULTS = [path for key in PAIRS for path in (f"before.{key}", key)]
-# Results of each stage, and the same of the model before training: paths in metrics.json.
-RESULTS: dict[str, list[str]] = {
-    "sft": [f"{moment}.{key}" for key in PERPLEXITIES for moment in NAMES["moments"]],
-    "reward": _PAIR_RESULTS,
-    "dpo": _PAIR_RESULTS,
-    "rlhf": [
-        *(f"{model}.{key}" for key in RESPONSES for model in (*INITIAL_MODELS, "rlhf")),
-        *(f"wins.rlhf.{initial}.{key}" for initial in INITIAL_MODELS for key in WIN_CRITERIA),
-    ],
-}
-# The main results of a recipe, by stage: paths in metrics.json.
-_PAIR_HEADLINE = (
-    *("accuracy", "longer_wins_accuracy", "calibration_error"),
-    *("auc", "longer_wins_auc", "share_good", "loss"),
-)
-HEADLINES = {
-    "sft": ("after.response_perplexity",),
-    "reward": _PAIR_HEADLINE,
-    "dpo": _PAIR_HEADLINE,
-    "rlhf": (
-        *(f"wins.rlhf.{{initial}}.{key}" for key in reversed(WIN_CRITERIA)),
-        *("success_difference", "score_difference", "rlhf.kl_to_{initial}"),
-    ),
-}
+# Metrics of each stage: of its curves, of its evaluation, and its main results.
+STAGES: dict[str, dict[str, Any]] = yaml.safe_load((TABLES / "stages.yaml").read_text("utf-8"))
 _BY_KEY = {
     key.rpartition("/")[2]: names
-    for group in (*CURVES.values(), "perplexities", "pairs", "responses")
-    for key, names in NAMES[group].items()
+    for kind in ("curves", "results")
+    for stage in STAGES.values()
+    for key, names in NAMES[stage[kind]].items()
 }
 # Values whose relative distance is less are equal: ZeRO stages, threads and GPUs round differently.
 ROUNDING = 1e-4
@@ -78,33 +53,40 @@ class Figure(NamedTuple):
 
 def label_of(path: str) -> str:
     """Return the label of a metric of an evaluation. path: keys of metrics.json joined by dots."""
-    keys = path.split(".")
-    if keys[0] == BENCHMARKS:
-        return path.removeprefix(f"{BENCHMARKS}.")
-    if keys[0] == "wins":
-        return translate(
-            "win rate of {model} against {other}, {criterion}",
-            model=name_of("models", keys[1]),
-            other=name_of("models", keys[2]),
-            criterion=translate(names_of(path)["en"]),
-        )
-    label = translate(names_of(path)["en"])
-    if keys[0] == "before":
-        return translate("{metric} before training", metric=label)
-    if keys[0] in INITIAL_MODELS:
-        return translate("{metric} of {model}", metric=label, model=name_of("models", keys[0]))
+    first, _, rest = path.partition(".")
+    if first == BENCHMARKS:
+        return rest
+    label = in_language(names_of(path))
+    if first == "wins":
+        # The name of a model may have dots.
+        model, other, _ = (name_of("models", name) for name in rest.rsplit(".", 2))
+        return translate("win_rate", model=model, other=other, criterion=label)
+    if first == "before":
+        return translate("before_training", metric=label)
+    if first in INITIAL_MODELS:
+        return translate("metric_of", metric=label, model=name_of("models", first))
     return label
+
+
+def result_paths(stage: str, initials: Collection[str] = ()) -> list[str]:
+    """Return the paths of the results of a stage, and of the same of the model before training.
+
+    initials: Of RLHF, the models that trainings have started from.
+    """
+    starts = [*(f"{initial}." for initial in initials), *STAGES[stage]["starts"]]
+    paths = [f"{start}{key}" for key in NAMES[STAGES[stage]["results"]] for start in starts]
+    return paths + [f"wins.rlhf.{other}.{key}" for other in initials for key in NAMES["wins"]]
 
 
 def headline_paths(stage: str, metrics: Mapping[str, Any]) -> list[str]:
     """Return the paths of the main results in metrics.json, which may lack some of them."""
     initial = initial_model(metrics) if "rlhf" in metrics else ""
-    return [path.format(initial=initial) for path in HEADLINES[stage]]
+    return [path.format(initial=initial) for path in STAGES[stage]["headline"]]
 
 
 def names_of(path: str) -> dict[str, Any]:
     """Return the entry of a path of metrics.json (with dots) or metrics.jsonl (with slashes)."""
-    group = WIN_CRITERIA if path.startswith("wins.") else _BY_KEY
+    group = NAMES["wins"] if path.startswith("wins.") else _BY_KEY
     return group.get(path.replace("/", ".").rpartition(".")[2], {})
 
 
@@ -181,14 +163,18 @@ def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def own_metrics(
+def curve_labels(
     stage: str, settings: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> list[str]:
-    """Return the metrics of a command's metrics.jsonl that our trainings of a stage do not have."""
-    if "command" not in settings:
-        return []
-    found = dict.fromkeys(key.removeprefix("eval_") for line in steps for key in line)
-    return [key for key in found if key not in ("step", *NAMES[CURVES[stage]])]
+) -> dict[str, str]:
+    """Return the labels of the metrics of a training's curves, by their keys in metrics.jsonl.
+
+    A user's command has metrics of its own, which our trainings of the stage do not have.
+    """
+    labels = {key: in_language(names) for key, names in NAMES[STAGES[stage]["curves"]].items()}
+    if "command" in settings:
+        found = (key.removeprefix("eval_") for line in steps for key in line)
+        labels |= {key: labels.get(key, key) for key in found if key != "step"}
+    return labels
 
 
 def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.pages.metrics import Figure, label_of, read_figure, read_json, read_json_lines
-from snakechat.pages.page import Page, Section, Table
-from snakechat.pages.tables import figure_cell
+from snakechat.pages.page import Page, Section, Table, figure_cell
 from snakechat.pages.texts import name_of, translate
 from snakechat.workflow.job import Job
 
@@ -29,20 +28,17 @@ def response_sections(lines: Lines, num_generations: int) -> list[Section]:
     models: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         models.setdefault(line["model"], []).append(line)
-    first = zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)
-    prompts = [dict(zip(models, of_prompt, strict=True)) for of_prompt in first]
-    shown = {translate("Responses to the first held-out prompts"): prompts[:FIRST]}
+    prompts = [*zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)]
+    shown = {translate("first_responses"): prompts[:FIRST]}
     if "rlhf" in models:
         initial = initial_model(models)
+        places = [[*models].index(model) for model in (initial, "rlhf")]
 
-        def change(of_prompt: Mapping[str, Mapping[str, Any]]) -> float:
-            before, after = (of_prompt[model].get("score", math.nan) for model in (initial, "rlhf"))
+        def change(of_prompt: Lines) -> float:
+            before, after = (of_prompt[place].get("score", math.nan) for place in places)
             return float(after - before)
 
-        title = translate(
-            "Responses whose score decreased most from {initial} to RLHF",
-            initial=name_of("models", initial),
-        )
+        title = translate("worse_responses", initial=name_of("models", initial))
         shown[title] = sorted((of for of in prompts if change(of) < 0), key=change)[:DECREASED]
     return [
         Section(title, tables=[*map(_prompt_table, of_title)])
@@ -51,16 +47,19 @@ def response_sections(lines: Lines, num_generations: int) -> list[Section]:
     ]
 
 
-def _prompt_table(lines: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Return the table of the responses to a prompt, by model, with their scores."""
+def _prompt_table(lines: Lines) -> Table:
+    """Return the table of the responses to a prompt, one of each model, with their scores."""
     # A response that nothing scores has no score.
-    keys = [k for k in ("score", "judge_score") if all(k in line for line in lines.values())]
-    rows = []
-    for model, line in lines.items():
-        scores = [figure_cell(key, Figure(line[key])) for key in keys]
-        rows.append([name_of("models", model), line["response"].strip(), *scores])
+    keys = [key for key in ("score", "judge_score") if all(key in line for line in lines)]
+    rows = [
+        [
+            *(name_of("models", line["model"]), line["response"].strip()),
+            *(figure_cell(key, Figure(line[key])) for key in keys),
+        ]
+        for line in lines
+    ]
     head = [translate("model"), translate("response"), *map(label_of, keys)]
-    return Table(line["prompt"].strip(), head, rows, has_texts=True)
+    return Table(lines[0]["prompt"].strip(), head, rows, has_texts=True)
 
 
 def response_page(job: Job[Any]) -> Page:
@@ -79,13 +78,9 @@ def response_page(job: Job[Any]) -> Page:
             ]
             tables.append(Table(prompt, head, rows, has_texts=True))
         sections.append(Section(name, tables=tables))
-    note = translate(
-        "Sampling: temperature {temperature}, seed {seed}. A response has at most"
-        " {max_response_length} tokens; […] marks responses that were truncated there.",
-        **settings,
-    )
     title = f"{job.settings.stage}/{job.settings.name}"
-    return Page(translate("Responses side by side"), title, sections, notes=[note])
+    notes = [translate("prompt_eval_note", **settings)]
+    return Page(translate("prompt_eval"), title, sections, notes=notes)
 
 
 def score_page(job: Job[Any]) -> Page:
@@ -96,12 +91,7 @@ def score_page(job: Job[Any]) -> Page:
     # Lines of a set follow each other.
     lines = read_json_lines(job.inputs["results"] / "scores.jsonl")
     metrics = read_json(job.inputs["results"] / "metrics.json")
-    head = [
-        *("", translate("prompt")),
-        *(translate("good response (chosen)"), translate("score")),
-        *(translate("bad response (rejected)"), translate("score")),
-        *(translate("margin"), translate("margin of the base model")),
-    ]
+    names = ("prompt", "chosen", "score", "rejected", "score", "margin", "base_margin")
     sections = []
     for name, of_set in groupby(lines, itemgetter("set")):
         rows = []
@@ -115,11 +105,12 @@ def score_page(job: Job[Any]) -> Page:
             marked = figure_cell("score", margin, True)._replace(interval="")
             texts = line["prompt"], line["chosen"], chosen, line["rejected"], rejected
             rows.append([str(number), *texts, marked, base])
-        sections.append(Section(name, tables=[Table("", head, rows, has_texts=True)]))
+        table = Table("", ["", *map(translate, names)], rows, has_texts=True)
+        sections.append(Section(name, tables=[table]))
     cards = {
         label_of(path): figure_cell(path, figure)
         for path in ("accuracy", "base.accuracy", "ties")
         if (figure := read_figure(metrics, path))
     }
     title = f"{job.settings.stage}/{job.settings.name}"
-    return Page(translate("Scores of good and bad responses"), title, sections, cards)
+    return Page(translate("rw_eval"), title, sections, cards)

@@ -8,31 +8,24 @@ from typing import Any
 import numpy as np
 
 from snakechat.evaluation.comparisons import initial_model, mean_difference
+from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import (
     BENCHMARKS,
-    PAIRS,
-    PERPLEXITIES,
-    RESPONSES,
-    WIN_CRITERIA,
+    STAGES,
     Figure,
     benchmark_paths,
     headline_paths,
     label_of,
     read_figure,
 )
-from snakechat.pages.page import Cell, Section
-from snakechat.pages.plots import metric_panels
-from snakechat.pages.tables import figure_cell, format_metric, metric_table
-from snakechat.pages.texts import NAMES, format_number, name_of, translate
+from snakechat.pages.page import Cell, Section, Table, figure_cell, format_metric, metric_table
+from snakechat.pages.texts import NAMES, format_number, format_share, name_of, translate
 
 Metrics = Mapping[str, Any]
-# Metrics of responses that have a figure.
-PLOTTED = (
-    *("score", "judge_score", "success", "kl_to_sft", "kl_to_dpo", "kl_to_base"),
-    *("length", "ended_by_eos"),
-)
 # The accuracy of guessing which response of a pair is preferred.
 GUESSING = 0.5
+# Why few of the saved weights have changed, by facts["unchanged_because"] of a training.
+UNCHANGED = {"learning_rate": "remark_learning_rate", "rounding": "remark_rounding"}
 # Length ranks pairs as well as a model that is at most this much more accurate.
 NEAR = 0.02
 
@@ -46,11 +39,8 @@ def headline(stage: str, metrics: Metrics) -> dict[str, Cell]:
         if (figure := read_figure(metrics, path)) is not None:
             label = label_of(metric)
             if is_difference:
-                label = translate(
-                    "change from {initial} to RLHF: {metric}",
-                    initial=name_of("models", initial_model(metrics)),
-                    metric=label,
-                )
+                initial = name_of("models", initial_model(metrics))
+                label = translate("change_to_rlhf", initial=initial, metric=label)
             cards[label] = figure_cell(metric, figure, is_difference)
     [count] = NAMES["counts"].keys() & metrics.keys()
     return cards | {name_of("counts", count): Cell(format_number(metrics[count]))}
@@ -63,9 +53,9 @@ def figure_at(metrics: Metrics, prefix: str = "", suffix: str = "") -> Callable[
 
 def result_section(stage: str, metrics: Metrics) -> Section:
     """Return the section of the results of a stage, from its metrics.json."""
-    title = translate("Results: {model}", model=name_of("stages", stage))
+    title = translate("results_of", model=name_of("stages", stage))
     if stage == "rlhf":
-        return _rlhf_section(title, metrics)
+        return Section(title, tables=_response_tables(metrics))
     by_dataset = metrics.get("by_dataset", {})
     if stage == "sft":
         columns = {
@@ -73,12 +63,12 @@ def result_section(stage: str, metrics: Metrics) -> Section:
             for name, of in {"": metrics, **by_dataset}.items()
             for moment in NAMES["moments"]
         }
-        return Section(title, tables=[metric_table("", columns, PERPLEXITIES)])
-    before = {name_of("moments", "before"): metrics["before"]} if "before" in metrics else {}
-    [kind] = NAMES["all"].keys() & metrics.keys()
-    datasets = before | {name_of("all", kind): metrics, **by_dataset}
-    columns = {name: figure_at(of) for name, of in datasets.items()}
-    return Section(title, tables=[metric_table("", columns, PAIRS)])
+    else:
+        before = {name_of("moments", "before"): metrics["before"]} if "before" in metrics else {}
+        [kind] = NAMES["all"].keys() & metrics.keys()
+        datasets = before | {name_of("all", kind): metrics, **by_dataset}
+        columns = {name: figure_at(of) for name, of in datasets.items()}
+    return Section(title, tables=[metric_table("", columns, NAMES[STAGES[stage]["results"]])])
 
 
 def in_order(models: Mapping[str, Any]) -> list[str]:
@@ -91,8 +81,8 @@ def difference_name(model: str, initial: str) -> str:
     return f"{name_of('models', model)} \N{MINUS SIGN} {name_of('models', initial)}"
 
 
-def _rlhf_section(title: str, metrics: Metrics) -> Section:
-    """Return the section of the responses of all models to held-out prompts."""
+def _response_tables(metrics: Metrics) -> list[Table]:
+    """Return the tables of the responses of all models to held-out prompts."""
     initial = initial_model(metrics)
     models = in_order(metrics["intervals_95"])
     columns = {name_of("models", model): figure_at(metrics, f"{model}.") for model in models}
@@ -107,31 +97,21 @@ def _rlhf_section(title: str, metrics: Metrics) -> Section:
         for model in models
         if model != initial
     }
-    responses = translate(
-        "Responses to {prompts} held-out prompts, {count} of each model to each prompt",
-        prompts=format_number(metrics["num_prompts"]),
-        count=format_number(metrics["num_generations"]),
-    )
     wins = [
         f"wins.{model}.{other}.{key}"
         for model in models
         for other in metrics["wins"].get(model, {})
-        for key in WIN_CRITERIA
+        for key in NAMES["wins"]
     ]
     won = {name_of("comparisons", key): figure_at(metrics, "", key) for key in NAMES["comparisons"]}
-    name = translate("Differences from {name}", name=name_of("models", initial))
-    return Section(
-        title,
-        panels=metric_panels(columns, PLOTTED),
-        caption=translate(
-            "Bars are 95 % intervals over prompts (rows with equal prompts count as one)."
-        ),
-        tables=[
-            metric_table(name, differences, RESPONSES, differences=True),
-            metric_table(responses, columns, RESPONSES),
-            metric_table(translate("Win rates and response lengths"), won, wins),
-        ],
-    )
+    counts = {key: format_number(metrics[key]) for key in ("num_prompts", "num_generations")}
+    keys = NAMES["responses"]
+    name = translate("differences_from", name=name_of("models", initial))
+    return [
+        metric_table(name, differences, keys, differences=True),
+        metric_table(translate("responses_of_models", **counts), columns, keys),
+        metric_table(translate("win_rates"), won, wins),
+    ]
 
 
 def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section]:
@@ -148,7 +128,7 @@ def benchmark_sections(stage: str, found: Mapping[str, Metrics]) -> list[Section
         name = difference_name(stage, initial)
         change = partial(benchmark_change, models[initial], trained)
         tables.insert(0, metric_table("", {name: change}, paths, differences=True))
-    return [Section(translate("Benchmarks"), tables=tables)]
+    return [Section(translate("benchmarks"), tables=tables)]
 
 
 def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | None:
@@ -173,57 +153,41 @@ def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | Non
 # --- remarks ------------------------------------------------------------------------------------
 
 
-def remarks_on(stage: str, metrics: Metrics) -> Iterator[str]:
-    """Yield sentences on the evaluation of a recipe about what readers may misunderstand."""
-    if stage == "rlhf":
-        yield from _rlhf_remarks(metrics)
-    if "accuracy" not in metrics:
-        return
-    datasets = {name_of("all", "pairs"): metrics, **metrics.get("by_dataset", {})}
-    for dataset, of in datasets.items():
-        low, high = of["intervals_95"]["accuracy"]
-        if low <= GUESSING <= high:
-            yield translate(
-                "The accuracy on {pairs} is not distinguishable from guessing: its 95 % interval"
-                " contains 50 %.",
-                pairs=dataset,
-            )
-    if metrics["accuracy"] - metrics["longer_wins_accuracy"] < NEAR:
-        yield translate(
-            "Choosing the longer response is about as accurate ({longer}): the model may have"
-            " learned little more than length.",
-            longer=format_metric("accuracy", metrics["longer_wins_accuracy"]),
-        )
+def remarks_on(training: Training) -> Iterator[str]:
+    """Yield sentences about what readers of a report may misunderstand."""
+    metrics, facts = training.metrics, training.facts
+    if training.stage == "rlhf":
+        yield from _response_remarks(metrics)
+    if "accuracy" in metrics:
+        datasets = {name_of("all", "pairs"): metrics, **metrics.get("by_dataset", {})}
+        for dataset, of in datasets.items():
+            low, high = of["intervals_95"]["accuracy"]
+            if low <= GUESSING <= high:
+                yield translate("remark_guessing", pairs=dataset)
+        longer = metrics["longer_wins_accuracy"]
+        if metrics["accuracy"] - longer < NEAR:
+            yield translate("remark_length", longer=format_metric("accuracy", longer))
+    if reason := UNCHANGED.get(facts.get("unchanged_because", "")):
+        values = {**facts, "dtype": training.settings["dtype"]}
+        yield translate(reason, share=format_share(facts["changed_weights"]), **values)
 
 
-def _rlhf_remarks(metrics: Metrics) -> Iterator[str]:
-    def direction(path: str) -> int:
-        difference = read_figure(metrics, f"{path}_difference")
+def _response_remarks(metrics: Metrics) -> Iterator[str]:
+    """Yield remarks on the responses of all models."""
+
+    def direction(key: str) -> int:
+        difference = read_figure(metrics, f"{key}_difference")
         return difference.direction if difference else 0
 
     initial = initial_model(metrics)
+    name = name_of("models", initial)
     if direction("base_score") > 0:
-        yield translate(
-            "The base model scores higher ({base}) than {initial} ({trained}). This does not mean"
-            " that its responses are better: a reward model ranks responses of the kind that it was"
-            " trained on, and its scores of other texts are arbitrary.",
-            base=format_number(metrics["base"]["score"]),
-            initial=name_of("models", initial),
-            trained=format_number(metrics[initial]["score"]),
-        )
+        base, trained = (format_number(metrics[model]["score"]) for model in ("base", initial))
+        yield translate("remark_base", base=base, initial=name, trained=trained)
     for key in ("judge_score", "success"):
         if direction("score") > 0 > direction(key):
-            yield translate(
-                "The score rises from {initial} to RLHF, but another metric falls ({metric}): the"
-                " policy exploits errors of the reward model.",
-                initial=name_of("models", initial),
-                metric=label_of(key),
-            )
+            yield translate("remark_exploited", initial=name, metric=label_of(key))
     counts = [count["normalized"] for count in metrics.get("contamination", {}).values()]
     if any(counts):
-        yield translate(
-            "{count} of the {total} evaluated prompts also occur in training data: results on them"
-            " are optimistic.",
-            count=format_number(max(counts)),
-            total=format_number(metrics["num_prompts"]),
-        )
+        count, total = map(format_number, (max(counts), metrics["num_prompts"]))
+        yield translate("remark_contamination", count=count, total=total)

@@ -65,7 +65,7 @@ class TokenizedRows:
             if name in self.names and self.whole_lengths is not None:
                 total = int(self.whole_lengths[self.names.index(name)][number])
                 if total > len(ids):
-                    kept = translate("{kept} of {total} tokens", kept=len(ids), total=total)
+                    kept = translate("kept_tokens", kept=len(ids), total=total)
             found[name] = Tokens(list(self._tokens(ids, counts)), kept)
         return found
 
@@ -89,10 +89,10 @@ def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
     """Return a table of each of some rows, with a line for its prompt and each response."""
     return [
         Table(
-            translate("row {number}", number=number),
+            translate("row", number=number),
             [],
             [[name, tokens] for name, tokens in rows.row(number).items()],
-            translate("Green tokens count in the loss; special tokens have a frame."),
+            translate("rows_note"),
         )
         for number in numbers
     ]

@@ -1,8 +1,4 @@
-"""Texts of pages: translations, and values as people read them.
-
-locale/zh.yaml has the translation of each English text. A text without one appears in
-English; a test finds all texts and names those that are missing or unused.
-"""
+"""Texts of pages in the language of the program, and values as people read them."""
 
 import json
 import math
@@ -12,43 +8,43 @@ from typing import Any
 
 import yaml
 
-FOLDER = Path(__file__).parent
 # Literal paths, by which code digests find the tables that a program reads.
-CHINESE = FOLDER / "locale" / "zh.yaml"
+TABLES = Path(__file__).parent / "tables"
+TEXTS: dict[str, dict[str, str]] = yaml.safe_load((TABLES / "texts.yaml").read_text("utf-8"))
 # English name, Chinese name and, of metrics, form and better direction, by group and key.
 NAMES: dict[str, dict[str, dict[str, Any]]] = yaml.safe_load(
-    FOLDER.joinpath("tables", "metrics.yaml").read_text("utf-8")
+    (TABLES / "metrics.yaml").read_text("utf-8")
 )
 # Significant digits of a number, and the most that an interval asks for.
 DIGITS, MAX_DIGITS = 3, 8
 
-# The translations into the language of the program, by English text.
-_texts: dict[str, str] = {}
+_language = "en"
 
 
 def set_language(language: str) -> None:
-    """Have translate() return texts in a language (en or zh) from now on."""
-    _texts.clear()
-    if language == "zh":
-        _texts.update(yaml.safe_load(CHINESE.read_text("utf-8")))
-        for group in NAMES.values():
-            _texts.update({names["en"]: names[language] for names in group.values()})
+    """Have translate() and name_of() return texts in a language (en or zh) from now on."""
+    global _language
+    _language = language
 
 
-def translate(text: str, /, **values: object) -> str:
-    """Return a text in the language of the program.
+def translate(key: str, /, **values: object) -> str:
+    """Return a text of TEXTS in the language of the program.
 
     Args:
-        text: The English text: a literal outside of f-strings, so that the test finds it.
-        values: What replaces its {placeholders}.
+        key: A literal, so that the test finds it.
+        values: What replaces the {placeholders} of the text.
     """
-    translated = _texts.get(text, text)
-    return translated.format(**values) if values else translated
+    return TEXTS[key][_language].format(**values)
+
+
+def in_language(names: Mapping[str, Any]) -> str:
+    """Return a name, by languages, in the language of the program."""
+    return str(names[_language])
 
 
 def name_of(group: str, key: str) -> str:
     """Return the name of a key of NAMES in the language of the program; others are their names."""
-    return translate(NAMES[group].get(key, {"en": key})["en"])
+    return in_language(NAMES[group].get(key, {_language: key}))
 
 
 def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> str:
@@ -102,30 +98,15 @@ def format_duration(seconds: float) -> str:
 
 def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
     """Return the sizes of the trained models as text."""
-    return "; ".join(
-        translate(
-            "{name}: {weights} weights ({trained} trained), {layers} layers of {size}",
-            name=name,
-            weights=format_number(size["weights"]),
-            trained=format_number(size["trained"]),
-            layers=size["layers"],
-            size=size["hidden_size"],
-        )
-        for name, size in models.items()
-    )
+    return "; ".join(translate("model_size", name=name, **of) for name, of in models.items())
 
 
-# The forms of NAMES. Other numbers with a fraction are shown as in other tables, and other values
-# as settings are.
+# The forms of NAMES, besides those of its group `units`. Other numbers with a fraction are shown as
+# in other tables, and other values as settings are.
 FORMS: dict[str, Callable[[Any], str]] = {
     "share": format_share,
     "duration": format_duration,
-    "memory": lambda megabytes: f"{format_number(megabytes / 1000)}\N{NO-BREAK SPACE}GB",
     "integer": "{:,.0f}".format,
-    "step_time": lambda seconds: translate("{seconds} s/step", seconds=format_number(seconds)),
-    "rows": lambda rate: translate("{rate} rows/s", rate=format_number(rate)),
-    "tokens": lambda rate: translate("{rate} tokens/s", rate=f"{rate:,.0f}"),
-    "flops": lambda rate: f"{format_number(rate / 1e12)}\N{NO-BREAK SPACE}TFLOP/s",
     "models": format_models,
     "time": lambda text: text[:16].replace("T", " "),
 }
@@ -135,5 +116,9 @@ def run_value(key: str, value: Any) -> str:
     """Return a value of run.json or of facts as text; None is empty."""
     if value is None:
         return ""
+    form = NAMES["run"].get(key, {}).get("form", "")
+    if form in NAMES["units"]:
+        number = format_number(value / float(NAMES["units"][form]["size"]))
+        return name_of("units", form).format(number)
     other = format_number if isinstance(value, float) else as_text
-    return FORMS.get(NAMES["run"].get(key, {}).get("form", ""), other)(value)
+    return FORMS.get(form, other)(value)

@@ -6,20 +6,21 @@ import pytest
 
 from snakechat.pages.comparison import (
     Group,
-    Run,
     comparable_settings,
     group_by_settings,
-    named_by_differences,
-    result_section,
+    result_tables,
     setting_differences,
-    setting_section,
+    setting_table,
 )
-from snakechat.pages.metrics import RESULTS
+from snakechat.pages.jobs import Training
+from snakechat.pages.metrics import result_paths
 from support.pages import text_of
 
 
-def a_run(name, seed, steps=(), metrics=None, **settings):
-    return Run(name, seed, settings, list(steps), metrics or {})
+def a_run(name, seed, metrics=(), **compared):
+    """A training with settings besides its seed; without any, a training log."""
+    settings = {} if seed is None else {"seed": seed}
+    return Training("sft", name, settings, {}, [], dict(metrics), {}, compared=compared)
 
 
 def seeds_of(name, metric, values):
@@ -56,20 +57,11 @@ def test_columns_of_a_sweep_name_the_settings_that_differ():
         for rate in (0.001, 0.01)
         for rank in (4, 8)
     ]
-    names = [group.name for group in named_by_differences(group_by_settings(runs))]
+    names = [group.name for group in group_by_settings(runs, by_differences=True)]
     assert names[0] == "learning_rate 0.001, lora_rank 4" and len(set(names)) == 4
     placed = [a_run(f"a-{stage}", 1, **{"placement: zero_stage": stage}) for stage in (0, 2)]
-    names = [group.name for group in named_by_differences(group_by_settings(placed))]
+    names = [group.name for group in group_by_settings(placed, by_differences=True)]
     assert names == ["zero_stage 0", "zero_stage 2"]
-
-
-def test_curves_of_seeds_are_mean_and_range_at_the_steps_that_all_have():
-    runs = [
-        a_run("a", 1, [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 4.0}]),
-        a_run("b", 2, [{"step": 1, "loss": 3.0}]),
-    ]
-    assert Group("a", runs).points("loss") == [(1, 2.0, 1.0, 3.0)]
-    assert Group("a", runs[:1]).points("loss") == [(1, 1.0), (2, 4.0)]
 
 
 METRICS = {
@@ -88,9 +80,8 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
         Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)]),
         Group("c", [a_run("c", 1, metrics={"rlhf": {"length": 3.0}, "sft": {}})]),
     ]
-    section = result_section(groups, PATHS)
-    [table] = section.tables
-    assert table.head == ["", "a", "b", "c"] and len(section.panels) == 4
+    [table] = result_tables(groups, PATHS)
+    assert table.head == ["", "a", "b", "c"]
     # 2 and 4: mean 3, standard deviation 1.414, divided by the root of 2, times 12.706.
     assert texts_of(table) == [
         ["score", "2.00 [1.50, 2.50]", "3.00 [-9.71, 15.7] n = 2", ""],
@@ -108,20 +99,15 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
 
 def test_results_before_training_stand_beside_those_after_it():
     groups = [Group("a", [a_run("a", 1, metrics=METRICS)])]
-    section = result_section(groups, RESULTS["rlhf"])
-    rows = texts_of(section.tables[0])
-    assert rows[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
-    # Figures are of the trained model alone.
-    assert len(section.panels) == 4
+    [table] = result_tables(groups, result_paths("rlhf", ["sft"]))
+    assert texts_of(table)[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
     perplexities = {"before": {"response_perplexity": 8.4}, "after": {"response_perplexity": 5.9}}
     groups = [Group("a", [a_run("a", 1, metrics=perplexities)])]
-    rows = texts_of(result_section(groups, RESULTS["sft"]).tables[0])
-    assert rows == [
+    [table] = result_tables(groups, result_paths("sft"))
+    assert texts_of(table) == [
         ["perplexity of responses before training", "8.40"],
         ["perplexity of responses", "5.90"],
     ]
-    run = a_run("a", 1, metrics={**METRICS, "base": {"score": 0.5}})
-    assert run.result("base.score") is None and run.result("sft.score").value == 1
 
 
 def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
@@ -133,7 +119,7 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
     far = groups[1].difference(groups[0], "loss")
     assert (far.value, far.n) == (10, 3)
     assert far.interval == pytest.approx([10 - half, 10 + half], abs=1e-3)
-    table, _ = result_section(groups, ["loss"]).tables
+    table, _ = result_tables(groups, ["loss"])
     assert texts_of(table) == [
         [
             "loss (nats per row)",
@@ -182,13 +168,11 @@ def rlhf(actor, actor_epochs, reward_epochs=1):
 
 
 def test_a_log_has_no_settings_that_differ():
-    logs = [Run(name, None, {}, [], {}) for name in ("log", "log-2")]
+    logs = [a_run(name, None) for name in ("log", "log-2")]
     groups = group_by_settings([a_run("a", 1, kl=1, lr=1), a_run("b", 1, kl=2, lr=1), *logs])
-    [table] = setting_section(groups).tables
+    table = setting_table(groups)
     assert table.head == ["", "a", "b", "log", "log-2"]
     assert texts_of(table) == [["kl", "1", "2", "", ""], ["seed", "1", "1", "", ""]]
-    # Without evaluations, as of RLHF.
-    assert logs[0].result("sft.score") is None
 
 
 def test_earlier_jobs_are_matched_by_rule_and_not_by_name():
@@ -243,6 +227,6 @@ def test_datasets_are_compared_by_their_settings_and_files():
 )
 def test_neither_noise_nor_rounding_has_a_star_or_an_arrow(values, others, marks):
     groups = [seeds_of("a", "loss", values), seeds_of("b", "loss", others)]
-    differences, results = result_section(groups, ["loss"]).tables
+    differences, results = result_tables(groups, ["loss"])
     assert (results.rows[0][1].tone, differences.rows[0][1].tone) == marks
     assert results.rows[0][2].tone == ""

@@ -3,7 +3,7 @@
 import pytest
 
 from snakechat.pages.metrics import Figure
-from snakechat.pages.tables import figure_cell, format_metric
+from snakechat.pages.page import figure_cell, format_metric
 from snakechat.pages.texts import format_duration, format_number, run_value
 
 

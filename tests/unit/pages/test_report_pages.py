@@ -7,15 +7,14 @@ import pytest
 from snakechat.estimates import flops
 from snakechat.pages.jobs import (
     Training,
-    dataset_table,
     job_section,
     read_runs,
+    row_section,
     run_table,
     throughput,
     total_cost,
 )
 from snakechat.pages.metrics import numbers_of, read_benchmarks, with_metrics_before
-from snakechat.pages.report import training_remark
 from snakechat.pages.responses import response_sections
 from snakechat.pages.results import (
     benchmark_change,
@@ -203,16 +202,45 @@ def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
     ],
 )
 def test_results_that_call_for_caution_have_a_remark(stage, changes, text):
-    remarks = list(remarks_on(stage, {"rlhf": METRICS, "reward": REWARD}[stage] | changes))
+    metrics = {"rlhf": METRICS, "reward": REWARD}[stage] | changes
+    remarks = list(remarks_on(trained(stage, metrics=metrics)))
     assert len(remarks) == (text is not None) and all(text in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("facts", "text"),
+    [
+        ({"saved_step": 9, "changed_weights": 0.9}, None),
+        (
+            {"saved_step": 1, "changed_weights": 0.0, "unchanged_because": "learning_rate"},
+            "0.0 % of the trained weights differ from the start: the learning rate was 0 until",
+        ),
+        (
+            {"saved_step": 9, "changed_weights": 0.1, "unchanged_because": "rounding"},
+            "10.0 % of the trained weights differ from the start: rounding to bf16 has discarded",
+        ),
+    ],
+)
+def test_a_remark_names_why_few_weights_changed(facts, text):
+    remarks = list(remarks_on(trained(facts=facts)))
+    assert len(remarks) == (text is not None)
+    assert all(text_of(remark).startswith(text) for remark in remarks)
 
 
 # --- data -----------------------------------------------------------------------------------
 
 
-def test_repeated_prompts_are_counted():
-    table = dataset_table({"records.toy": {"train": {"rows": 100, "repeated_prompts": 82}}})
-    assert rows_of(table)["toy"][1:] == ["82.0 %"]
+def test_rows_are_counted_with_those_that_were_truncated_or_dropped():
+    quantiles = dict.fromkeys(("p1", "p10", "p50", "p90", "p99"), 5)
+    lengths = {"prompt": {"mean": 4.5, **quantiles, "p100": 9, "sum": 450}}
+    train = {"rows": 100, "truncated": {"prompt": 3}, "dropped": {"empty": 2}, "tokens": lengths}
+    training = trained(train=train)
+    section = row_section([training], {"toy": {"train": {"rows": 100, "repeated_prompts": 82}}})
+    datasets, phases, tokens = section.tables
+    assert rows_of(datasets)["toy"] == ["100", "82.0 %"]
+    assert phases.head == ["", "rows", "truncated: prompt", "dropped: empty"]
+    assert rows_of(phases)["sft.train"] == ["100", "3", "2"]
+    assert rows_of(tokens)["sft.train: prompt"] == ["4.5", *"55555", "9"]
 
 
 # --- responses ------------------------------------------------------------------------------
@@ -290,20 +318,12 @@ SETTINGS = {"dtype": "bf16", "global_batch_size": 8}
 TRAIN = {"rows": 100, "tokens": {"prompt": {"sum": 300}, "chosen": {"sum": 200}}}
 
 
-def trained(stage="sft", settings=SETTINGS, run=RUN, steps=(), train=TRAIN, facts=()):
+def trained(stage="sft", settings=SETTINGS, run=RUN, steps=(), train=TRAIN, facts=(), metrics=()):
     """A training."""
-    job = {"settings": settings, "facts": dict(facts)}
-    return Training(stage, f"output/{stage}/a", job, steps, {}, {"train": train}, run)
-
-
-def test_flops_per_token_of_rlhf():
-    # A pass over 5 tokens: 200 of the weights and 160 of attention; training: three times as
-    # many. Actor (2), reference (1) and scorers (2) run, and both models train for two epochs.
-    both = {"actor": MODEL, "critic": MODEL}
-    assert flops.rlhf_flops(both, 5, 2) == 5 * 360 + 2 * 2 * 1080
-    # Without a critic, and without the pass that evaluates the actor before a single update.
-    assert flops.rlhf_flops({"actor": MODEL}, 5, 2) == 3 * 360 + 2 * 1080
-    assert flops.rlhf_flops({"actor": MODEL}, 5, 1, True) == 2 * 360 + 1080
+    tokens = {"train": train}
+    return Training(
+        stage, f"output/{stage}/a", settings, dict(facts), steps, dict(metrics), run, tokens
+    )
 
 
 def test_throughput_of_a_run():
@@ -323,16 +343,19 @@ def test_responses_of_a_pair_do_not_attend_to_each_other():
     assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
 
 
-@pytest.mark.parametrize("in_update", [True, False])
-def test_throughput_of_rlhf_counts_all_responses_to_a_prompt(in_update):
-    settings = SETTINGS | {"rollout_batch_size": 4, "num_generations": 2, "ppo_epochs": 1}
-    run = RUN | {"models": {"actor": MODEL}, "evaluated_in_update": in_update}
+@pytest.mark.parametrize(("in_update", "passes"), [(False, 3), (True, 2)])
+def test_throughput_of_rlhf_counts_all_responses_to_a_prompt(in_update, passes):
+    settings = SETTINGS | {"rollout_batch_size": 4, "num_generations": 2, "ppo_epochs": 2}
+    models = {"actor": MODEL, "critic": MODEL}
+    run = RUN | {"models": models, "evaluated_in_update": in_update}
     train = {"rows": 100, "tokens": {"prompt": {"sum": 300}}}
     steps = [{"response/length": 4.0}, {"response/length": 6.0}]
     found = throughput(trained("rlhf", settings, run, steps, train))
     assert (found["rows_per_second"], found["tokens_per_second"]) == (8, 8 * 13)
-    expected = flops.rlhf_flops({"actor": MODEL}, 8, 1, in_update)
-    assert found["flops_per_second"] == 8 * 13 * expected
+    # A pass over sequences of 8 tokens: 200 of the weights and 256 of attention. The actor
+    # generates and evaluates, unless its update does; the reference evaluates; critic and reward
+    # model score; both models train for two epochs, each as much as three passes.
+    assert found["flops_per_second"] == 8 * 13 * (200 + 256) * (passes + 2 + 2 * 2 * 3)
 
 
 # --- the run of a training ------------------------------------------------------------------
@@ -360,25 +383,6 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     del run["seconds_per_step"]
     table = run_table(trained(run=run))
     assert ["time", "0:01:15"] in table.rows and "tokens per second" not in dict(table.rows)
-
-
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"saved_step": 9, "changed_weights": 0.9}, ""),
-        (
-            {"saved_step": 1, "changed_weights": 0.0, "unchanged_because": "learning_rate"},
-            "0.0 % of the trained weights differ from the start: the learning rate was 0 until",
-        ),
-        (
-            {"saved_step": 9, "changed_weights": 0.1, "unchanged_because": "rounding"},
-            "10.0 % of the trained weights differ from the start: rounding to bf16 has discarded",
-        ),
-    ],
-)
-def test_a_remark_names_why_few_weights_changed(facts, text):
-    remark = text_of(training_remark({"settings": SETTINGS, "facts": facts}))
-    assert remark.startswith(text) and bool(remark) == bool(text)
 
 
 def test_few_items_of_a_benchmark_that_all_changed_may_be_chance():

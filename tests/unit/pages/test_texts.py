@@ -1,44 +1,40 @@
-"""The tables of translations: complete, without unused texts, with the right placeholders."""
+"""The tables of texts: complete, without unused texts, with the right placeholders."""
 
 import ast
 import re
 
 import jinja2
 import pytest
-import yaml
 
 from conftest import ROOT
-from snakechat.pages.texts import CHINESE, NAMES
+from snakechat.pages.texts import NAMES, TEXTS
 from support.sources import code_digests
 
+PAGES = ROOT / "scripts/snakechat/pages"
 
-def texts_of_pages():
-    """The arguments of translate() in programs, and of _() in templates."""
-    texts = set()
-    for path in (ROOT / "scripts").rglob("*.py"):
+
+def test_texts_are_used_and_translated_with_their_placeholders():
+    keys, strings = set(), set()
+    for path in PAGES.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-                name = getattr(node.func, "id", getattr(node.func, "attr", None))
-                texts |= {node.args[0].value} if name == "translate" else set()
+            if isinstance(node, ast.Constant):
+                strings.add(node.value)
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "translate":
+                keys |= {each.value for each in node.args if isinstance(each, ast.Constant)}
     environment = jinja2.Environment(extensions=["jinja2.ext.i18n"])
-    for path in (ROOT / "scripts").rglob("templates/*"):
+    for path in PAGES.glob("templates/*"):
         found = environment.extract_translations(path.read_text(), gettext_functions=("_",))
-        # With placeholders, a tuple of the text and None for each.
-        texts |= {text if isinstance(text, str) else text[0] for _, _, text in found}
-    return texts
-
-
-def test_tables_have_the_texts_of_the_pages_and_their_placeholders():
-    table = yaml.safe_load(CHINESE.read_text("utf-8"))
-    assert table.keys() == texts_of_pages()
+        keys |= {text for _, _, text in found}
+    # Others are in tables: by the kind of a remark, say.
+    assert keys <= TEXTS.keys() <= keys | strings
     assert all(names["zh"] for group in NAMES.values() for names in group.values())
-    for text, translation in table.items():
-        assert set(re.findall(r"{\w+}", text)) == set(re.findall(r"{\w+}", translation)), text
+    for text in TEXTS.values():
+        assert set(re.findall(r"{\w+", text["en"])) == set(re.findall(r"{\w+", text["zh"])), text
 
 
 FILES = ("templates/page.html", "templates/parts.html", "templates/style.css")
 FILES += ("templates/record.md", "templates/plots.mplstyle")
-FILES += ("tables/metrics.yaml", "locale/zh.yaml")
+FILES += ("tables/metrics.yaml", "tables/stages.yaml", "tables/texts.yaml")
 
 
 def test_pages_depend_on_their_templates_and_tables():
