@@ -65,8 +65,7 @@ def peaks(losses, config, lora_rank, checkpointing):
             stack.enter_context(mock.patch.object(owner, attribute, value))
         trained = []
         for loss, module in zip(losses, modules, strict=True):
-            with device:
-                replace_meta_tensors(module)
+            replace_meta_tensors(module, device)
             trained.append((loss, engines.Engine(module, settings, 1e-5, 2)))
         for loss, engine in trained * 2:
             for micro_batch in examples.micro_batches(np.arange(ROWS), True, device, loss == "sft"):

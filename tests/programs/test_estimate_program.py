@@ -31,8 +31,8 @@ def test_a_plan_of_a_fresh_tree(estimate, sources):
     for name in ("train_sft 13b", "train_rlhf 13b"):
         # Bytes of memory and their moment, bytes of disk, hours.
         assert re.fullmatch(r" +8 +[\d.]+ GiB +\w+ +[\d.]+ GiB +[\d.]+", rows[name])
-    # Evaluations have one process, which samples batches as large as the memory allows.
-    assert re.match(r" +1 .* sampling ", rows["evaluate_rlhf 13b"])
+    # Evaluations have one process.
+    assert re.match(r" +1 .* scoring ", rows["evaluate_rlhf 13b"])
     assert rows["draw_report rlhf/13b"].split() == ["?"]
     # The placement of these recipes leaves the stage open.
     assert re.search(

@@ -5,10 +5,9 @@ forward and backward pass as in training, while the lifetime of each storage is 
 are alike: what a third layer adds to two, every further layer adds too.
 """
 
-import contextlib
 import json
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -70,8 +69,7 @@ class ModelSize(NamedTuple):
     """Numbers of elements of a model.
 
     weights: all weights. trained: the trained ones. largest: the largest tensor. layer: one layer.
-    kv: keys and values of a token in all layers. vocabulary: outputs of the output layer, 0 without
-    one. layers, hidden_size: as in the config.
+    kv: keys and values of a token in all layers. layers, hidden_size: as in the config.
     """
 
     weights: int
@@ -81,7 +79,6 @@ class ModelSize(NamedTuple):
     layers: int
     hidden_size: int
     kv: int
-    vocabulary: int
 
 
 class BatchShape(NamedTuple):
@@ -114,31 +111,18 @@ def measure_size(model: ModelSpec) -> ModelSize:
         layers=config.num_hidden_layers,
         hidden_size=config.hidden_size,
         kv=cache_elements(config),
-        vocabulary=0 if model.loss == SCORE else config.vocab_size,
     )
 
 
 @cache
-def activation_peaks(model: ModelSpec, shape: BatchShape, trains: bool) -> list[int]:
-    """Return the peak bytes of forward and, if the model is trained, of backward.
+def activation_peak(model: ModelSpec, shape: BatchShape, trains: bool) -> int:
+    """Return the peak bytes of a forward pass and, if the model is trained, of backward.
 
-    They come on top of the weights. Activations that forward keeps count in both. Gradients of
-    weights do not count, except for the one that is being computed.
+    They come on top of the weights. Gradients of weights do not count, except for the one that is
+    being computed.
     """
-    measured = []
-    for depth in SMALL_DEPTHS:
-        with (
-            fake_model(model, depth, shape) as (module, batch, tracker),
-            torch.set_grad_enabled(trains),
-        ):
-            loss = compute_loss(model, module, batch)
-            peaks = [tracker.pop_peak()]
-            if trains:
-                loss.backward()
-                peaks.append(tracker.pop_peak())
-        measured.append(peaks)
-    layers = load_config(model).num_hidden_layers
-    return [_extrapolate(values, layers) for values in zip(*measured, strict=True)]
+    peaks = [_measure_peak(model, depth, shape, trains) for depth in SMALL_DEPTHS]
+    return _extrapolate(peaks, load_config(model).num_hidden_layers)
 
 
 def _extrapolate(values: Sequence[int], layers: int) -> int:
@@ -191,44 +175,34 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
         return wrapper(network).train()
 
 
-@contextlib.contextmanager
-def fake_model(
-    model: ModelSpec, layers: int, shape: BatchShape
-) -> Iterator[tuple[Policy | Scorer, TokenBatch, "MemoryTracker"]]:
-    """Context with a model and a batch of fake tensors, and a tracker of new storages."""
+def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool) -> int:
+    """Return the peak bytes of a pass of a model with a number of layers, of fake tensors."""
     module = build_model(model, layers)
     # The fake tensors are on the CPU: see modeling/logprobs.py.
     chunks = logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS
     logprobs.CHUNK_LOGITS = logprobs.FP32_CHUNK_LOGITS = logprobs.GPU_CHUNK_LOGITS
+    choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
     try:
-        with FakeTensorMode():
-            replace_meta_tensors(module)
+        with FakeTensorMode(allow_non_fake_inputs=True), acceleration.using(choices):
+            replace_meta_tensors(module, "cpu")
             for weight in module.parameters():
                 if weight.requires_grad:
                     # Engines take each gradient as it is computed; estimates count them separately.
                     weight.register_post_accumulate_grad_hook(lambda w: setattr(w, "grad", None))
             batch = fake_batch(module, shape)
-            choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
-            with acceleration.using(choices), MemoryTracker(module) as tracker:
-                yield module, batch, tracker
+            with MemoryTracker(module) as tracker, torch.set_grad_enabled(trains):
+                loss = compute_loss(model, module, batch)
+                if trains:
+                    loss.backward()
     finally:
         logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS = chunks
+    return tracker.peak
 
 
-def replace_meta_tensors(module: nn.Module) -> None:
-    """Replace tensors on the meta device by fake tensors; tied weights stay tied."""
-    replaced: dict[torch.Tensor, torch.Tensor] = {}
-    for submodule in module.modules():
-        registries: tuple[dict[str, Any], ...] = (submodule._parameters, submodule._buffers)
-        for tensors in registries:
-            for name, tensor in tensors.items():
-                if tensor is None:
-                    continue
-                if tensor not in replaced:
-                    replaced[tensor] = torch.empty(tensor.shape, dtype=tensor.dtype)
-                    if isinstance(tensor, nn.Parameter):
-                        replaced[tensor] = nn.Parameter(replaced[tensor], tensor.requires_grad)
-                tensors[name] = replaced[tensor]
+def replace_meta_tensors(module: Policy | Scorer, device: torch.device | str) -> None:
+    """Replace tensors on the meta device by tensors on another one; tied weights stay tied."""
+    module.to_empty(device=device)
+    module.model.tie_weights()
 
 
 def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
@@ -287,8 +261,3 @@ class MemoryTracker(TorchDispatchMode):
         self.storages[key] = weakref.ref(storage, release)
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
-
-    def pop_peak(self) -> int:
-        """Return the peak since the last call."""
-        peak, self.peak = self.peak, self.bytes
-        return peak

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.jobs.planner import Plan
@@ -16,20 +17,10 @@ from snakechat.jobs.stale_causes import job_name
 
 # Assumed mean length of a row, as a fraction of its limit, before it is tokenized.
 ASSUMED_LENGTH = 0.5
-# Rows of each split of datasets of the Hub, as it listed them in 2023 (smol-smoltalk: in 2024).
-# 40 % of the training rows of the first six are the 264,292 prompts of DeepSpeed-Chat's benchmark.
-DATASET_ROWS = {
-    "Dahoas/rm-static": {"train": 76_256, "eval": 5_103},
-    "Dahoas/full-hh-rlhf": {"train": 112_052, "eval": 12_451},
-    "Dahoas/synthetic-instruct-gptj-pairwise": {"train": 29_829, "eval": 3_314},
-    "yitingxie/rlhf-reward-datasets": {"train": 76_256, "eval": 5_103},
-    "openai/webgpt_comparisons": {"train": 17_620, "eval": 1_958},
-    "stanfordnlp/SHP": {"train": 348_718, "eval": 18_436},
-    "openai/gsm8k": {"train": 7_473, "eval": 1_319},
-    "Anthropic/hh-rlhf": {"train": 160_800, "eval": 8_552},
-    "HuggingFaceTB/smol-smoltalk": {"train": 460_341, "eval": 24_229},
-    "HuggingFaceH4/ultrafeedback_binarized": {"train": 61_135, "eval": 2_000},
-}
+# Rows of each split of datasets of the Hub.
+DATASET_ROWS: dict[str, dict[str, int]] = yaml.safe_load(
+    Path(__file__).parent.joinpath("tables", "dataset_rows.yaml").read_text("utf-8")
+)
 
 
 class TokenCounts(NamedTuple):
@@ -95,13 +86,12 @@ def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, 
         division = plan.jobs[rows["path"]].spec["settings"]
         if "generate" in source:
             eval_rows = source["eval_rows"]
-            num_rows = {"train": source["rows"] - eval_rows, "eval": eval_rows}[split]
-        elif source.get("hub") in DATASET_ROWS:
-            num_rows = DATASET_ROWS[source["hub"]][split]
+            listed = {"train": source["rows"] - eval_rows, "eval": eval_rows}
+        elif listed := DATASET_ROWS.get(source.get("hub"), {}):
             notes.append(f"assumed: {rows['name']} has as many rows as the Hub listed in 2024")
         else:
-            num_rows = math.nan
             notes.append(f"unknown until {rows['name']} is split: number of rows")
+        num_rows = listed.get(split, math.nan)
         if division["max_rows"] and split == "train":
             num_rows = min(num_rows, division["max_rows"])
         total += weight * num_rows * division["weights"][phase] / sum(division["weights"].values())
@@ -111,8 +101,7 @@ def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, 
 def model_config(path: str, plan: Plan) -> str:
     """Return the config of the model in a result folder, as JSON.
 
-    A trained model has the config of its base model. That of a downloaded model is read from its
-    files or, before the download, from the Hub.
+    A trained model has the config of its base model. Before a download, the Hub has the config.
 
     Raises:
         InputError: The Hub is unavailable.
@@ -120,7 +109,11 @@ def model_config(path: str, plan: Plan) -> str:
     spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
     settings = spec["settings"]
     if spec["rule"] == "init_model":
-        size = vocabulary_size(settings["tokenizer"], source)
+        size = settings["tokenizer"].get("vocab_size")
+        if size is None:
+            content = json.loads(Path(source, "tokenizer.json").read_text())
+            added = [token["id"] for token in content["added_tokens"]]
+            size = max(*content["model"]["vocab"].values(), *added) + 1
         return json.dumps({**settings["init"], "vocab_size": size})
     if spec["rule"] == "fetch_model":
         for folder in (path, source):
@@ -140,12 +133,3 @@ def hub_config(name: str, revision: str) -> str:
 
     folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
     return Path(folder, "config.json").read_text()
-
-
-def vocabulary_size(tokenizer: Mapping[str, Any], folder: str) -> int:
-    """Return the number of tokens of a tokenizer: of the one to be trained, or of its folder."""
-    if "vocab_size" in tokenizer:
-        return tokenizer["vocab_size"]
-    content = json.loads(Path(folder, "tokenizer.json").read_text())
-    ids = [*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])]
-    return max(ids) + 1

@@ -4,34 +4,32 @@ Memory is the peak of a process: what it holds at all times, and what the larges
 trained weight takes 16 bytes, which the processes divide as ZeRO does; activations come from
 snakechat/estimates/activation_memory.py. Time is the operations of all passes over all rows, and
 reading memory for each sampled token. Disk is the weights that are saved. Units are bytes and
-seconds.
+seconds; gpu_memory, the bytes of a GPU, is 0 on CPUs.
 """
 
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
-from snakechat.estimates import flops
 from snakechat.estimates.activation_memory import (
     POLICY,
     SCORE,
     SFT,
     BatchShape,
     ModelSpec,
-    activation_peaks,
+    activation_peak,
     load_config,
     measure_size,
 )
-from snakechat.estimates.flops import Gpu
+from snakechat.estimates.flops import Gpu, flops_per_token
 from snakechat.estimates.inputs import TokenCounts, model_config, token_counts
 from snakechat.jobs.planner import Plan
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
-from snakechat.modeling.generation import KEPT_FRACTION
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import Rung, is_open, possible_rungs
@@ -59,21 +57,8 @@ VLLM_MAX_SEQUENCES = 256
 MODEL = re.compile(r"(base|model|sft|dpo|rlhf)\Z|compare_with[.]")
 
 # Bytes by component: weights, of models or parts of them that are not trained; training: weights,
-# gradients and optimizer states of the others; activations; cache.
+# gradients and optimizer states of the others; activations; vllm.
 Memory = Counter[str]
-
-
-class Sampling(NamedTuple):
-    """Responses that a model samples.
-
-    number: Of all processes; nan if it is unknown.
-    shape: The largest batch.
-    vllm_ranks: Processes of a vLLM engine that samples; 0 if the model itself does.
-    """
-
-    number: float
-    shape: BatchShape
-    vllm_ranks: int = 0
 
 
 class Run(NamedTuple):
@@ -82,13 +67,14 @@ class Run(NamedTuple):
     stage: The ZeRO stage at which the processes partition it.
     forwards: Forward passes over each row, besides training.
     epochs: Passes over each row that train it; 0 for a frozen model.
+    samples: Whether it samples the responses of the workload.
     """
 
     model: ModelSpec
     stage: int
     forwards: int = 0
     epochs: int = 0
-    sampling: Sampling | None = None
+    samples: bool = False
 
     @property
     def gathered(self) -> int:
@@ -98,13 +84,16 @@ class Run(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """What a job runs.
+    """What a job runs. Numbers of rows and responses are nan if they are unknown.
 
     runs: Its models, those that are trained first.
-    rows: Rows of all passes; nan if their number is unknown.
+    rows: Rows of all passes.
     length: Mean tokens of a row.
     attended: Mean length of the sequences in which attention is computed.
     largest: Its largest micro-batch.
+    responses: Responses of each model that samples, in all processes.
+    sampled: The largest batch of responses.
+    vllm_ranks: Processes of a vLLM engine that samples; 0 if the model itself does.
     ema: Whether it keeps a moving average of the first model.
     one_at_a_time: Whether it has one of its models in memory at a time.
     notes: Assumptions, for the user.
@@ -115,33 +104,32 @@ class Workload(NamedTuple):
     length: float
     attended: float
     largest: BatchShape
+    responses: float = 0
+    sampled: BatchShape = BatchShape(1, 1, 1)
+    vllm_ranks: int = 0
     ema: bool = False
     one_at_a_time: bool = False
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     @property
     def flops(self) -> float:
-        """Operations of forward and backward passes; nan if the number of rows is unknown.
-
-        Includes what activation checkpointing recomputes: it takes time.
-        """
-        total = 0.0
-        for run in self.runs:
-            size = measure_size(run.model)._asdict()
-            forwards = run.forwards + (run.epochs if run.model.activation_checkpointing else 0)
-            total += forwards * flops.forward_flops(size, self.attended)
-            total += run.epochs * flops.training_flops(size, self.attended)
-        return self.rows * self.length * total
+        """Operations of forward and backward passes, and of what checkpointing recomputes."""
+        passes = [
+            (
+                measure_size(run.model)._asdict(),
+                run.forwards + run.epochs * run.model.activation_checkpointing,
+                run.epochs,
+            )
+            for run in self.runs
+        ]
+        return self.rows * self.length * flops_per_token(passes, self.attended)
 
 
 # --- what a job runs ----------------------------------------------------------------------------
 
 
 class PlannedSizes:
-    """A job, with the sizes of the models and tokens that its program reads.
-
-    gpu_memory: Bytes of a GPU; 0 on CPUs.
-    """
+    """A job, with the sizes of the models and tokens that its program reads."""
 
     def __init__(
         self, spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
@@ -151,57 +139,47 @@ class PlannedSizes:
         self.placement, self.plan, self.gpu_memory = placement, plan, gpu_memory
 
     def workload(
-        self,
-        runs: list[Run],
-        rows: float,
-        tokens: TokenCounts,
-        targets: int,
-        notes: tuple[str, ...] = (),
-        **others: bool,
+        self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
     ) -> Workload:
         """Return the workload of models that read rows, each with so many targets."""
-        largest = self.micro_batch(tokens.longest, targets)
-        length = attended = tokens.prompt + tokens.responses
-        if not largest.dense_mask:
+        fewer = [key for key in ("train_only", "lora_target_modules") if self.settings.get(key)]
+        return Workload(
+            runs,
+            rows,
+            length=tokens.prompt + tokens.responses,
             # The responses of a row share its prompt, and do not attend to each other.
-            attended = tokens.prompt + tokens.responses / tokens.num_responses
-        for key in ("train_only", "lora_target_modules"):
-            if self.settings.get(key):
-                notes += (f"not counted: {key} trains fewer weights",)
-        notes = (*tokens.notes, *notes)
-        return Workload(runs, rows, length, attended, largest, notes=notes, **others)
+            attended=tokens.prompt + tokens.responses / tokens.num_responses,
+            largest=self.micro_batch(tokens.longest, targets),
+            notes=[*tokens.notes, *(f"not counted: {key} trains fewer weights" for key in fewer)],
+            **others,
+        )
 
-    def run(self, key: str, loss: str, forwards: int, dtype: str = "") -> Run:
-        """Return the run of the model of an input, which is not trained.
+    def run(
+        self, key: str, loss: str, forwards: int, trained: str | None = None, dtype: str = ""
+    ) -> Run:
+        """Return the run of the model of an input.
 
         Args:
             key: Name of the input.
             loss: What the forward pass computes (SFT, POLICY or SCORE).
-            forwards: Forward passes over each row.
+            forwards: Forward passes over each row, besides training.
+            trained: Prefix of the settings of a model that is trained: "" or "critic_".
             dtype: Defaults to the recipe's.
         """
-        dtype = dtype or self.settings.get("dtype", "fp32")
-        model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
-        partitions = is_partitioned if self.work == "training" else evaluates_partitioned
-        return Run(model, 3 if partitions(self.placement, dtype) else 0, forwards)
-
-    def training(self, key: str, loss: str, forwards: int, prefix: str = "") -> Run:
-        """Return the run of the model of an input, which is trained.
-
-        Args:
-            key, loss, forwards: As in `run`.
-            prefix: Of the keys of the critic.
-        """
         settings, placement = self.settings, self.placement
-        frozen = self.run(key, loss, forwards)
-        model = frozen.model._replace(
-            lora_rank=settings.get(f"{prefix}lora_rank", 0),
-            train_base="none" if prefix else settings.get("train_base", "none"),
+        dtype = dtype or settings.get("dtype", "fp32")
+        model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
+        if trained is None:
+            partitions = is_partitioned if self.work == "training" else evaluates_partitioned
+            return Run(model, 3 if partitions(placement, dtype) else 0, forwards)
+        model = model._replace(
+            lora_rank=settings.get(f"{trained}lora_rank", 0),
+            train_base="none" if trained else settings.get("train_base", "none"),
             activation_checkpointing=placement.activation_checkpointing,
         )
-        stage = getattr(placement, f"{prefix}zero_stage")
-        stage = stage_used(placement.zero_stage if stage is None else stage, model.dtype)
-        return frozen._replace(model=model, stage=stage, epochs=settings.get("ppo_epochs", 1))
+        stage = getattr(placement, f"{trained}zero_stage")
+        stage = stage_used(placement.zero_stage if stage is None else stage, dtype)
+        return Run(model, stage, forwards, epochs=settings.get("ppo_epochs", 1))
 
     def tokens(self, split: str) -> TokenCounts:
         """Return the counts of a split of the job's tokens."""
@@ -209,59 +187,48 @@ class PlannedSizes:
 
     def with_responses(self, prompts: TokenCounts) -> TokenCounts:
         """Return the counts of prompts with all their responses, of the maximum length."""
-        count = self.settings["num_generations"]
-        tokens = count * self.settings["max_response_length"]
-        longest = prompts.longest + tokens
-        return prompts._replace(responses=tokens, longest=longest, num_responses=count)
+        count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
+        longest = prompts.longest + count * limit
+        return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
 
-    def micro_batch(self, length: int, targets: int, max_tokens: int | None = None) -> BatchShape:
-        """Return the largest micro-batch of sequences of a length, each with so many targets.
-
-        max_tokens: Limit of its tokens; defaults to micro_batch_tokens.
-        """
-        sequences = max(1, (max_tokens or self.placement.micro_batch_tokens) // length)
+    def micro_batch(self, length: int, targets: int) -> BatchShape:
+        """Return the largest micro-batch of sequences of a length, each with so many targets."""
+        sequences = max(1, self.placement.micro_batch_tokens // length)
         # Other kernels than SDPA compute in 16 bits on a GPU (modeling/attention.py).
         in_16_bits = self.settings.get("dtype") != "fp32"
         has_mask = not in_16_bits or self.placement.attn_implementation != "auto"
         return BatchShape(sequences, length, targets, has_mask)
 
     def sampling(
-        self, model: ModelSpec, prompts: TokenCounts, number: float, at_a_time: float
-    ) -> Sampling:
-        """Return the responses that a model samples to prompts.
+        self, model: ModelSpec, prompts: TokenCounts, responses: float, at_a_time: float
+    ) -> dict[str, Any]:
+        """Return the values of a workload with responses of a model to prompts.
 
-        Args:
-            number: Of responses in all processes; nan if it is unknown.
-            at_a_time: Those that are sampled at a time; nan if their number is unknown.
+        at_a_time: Responses that are sampled at a time; nan if their number is unknown.
         """
-        placement, response_length = self.placement, self.settings["max_response_length"]
-        limit = placement.generate_tokens or default_generate_tokens(
-            load_config(model),
-            model.width,
-            placement.micro_batch_tokens,
+        placement, limit = self.placement, self.settings["max_response_length"]
+        length, ranks = prompts.longest + limit, 0
+        max_tokens = placement.generate_tokens or default_generate_tokens(
+            *(load_config(model), model.width, placement.micro_batch_tokens),
             MEMORY_FRACTION * self.gpu_memory,
         )
-        shape = self.micro_batch(prompts.longest + response_length, response_length, limit)
-        vllm_ranks = 0
+        sequences = max(max_tokens // length, 1)
         if self.settings.get("generation_backend") == "vllm":
-            vllm_ranks = placement.vllm_tensor_parallel_size
-            shape = shape._replace(sequences=VLLM_MAX_SEQUENCES)
-        if not math.isnan(at_a_time):
+            ranks, sequences = placement.vllm_tensor_parallel_size, VLLM_MAX_SEQUENCES
+        own = at_a_time * max(ranks, 1) / placement.num_processes
+        if not math.isnan(own):
             # Batches of equal size.
-            own = math.ceil(at_a_time * max(vllm_ranks, 1) / placement.num_processes) or 1
-            shape = shape._replace(sequences=math.ceil(own / math.ceil(own / shape.sequences)))
-        return Sampling(number, shape, vllm_ranks)
+            sequences = math.ceil(own / max(math.ceil(own / sequences), 1)) or 1
+        sampled = BatchShape(sequences, length, limit)
+        return {"responses": responses, "sampled": sampled, "vllm_ranks": ranks}
 
 
 def _training(job: PlannedSizes) -> Workload:
     """SFT, a reward model, or DPO."""
     tokens, loss = job.tokens("train"), RULES[job.rule].loss
-    return job.workload(
-        [job.training("model", loss, forwards=0)],
-        _trained_rows(job, tokens),
-        tokens,
-        tokens.longest - 1 if loss == SFT else tokens.longest // 2,
-    )
+    targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
+    run = job.run("model", loss, 0, trained="")
+    return job.workload([run], _trained_rows(job, tokens), tokens, targets)
 
 
 def _rlhf(job: PlannedSizes) -> Workload:
@@ -269,22 +236,24 @@ def _rlhf(job: PlannedSizes) -> Workload:
     settings, prompts = RlhfSettings(**job.settings), job.tokens("train")
     tokens, scorers = job.with_responses(prompts), model_names(settings.reward)
     rows, count = _trained_rows(job, prompts), settings.num_generations
-    at_a_time = settings.rollout_batch_size * count
     # Without its adapters, the actor is the reference model; a teacher is another one.
     reference = "teacher" if settings.algorithm == "distill" else "actor"
     is_lora = settings.lora_rank > 0 and settings.train_base == "none"
     is_apart = reference == "teacher" or not is_lora
     forwards = (not evaluated_in_update(settings)) + (not is_apart)
-    actor = job.training("actor", POLICY, forwards)
-    runs = [actor._replace(sampling=job.sampling(actor.model, prompts, rows * count, at_a_time))]
+    actor = job.run("actor", POLICY, forwards, trained="")
+    at_a_time = settings.rollout_batch_size * count
+    sampling = job.sampling(actor.model, prompts, rows * count, at_a_time)
+    runs = [actor._replace(samples=True)]
     if settings.algorithm == "ppo":
-        runs.append(job.training([*scorers, "actor"][0], SCORE, 1, prefix="critic_"))
+        runs.append(job.run([*scorers, "actor"][0], SCORE, 1, trained="critic_"))
     runs += [job.run(key, SCORE, 1) for key in scorers]
     if is_apart:
         runs.append(job.run(reference, POLICY, 1))
     note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
-    targets, has_ema = int(tokens.responses), settings.ema_decay > 0
-    return job.workload(runs, rows, tokens, targets, (note,), ema=has_ema)
+    tokens = tokens._replace(notes=[*tokens.notes, note])
+    has_ema = settings.ema_decay > 0
+    return job.workload(runs, rows, tokens, int(tokens.responses), ema=has_ema, **sampling)
 
 
 def _trained_rows(job: PlannedSizes, tokens: TokenCounts) -> float:
@@ -303,36 +272,33 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
     settings, inputs = job.settings, job.inputs
     is_compared, scores_alone = "num_prompts" in settings, "responses" in inputs
     samples = "max_response_length" in settings and not scores_alone
-    splits = ["train", *(["eval"] * samples)]
-    found = [job.tokens(each) for each in (["eval"] if job.rule[:9] == "evaluate_" else splits)]
+    splits = ["eval"] if job.rule.startswith("evaluate_") else ["train", *(["eval"] * samples)]
+    found = [job.tokens(split) for split in splits]
     rows = sum(counts.num_rows for counts in found)
     if is_compared:
         rows = min(settings["num_prompts"], rows)
-    prompts = max(found, key=lambda counts: counts.longest)
-    tokens = job.with_responses(prompts) if is_compared or scores_alone else prompts
+    tokens = prompts = max(found, key=lambda counts: counts.longest)
     keys = [] if scores_alone else [key for key in inputs if MODEL.match(key)]
     runs = [job.run(key, RULES[job.rule].loss, 2 if is_compared else 1) for key in keys]
+    sampling = {}
     if samples:
         number = rows * settings["num_generations"]
-        runs = [
-            run._replace(sampling=job.sampling(run.model, prompts, number, number)) for run in runs
-        ]
+        sampling = job.sampling(runs[0].model, prompts, number, number)
+        runs = [run._replace(samples=True) for run in runs]
     if is_compared or scores_alone:
-        dtype = "fp32" if is_compared else ""
+        tokens, dtype = job.with_responses(prompts), "fp32" if is_compared else ""
         scorers = [n for each in ("reward", "judge") for n in model_names(settings.get(each))]
-        runs += [job.run(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
+        runs += [job.run(key, SCORE, max(len(keys), 1), dtype=dtype) for key in scorers]
     if not runs:
         return None
-    targets = tokens.longest - 1
-    return job.workload(runs, rows, tokens, targets, one_at_a_time=not scores_alone)
+    sampling["one_at_a_time"] = not scores_alone
+    return job.workload(runs, rows, tokens, tokens.longest - 1, **sampling)
 
 
 def job_workload(
     spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
 ) -> Workload | None:
     """Return the workload of a job; None if the job needs no GPU, or has few prompts.
-
-    gpu_memory: Bytes of a GPU; 0 on CPUs.
 
     Raises:
         InputError: The Hub does not have the config of its model, or cannot be asked.
@@ -350,37 +316,39 @@ def job_workload(
 
 
 def peak_memory(workload: Workload, placement: Placement, gpu_memory: float) -> tuple[str, Memory]:
-    """Return the moment of peak memory of a process, and its memory.
-
-    gpu_memory: Bytes of a GPU.
-    """
+    """Return the moment of peak memory of a process, and its memory."""
     groups = [[run] for run in workload.runs] if workload.one_at_a_time else [workload.runs]
-    moments = [
+    moments = (
         moment for runs in groups for moment in _moments(runs, workload, placement, gpu_memory)
-    ]
-    peak = max(moments, key=lambda moment: moment[1].total())
-    first = workload.runs[0]
-    sampling = first.sampling if first.epochs else None
-    if not sampling or sampling.vllm_ranks or placement.cuda_graphs is False:
-        return peak
-    # From the second step on, the decoder stays where it leaves space (modeling/generation.py).
-    decoder = Memory(cache=cache_bytes(first.model, sampling.shape))
-    if peak[1].total() + decoder.total() > KEPT_FRACTION * gpu_memory:
-        return peak
-    later = [(moment, each + decoder) for moment, each in moments if moment != "sampling"]
-    return max(*later, peak, key=lambda moment: moment[1].total())
+    )
+    return max(moments, key=lambda moment: moment[1].total())
+
+
+def _moments(
+    runs: list[Run], workload: Workload, placement: Placement, gpu_memory: float
+) -> Iterator[tuple[str, Memory]]:
+    """Yield the moments of models that are in memory together, and the memory at each one."""
+    resident, trains = _resident(runs, workload.ema, placement), runs[0].epochs > 0
+    for run in runs:
+        activations = activation_peak(run.model, workload.largest, run.epochs > 0)
+        added = Memory(weights=run.gathered, activations=activations)
+        if not run.epochs and trains and placement.offload_frozen and run.stage < 3:
+            added["weights"] = run.model.weight_bytes
+        yield ("training" if run.epochs else "scoring"), resident + added
+    if workload.vllm_ranks and runs[0].samples:
+        # vLLM is awake while nothing else runs. Otherwise, sampling takes what is free.
+        yield "sampling", resident + Memory(vllm=int(GPU_MEMORY_FRACTION * gpu_memory))
 
 
 def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
     """Return what a process holds of models at all times. Offloaded tensors are on the CPU."""
     found, processes = Memory(), placement.num_processes
-    offloads_frozen = placement.offload == "parameters"
-    if runs[0].epochs:
-        offloads_frozen = placement.offload_frozen
+    offloads_all = placement.offload == "parameters"
+    offloads_frozen = placement.offload_frozen if runs[0].epochs else offloads_all
     for run in runs:
         size, width = measure_size(run.model), run.model.width
         divided = processes if run.stage == 3 else 1
-        if run.epochs and placement.offload != "parameters":
+        if run.epochs and not offloads_all:
             # With adapters, few of the weights are trained.
             per_weight = training_bytes(run.stage, processes, run.model.dtype)
             if placement.offload == "optimizer":
@@ -395,61 +363,6 @@ def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
     return found
 
 
-def _moments(
-    runs: list[Run], workload: Workload, placement: Placement, gpu_memory: float
-) -> Iterator[tuple[str, Memory]]:
-    """Yield the moments of models that are in memory together, and the memory at each one."""
-    resident, loads_frozen = _resident(runs, workload.ema, placement), placement.offload_frozen
-    for run in runs:
-        trains = run.epochs > 0
-        activations = max(activation_peaks(run.model, workload.largest, trains))
-        added = Memory(weights=run.gathered, activations=activations)
-        if not trains and runs[0].epochs and loads_frozen and run.stage < 3:
-            added["weights"] = run.model.weight_bytes
-        yield ("training" if trains else "scoring"), resident + added
-    if runs[0].sampling:
-        free = max(USABLE_MEMORY * gpu_memory - resident.total(), 0)
-        added = _sampling_memory(runs[0], runs[0].sampling, placement, gpu_memory, free)
-        yield "sampling", resident + added
-
-
-def _sampling_memory(
-    run: Run, sampling: Sampling, placement: Placement, gpu_memory: float, free: float
-) -> Memory:
-    """Return what sampling adds: vLLM, or keys, values, gathered weights and activations.
-
-    free: Bytes of the GPU that nothing else uses. Where they are few, batches are smaller.
-    """
-    model, shape = run.model, sampling.shape
-    if sampling.vllm_ranks:
-        weights = model.weight_bytes // sampling.vllm_ranks
-        cache = int(max(GPU_MEMORY_FRACTION * gpu_memory - weights, 0))
-        return Memory(weights=weights, cache=cache)
-    is_whole = run.stage == 3 and samples_whole(model.weight_bytes, gpu_memory)
-    gathered = model.weight_bytes if is_whole else run.gathered
-
-    def of_batch(shape: BatchShape) -> Memory:
-        # Keys and values of all tokens, and of the prompts of the next batch; the pass of the
-        # prompts; the last logits of each row, in the dtype and three times in fp32.
-        length = shape.length - shape.targets
-        prompts = shape._replace(length=length, targets=length)
-        logits = shape.sequences * measure_size(model).vocabulary * (model.width + 12)
-        [forward] = activation_peaks(model._replace(loss=SCORE), prompts, trains=False)
-        cache = int(cache_bytes(model, shape) * (1 + length / shape.length))
-        return Memory(weights=gathered, cache=cache, activations=forward + logits)
-
-    memory = of_batch(shape)
-    if placement.generate_tokens is None and memory.total() > free:
-        sequences = max(placement.micro_batch_tokens // shape.length, 1)
-        memory = of_batch(shape._replace(sequences=min(sequences, shape.sequences)))
-    return memory
-
-
-def cache_bytes(model: ModelSpec, shape: BatchShape) -> int:
-    """Return the bytes of the keys and values of all tokens of a batch."""
-    return model.width * measure_size(model).kv * shape.sequences * shape.length
-
-
 # --- time ---------------------------------------------------------------------------------------
 
 
@@ -460,15 +373,13 @@ def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
     average (Pope et al. 2022, section 2.1). The processes of a vLLM engine divide them.
     """
     seconds = workload.flops / (FLOPS_UTILIZATION * num_gpus * gpu.flops)
-    for run in workload.runs:
-        if run.sampling:
-            number, shape, vllm_ranks = run.sampling
-            ranks = max(vllm_ranks, 1)
-            cached = cache_bytes(run.model, shape._replace(length=1))
-            read = run.model.weight_bytes + cached * (shape.length - shape.targets / 2)
-            per_token = read / ranks / (gpu.bandwidth * BANDWIDTH_UTILIZATION) + SECONDS_PER_TOKEN
-            num_batches = -(-number * ranks // (shape.sequences * num_gpus))
-            seconds += num_batches * shape.targets * per_token
+    shape, ranks = workload.sampled, max(workload.vllm_ranks, 1)
+    num_batches = -(-workload.responses * ranks // (shape.sequences * num_gpus))
+    for model in (run.model for run in workload.runs if run.samples):
+        cached = shape.sequences * (shape.length - shape.targets / 2)
+        read = model.weight_bytes + model.width * measure_size(model).kv * cached
+        per_token = read / ranks / (gpu.bandwidth * BANDWIDTH_UTILIZATION) + SECONDS_PER_TOKEN
+        seconds += num_batches * shape.targets * per_token
     return seconds
 
 
@@ -492,30 +403,26 @@ class JobEstimate:
     """
 
     def __init__(self, path: str, plan: Plan, gpu: Gpu) -> None:
-        self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
-        self.gpu = gpu
-        self.workload: Workload | None = None
+        self.spec, self.placement, self.gpu = plan.jobs[path].spec, plan.jobs[path].placement, gpu
         self.moment, self.memory = "", Memory()
-        self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0.0, 0
+        self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0, 0
         self.warnings, self.notes = list[str](), list[str]()
+        self.workload: Workload | None = None
         if "command" in self.spec["settings"]:
             self.notes.append("unknown: run.json has the time and the memory after the first run")
             return
-        self.workload = self._placed(plan)
-        if not self.workload:
+        self.workload = workload = self._placed(plan)
+        if not workload:
             return
-        self.notes += self.workload.notes
-        first = self.workload.runs[0]
-        if first.epochs:
-            saved = self.spec["settings"].get("save_dtype") or first.model.dtype
-            copies = 2 if self.workload.ema else 1
-            self.disk = copies * first.model._replace(dtype=saved).weight_bytes
-            trained = [run.model for run in self.workload.runs if run.epochs]
+        self.notes += workload.notes
+        if trained := [run.model for run in workload.runs if run.epochs]:
+            saved = self.spec["settings"].get("save_dtype") or trained[0].dtype
+            self.disk = (1 + workload.ema) * trained[0]._replace(dtype=saved).weight_bytes
             self.checkpoint = sum(12 * measure_size(model).trained for model in trained)
         self.num_gpus = self.placement.nodes * self.placement.gpus_per_node
         if self.num_gpus:
-            self.seconds = total_seconds(self.workload, gpu, self.num_gpus)
-            self.warnings += self._lacks(first)
+            self.seconds = total_seconds(workload, gpu, self.num_gpus)
+            self.warnings += self._lacks(workload)
 
     def __str__(self) -> str:
         return job_name(self.spec)
@@ -538,9 +445,9 @@ class JobEstimate:
             self.notes.append(f"{rung}, if a training finds the same")
         return workload
 
-    def _lacks(self, first: Run) -> Iterator[str]:
-        """Yield what a GPU lacks. first: The first model of the job."""
-        memory, model = self.gpu.memory, first.model
+    def _lacks(self, workload: Workload) -> Iterator[str]:
+        """Yield what a GPU lacks."""
+        memory, first, ranks = self.gpu.memory, workload.runs[0], workload.vllm_ranks
         if self.memory.total() > USABLE_MEMORY * memory:
             [(largest, size)] = self.memory.most_common(1)
             yield (
@@ -548,16 +455,16 @@ class JobEstimate:
                 f" ({largest}: {format_bytes(size)}), a GPU has"
                 f" {format_bytes(USABLE_MEMORY * memory)}"
             )
-        if first.epochs and not self.gpu.has_bf16 and model.dtype == "bf16":
+        if first.epochs and not self.gpu.has_bf16 and first.model.dtype == "bf16":
             yield "the GPU has no arithmetic in bf16: set dtype: fp16"
-        ranks = first.sampling.vllm_ranks if first.sampling else 0
-        if model.weight_bytes > ranks * GPU_MEMORY_FRACTION * memory > 0:
+        weights = first.model.weight_bytes
+        if weights > ranks * GPU_MEMORY_FRACTION * memory > 0:
             yield (
                 "does not fit: vllm needs more for weights than the"
                 f" {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses: set vllm_tensor_parallel_size"
             )
-        samples = first.epochs and first.sampling and not ranks
-        if samples and first.stage == 3 and not samples_whole(model.weight_bytes, memory):
+        gathers = first.epochs and first.stage == 3 and not samples_whole(weights, memory)
+        if first.samples and gathers and not ranks:
             yield (
                 "each token gathers all weights from all GPUs, whose time is not counted: set"
                 " generation_backend: vllm with vllm_tensor_parallel_size"

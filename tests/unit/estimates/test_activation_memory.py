@@ -14,7 +14,7 @@ from snakechat.estimates.activation_memory import (
     SFT,
     BatchShape,
     ModelSpec,
-    activation_peaks,
+    activation_peak,
     measure_size,
 )
 from snakechat.estimates.inputs import TokenCounts
@@ -44,7 +44,7 @@ def test_sizes_by_hand():
     size = measure_size(small_spec())
     assert (size.layer, size.weights) == (layer, 2 * layer + 256 + 128 + 16)
     # Keys and values of 8 dimensions in 2 layers.
-    assert (size.kv, size.vocabulary, size.largest) == (32, 32, 256)
+    assert (size.kv, size.largest) == (32, 256)
     # Adapters of rank 1 have 8 + 24, 8 + 8, 8 + 32 and 32 + 8 weights in a layer.
     assert measure_size(small_spec(lora_rank=1)).trained == 2 * (32 + 16 + 40 + 40)
     # A reward model has a head of 8 in place of the output layer, which is tied here.
@@ -74,16 +74,14 @@ def deep_spec(layers, **named):
 )
 def test_activations_that_a_layer_keeps_for_backward(named, states):
     shape = BatchShape(sequences=2, length=32, targets=16)
-    deep, deeper = (
-        activation_peaks(deep_spec(layers, **named), shape, True)[0] for layers in (6, 7)
-    )
+    deep, deeper = (activation_peak(deep_spec(layers, **named), shape, True) for layers in (6, 7))
     assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
 def test_inference_keeps_no_activations():
     shape = BatchShape(sequences=2, length=32, targets=16)
-    (peak,), (deeper,) = (activation_peaks(deep_spec(n), shape, False) for n in (6, 7))
-    assert peak == deeper < activation_peaks(deep_spec(6), shape, True)[0] / 4
+    peak, deeper = (activation_peak(deep_spec(n), shape, False) for n in (6, 7))
+    assert peak == deeper < activation_peak(deep_spec(6), shape, True) / 4
 
 
 GROUPED = {
@@ -98,12 +96,10 @@ GROUPED = {
 
 def kept_by_a_layer(dtype, dense_mask):
     shape = BatchShape(sequences=2, length=32, targets=16, dense_mask=dense_mask)
-    first, second = (
-        activation_peaks(
-            ModelSpec(json.dumps(GROUPED | {"num_hidden_layers": n}), SCORE, dtype), shape, True
-        )[0]
-        for n in (6, 7)
+    specs = (
+        ModelSpec(json.dumps(GROUPED | {"num_hidden_layers": n}), SCORE, dtype) for n in (6, 7)
     )
+    first, second = (activation_peak(spec, shape, True) for spec in specs)
     return second - first
 
 
@@ -140,5 +136,5 @@ def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
     spec = {"rule": "train_rlhf", "settings": {"max_response_length": 8}, "inputs": {}}
     job = PlannedSizes(spec, placement, None, gpu_memory)
     prompts = TokenCounts(math.nan, 0, 0, 24, [])
-    shape = job.sampling(small_spec(POLICY), prompts, math.nan, num_responses).shape
+    shape = job.sampling(small_spec(POLICY), prompts, math.nan, num_responses)["sampled"]
     assert (shape.sequences, shape.length, shape.targets) == (sequences, 32, 8)

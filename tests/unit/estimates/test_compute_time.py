@@ -4,7 +4,7 @@ import pytest
 
 from snakechat.estimates.activation_memory import SCORE, BatchShape, measure_size
 from snakechat.estimates.flops import GPUS, Gpu, parse_gpu
-from snakechat.estimates.job_estimate import GIB, Run, Sampling, Workload, total_seconds
+from snakechat.estimates.job_estimate import GIB, Run, Workload, total_seconds
 from support.specs import opt_spec, small_spec
 
 SHAPE = BatchShape(sequences=8, length=512, targets=256)
@@ -33,15 +33,16 @@ BYTES_READ = 2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384
     ("sampling", "bandwidth", "gpus", "seconds"),
     [
         # Two batches of 8 rows on each of 2 GPUs, with 0.5 ms besides reading.
-        ({"number": 31}, 1e12, 2, 2 * 256 * (BYTES_READ / 0.5e12 + 5e-4)),
+        ({"responses": 31}, 1e12, 2, 2 * 256 * (BYTES_READ / 0.5e12 + 5e-4)),
         # Two engines of 4 GPUs, each with two batches of 8 rows.
-        ({"number": 32, "vllm_ranks": 4}, 1e12, 8, 512 * (BYTES_READ / 4 / 0.5e12 + 5e-4)),
+        ({"responses": 32, "vllm_ranks": 4}, 1e12, 8, 512 * (BYTES_READ / 4 / 0.5e12 + 5e-4)),
     ],
 )
 def test_seconds_of_sampling_responses(sampling, bandwidth, gpus, seconds):
-    run = Run(opt_spec("opt-13b"), 0, sampling=Sampling(shape=SHAPE, **sampling))
+    run = Run(opt_spec("opt-13b"), 0, samples=True)
+    workload = work(run)._replace(sampled=SHAPE, **sampling)
     gpu = Gpu(memory=GIB, flops=1e15, bandwidth=bandwidth)
-    assert total_seconds(work(run), gpu, gpus) == pytest.approx(seconds)
+    assert total_seconds(workload, gpu, gpus) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -57,12 +58,11 @@ def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, h
     rows, shape = 264_292, BatchShape(sequences=64, length=512, targets=256)
     model = opt_spec(f"opt-{actor}", activation_checkpointing=True)
     reward = opt_spec("opt-350m", SCORE)
-    sampling = Sampling(rows, shape)
     runs = [
-        Run(model, 0, forwards=2, epochs=1, sampling=sampling),
+        Run(model, 0, forwards=2, epochs=1, samples=True),
         Run(reward, 0, forwards=2, epochs=1),
     ]
-    workload = Workload(runs, rows, 512, 512, shape)
+    workload = Workload(runs, rows, 512, 512, shape, responses=rows, sampled=shape)
     assert total_seconds(workload, GPUS[gpu], gpus) / 3600 == pytest.approx(hours, rel=0.25)
 
 

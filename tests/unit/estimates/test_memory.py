@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from snakechat.estimates.activation_memory import BatchShape, measure_size
-from snakechat.estimates.job_estimate import Run, Sampling, Workload, peak_memory
+from snakechat.estimates.job_estimate import Run, Workload, peak_memory
 from snakechat.workflow.placement import Placement
 from support.specs import opt_spec, small_spec
 
-BATCH, SAMPLED = BatchShape(1, 64, 1), BatchShape(64, 512, 256)
+BATCH = BatchShape(1, 64, 1)
 GPU = 80 << 30
 
 
@@ -17,11 +17,10 @@ def placement(**changes):
     return Placement(**{"gpus_per_node": 4, **changes})
 
 
-def training(model, stage=0, frozen=(), largest=BATCH, sampled=None, vllm_ranks=0):
-    """Return the workload of training a model, which may sample."""
-    sampling = None if sampled is None else Sampling(1, sampled, vllm_ranks)
-    first = Run(model, stage, epochs=1, sampling=sampling)
-    return Workload([first, *frozen], 0, 1, 1, largest)
+def training(model, stage=0, frozen=(), largest=BATCH, vllm_ranks=0):
+    """Return the workload of training a model, which samples."""
+    runs = [Run(model, stage, epochs=1, samples=True), *frozen]
+    return Workload(runs, 0, 1, 1, largest, vllm_ranks=vllm_ranks)
 
 
 def memory_of(workload, placement, gpu_memory=0):
@@ -62,8 +61,7 @@ def test_frozen_models_are_offloaded():
 def test_opt_66b_fits_on_gpus_of_80_gb():
     model = opt_spec("opt-66b", lora_rank=128)
     eight = placement(gpus_per_node=8, zero_stage=3)
-    batch, sampled = BatchShape(1, 512, 256), BatchShape(8, 512, 256)
-    workload = training(model, 3, [Run(model, 3, 1)], batch, sampled)
+    workload = training(model, 3, [Run(model, 3, 1)], BatchShape(1, 512, 256))
     memory = memory_of(workload, eight, GPU)
     # The partitions of the model and of its reference, and a layer.
     partition = 2 * measure_size(model).weights / 8
@@ -73,15 +71,13 @@ def test_opt_66b_fits_on_gpus_of_80_gb():
 
 def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
     model, partitioned = opt_spec("opt-13b"), placement(zero_stage=3)
-    whole = model.weight_bytes
-    workload = training(model, 3, sampled=SAMPLED, vllm_ranks=4)
+    workload = training(model, 3, vllm_ranks=4)
     moment, memory = peak_memory(workload, partitioned, GPU)
-    assert moment == "sampling"
-    assert (memory["weights"], memory["cache"]) == (whole / 4, 0.3 * GPU - whole / 4)
+    assert (moment, memory["vllm"]) == ("sampling", int(0.3 * GPU))
     # A large micro-batch needs more than vLLM, which sleeps.
     large = BatchShape(64, 1024, 1)
     moment, memory = peak_memory(workload._replace(largest=large), partitioned, GPU)
-    assert (moment, memory["cache"]) == ("training", 0)
+    assert (moment, memory["vllm"]) == ("training", 0)
 
 
 def test_one_of_several_models_is_in_memory_at_a_time():
@@ -91,23 +87,3 @@ def test_one_of_several_models_is_in_memory_at_a_time():
     memory = memory_of(workload._replace(one_at_a_time=True), placement())
     assert together == small.weight_bytes + large.weight_bytes
     assert memory["weights"] == large.weight_bytes
-
-
-@pytest.mark.parametrize(("gpu_memory", "is_kept"), [(80 << 30, True), (50 << 30, False)])
-def test_the_decoder_stays_while_a_model_trains_where_it_leaves_space(gpu_memory, is_kept):
-    # Training takes more than sampling.
-    model, largest = opt_spec("opt-1.3b"), BatchShape(16, 1024, 1)
-    workload = training(model, largest=largest, sampled=SAMPLED)
-    alone = placement(gpus_per_node=1)
-    moment, memory = peak_memory(workload, alone, gpu_memory)
-    # Keys and values of 24 layers of 2,048 dimensions.
-    assert (moment, memory["cache"]) == ("training", is_kept * 2 * 2 * 24 * 2048 * 64 * 512)
-    without_graphs = replace(alone, cuda_graphs=False)
-    assert peak_memory(workload, without_graphs, gpu_memory)[1]["cache"] == 0
-
-
-def test_batches_that_sample_are_smaller_where_little_memory_is_free():
-    model, alone = opt_spec("opt-1.3b"), placement(gpus_per_node=1, micro_batch_tokens=1024)
-    workload = training(model, sampled=SAMPLED)
-    assert sum(memory_of(workload, alone, 80 << 30).values()) > 26 << 30
-    assert sum(memory_of(workload, alone, 26 << 30).values()) < 26 << 30
