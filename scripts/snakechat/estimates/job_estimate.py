@@ -76,12 +76,6 @@ class Run(NamedTuple):
     epochs: int = 0
     samples: bool = False
 
-    @property
-    def gathered(self) -> int:
-        """The bytes of a whole layer, which stage 3 gathers."""
-        size = measure_size(self.model)
-        return self.model.width * max(size.layer, size.largest) if self.stage == 3 else 0
-
 
 class Workload(NamedTuple):
     """What a job runs. Numbers of rows and responses are nan if they are unknown.
@@ -227,8 +221,8 @@ def _training(job: PlannedSizes) -> Workload:
     """SFT, a reward model, or DPO."""
     tokens, loss = job.tokens("train"), RULES[job.rule].loss
     targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
-    run = job.run("model", loss, 0, trained="")
-    return job.workload([run], _trained_rows(job, tokens), tokens, targets)
+    runs = [job.run("model", loss, 0, trained="")]
+    return job.workload(runs, _trained_rows(job, tokens), tokens, targets)
 
 
 def _rlhf(job: PlannedSizes) -> Workload:
@@ -330,9 +324,12 @@ def _moments(
     """Yield the moments of models that are in memory together, and the memory at each one."""
     resident, trains = _resident(runs, workload.ema, placement), runs[0].epochs > 0
     for run in runs:
-        activations = activation_peak(run.model, workload.largest, run.epochs > 0)
-        added = Memory(weights=run.gathered, activations=activations)
-        if not run.epochs and trains and placement.offload_frozen and run.stage < 3:
+        added = Memory(activations=activation_peak(run.model, workload.largest, run.epochs > 0))
+        if run.stage == 3:
+            # A whole layer is gathered.
+            size = measure_size(run.model)
+            added["weights"] = run.model.width * max(size.layer, size.largest)
+        elif not run.epochs and trains and placement.offload_frozen:
             added["weights"] = run.model.weight_bytes
         yield ("training" if run.epochs else "scoring"), resident + added
     if workload.vllm_ranks and runs[0].samples:

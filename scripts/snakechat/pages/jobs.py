@@ -23,8 +23,6 @@ Runs = dict[str, dict[str, Any] | None]
 QUANTILES = ("p1", "p10", "p50", "p90", "p99")
 # What the table of costs shows of run.json.
 COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
-# What has tables of its own, or is the title of the page.
-APART = ("spec", "placement", "versions", "options", "unchanged_because", "evaluated_in_update")
 
 
 class Training(NamedTuple):
@@ -162,11 +160,9 @@ def run_table(training: Training) -> Table:
             measured[name] = ", ".join(map(format_number, means))
     if "seconds_per_step" in run:
         measured |= throughput(training)
-    known = NAMES["run"]
-    order = [*known, *sorted(measured.keys() - known.keys() - {*APART})]
     shown = {
         name_of("run", key): run_value(key, measured[key])
-        for key in order
+        for key in NAMES["run"]
         if measured.get(key) is not None
     }
     return value_table(translate("run"), shown, translate("run_note"))

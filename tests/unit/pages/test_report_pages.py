@@ -14,7 +14,7 @@ from snakechat.pages.jobs import (
     throughput,
     total_cost,
 )
-from snakechat.pages.metrics import numbers_of, read_benchmarks, with_metrics_before
+from snakechat.pages.metrics import label_of, numbers_of, read_benchmarks, with_metrics_before
 from snakechat.pages.responses import response_sections
 from snakechat.pages.results import (
     benchmark_change,
@@ -147,6 +147,11 @@ def test_win_rates_of_each_pair_of_models():
     cells = ["75.0 % [62.5 %, 87.5 %]", "50.0 %", "100.0 %", ""]
     assert list(map(text_of, table.rows[1][1:])) == cells
     assert len(table.head) == len(table.rows[1])
+
+
+def test_the_name_of_a_model_may_have_dots():
+    label = label_of("wins.dpo/gsm8k-qwen2.5.sft.score")
+    assert label == "win rate of dpo/gsm8k-qwen2.5 against SFT, by score"
 
 
 def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
