@@ -25,7 +25,7 @@ from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.reward_models import load_reward
 from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
-from snakechat.algorithms.rollouts import Rollouts, sample_equally
+from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.config.references import model_names
 from snakechat.data import toy
 from snakechat.data.ragged_arrays import Ragged
@@ -47,6 +47,7 @@ from snakechat.evaluation.held_out_prompts import count_contamination, draw_held
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.models import check_sequence_length
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
@@ -288,14 +289,10 @@ class Evaluator:
         """Sample responses of a model; temperature 0 is greedy decoding."""
         longest = max(map(len, self.prompts)) + self.settings.max_response_length
         check_sequence_length(model.module.model, longest)
-        responses = sample_equally(
-            model,
-            self.prompts,
-            self.stop_ids,
-            self.settings.max_response_length,
-            temperature,
-            num_generations,
-        )
+        length = self.settings.max_response_length
+        sampler = HfSampler(self.stop_ids, length, temperature, num_generations)
+        sampler.update(model.module.model)
+        responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
         rollouts = Rollouts(
             self.prompts,
             responses,

@@ -47,8 +47,7 @@ def main(job: Job[GenerationSettings]) -> None:
     ) as policy:
         model = policy.module.model
         job.record["models"] = {"model": model_size(model)}
-        parallel_size = job.placement.vllm_tensor_parallel_size
-        sampler = make_sampler(settings, stop_ids(tokenizer, folder), folder, parallel_size)
+        sampler = make_sampler(settings, stop_ids(tokenizer, folder), folder, job.placement)
         sampler.update(model, policy.gathered)
         for number, split in enumerate(SPLITS):
             batches, total = [], len(prompts[split])
@@ -57,10 +56,10 @@ def main(job: Job[GenerationSettings]) -> None:
                 if batches[-1].exists():
                     continue
                 # Each batch has its own seed: a run that continues samples the same responses.
-                seed = np.random.SeedSequence([settings.seed, number, rows.start, rank()])
+                seed = np.random.SeedSequence([settings.seed, number, rows.start])
                 torch.manual_seed(int(seed.generate_state(1)[0]))
                 texts = [prompts[split][row] for row in rows]
-                responses, _ = sample_on_all_ranks(sampler, texts, settings, policy.sampling)
+                responses, _ = sample_on_all_ranks(sampler, texts, policy.sampling)
                 save_batch(batches[-1], responses, len(tokenizer))
             if rank() == 0:
                 with open_ragged(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as write:

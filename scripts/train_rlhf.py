@@ -51,7 +51,6 @@ from snakechat.training.engine import Ema
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.placed_models import make_sampler
 from snakechat.training.trainer import Step, Training, save_trained, trainer
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import run
 
 # Prompts of a step whose responses are logged.
@@ -65,8 +64,7 @@ def main(training: Training[RlhfSettings]) -> None:
     """Load data and models, train, save."""
     job, settings = training.job, training.settings
     rlhf = RlhfTrainer(training)
-    # All ranks start from the same weights, and sample different responses.
-    torch.manual_seed(settings.seed + rank())
+    torch.manual_seed(settings.seed)
     number = len(rlhf.batches)
     evaluations = Evaluations(job, number, rlhf.evaluate, rlhf.save, BEST_METRIC, True)
     training.run(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
@@ -103,8 +101,7 @@ class RlhfTrainer:
         if models.critic:
             models.critic.normalizer = self.normalization.normalize_values
         self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
-        parallel_size = job.placement.vllm_tensor_parallel_size
-        self.sampler = make_sampler(settings, self.stop_ids, job.inputs["actor"], parallel_size)
+        self.sampler = make_sampler(settings, self.stop_ids, job.inputs["actor"], job.placement)
         self.actor, self.critic = make_engines(job, models, self.batches)
         examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
         samples = settings.generation_backend == "hf"
@@ -205,7 +202,7 @@ class RlhfTrainer:
         """Sample responses to the held-out prompts, the same ones each time; return metrics."""
         generator_state = torch.default_generator.get_state()
         # Common random numbers: evaluations differ by the actor alone.
-        torch.default_generator.manual_seed(self.settings.seed + rank())
+        torch.default_generator.manual_seed(self.settings.seed)
         rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
         torch.default_generator.set_state(generator_state)
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
@@ -220,7 +217,7 @@ class RlhfTrainer:
         """Sample responses from the actor."""
         self.sampler.update(self.models.actor.model, self.actor.gathered)
         responses, sampler_logprobs = sample_on_all_ranks(
-            self.sampler, prompts, self.settings, self.actor.sampling
+            self.sampler, prompts, self.actor.sampling
         )
         self.sampler.sleep()
         return self.rollouts(prompts, responses, sampler_logprobs)

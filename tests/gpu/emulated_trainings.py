@@ -18,7 +18,7 @@ from gpu.emulated_cuda import emulation
 from gpu.workloads import tiny_job, train
 from snakechat.modeling import acceleration
 from snakechat.modeling.captured_decoding import FixedDecoder
-from snakechat.modeling.generation import KeptDecoder
+from snakechat.modeling.generation import HfSampler
 from snakechat.training.metric_logs import StepTimer
 from snakechat.workflow import deterministic
 
@@ -48,7 +48,7 @@ def main(folder):
                 (acceleration, "prefetched", lambda items: items),
                 (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
                 (FixedDecoder, "_captured", captured_phase(counts, captured)),
-                (KeptDecoder, "get", recorded(KeptDecoder.get, decoders)),
+                (HfSampler, "fixed_decoder", recorded(HfSampler.fixed_decoder, decoders)),
             ):
                 stack.enter_context(mock.patch.object(owner, attribute, value))
             try:
@@ -65,7 +65,7 @@ def main(folder):
 
 
 def recorded(get, decoders):
-    """Return KeptDecoder.get, which adds each decoder to a list."""
+    """Return HfSampler.fixed_decoder, which adds each decoder to a list."""
 
     def call(*arguments):
         decoders.append(get(*arguments))

@@ -59,7 +59,7 @@ from snakechat.jobs.planner import Plan, PlannedJob  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
-from snakechat.modeling.generation import sample_responses  # noqa: E402
+from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.training.metric_logs import StepTimer  # noqa: E402
 from snakechat.workflow import deterministic  # noqa: E402
 
@@ -165,7 +165,9 @@ def decoding(bench):
         torch.cuda.reset_peak_memory_stats()
         with configured(cuda_graphs=graphs):
             started = now()
-            responses = sample_responses(model, prompts, [2], size.response_length, 1.0)
+            sampler = HfSampler([2], size.response_length, 1.0)
+            sampler.update(model)
+            responses, _ = sampler.sample(prompts, range(len(prompts)))
             seconds = now() - started
         sampled = sum(len(ids) for row in responses for ids in row)
         bench.record(

@@ -9,9 +9,10 @@ import torch
 from gpu.workloads import configured
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.models import DTYPES, make_causal
 from support.families import FAMILIES, WINDOWS, spread
+from support.passes import sample_responses
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51]]
 CPU = torch.device("cpu")
@@ -95,7 +96,7 @@ def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
 @pytest.mark.parametrize("cuda_graphs", [False, True])
 def test_greedy_responses_equal_those_of_a_cpu(cuda_graphs, model, tokenizer, device):
     def sample():
-        return sample_responses(model, PROMPTS, [tokenizer.eos_token_id], 40, 0, 2)
+        return sample_responses(model, PROMPTS, HfSampler([tokenizer.eos_token_id], 40, 0, 2))
 
     expected = sample()
     model.to(device)

@@ -75,7 +75,7 @@ def test_scores_are_those_of_transformers_and_functions(job, tokenizer, monkeypa
         return np.array([float(len(p + a)) for p, a in zip(prompts, responses, strict=True)])
 
     job.settings.exact_check = None
-    monkeypatch.setattr(evaluate_rlhf, "sample_equally", lambda *_: sampled)
+    monkeypatch.setattr(evaluate_rlhf, "sample_on_all_ranks", lambda *_: (sampled, None))
     monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: {"length": (2.0, length)})
     _, responses = evaluated(job)
     for key, name, weight in (("score", "reward", 2), ("judge_score", "judge", 0)):
@@ -101,11 +101,12 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     greedy = [[correct + eos, incorrect + eos, correct + eos]]
     calls = []
 
-    def sample(model, prompts, stop_ids, length, temperature, num_generations):
-        calls.append((len(prompts), length, temperature, num_generations))
-        return sampled if temperature else greedy
+    def sample(sampler, prompts, sampling):
+        settings = sampler.max_response_length, sampler.temperature, sampler.num_generations
+        calls.append((len(prompts), *settings))
+        return sampled if sampler.temperature else greedy, None
 
-    monkeypatch.setattr(evaluate_rlhf, "sample_equally", sample)
+    monkeypatch.setattr(evaluate_rlhf, "sample_on_all_ranks", sample)
     check = lambda prompt, response: response == CORRECT  # noqa: E731
     monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", check)
     metrics, _ = evaluated(job)

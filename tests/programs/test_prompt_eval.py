@@ -14,7 +14,7 @@ import prompt_eval
 from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import read_pairs, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
@@ -22,6 +22,7 @@ from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import RunOptions
 from support.evaluation import PLACEMENT
+from support.passes import sample_responses
 
 PROMPTS = ["My name is Pia and I need a hat.", "Where is a\nplum?"]
 
@@ -83,7 +84,7 @@ def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
     for decoder, temperature in (("greedy", 0), ("sampled", 1.0)):
         torch.manual_seed(1)
-        [drawn] = sample_responses(model, ids, [tokenizer.eos_token_id], 12, temperature)
+        [drawn] = sample_responses(model, ids, HfSampler([tokenizer.eos_token_id], 12, temperature))
         for prompt, response in zip(PROMPTS, drawn, strict=True):
             line = responses["rlhf", decoder, prompt]
             assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
@@ -105,12 +106,12 @@ def test_the_template_of_the_settings_is_used(job, tokenizer, monkeypatch):
     )
     own.save_pretrained(job.inputs["base"])
 
-    def sample(policy, ids, *_):
+    def sample(sampler, ids, *_):
         texts = [f"<{prompt}>" for prompt in PROMPTS]
         assert ids == tokenizer(texts, add_special_tokens=False).input_ids
-        return [[[5]] * len(ids)]
+        return [[[5]] * len(ids)], None
 
-    monkeypatch.setattr("snakechat.evaluation.sample_responses.sample_equally", sample)
+    monkeypatch.setattr("snakechat.evaluation.sample_responses.sample_on_all_ranks", sample)
     evaluated(job)
     path = Path(job.options.source, "prompts/ours.yaml")
     path.write_text("- Say </s> twice\n")

@@ -207,16 +207,18 @@ def test_zero_stages_agree(train):
 def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch):
     sample, plain = HfSampler.sample, train()
 
-    def certain(self, prompts):
+    def certain(self, prompts, own_rows):
         """Claim that each token had probability 1."""
-        responses, _ = sample(self, prompts)
+        responses, _ = sample(self, prompts, own_rows)
         return responses, [[[0.0] * len(ids) for ids in row] for row in responses]
 
     monkeypatch.setattr(HfSampler, "sample", certain)
+    monkeypatch.setattr(HfSampler, "has_copy", True)
+    make = train_rlhf.make_sampler
     monkeypatch.setattr(
         train_rlhf,
         "make_sampler",
-        lambda settings, stop_ids, *_: HfSampler(settings, stop_ids),
+        lambda settings, *of: make(settings.model_copy(update={"generation_backend": "hf"}), *of),
     )
     job = train(generation_backend="vllm", importance_sampling_cap=2.0)
     for line in job.metrics:

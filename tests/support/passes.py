@@ -22,6 +22,13 @@ def saved_policy(keys, tokenizer, folder):
     return Policy(spread(load_causal(folder, "fp32", tokenizer)))
 
 
+def sample_responses(model, prompts, sampler):
+    """Return the responses [g][row] that a sampler samples from a model."""
+    sampler.update(model)
+    responses, _ = sampler.sample(prompts, range(len(prompts)))
+    return responses
+
+
 def loss_and_gradients(policy, examples):
     """Return the sum of all log-probabilities, and its gradients, over several micro-batches."""
     policy.zero_grad()

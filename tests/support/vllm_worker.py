@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.algorithms.rollouts import rows_of_rank  # noqa: E402
 from snakechat.modeling.lora import add_lora  # noqa: E402
 from snakechat.training.placed_models import make_sampler  # noqa: E402
 from snakechat.training.process_group import init_process_group  # noqa: E402
@@ -52,22 +51,23 @@ def main():
     folder, num_ranks, lora_rank = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     gpus = torch.cuda.is_available()
     place = {"gpus_per_node": world_size()} if gpus else {"nodes": world_size()}
-    device = init_process_group(Placement(**{"gpus_per_node": 0, **place}))
+    placement = Placement(**{"gpus_per_node": 0, **place}, vllm_tensor_parallel_size=num_ranks)
+    device = init_process_group(placement)
     model = AutoModelForCausalLM.from_pretrained(folder / "model").eval().to(device)
     if lora_rank:
         torch.manual_seed(1)
         model = add_lora(model, lora_rank, 2 * lora_rank)
-    sampler = make_sampler(SETTINGS, [2], folder / "model", num_ranks)
-    prompts = [PROMPTS[row] for row in rows_of_rank(len(PROMPTS), num_ranks)]
+    sampler = make_sampler(SETTINGS, [2], folder / "model", placement)
+    rows = range(rank() // num_ranks, len(PROMPTS), world_size() // num_ranks)
+    prompts = [PROMPTS[row] for row in rows]
     updates = []
     for update in range(UPDATES):
-        # The same weights in all ranks, and other responses.
+        # The same weights and random numbers in all ranks.
         torch.manual_seed(update)
         for weight in filter(lambda weight: weight.requires_grad, model.parameters()):
             weight.data += 0.05 * torch.randn_like(weight, device="cpu").to(device)
-        torch.manual_seed(rank())
         sampler.update(model)
-        responses, logprobs = sampler.sample(prompts)
+        responses, logprobs = sampler.sample(PROMPTS, rows)
         sampler.sleep()
         updates.append((largest_difference(model, prompts, responses, logprobs), responses))
     sampler.close()

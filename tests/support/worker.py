@@ -165,20 +165,12 @@ def train_and_sample(placement):
     """Sample from adapters between steps; two processes have different numbers of prompts."""
     policy = Policy(add_lora(LanguageModel().model, 4, 8))
     engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
-    settings = SimpleNamespace(
-        num_generations=2,
-        max_response_length=4,
-        max_prompt_length=9,
-        temperature=0.0,
-        generation_backend="hf",
-        dtype="fp32",
-    )
     # A prompt at a time: batches have 16 tokens.
-    sampler = HfSampler(settings, [2])
+    sampler = HfSampler([2], 4, 0.0, 2)
     run = {"responses": [], "losses": []}
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         sampler.update(policy.model, engine.gathered)
-        responses, _ = sample_on_all_ranks(sampler, prompts, settings, engine.sampling)
+        responses, _ = sample_on_all_ranks(sampler, prompts, engine.sampling)
         run["responses"].append(responses)
         rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, torch.device("cpu"))
         for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):

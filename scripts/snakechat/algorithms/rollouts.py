@@ -19,9 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.generation import Sampler, SamplingSettings, sample_responses
+from snakechat.modeling.generation import Sampler
 from snakechat.modeling.packing import TokenBatch
-from snakechat.training.engine import FrozenModel
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 
 # Token ids, or a number for each token, by response number and prompt: [A][n].
@@ -31,10 +30,12 @@ TokenLists = list[list[Any]]
 def sample_on_all_ranks(
     sampler: Sampler,
     prompts: Sequence[Any],
-    settings: SamplingSettings,
     sampling: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> tuple[TokenLists, Tensor | None]:
     """Distribute prompts [n] over the samplers, sample, and gather the responses on every rank.
+
+    They are the responses that a single rank would sample, up to rounding, if the random numbers of
+    all ranks are the same.
 
     Args:
         sampling: Returns a context in which the ranks may call the model different numbers of
@@ -45,82 +46,28 @@ def sample_on_all_ranks(
         [A, n, max_response_length], padded with zeros, or None if the sampler computes the same
         ones as the trainer (generation_backend: hf).
     """
-    has_copy = settings.generation_backend == "vllm"
-    own_rows = rows_of_rank(len(prompts), sampler.num_ranks)
-    shape = settings.num_generations, len(prompts), settings.max_response_length
-    sampled: tuple[TokenLists, TokenLists | None] = [], None
-    with contextlib.nullcontext() if has_copy else sampling():
+    first, step = rank() // sampler.num_ranks, world_size() // sampler.num_ranks
+    own_rows = range(first, len(prompts), step)
+    shape = sampler.num_generations, len(prompts), sampler.max_response_length
+    ids, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    with contextlib.nullcontext() if sampler.has_copy else sampling():
         if own_rows:
-            sampled = sampler.sample([prompts[row] for row in own_rows])
-    if rank() % sampler.num_ranks:
-        # The first rank of the sampler has the same responses.
-        sampled = [], None
-    own_responses, own_logprobs = sampled
-    responses = gather_responses(own_responses, own_rows, shape)
-    if not has_copy:
-        return responses, None
-    logprobs = torch.zeros(shape)
-    for number, sequences in enumerate(own_logprobs or []):
-        for row, values in zip(own_rows, sequences, strict=True):
-            logprobs[number, row, : len(values)] = torch.as_tensor(values)
-    return responses, all_reduce_sum(logprobs)
+            responses, own_logprobs = sampler.sample(prompts, own_rows)
+            # The other ranks of the sampler have the same responses.
+            if rank() % sampler.num_ranks == 0:
+                # Token id + 1, so that 0 marks the end.
+                _fill(ids, own_rows, responses, 1)
+                _fill(logprobs, own_rows, own_logprobs or [], 0)
+    shifted_ids = all_reduce_sum(ids)
+    gathered = [[row[row > 0].sub(1).tolist() for row in rows] for rows in shifted_ids]
+    return gathered, all_reduce_sum(logprobs) if sampler.has_copy else None
 
 
-def rows_of_rank(num_rows: int, num_ranks: int = 1) -> range:
-    """Return the rows that this rank samples responses for.
-
-    Args:
-        num_ranks: Adjacent ranks that sample the same rows together.
-    """
-    return range(rank() // num_ranks, num_rows, world_size() // num_ranks)
-
-
-def gather_responses(
-    own_responses: TokenLists, own_rows: range, shape: tuple[int, int, int]
-) -> TokenLists:
-    """Return the token ids of the responses [A][n] of all ranks.
-
-    Args:
-        own_responses: Those to the rows of this rank; empty if it has none to add.
-        own_rows: See rows_of_rank.
-        shape: A, n, and the tokens of the longest response.
-    """
-    # Token id + 1, so that 0 marks the end.
-    shifted_ids = torch.zeros(shape, dtype=torch.int64)
-    for number, sequences in enumerate(own_responses):
-        for row, ids in zip(own_rows, sequences, strict=True):
-            shifted_ids[number, row, : len(ids)] = torch.as_tensor(ids) + 1
-    shifted_ids = all_reduce_sum(shifted_ids)
-    return [[ids[ids > 0].sub(1).tolist() for ids in sequences] for sequences in shifted_ids]
-
-
-def sample_equally(
-    model: FrozenModel[Policy],
-    prompts: Sequence[Any],
-    stop_ids: Sequence[int],
-    max_response_length: int,
-    temperature: float,
-    num_generations: int = 1,
-) -> TokenLists:
-    """Sample the responses [A][n] on all ranks that a single one would sample, up to rounding.
-
-    The ranks must have the same random numbers. Takes the arguments of sample_responses.
-    """
-    own_responses: TokenLists = []
-    own_rows = rows_of_rank(len(prompts))
-    with model.sampling():
-        if own_rows:
-            own_responses = sample_responses(
-                model.module.model,
-                prompts,
-                stop_ids,
-                max_response_length,
-                temperature,
-                num_generations,
-                own_rows,
-            )
-    shape = num_generations, len(prompts), max_response_length
-    return gather_responses(own_responses, own_rows, shape)
+def _fill(table: Tensor, columns: range, values: TokenLists, offset: int) -> None:
+    """Write values [A][columns] of tokens, plus an offset, to a table [A, n, tokens]."""
+    for number, sequences in enumerate(values):
+        for column, sequence in zip(columns, sequences, strict=True):
+            table[number, column, : len(sequence)] = torch.as_tensor(sequence) + offset
 
 
 class RolloutBatch(NamedTuple):

@@ -6,10 +6,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.algorithms.rollouts import sample_equally
+from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.data.special_tokens import stop_ids
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json_lines
@@ -45,7 +46,9 @@ def respond(
     check_sequence_length(policy.module.model, longest + 1)
     positions = max_positions(policy.module.model)
     length = min(max_response_length, positions - longest) if positions else max_response_length
-    [responses] = sample_equally(policy, prompts, ends, length, temperature)
+    sampler = HfSampler(ends, length, temperature)
+    sampler.update(policy.module.model)
+    [responses], _ = sample_on_all_ranks(sampler, prompts, policy.sampling)
     return [
         {"text": as_text(tokenizer, ids), "ended": bool(ids) and ids[-1] in ends}
         for ids in responses

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.generation import Generations, Sampler, SamplingSettings
+from snakechat.modeling.generation import Generations, Sampler
 from snakechat.modeling.models import DTYPES, Gather, no_gather
 from snakechat.modeling.saving import saved_weights
 from snakechat.workflow import deterministic
@@ -42,8 +42,10 @@ CPU_OPTIONS = {
 class VllmSampler(Sampler):
     """Samples from vLLM's copy of the trained model."""
 
+    has_copy = True
+
     def __init__(
-        self, settings: SamplingSettings, stop_ids: Sequence[int], folder: Path, num_ranks: int = 1
+        self, settings: Any, stop_ids: Sequence[int], folder: Path, num_ranks: int
     ) -> None:
         """Import vLLM; see placed_models.make_sampler for the arguments.
 
@@ -67,11 +69,14 @@ class VllmSampler(Sampler):
                 f"generation_backend: vllm, but vllm cannot be imported ({error}): install it"
                 " (docs/en/gpu.md), or set generation_backend: hf"
             ) from None
+        super().__init__(
+            *(stop_ids, settings.max_response_length, settings.temperature),
+            settings.num_generations,
+        )
         self.vllm = vllm
         self.llm: Any = None
         self.is_asleep = False
-        self.settings, self.folder = settings, folder
-        self.stop_ids, self.num_ranks = list(stop_ids), num_ranks
+        self.settings, self.folder, self.num_ranks = settings, folder, num_ranks
 
     def update(self, model: PreTrainedModel, gather: Gather = no_gather) -> None:
         """Copy the model's current weights, adapters merged, to vLLM, and wake it up.
@@ -80,9 +85,6 @@ class VllmSampler(Sampler):
         """
         if self.llm is None:
             self.llm = self._start(model.device.type == "cuda")
-            if self.num_ranks > 1:
-                self.device = model.device
-                self.engine_group, _ = torch.distributed.new_subgroups(self.num_ranks)
         if self.is_asleep:
             # vLLM has an allocator of its own, which cannot use what torch's keeps.
             torch.cuda.empty_cache()
@@ -142,29 +144,25 @@ class VllmSampler(Sampler):
         atexit.register(llm.llm_engine.engine_core.shutdown)
         return llm
 
-    def sample(self, prompts: Sequence[Sequence[int]]) -> Generations:
+    def sample(self, prompts: Sequence[Sequence[int]], own_rows: Sequence[int]) -> Generations:
         """Sample responses; see generation.Sampler.sample.
 
-        All processes of an engine call this function with the same prompts. Each prompt's seed
-        comes from torch's generator, so steps differ and a resumed run draws the same seeds. The
-        same seeds give the same tokens as far as vLLM's arithmetic is reproducible: with the same
+        All processes of an engine call this function with the same rows. Each prompt's seed comes
+        from torch's generator, so steps differ and a resumed run draws the same seeds. The same
+        seeds give the same tokens as far as vLLM's arithmetic is reproducible: with the same
         version on the same CPU, or on the same kind of GPU with deterministic kernels.
         """
-        seeds = torch.randint(1 << 62, (len(prompts),))
-        if self.num_ranks > 1:
-            # Those of the first process of the engine.
-            seeds = seeds.to(self.device)
-            torch.distributed.broadcast(seeds, group=self.engine_group, group_src=0)
-        requests = [{"prompt_token_ids": list(map(int, prompt))} for prompt in prompts]
+        seeds = torch.randint(1 << 62, (len(prompts),))[list(own_rows)]
+        requests = [{"prompt_token_ids": list(map(int, prompts[row]))} for row in own_rows]
         params = [
             # One object per prompt: a single seed would give all prompts the same random numbers.
             self.vllm.SamplingParams(
-                n=self.settings.num_generations,
-                temperature=self.settings.temperature,
+                n=self.num_generations,
+                temperature=self.temperature,
                 # Both off: sampling from the full distribution.
                 top_p=1.0,
                 top_k=-1,
-                max_tokens=self.settings.max_response_length,
+                max_tokens=self.max_response_length,
                 # A stop token stays in the ids; a stop string would be removed.
                 stop_token_ids=self.stop_ids,
                 # Only of the sampled token.

@@ -7,7 +7,7 @@ are imported where they are used.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from snakechat.config.training_settings import TrainingSettings
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.generation import HfSampler, Sampler, SamplingSettings
+from snakechat.modeling.generation import HfSampler, Sampler
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, checkpoint_activations, choose_device
@@ -128,20 +128,20 @@ def load_frozen(
 
 
 def make_sampler(
-    settings: SamplingSettings,
-    stop_ids: Sequence[int],
-    folder: Path,
-    vllm_tensor_parallel_size: int = 1,
+    settings: Any, stop_ids: Sequence[int], folder: Path, placement: Placement
 ) -> Sampler:
     """Create the sampler of settings.generation_backend.
 
     Args:
+        settings: RlhfSettings or GenerationSettings.
         stop_ids: token ids that end a response (snakechat.data.special_tokens).
         folder: a model of the same architecture, from which vLLM starts.
-        vllm_tensor_parallel_size: processes that divide the weights of a vLLM engine.
+        placement: vllm_tensor_parallel_size, processes that divide the weights of a vLLM engine.
     """
     if settings.generation_backend == "vllm":
         from snakechat.modeling.vllm_sampler import VllmSampler
 
-        return VllmSampler(settings, stop_ids, folder, vllm_tensor_parallel_size)
-    return HfSampler(settings, stop_ids)
+        return VllmSampler(settings, stop_ids, folder, placement.vllm_tensor_parallel_size)
+    return HfSampler(
+        stop_ids, settings.max_response_length, settings.temperature, settings.num_generations
+    )

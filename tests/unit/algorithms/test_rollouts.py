@@ -141,14 +141,14 @@ def test_length_metrics_are_mean_95th_percentile_and_share_with_eos():
 class Sampler:
     """Responds to the prompt [k] with k tokens k - 1, and with 2k tokens 2k - 1."""
 
-    num_ranks = 1
+    has_copy, num_generations, max_response_length = True, 2, 6
 
-    def __init__(self):
-        self.prompts = []
+    def __init__(self, num_ranks):
+        self.num_ranks, self.prompts = num_ranks, []
 
-    def sample(self, prompts):
-        self.prompts += [int(prompt[0]) for prompt in prompts]
-        numbers = [[factor * int(prompt[0]) for prompt in prompts] for factor in (1, 2)]
+    def sample(self, prompts, own_rows):
+        self.prompts += [int(prompts[row][0]) for row in own_rows]
+        numbers = [[factor * number for number in self.prompts] for factor in (1, 2)]
         responses = [[[number - 1] * number for number in row] for row in numbers]
         logprobs = [[[-0.5 * number] * number for number in row] for row in numbers]
         return responses, logprobs
@@ -157,8 +157,6 @@ class Sampler:
 @pytest.mark.parametrize(("world_size", "num_ranks"), [(1, 1), (3, 1), (4, 2)])
 def test_responses_and_logprobs_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
     prompts = [np.array([number]) for number in (3, 1, 2)]
-    settings = {"num_generations": 2, "max_response_length": 6, "generation_backend": "vllm"}
-    settings = SimpleNamespace(**settings)
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
     shares, sampled = [], []
 
@@ -166,10 +164,9 @@ def test_responses_and_logprobs_of_all_ranks_add_up(world_size, num_ranks, monke
         """The result of a rank."""
         monkeypatch.setenv("RANK", str(rank))
         monkeypatch.setattr(module, "all_reduce_sum", all_reduce_sum)
-        sampler = Sampler()
-        sampler.num_ranks = num_ranks
+        sampler = Sampler(num_ranks)
         sampled.append(sampler.prompts)
-        return sample_on_all_ranks(sampler, prompts, settings)
+        return sample_on_all_ranks(sampler, prompts)
 
     for rank in range(world_size):
         sample(rank, lambda tensor: shares.append(tensor) or tensor)

@@ -12,11 +12,11 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from snakechat.modeling import acceleration, attention
 from snakechat.modeling.acceleration import Acceleration, compile_layers
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import checkpoint_activations
 from support.families import FAMILIES, WINDOWS, spread
-from support.passes import assert_equal, loss_and_gradients, saved_policy
+from support.passes import assert_equal, loss_and_gradients, sample_responses, saved_policy
 from support.varlen import loop_over_segments
 
 KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
@@ -118,7 +118,7 @@ def test_gradients_of_adapters_with_checkpointed_activations_are_equal(policy, a
 @pytest.mark.parametrize("policy", ["opt"], indirect=True)
 def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, allow_varlen):
     def sample():
-        return sample_responses(policy.model, PROMPTS, [2], 5, 0, 1)
+        return sample_responses(policy.model, PROMPTS, HfSampler([2], 5, 0))
 
     expected = sample()
     calls = allow_varlen()

@@ -14,14 +14,20 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import compile_layers
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import choose_device
 from snakechat.training.placed_models import make_engine
 from snakechat.workflow.placement import Placement
 from support.engines import SETTINGS
 from support.families import FAMILIES
-from support.passes import CPU, assert_equal, loss_and_gradients, saved_policy
+from support.passes import (
+    CPU,
+    assert_equal,
+    loss_and_gradients,
+    sample_responses,
+    saved_policy,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +61,7 @@ def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
 
 def test_sampling_with_a_cache_compiles_nothing(policy):
     def sample():
-        return sample_responses(policy.model.eval(), PROMPTS, [2], 5, 0, 1)
+        return sample_responses(policy.model.eval(), PROMPTS, HfSampler([2], 5, 0))
 
     expected = sample()
     counter = CompileCounter()

@@ -19,11 +19,12 @@ from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.decoding import sample_tokens
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.generation import sample_responses
+from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES, WINDOWS, spread
+from support.passes import sample_responses
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51], [0, 60, 61, 62, 63]]
 MICRO_BATCH_TOKENS = 8192
@@ -47,20 +48,20 @@ def ending(model):
     return model
 
 
-def sample(model, prompts=PROMPTS, num_generations=1, stops=(EOS,), temperature=1.0, **options):
+def sample(
+    model,
+    prompts=PROMPTS,
+    num_generations=1,
+    stops=(EOS,),
+    temperature=1.0,
+    max_response_length=8,
+    micro_batch_tokens=MICRO_BATCH_TOKENS,
+):
     torch.manual_seed(0)
-    options = {"max_response_length": 8, **options}
-    micro_batch_tokens = options.pop("micro_batch_tokens", MICRO_BATCH_TOKENS)
+    sampler = HfSampler(stops, max_response_length, temperature, num_generations)
     choices = replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)
     with acceleration.using(choices):
-        return sample_responses(
-            model,
-            prompts,
-            stops,
-            temperature=temperature,
-            num_generations=num_generations,
-            **options,
-        )
+        return sample_responses(model, prompts, sampler)
 
 
 def test_responses_end_at_the_first_stop_id_or_at_the_limit(ending):
@@ -251,7 +252,7 @@ def test_a_decoder_is_freed_when_it_is_not_needed(model, monkeypatch):
     try:
         with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
             for _ in range(3):
-                sample_responses(model, [[5] * 9] * 4, [2], 20, 1.0, 2)
+                sample_responses(model, [[5] * 9] * 4, HfSampler([2], 20, 1.0, 2))
                 assert not alive
     finally:
         gc.enable()
@@ -262,32 +263,35 @@ def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(e
     options = {"max_response_length": 12}
     rounds = [(PROMPTS * 4, 1), (PROMPTS[:2], 3), ([[*range(5, 30)]] * 3, 2), (PROMPTS, 4)]
     expected = [sample(ending, prompts, number, **options) for prompts, number in rounds]
-    kept = generation.KeptDecoder()
+    sampler = HfSampler([EOS], 12, 1.0)
+
+    def sample_again(prompts, number):
+        torch.manual_seed(0)
+        sampler.num_generations = number
+        return sample_responses(ending, prompts, sampler)
+
     with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         for _ in range(2):
-            found = [sample(ending, *each, **options, kept=kept) for each in rounds]
-            assert found == expected
-        decoder = kept.decoder
-        sample(ending, PROMPTS, 1, **options, kept=kept)
-        assert kept.decoder is decoder
+            assert [sample_again(*each) for each in rounds] == expected
+        decoder = sampler.decoder
+        sample_again(PROMPTS, 1)
+        assert sampler.decoder is decoder
         # Graphs read the weights where they were.
         with torch.no_grad():
             weight = next(ending.parameters())
             weight.data = weight.data.clone()
-        sample(ending, PROMPTS, 1, **options, kept=kept)
-        assert kept.decoder is not decoder
+        sample_again(PROMPTS, 1)
+        assert sampler.decoder is not decoder
 
 
 def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monkeypatch):
-    settings = SimpleNamespace(max_response_length=8, temperature=1.0, num_generations=2)
-    sampler = generation.HfSampler(settings, [EOS])
-    sampler.update(ending)
+    sampler = HfSampler([EOS], 8, 1.0, 2)
     with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
         for allowance, is_kept in ((0, False), (1 << 30, True), (10, False)):
             sampler.allowance = allowance
-            sampler.sample(PROMPTS)
+            sample_responses(ending, PROMPTS, sampler)
             sampler.sleep()
-            assert (sampler.kept.decoder is not None) == is_kept
+            assert (sampler.decoder is not None) == is_kept
     sampler.close()
     gpu = SimpleNamespace(device=torch.device("cuda"))
     sampler.update(gpu)

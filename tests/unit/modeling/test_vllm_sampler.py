@@ -10,6 +10,7 @@ import itertools
 import os
 import sys
 import weakref
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -21,6 +22,7 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.vllm_sampler import CPU_OPTIONS, merged_weights
 from snakechat.training.placed_models import make_sampler
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import SERIAL
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
 # eos, and the end of a turn.
@@ -109,7 +111,7 @@ def gpu(monkeypatch):
 
 @pytest.fixture
 def sampler(folder, tokenizer):
-    return make_sampler(SETTINGS, STOPS, folder)
+    return make_sampler(SETTINGS, STOPS, folder, SERIAL)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -128,7 +130,7 @@ def test_the_engine_sleeps_between_samples_and_gets_one_weight_at_a_time(sampler
         yield
 
     sampler.update(model, gather)
-    sampler.sample(PROMPTS)
+    sampler.sample(PROMPTS, range(3))
     assert sampler.llm.events == [*weights, "reset"]
     merged = dict(merged_weights(model))
     assert all(torch.equal(sampler.llm.weights[name], merged[name]) for name in weights)
@@ -142,12 +144,12 @@ def test_the_engine_sleeps_between_samples_and_gets_one_weight_at_a_time(sampler
     sampler.update(model, gather)
     ends = ["wake up kv_cache", "reset"]
     assert sampler.llm.events == ["sleep", "wake up weights", *weights, *ends]
-    sampler.sample(PROMPTS)
+    sampler.sample(PROMPTS, range(3))
 
 
 @pytest.mark.usefixtures("gpu")
 def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model):
-    sampler = make_sampler(SETTINGS, STOPS, folder)
+    sampler = make_sampler(SETTINGS, STOPS, folder, SERIAL)
     sampler.close()
     sampler.update(model)
     events, engine = sampler.llm.events, weakref.ref(sampler.llm.llm_engine.engine_core.shutdown)
@@ -159,32 +161,23 @@ def test_a_closed_engine_sleeps_and_exists_until_the_process_ends(folder, model)
     assert engine()
 
 
-def test_processes_of_an_engine_use_the_seeds_of_the_first_one(folder, model, monkeypatch):
-    groups = []
-    monkeypatch.setattr(
-        torch.distributed, "new_subgroups", lambda size: (groups.append(size) or "own group", [])
-    )
-
-    def broadcast(seeds, group, group_src):
-        assert (group, group_src) == ("own group", 0)
-        seeds.copy_(torch.arange(len(seeds)) + 7)
-
-    monkeypatch.setattr(torch.distributed, "broadcast", broadcast)
-    sampler = make_sampler(SETTINGS, STOPS, folder, 2)
-    assert sampler.num_ranks == 2
-    for _ in range(2):
-        sampler.update(model)
-        sampler.sample(PROMPTS)
-        assert [params.seed for params in sampler.llm.params] == [7, 8, 9]
-    assert groups == [2]
-    assert sampler.llm.options["tensor_parallel_size"] == 2
+def test_processes_of_an_engine_use_the_seeds_of_a_single_process(sampler, folder, model):
+    placement = replace(SERIAL, vllm_tensor_parallel_size=2)
+    seeds, one_of_two = [], make_sampler(SETTINGS, STOPS, folder, placement)
+    for each, rows in ((sampler, [0, 1, 2]), (one_of_two, [2])):
+        each.update(model)
+        torch.manual_seed(1)
+        each.sample(PROMPTS, rows)
+        seeds.append([params.seed for params in each.llm.params])
+    assert seeds[1] == seeds[0][2:]
+    assert one_of_two.num_ranks == one_of_two.llm.options["tensor_parallel_size"] == 2
     # vLLM needs the same one in all processes.
-    assert sampler.llm.options["seed"] == 0
+    assert one_of_two.llm.options["seed"] == 0
 
 
 def test_responses_and_logprobs_are_ordered_by_generation_and_prompt(sampler, model):
     sampler.update(model)
-    responses, logprobs = sampler.sample(PROMPTS)
+    responses, logprobs = sampler.sample(PROMPTS, range(3))
     seeds = [params.seed % 100 for params in sampler.llm.params]
     assert responses == [
         [[seed, number, len(prompt)] for seed, prompt in zip(seeds, PROMPTS, strict=True)]
@@ -200,7 +193,7 @@ def test_seeds_differ_by_prompt_and_step_and_are_reproducible(sampler, model):
         seeds = []
         for _ in range(2):
             sampler.update(model)
-            sampler.sample(PROMPTS)
+            sampler.sample(PROMPTS, range(3))
             seeds.append([params.seed for params in sampler.llm.params])
         return seeds
 
@@ -212,7 +205,7 @@ def test_seeds_differ_by_prompt_and_step_and_are_reproducible(sampler, model):
     assert len({seed for step in first for seed in step}) == 6
     # A run that resumes after its first step restores the generator's state and starts an engine.
     torch.manual_seed(5)
-    sampler.sample(PROMPTS)
+    sampler.sample(PROMPTS, range(3))
     sampler.close()
     assert steps()[0] == first[1]
 
@@ -223,7 +216,7 @@ def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeyp
         InputError,
         match=r"install it \(docs/en/gpu.md\), or set generation_backend: hf",
     ):
-        make_sampler(SETTINGS, STOPS, folder)
+        make_sampler(SETTINGS, STOPS, folder, SERIAL)
     # The other backend does not import it.
-    settings = SimpleNamespace(generation_backend="hf")
-    assert isinstance(make_sampler(settings, STOPS, folder), HfSampler)
+    settings = SimpleNamespace(**vars(SETTINGS) | {"generation_backend": "hf"})
+    assert isinstance(make_sampler(settings, STOPS, folder, SERIAL), HfSampler)
