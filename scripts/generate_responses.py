@@ -20,8 +20,7 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import model_size
-from snakechat.training.placed_models import load_frozen, make_sampler
-from snakechat.training.process_group import init_process_group
+from snakechat.training.placed_models import init_process_group, load_frozen, make_sampler
 from snakechat.workflow.distributed import barrier, rank
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import in_batches

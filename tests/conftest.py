@@ -239,7 +239,7 @@ def group():
 
     The environment that the group sets is restored after the module.
     """
-    from snakechat.training.process_group import init_process_group
+    from snakechat.training.placed_models import init_process_group
 
     before = dict(os.environ)
     yield init_process_group(SERIAL)

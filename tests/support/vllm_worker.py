@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.modeling.lora import add_lora  # noqa: E402
-from snakechat.training.placed_models import make_sampler  # noqa: E402
-from snakechat.training.process_group import init_process_group  # noqa: E402
+from snakechat.training.placed_models import init_process_group, make_sampler  # noqa: E402
 from snakechat.workflow.distributed import all_reduce_sum, rank, world_size  # noqa: E402
 from snakechat.workflow.placement import Placement  # noqa: E402
 

@@ -31,8 +31,11 @@ from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
-from snakechat.training.placed_models import make_engine, make_frozen  # noqa: E402
-from snakechat.training.process_group import init_process_group  # noqa: E402
+from snakechat.training.placed_models import (  # noqa: E402
+    init_process_group,
+    make_engine,
+    make_frozen,
+)
 from snakechat.workflow import distributed  # noqa: E402
 from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
 from support import engines  # noqa: E402

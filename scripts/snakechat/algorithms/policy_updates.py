@@ -5,7 +5,6 @@ step); loss_aggregation defines the weights of the tokens in the policy's loss.
 """
 
 import math
-from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -18,11 +17,7 @@ from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.batching import Examples, global_batches
 from snakechat.training.engine import Ema, Engine
 from snakechat.workflow.distributed import all_reduce_sum
-from snakechat.workflow.errors import InputError
 
-# Allowed deviation of the mean ratio from 1 and of the mean KL from 0 in the first update of a
-# step. Rounding alone causes less.
-FIRST_UPDATE_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.05}
 # Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
 Metrics = dict[str, float | None]
 
@@ -88,12 +83,7 @@ class Updater:
             engines["policy"] = self.actor
             text = sample_text(self.ptx, settings, step, number) if self.ptx else None
             used = informative_rows(rows, experience) if settings.drop_uniform_groups else rows
-            policy_metrics = policy_gradients(
-                self.actor, rollouts, used, experience, settings, text
-            )
-            if number == 0:
-                check_first_update(policy_metrics, settings.dtype, step)
-            metrics |= policy_metrics
+            metrics |= policy_gradients(self.actor, rollouts, used, experience, settings, text)
         if self.critic:
             engines["value"] = self.critic
             metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
@@ -203,24 +193,6 @@ def policy_gradients(
     if text:
         metrics["ptx/loss"] = text_gradients(engine, text, settings.ptx_coef)
     return metrics
-
-
-def check_first_update(metrics: Mapping[str, float], dtype: str, step: int) -> None:
-    """Check that the first update of a step starts from the policy that sampled the responses.
-
-    metrics: of that update, in which the ratio is 1 and the KL 0 except for rounding.
-
-    Raises:
-        InputError: One of them differs by more than FIRST_UPDATE_TOLERANCE.
-    """
-    ratio, kl = metrics["policy/ratio"], metrics["policy/approxkl"]
-    tolerance = FIRST_UPDATE_TOLERANCE[dtype]
-    if not (abs(ratio - 1) < tolerance and kl < tolerance):
-        raise InputError(
-            f"step {step}: before the first update the ratio of the policy to itself is"
-            f" {ratio:.4g} and its KL {kl:.4g}, expected 1 and 0 within {tolerance:g}: training and"
-            " evaluation mode of this model compute different log-probabilities"
-        )
 
 
 def text_gradients(engine: Engine, text: Examples, coefficient: float) -> float:

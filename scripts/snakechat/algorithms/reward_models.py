@@ -6,7 +6,6 @@ text.
 """
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
@@ -32,36 +31,51 @@ SAMPLE_PROMPT, SAMPLE_RESPONSE = [("user", "Name two fruits.")], " Apples, pears
 ConversationEncoder = Callable[[Sequence[list[Turn]], Sequence[str]], list[list[int]]]
 
 
-class TurnEncoder:
-    """Encode conversations as the trainers of the pipeline do: prompt, response, end of turn."""
+class RewardModel(NamedTuple):
+    """A frozen reward model.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, template: str) -> None:
-        self.encoder = Encoder(tokenizer, template)
+    name: The job's input with the model. weight: Of its scores in their sum.
+    encoder: Encodes the text of conversations; None if the model reads the actor's token ids.
+    shares_tokenizer: Whether it can read the actor's token ids. The critic can then start from it,
+        even if its own chat template differs.
+    """
 
-    def __call__(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
-        prompts = [_marked(self.encoder, turns) for turns in prompts]
-        texts = [self.encoder.marked(response_content(text)) for text in responses]
+    name: str
+    module: FrozenModel
+    weight: float
+    encoder: ConversationEncoder | None
+    shares_tokenizer: bool
+
+
+def turn_encoder(tokenizer: PreTrainedTokenizerBase, template: str) -> ConversationEncoder:
+    """Return the encoder of our trainers: prompt, response, end of turn."""
+    encoder = Encoder(tokenizer, template)
+
+    def encode(prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        prompts = [_marked(encoder, turns) for turns in prompts]
+        texts = [encoder.marked(response_content(text)) for text in responses]
         texts = list(map(render_response, texts))
-        rows = list(accepted(self.encoder.conversations(prompts, texts, sampled=True)))
+        rows = list(accepted(encoder.conversations(prompts, texts, sampled=True)))
         return [[*prompt, *response] for prompt, [response] in rows]
 
+    return encode
 
-class ChatEncoder:
-    """Encode conversations by the chat template of a classifier, with the response as last turn.
+
+def chat_encoder(tokenizer: PreTrainedTokenizerBase) -> ConversationEncoder:
+    """Return the encoder by the chat template of a classifier, with the response as last turn.
 
     Raises:
         InputError: The tokenizer has no chat template.
     """
+    encoder = Encoder(tokenizer, "chat", generates=False)
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.encoder = Encoder(tokenizer, "chat", generates=False)
+    def encode(prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        return [
+            encoder.rendered(_marked(encoder, [*turns, ("assistant", response_content(text))]))
+            for turns, text in zip(prompts, responses, strict=True)
+        ]
 
-    def __call__(self, prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
-        encoded = []
-        for turns, text in zip(prompts, responses, strict=True):
-            response = ("assistant", response_content(text))
-            encoded.append(self.encoder.rendered(_marked(self.encoder, [*turns, response])))
-        return encoded
+    return encode
 
 
 def _marked(encoder: Encoder, turns: Sequence[Turn]) -> list[Turn]:
@@ -69,55 +83,30 @@ def _marked(encoder: Encoder, turns: Sequence[Turn]) -> list[Turn]:
     return [(role, encoder.marked(text)) for role, text in turns]
 
 
-class Reader(NamedTuple):
-    """How a reward model reads responses.
-
-    encoder: Encodes the text of conversations; None if the model reads the actor's token ids.
-    shares_tokenizer: Whether it can read the actor's token ids. The critic can then start from it,
-        even if its own chat template differs.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    encoder: ConversationEncoder | None
-    shares_tokenizer: bool
-
-
-class RewardModel(NamedTuple):
-    """A frozen reward model.
-
-    name: The job's input with the model. weight: Of its scores in their sum.
-    """
-
-    name: str
-    module: FrozenModel
-    weight: float
-    reader: Reader
-
-
-def choose_reader(
-    is_foreign: bool, folder: Path, template: str, actor: Path, actor_template: str
-) -> Reader:
-    """Return how the reward model in a folder reads the responses of an actor.
+def choose_encoder(
+    tokenizer: PreTrainedTokenizerBase,
+    is_foreign: bool,
+    template: str,
+    actor_tokenizer: PreTrainedTokenizerBase,
+    actor_template: str,
+) -> tuple[ConversationEncoder | None, bool]:
+    """Return the encoder and shares_tokenizer of a reward model that scores an actor.
 
     Args:
         is_foreign: Whether the model was trained elsewhere, by its own chat template.
         template: Its prompt template.
-        actor, actor_template: Folder and prompt template of the actor.
 
     Raises:
         InputError: A tokenizer has no chat template, although its template is "chat".
     """
-    tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(actor)
-    encoder: ConversationEncoder
     if is_foreign and resolved_template(tokenizer, template) == "chat":
-        encoder = ChatEncoder(tokenizer)
+        encode = chat_encoder(tokenizer)
     else:
-        encoder = TurnEncoder(tokenizer, template)
+        encode = turn_encoder(tokenizer, template)
     sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
     shared = is_same_tokenizer(actor_tokenizer, tokenizer)
-    if shared and TurnEncoder(actor_tokenizer, actor_template)(*sample) == encoder(*sample):
-        return Reader(tokenizer, None, shared)
-    return Reader(tokenizer, encoder, shared)
+    reads_ids = shared and turn_encoder(actor_tokenizer, actor_template)(*sample) == encode(*sample)
+    return None if reads_ids else encode, shared
 
 
 def conversation_examples(
@@ -158,25 +147,28 @@ def load_reward(
         longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
 
     Raises:
-        InputError: As choose_reader and load_frozen do.
+        InputError: As choose_encoder and load_frozen do.
     """
     settings, folder = job.settings, job.inputs[key]
     weights = weighted_references(getattr(settings, key.partition(".")[0]))
     is_foreign = job.spec["inputs"][key]["rule"] != "train_reward"
     template, tokens = settings.reward_templates.get(key, "auto"), job.inputs["tokens"]
     actor_template = read_statistics(tokens, split)["template"]
-    reader = choose_reader(is_foreign, folder, template, job.inputs[actor], actor_template)
+    tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(job.inputs[actor])
+    encoder, shared = choose_encoder(
+        tokenizer, is_foreign, template, actor_tokenizer, actor_template
+    )
     prompts = Ragged(tokens, f"{split}.prompt")
-    if reader.encoder is None:
+    if encoder is None:
         generations = settings.num_generations
         examples = prompt_examples(prompts, settings.max_response_length, generations)
     else:
         turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
-        examples = sequence_examples(reader.encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
+        examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
         longest = 0
     module = load_frozen(
-        *(Scorer, folder, dtype, reader.tokenizer, job.placement, examples),
+        *(Scorer, folder, dtype, tokenizer, job.placement, examples),
         offload=offload,
         longest=longest,
     )
-    return RewardModel(key, module, weights[key], reader)
+    return RewardModel(key, module, weights[key], encoder, shared)

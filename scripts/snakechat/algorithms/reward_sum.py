@@ -131,7 +131,7 @@ class RewardSum:
         self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
     ) -> Tensor:
         """Return a reward model's score of each response [B]."""
-        examples, encoder = rollouts.examples, reward.reader.encoder
+        examples, encoder = rollouts.examples, reward.encoder
         with reward.module.on_device() as module:
             scorer = cast(Scorer, module)
             if encoder:

@@ -67,7 +67,7 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
         key: load_reward(job, key, "actor", dtype, "train", placement.offload_frozen, longest)
         for key in model_names(settings.reward)
     }
-    origin = next((key for key in rewards if rewards[key].reader.shares_tokenizer), None)
+    origin = next((key for key in rewards if rewards[key].shares_tokenizer), None)
     trained: dict[str, Policy | Scorer] = {"actor": actor}
     critic = None
     if settings.algorithm == "ppo":

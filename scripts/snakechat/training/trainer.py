@@ -39,8 +39,7 @@ from snakechat.training.checkpointing import (
 from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
-from snakechat.training.placed_models import make_engine
-from snakechat.training.process_group import init_process_group
+from snakechat.training.placed_models import init_process_group, make_engine
 from snakechat.training.rungs import (
     Ladder,
     goes_down,

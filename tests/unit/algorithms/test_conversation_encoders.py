@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.algorithms.reward_models import ChatEncoder, TurnEncoder
+from snakechat.algorithms.reward_models import chat_encoder, turn_encoder
 from snakechat.algorithms.rollouts import response_texts
 from snakechat.data.encoder import CLOSE, OPEN, Encoder
 from snakechat.workflow.errors import InputError
@@ -27,7 +27,7 @@ def chatml(tokenizer):
 
 def test_a_classifier_reads_the_conversation_that_its_template_renders(chatml):
     expected = chatml.apply_chat_template(MESSAGES, return_dict=False)
-    assert ChatEncoder(chatml)([PROMPT], [RESPONSE]) == [expected]
+    assert chat_encoder(chatml)([PROMPT], [RESPONSE]) == [expected]
 
 
 @pytest.mark.parametrize("where", ["prompt", "response"])
@@ -36,7 +36,7 @@ def test_special_tokens_in_the_text_of_a_chat_are_text(where, chatml):
     prompt = [("user", attack)] if where == "prompt" else PROMPT
     response = attack if where == "response" else RESPONSE
     plain, attacked = (
-        ChatEncoder(chatml)([p], [r])[0] for p, r in ((PROMPT, "A"), (prompt, response))
+        chat_encoder(chatml)([p], [r])[0] for p, r in ((PROMPT, "A"), (prompt, response))
     )
     specials = chatml.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>", "</s>"])
     counts = [sum(map(ids.count, specials)) for ids in (plain, attacked)]
@@ -49,7 +49,7 @@ def test_special_tokens_in_the_text_of_a_chat_are_text(where, chatml):
 @pytest.mark.parametrize("mark", [OPEN, CLOSE, f"{OPEN}<|im_end|>{CLOSE}", OPEN + OPEN + CLOSE])
 def test_a_mark_of_special_tokens_is_itself_in_a_text(mark, chatml):
     prompt = [("user", f"{mark} or <|im_end|> {mark}")]
-    [ids] = ChatEncoder(chatml)([prompt], [f" {mark}"])
+    [ids] = chat_encoder(chatml)([prompt], [f" {mark}"])
     text = chatml.decode(ids, skip_special_tokens=False)
     assert text.count(mark) == 3
     assert text.count("<|im_end|>") == 3 + 3 * mark.count("<|im_end|>")
@@ -58,10 +58,10 @@ def test_a_mark_of_special_tokens_is_itself_in_a_text(mark, chatml):
 def test_a_classifier_without_a_chat_template_or_that_rejects_the_turns_is_an_error(chatml):
     chatml.chat_template = "{{ raise_exception('no\nsystem') }}"
     with pytest.raises(InputError, match=r"rejects turns of system, user, .*: no system$"):
-        ChatEncoder(chatml)([PROMPT], [RESPONSE])
+        chat_encoder(chatml)([PROMPT], [RESPONSE])
     chatml.chat_template = None
     with pytest.raises(InputError, match="has no chat template, which template: chat requires"):
-        ChatEncoder(chatml)
+        chat_encoder(chatml)
 
 
 def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, chatml):
@@ -69,12 +69,12 @@ def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, ch
         encoder = Encoder(each, template)
         prompt, response = encode_pair(encoder, PROMPT, RESPONSE)
         for text in (RESPONSE, RESPONSE.strip()):
-            assert TurnEncoder(each, template)([PROMPT], [text]) == [prompt + response]
+            assert turn_encoder(each, template)([PROMPT], [text]) == [prompt + response]
 
 
 @pytest.mark.parametrize("template", ["dialogue", "chat"])
 def test_special_tokens_in_a_response_to_a_recipe_are_text(template, chatml):
-    encode = TurnEncoder(chatml, template)
+    encode = turn_encoder(chatml, template)
     [ids], [plain] = encode([PROMPT], ["Pie<|im_end|>"]), encode([PROMPT], ["Pie"])
     end = chatml.eos_token_id
     assert ids[-1] == plain[-1] == end

@@ -10,7 +10,7 @@ import torch
 
 from snakechat.algorithms import reward_sum
 from snakechat.algorithms.experience import ScoreNormalization, TokenEvaluation
-from snakechat.algorithms.reward_models import Reader, RewardModel
+from snakechat.algorithms.reward_models import RewardModel
 from snakechat.algorithms.reward_sum import RewardSum, Scores
 from snakechat.algorithms.step_metrics import evaluation_metrics, score_metrics
 from snakechat.workflow.errors import InputError
@@ -52,7 +52,7 @@ def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value, mo
     scores.flat[index] = value
     monkeypatch.setattr(reward_sum, "response_scores", lambda *_: scores)
     module = SimpleNamespace(on_device=lambda: contextlib.nullcontext())
-    reward = RewardModel("reward/0", module, 1.0, Reader(None, None, True))
+    reward = RewardModel("reward/0", module, 1.0, None, True)
     with pytest.raises(InputError, match=f"step 12: the score of a response to row {row} is"):
         RewardSum([reward], {}, None).score(ROLLOUTS, 12, ROWS)
 

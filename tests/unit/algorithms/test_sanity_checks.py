@@ -1,15 +1,12 @@
-"""Checks of RLHF: degenerate responses, and updates that start from another policy."""
+"""Checks of RLHF: degenerate responses and scores."""
 
-import contextlib
 import json
-import math
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from snakechat.algorithms import step_metrics
-from snakechat.algorithms.policy_updates import check_first_update
 from snakechat.algorithms.step_metrics import SanityChecks
 from snakechat.workflow.errors import InputError
 
@@ -57,20 +54,3 @@ def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
     check.check_scores(equal + 1, 2)
     for step in range(3, 9):
         check.check_scores(equal, step)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "ratio", "kl", "is_accepted"),
-    [
-        ("fp32", 1.0005, 5e-4, True),
-        ("bf16", 0.96, 0.01, True),
-        ("fp32", 1.0, 0.002, False),
-        ("bf16", 0.94, 0.0, False),
-        ("fp32", math.nan, 0.0, False),
-    ],
-)
-def test_a_first_update_of_another_policy_is_an_error(dtype, ratio, kl, is_accepted):
-    metrics = {"policy/ratio": ratio, "policy/approxkl": kl}
-    expected = pytest.raises(InputError, match="step 7: before the first update the ratio")
-    with contextlib.nullcontext() if is_accepted else expected:
-        check_first_update(metrics, dtype, 7)

@@ -15,8 +15,7 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.training.engine import Ema, FrozenModel
-from snakechat.training.placed_models import make_engine
-from snakechat.training.process_group import init_process_group
+from snakechat.training.placed_models import init_process_group, make_engine
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement
 from support.engines import (
