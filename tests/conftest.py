@@ -68,7 +68,7 @@ def pytest_addoption(parser):
         "--kills",
         type=int,
         default=2,
-        help="kills of a training (test_kill.py); more than 2: all of test_partitioned_rlhf.py",
+        help="kills of a training (test_kill.py)",
     )
 
 
