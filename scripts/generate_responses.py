@@ -66,7 +66,6 @@ def main(job: Job[GenerationSettings]) -> None:
                         ids = Ragged(batch, RESPONSES)
                         write([ids[row].tolist() for row in range(len(ids))])
                 print(f"{split}: {total:,} prompts, {generations} responses each")
-        sampler.close()
 
 
 def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) -> None:

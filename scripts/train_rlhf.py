@@ -69,7 +69,6 @@ def main(training: Training[RlhfSettings]) -> None:
     evaluations = Evaluations(job, number, rlhf.evaluate, rlhf.save, BEST_METRIC, True)
     training.run(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
     record_usage(job, rlhf.judges.values())
-    rlhf.sampler.close()
 
 
 class RlhfTrainer:

@@ -69,7 +69,7 @@ def main():
         responses, logprobs = sampler.sample(PROMPTS, rows)
         sampler.sleep()
         updates.append((largest_difference(model, prompts, responses, logprobs), responses))
-    sampler.close()
+    del sampler
     # The group of the job outlives the engine.
     assert all_reduce_sum(torch.ones(1)) == world_size()
     (folder / f"{rank()}.json").write_text(json.dumps(updates))

@@ -80,10 +80,6 @@ class Sampler(ABC):
     def sleep(self) -> None:
         """Free memory until the next update, which has to come before the next sample."""
 
-    @abstractmethod
-    def close(self) -> None:
-        """Free what the sampler holds."""
-
     def step_ended(self) -> None:  # noqa: B027 most samplers need not know
         """Learn that a step of the training has ended, whose peak of memory is known."""
 
@@ -168,10 +164,6 @@ class HfSampler(Sampler):
         if device.type == "cuda" and not self.decoder:
             _, total = torch.cuda.mem_get_info(device)
             self.allowance = KEPT_FRACTION * total - torch.cuda.max_memory_allocated(device)
-
-    def close(self) -> None:
-        """Free the decoder."""
-        self.decoder = None
 
 
 def max_batch_tokens(model: PreTrainedModel) -> int:

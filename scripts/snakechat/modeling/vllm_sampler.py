@@ -187,12 +187,6 @@ class VllmSampler(Sampler):
         ]
         return ids, logprobs
 
-    def close(self) -> None:
-        """Free the memory of vLLM's copy of the model on a GPU."""
-        if self.llm is not None and not self.is_asleep:
-            self.sleep()
-        self.llm, self.is_asleep = None, False
-
 
 def merged_weights(
     model: PreTrainedModel, gather: Gather = no_gather

@@ -292,7 +292,7 @@ def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monk
             sample_responses(ending, PROMPTS, sampler)
             sampler.sleep()
             assert (sampler.decoder is not None) == is_kept
-    sampler.close()
+    sampler.decoder = None
     gpu = SimpleNamespace(device=torch.device("cuda"))
     sampler.update(gpu)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 100))
