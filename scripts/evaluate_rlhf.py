@@ -48,7 +48,6 @@ from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import HfSampler
-from snakechat.modeling.models import check_sequence_length
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
@@ -275,33 +274,23 @@ class Evaluator:
         return {**rates, "prompts": len(rows), "unreadable": number - len(rows)}
 
     def _loaded_policy(self, folder: Path) -> AbstractContextManager[FrozenModel[Policy]]:
-        settings = self.settings
-        examples = prompt_examples(
-            self.prompts, settings.max_response_length, settings.num_generations
-        )
+        settings, length = self.settings, self.settings.max_response_length
+        examples = prompt_examples(self.prompts, length, settings.num_generations)
         return load_frozen(
-            Policy, folder, settings.dtype, self.tokenizer, self.job.placement, examples, True
+            *(Policy, folder, settings.dtype, self.tokenizer, self.job.placement, examples, True),
+            longest=max(map(len, self.prompts)) + length,
         )
 
     def _sample(
         self, model: FrozenModel[Policy], temperature: float, num_generations: int
     ) -> ModelResponses:
         """Sample responses of a model; temperature 0 is greedy decoding."""
-        longest = max(map(len, self.prompts)) + self.settings.max_response_length
-        check_sequence_length(model.module.model, longest)
         length = self.settings.max_response_length
         sampler = HfSampler(self.stop_ids, length, temperature, num_generations)
         sampler.update(model.module.model)
         responses, _ = sample_on_all_ranks(sampler, self.prompts, model.sampling)
-        rollouts = Rollouts(
-            self.prompts,
-            responses,
-            self.tokenizer,
-            self.stop_ids,
-            temperature,
-            self.device,
-        )
-        return ModelResponses(rollouts, self.is_correct)
+        tokens = self.prompts, responses, self.tokenizer, self.stop_ids
+        return ModelResponses(Rollouts(*tokens, temperature, self.device), self.is_correct)
 
 
 def print_summary(metrics: dict[str, Any]) -> None:
