@@ -96,8 +96,7 @@ def test_scores_are_the_weighted_sum_of_models_and_functions(stages, tokenizer):
             assert score == pytest.approx(expected, abs=1e-4)
 
 
-def test_two_processes_share_the_prompts(stages):
-    """Each process samples every other prompt with a seed of its own."""
+def test_two_processes_sample_what_one_does(stages):
     spec = stages.spec("generate_responses", "mine")
     spec |= {"path": "output/generate_responses/two", "name": "two"}
     spec |= {"code": code_digests(ROOT / "scripts/generate_responses.py")}
@@ -112,8 +111,9 @@ def test_two_processes_share_the_prompts(stages):
     )
     assert code == 0, output
     found = responses_of(stages.folder / "output/generate_responses/two")
-    assert len(found) == 40 * 8
-    assert len(set(map(tuple, found))) > 300
+    # Rounding decides at a boundary between two tokens.
+    expected = responses_of(stages.result("generate_responses", "mine"))
+    assert sum(map(list.__eq__, found, expected)) > 0.99 * len(expected) > 300
 
 
 def test_the_best_responses_become_records(stages):
