@@ -34,8 +34,7 @@ def sample_on_all_ranks(
 ) -> tuple[TokenLists, Tensor | None]:
     """Distribute prompts [n] over the samplers, sample, and gather the responses on every rank.
 
-    They are the responses that a single rank would sample, up to rounding, if the random numbers of
-    all ranks are the same.
+    They are the responses that the first rank would sample alone, up to rounding.
 
     Args:
         sampling: Returns a context in which the ranks may call the model different numbers of
@@ -50,6 +49,7 @@ def sample_on_all_ranks(
     own_rows = range(first, len(prompts), step)
     shape = sampler.num_generations, len(prompts), sampler.max_response_length
     ids, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
+    share_random_numbers()
     with contextlib.nullcontext() if sampler.has_copy else sampling():
         if own_rows:
             responses, own_logprobs = sampler.sample(prompts, own_rows)
@@ -61,6 +61,16 @@ def sample_on_all_ranks(
     shifted_ids = all_reduce_sum(ids)
     gathered = [[row[row > 0].sub(1).tolist() for row in rows] for rows in shifted_ids]
     return gathered, all_reduce_sum(logprobs) if sampler.has_copy else None
+
+
+def share_random_numbers() -> None:
+    """Give all ranks the state of the first one's generator of the CPU.
+
+    Reward functions, which the first rank calls alone, may have drawn numbers.
+    """
+    if world_size() > 1:
+        state = torch.get_rng_state()
+        torch.set_rng_state(all_reduce_sum(state if rank() == 0 else torch.zeros_like(state)))
 
 
 def _fill(table: Tensor, columns: range, values: TokenLists, offset: int) -> None:

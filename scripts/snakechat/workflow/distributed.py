@@ -1,7 +1,7 @@
 """The processes of a job: their ranks and the collective operations between them.
 
 A launcher (torchrun, a cluster) sets RANK and WORLD_SIZE in the environment of each process.
-Collective operations need the process group of snakechat.training.process_group, except in a single
+Collective operations need the process group of snakechat.training.placed_models, except in a single
 process, where they return their argument.
 
 torch is imported where it is needed: programs without it use the ranks.

@@ -158,6 +158,7 @@ class Sampler:
 def test_responses_and_logprobs_of_all_ranks_add_up(world_size, num_ranks, monkeypatch):
     prompts = [np.array([number]) for number in (3, 1, 2)]
     monkeypatch.setenv("WORLD_SIZE", str(world_size))
+    monkeypatch.setattr(module, "share_random_numbers", lambda: None)
     shares, sampled = [], []
 
     def sample(rank, all_reduce_sum):
