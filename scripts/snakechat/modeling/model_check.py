@@ -21,7 +21,6 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
-from snakechat.modeling.captured_decoding import can_be_captured
 from snakechat.modeling.decoding import next_logits, pad_left
 from snakechat.modeling.forward import Policy, Scorer, fp32_weights
 from snakechat.modeling.key_value_cache import make_cache
@@ -86,8 +85,6 @@ def check_model(
                     "outputs with a key-value cache",
                     "responses cannot be sampled from it: use another model",
                 )
-                if acceleration.current().cuda_graphs:
-                    can_be_captured(module.model)
             if any(weight.requires_grad for weight in module.parameters()):
                 check.compare(
                     "the forward pass in training mode",
