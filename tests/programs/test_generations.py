@@ -111,9 +111,12 @@ def test_two_processes_sample_what_one_does(stages):
     )
     assert code == 0, output
     found = responses_of(stages.folder / "output/generate_responses/two")
-    # Rounding decides at a boundary between two tokens.
+    assert len(found) == 40 * 8
+    # The first batch of 16 prompts: here, the other ones have no seeds of their own.
     expected = responses_of(stages.result("generate_responses", "mine"))
-    assert sum(map(list.__eq__, found, expected)) > 0.99 * len(expected) > 300
+    equal = sum(map(list.__eq__, found[:128], expected))
+    # Rounding decides at a boundary between two tokens.
+    assert equal >= 126
 
 
 def test_the_best_responses_become_records(stages):
