@@ -179,8 +179,18 @@ class Rollouts:
         )
 
     def response_texts(self) -> list[str]:
-        """Return the text of each response [B], for reward models with another tokenizer."""
-        return response_texts(self.tokenizer, self.response_ids, self.ended.tolist())
+        """Return responses [B] as text, without the tokens that end them.
+
+        Other special tokens that the actor sampled stay visible: they are not part of a good
+        response.
+        """
+        pairs = zip(self.response_ids, self.ended.tolist(), strict=True)
+        texts: list[str] = self.tokenizer.batch_decode(
+            [ids[:-1] if is_ended else ids for ids, is_ended in pairs],
+            skip_special_tokens=False,
+            clean_up_tokenization_spaces=False,
+        )
+        return texts
 
     def length_metrics(self) -> dict[str, float]:
         """Return metrics of the lengths and of the share of responses that ended."""
@@ -225,19 +235,3 @@ class Rollouts:
                     table.view(-1).index_copy_(0, tokens, column.float())
         assert tables is not None
         return all_reduce_sum(tables)
-
-
-def response_texts(
-    tokenizer: PreTrainedTokenizerBase, responses: Sequence[Sequence[int]], ended: Sequence[bool]
-) -> list[str]:
-    """Return sampled responses as text, without the tokens that end them.
-
-    Other special tokens that the actor sampled stay visible: they are not part of a good response.
-    """
-    ids = [
-        list(ids[:-1] if is_ended else ids) for ids, is_ended in zip(responses, ended, strict=True)
-    ]
-    texts: list[str] = tokenizer.batch_decode(
-        ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-    )
-    return texts

@@ -1,9 +1,10 @@
 """Conversations as reward models read them: rendering, special tokens in text, responses."""
 
 import pytest
+import torch
 
 from snakechat.algorithms.reward_models import chat_encoder, turn_encoder
-from snakechat.algorithms.rollouts import response_texts
+from snakechat.algorithms.rollouts import Rollouts
 from snakechat.data.encoder import CLOSE, OPEN, Encoder
 from snakechat.workflow.errors import InputError
 from support.encoding import encode_pair
@@ -88,5 +89,6 @@ def test_responses_lose_the_token_that_ends_them_and_no_other(chatml):
     end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
     pie = chatml(" pie", add_special_tokens=False).input_ids
     responses = [[*pie, end], pie, [*pie, start, *pie, end]]
-    texts = response_texts(chatml, responses, [True, False, True])
-    assert texts == [" pie", " pie", " pie<|im_start|> pie"]
+    responses = [[ids] for ids in responses]
+    rollouts = Rollouts([pie], responses, chatml, [end], 1.0, torch.device("cpu"))
+    assert rollouts.response_texts() == [" pie", " pie", " pie<|im_start|> pie"]
