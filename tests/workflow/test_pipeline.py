@@ -11,8 +11,6 @@ from transformers import (
     AutoTokenizer,
 )
 
-from conftest import Workflow, copy_sources
-
 
 def figures(workflow, stage):
     return json.loads((workflow.folder / f"output/eval/{stage}/tiny/metrics.json").read_text())
@@ -86,13 +84,3 @@ def test_a_finished_build_has_nothing_to_do_no_partial_results_and_no_pickled_we
     hidden = {name for name in names if name.startswith(".")}
     # That of the build, which is released. Locks and checkpoints of results are deleted.
     assert hidden == {".identity", ".lock"}
-
-
-def test_two_builds_have_the_same_results(quick, tmp_path):
-    again = Workflow(tmp_path / "again", *quick.options)
-    copy_sources(again.folder)
-    again.build("output/rlhf/tiny", "output/dpo/tiny")
-    tree = str(quick.folder / "output")
-    process = again.run("python", "scripts/verify.py", "output", "--same-as", tree)
-    assert process.returncode == 0, process.stdout
-    assert process.stdout.startswith("18 results") and process.stdout.endswith(f" as in {tree}\n")
