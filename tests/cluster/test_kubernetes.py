@@ -242,7 +242,9 @@ def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
 def test_all_pods_run_as_the_user_of_the_image():
     number = re.search(r"useradd .*--uid (\d+)", DOCKERFILE)[1]
     assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == [number]
-    assert DRIVER_POD["securityContext"] == POD_SECURITY
+    training = yaml.safe_load((FOLDER / "training.yaml").read_text())
+    master = training["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert DRIVER_POD["securityContext"] == master["securityContext"] == POD_SECURITY
     assert {POD_SECURITY[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {int(number)}
 
 
