@@ -65,7 +65,13 @@ def lacking_configfiles(folder: Path, options: Sequence[str]) -> list[str]:
     """
     record = read_run_record(folder)
     words = record["options"].get("snakemake", ()) if record else ()
-    files = [word for word in words if word.endswith(CONFIG_FILES) and word not in options]
+    # By name: the folder of the build, or of the file, may have been moved since.
+    names = set(map(os.path.basename, options))
+    files = [
+        word
+        for word in words
+        if word.endswith(CONFIG_FILES) and os.path.basename(word) not in names
+    ]
     if not files:
         return []
     return [f"it was built with --configfile {' '.join(files)}, which this command lacks"]

@@ -57,3 +57,6 @@ def test_a_forgotten_config_file_is_named(tmp_path):
         "it was built with --configfile mine.yaml, which this command lacks"
     ]
     assert lacking_configfiles(tmp_path, words) == []
+    # The build was copied to another folder.
+    moved = ["--configfile", "../old/mine.yaml", "../old/more.yaml"]
+    assert lacking_configfiles(tmp_path, moved) == []
