@@ -16,11 +16,10 @@ was, as after a build that excludes them; with 2 after an error.
 """
 
 import argparse
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,20 +28,19 @@ from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import linked_results
 from snakechat.workflow.manifest import (
     MANIFEST,
-    Lineage,
+    Manifest,
     content_digest,
     merge_lineages,
     read_manifest,
 )
 from snakechat.workflow.store import find_results
 
-DIGEST = re.compile("[0-9a-f]{32}")
-# The rules that write records.
+# The rules that write records, and the split of these (all: "") that other rules read themselves.
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
+READ_SPLITS = {"init_model": "train", "label_pairs": ""}
 
-# What a result was made from: ("rows", the digest of a row that matches), ("phases", the DATASET
-# PHASE.SPLIT of such a row) and ("unknown", the path of a result without a copy).
-Usage = set[tuple[str, str]]
+# The digests of the rows that match: in each split of records, or each DATASET PHASE.SPLIT.
+Places = dict[str, set[str]]
 
 
 class Row(NamedTuple):
@@ -59,72 +57,75 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("query", nargs="*", metavar="TEXT", help="a text or a digest")
-    parser.add_argument("--file", type=Path, help="a text or a digest per line")
+    parser.add_argument("--file", type=lines_of, default=[], help="a text or a digest per line")
     parser.add_argument("--in", dest="folders", nargs="+", default=[], type=Path, metavar="FOLDER")
     arguments = parser.parse_args()
-    words = [*arguments.query, *(lines_of(arguments.file) if arguments.file else ())]
+    words = [*arguments.query, *arguments.file]
     if not words or "" in words:
         parser.error("give a text, a digest or --file")
     trees = [Path("output"), *arguments.folders]
-    for tree in trees:
-        if not tree.is_dir():
-            raise InputError(f"{tree} is not a folder: correct the path")
+    if missing := [tree for tree in trees if not tree.is_dir()]:
+        raise InputError(f"{missing[0]} is not a folder: correct the path")
     paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
-    # The manifest and the content of each result, by the path that leads to it; for a version or a
-    # copy, by its folder.
+    # By the path that leads to a result; for a version or a copy, by its folder.
     results = {
         paths.get(folder.resolve(), str(folder)): (folder, manifest, content_digest(manifest))
         for tree in trees
         for folder in find_results(tree)
         if (manifest := read_manifest(folder / MANIFEST))
     }
-    records = {
-        content: list(matching_rows(folder, words))
-        for folder, manifest, content in results.values()
-        if manifest["spec"]["rule"] in RECORD_RULES
-    }
-    phases = {
-        content: phase_digests(Path(name).name, folder, records[of_records])
-        for name, (folder, manifest, content) in results.items()
-        if manifest["spec"]["rule"] == "split_dataset"
-        and (of_records := manifest["inputs"]["records"]["digest"]) in records
-    }
-    found: dict[str, list[Row]] = {}
+    # By the content of the result.
+    records, places = dict[str, list[Row]](), dict[str, Places]()
+    for folder, manifest, content in results.values():
+        if manifest["spec"]["rule"] in RECORD_RULES:
+            records[content], places[content] = list(matching_rows(folder, words)), {}
+            for row in records[content]:
+                places[content].setdefault(row.split, set()).add(row.digest)
+    for name, (folder, manifest, content) in results.items():
+        if manifest["spec"]["rule"] == "split_dataset":
+            of_records = manifest["inputs"]["records"]["digest"]
+            if of_records in records:
+                places[content] = phase_places(Path(name).name, folder, records[of_records])
+    are_made = []
     for name, (_, manifest, content) in sorted(results.items()):
-        jobs, rows = merge_lineages([manifest]), records.get(content, [])
-        usage = {("rows", row.digest) for row in rows}
-        usage |= {each for job in jobs.values() for each in usage_of(job, jobs, records, phases)}
-        if usage:
-            found[name] = rows
-            print_result(name, usage, rows)
-    if not found:
+        rows = records.get(content, [])
+        digests, phases, unknown = usage_of(manifest, places)
+        digests |= {row.digest for row in rows}
+        if digests or unknown:
+            are_made.append(not rows)
+            listed = f" ({', '.join(sorted(phases))})" if phases else ""
+            print(f"{name}: rows: {len(digests):,}{listed}")
+            for row in rows:
+                print(f"  {row.digest}  {row.split} row {row.number}")
+            for path in sorted(unknown):
+                print(f"  unknown: no copy of {path} was found")
+    if not are_made:
         print("no row matches")
-    sys.exit(1 if all(found.values()) else 0)
+    sys.exit(0 if any(are_made) else 1)
 
 
-def lines_of(file: Path) -> list[str]:
+def lines_of(path: str | Path) -> list[str]:
     """Return the lines of a file without those that are empty."""
     # Not splitlines, which splits at U+2028, too: it is text.
-    lines = file.read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
+    lines = Path(path).read_text(encoding="utf-8-sig", errors="surrogateescape").split("\n")
     return [word for line in lines if (word := line.strip(" \t\r"))]
 
 
 def matching_rows(folder: Path, words: Collection[str]) -> Iterator[Row]:
-    """Yield the rows of records that have one of the digests or contain one of the texts."""
-    texts = [word for word in words if not DIGEST.fullmatch(word)]
+    """Yield the rows of records that have one of the words as digest or in a text."""
     has_eval = (folder / "eval.parquet").exists()
     for path in sorted(folder.glob("*.parquet")):
         # Without an eval split, some rows of train.parquet are in it.
         split = path.stem if has_eval else "train or eval"
         records = zip(read_digests(path), read_texts(path), strict=True)
         for number, (digest, record) in enumerate(records, start=1):
-            found = any(word in text for text in record if text for word in texts)
+            found = any(word in text for text in record if text for word in words)
             if found or digest.hex() in words:
                 yield Row(digest.hex(), split, number)
 
 
-def phase_digests(dataset: str, folder: Path, rows: Sequence[Row]) -> dict[str, set[str]]:
-    """Return the digests of the rows that a split has in each phase, by DATASET PHASE.SPLIT."""
+def phase_places(dataset: str, folder: Path, rows: Sequence[Row]) -> Places:
+    """Return the digests of the rows that a split has in each phase."""
     found = {}
     for path in folder.glob("*.npy"):
         numbers, split = set(np.load(path).tolist()), path.stem.rpartition(".")[2]
@@ -135,38 +136,32 @@ def phase_digests(dataset: str, folder: Path, rows: Sequence[Row]) -> dict[str, 
 
 
 def usage_of(
-    job: Mapping[str, Any], jobs: Lineage, records: dict[str, list[Row]], phases: dict[str, Any]
-) -> Usage:
-    """Return what a job of a lineage read itself, given matching rows by the content of a result.
+    manifest: Manifest, places: Mapping[str, Places]
+) -> tuple[set[str], set[str], set[str]]:
+    """Return the digests of the rows that a result was made from, their phases, and the records and
+    splits of which there is no copy.
 
-    Other jobs than these read no rows, or statistics of them, or write row numbers.
+    Other jobs of its lineage read no rows, or statistics of them, or write row numbers.
+
+    places: The rows that match, by the content of records and splits.
     """
-    usage: Usage = set()
-    for path in job["inputs"].values():
-        rule, content = jobs[path]["rule"], jobs[path]["content"]
-        if rule == "split_dataset" and "phase" in job["settings"]:
-            usage |= set() if content in phases else {("unknown", path)}
-            for name, digests in phases.get(content, {}).items():
-                if digests and f" {job['settings']['phase']}." in name:
-                    usage |= {("phases", name), *(("rows", digest) for digest in digests)}
-        elif rule in RECORD_RULES and job["rule"] in ("init_model", "label_pairs"):
-            usage |= set() if content in records else {("unknown", path)}
-            # A tokenizer is trained on the rows of the train split.
-            split = "train" if job["rule"] == "init_model" else ""
-            read = {row.digest for row in records.get(content, ()) if split in row.split}
-            usage |= {("rows", each) for each in read.difference(job["facts"].get("excluded", ()))}
-    return usage
-
-
-def print_result(name: str, usage: Usage, rows: Sequence[Row]) -> None:
-    """Print a result and what it was made from; of records, the rows that match."""
-    found = {kind: sorted(text for each, text in usage if each == kind) for kind, _ in usage}
-    phases = f" ({', '.join(found['phases'])})" if "phases" in found else ""
-    print(f"{name}: rows: {len(found.get('rows', ())):,}{phases}")
-    for row in rows:
-        print(f"  {row.digest}  {row.split} row {row.number}")
-    for path in found.get("unknown", ()):
-        print(f"  unknown: no copy of {path} was found")
+    jobs = merge_lineages([manifest])
+    rows, phases, unknown = set[str](), set[str](), set[str]()
+    for job, path in [(each, path) for each in jobs.values() for path in each["inputs"].values()]:
+        rule, content, settings = jobs[path]["rule"], jobs[path]["content"], job["settings"]
+        part = READ_SPLITS.get(job["rule"]) if rule in RECORD_RULES else None
+        if is_split := rule == "split_dataset" and "phase" in settings:
+            part = f" {settings['phase']}."
+        if part is None:
+            continue
+        if content not in places:
+            unknown.add(path)
+        excluded = settings.get("tokenizer", settings).get("exclude", ())
+        for name, digests in places.get(content, {}).items():
+            if part in name and (read := digests.difference(excluded)):
+                rows |= read
+                phases |= {name} if is_split else set()
+    return rows, phases, unknown
 
 
 if __name__ == "__main__":
