@@ -12,18 +12,8 @@ from snakechat.config.recipes import Config
 from snakechat.config.references import MESSAGES, Reference, weighted_functions
 from snakechat.config.schema import RECIPES, ConfigError, checked
 from snakechat.config.sections import RecipePlacement
-from snakechat.data.formats import (
-    has_dialogues,
-    has_pairs,
-    has_responses,
-    is_unpaired,
-    named_columns,
-)
-from snakechat.data.model_files import (
-    language_model_problem,
-    read_model_config,
-    reward_model_problem,
-)
+from snakechat.data.formats import PROMPTS, TEXTS, UNPAIRED, has_pairs, named_columns
+from snakechat.data.model_files import model_problem, read_model_config
 from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.commands import command_words, names_in
 
@@ -147,9 +137,9 @@ def _dataset_problem(
 ) -> str | None:
     """Return why a stage cannot use the rows of a dataset, and what to do; None if it can."""
     format = entry.get("format", "")
-    if phase != "rlhf" and format and not has_responses(format):
+    if phase != "rlhf" and format == PROMPTS:
         return f"which has no responses (format {format}): use it for rlhf"
-    if format and not has_dialogues(format):
+    if format == TEXTS:
         problem = f"whose rows are texts instead of dialogues (format {format})"
         if stage != "sft":
             return f"{problem}: use it for sft"
@@ -157,7 +147,7 @@ def _dataset_problem(
             return f"{problem}: set train_on: all_tokens"
     if phase != "reward" or "label" in entry or _has_pairs(entry):
         return None
-    if stage != "dpo" or not format or not is_unpaired(format):
+    if stage != "dpo" or format not in UNPAIRED:
         kind = f"format {format}" if format else "select: best"
         return f"which has no rejected responses ({kind}): use it for sft or rlhf"
     if not has_reference_point(recipe["loss"]):
@@ -196,8 +186,7 @@ def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
         )
     source = config.source_of("models", name)
     keys = source and read_model_config(source)
-    problem = keys and (reward_model_problem if scores else language_model_problem)(keys)
-    if problem:
+    if problem := keys and model_problem(keys, scores):
         raise ConfigError(f"config: {use}, which {problem}")
 
 

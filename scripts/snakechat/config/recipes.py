@@ -22,7 +22,7 @@ from snakechat.config.references import (
 from snakechat.config.schema import RECIPES, ConfigError, Layer, available, checked, checked_recipe
 from snakechat.config.sections import PlacementChanges, judge_settings
 from snakechat.config.settings import NAME_END, RefersTo
-from snakechat.data.formats import has_responses
+from snakechat.data.formats import PROMPTS
 from snakechat.workflow.errors import warn
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
@@ -367,7 +367,7 @@ class Config:
         elif "generations" in settings:
             has_pairs = settings["select"] == "best_and_worst"
             weights = {"sft": float(not has_pairs), "reward": float(has_pairs), "rlhf": 0.0}
-        elif "format" in settings and not has_responses(settings["format"]):
+        elif settings.get("format") == PROMPTS:
             weights = {"sft": 0.0, "reward": 0.0, "rlhf": 1.0}
         else:
             weights = defaults

@@ -41,7 +41,7 @@ from snakechat.config.settings import (
     only_with,
 )
 from snakechat.config.training_settings import RewardSettings, SftSettings, Template
-from snakechat.data.formats import FORMATS, columns_of, has_dialogues, named_columns
+from snakechat.data.formats import FORMATS, TEXTS, columns_of, named_columns
 
 
 def _form_by_key(**forms: Any) -> Any:
@@ -195,7 +195,7 @@ class Source(Entry):
         return self
 
 
-OF_DIALOGUES = ReadIf(lambda settings: has_dialogues(settings["format"]), "with format: text")
+OF_DIALOGUES = ReadIf(lambda settings: settings["format"] != TEXTS, "with format: text")
 
 
 class SourceDataset(DatasetKeys, Source):

@@ -118,10 +118,24 @@ def is_classifier(config: Mapping[str, Any]) -> bool:
     return any(name.endswith("ForSequenceClassification") for name in architectures)
 
 
-def reward_model_problem(config: Mapping[str, Any]) -> str | None:
-    """Return why a model cannot score responses, given its config.json; None if it may."""
-    if problem := multimodal_problem(config):
-        return problem
+def model_problem(config: Mapping[str, Any], scores: bool) -> str | None:
+    """Return why a model does not fit its use, given its config.json; None if it may.
+
+    scores: Whether it must score responses; otherwise, it must generate or be trained.
+    """
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        return (
+            f"is a multimodal model ({config.get('model_type')}), expected a model of text only:"
+            f" use a checkpoint of {text.get('model_type') or 'its text model'}"
+        )
+    if not scores:
+        return (
+            "is a sequence classifier, expected a language model: use it as a reward model"
+            " (reward: models/NAME), or use another model here"
+            if is_classifier(config)
+            else None
+        )
     if not config.get("architectures"):
         return None
     if not is_classifier(config):
@@ -135,25 +149,3 @@ def reward_model_problem(config: Mapping[str, Any]) -> str | None:
     if labels != 1:
         return f"has {labels} labels, expected 1, the score: use another classifier"
     return None
-
-
-def multimodal_problem(config: Mapping[str, Any]) -> str | None:
-    """Return the problem of a model that reads more than text, given its config.json, or None."""
-    text = config.get("text_config")
-    if not isinstance(text, Mapping):
-        return None
-    name = text.get("model_type") or "its text model"
-    return (
-        f"is a multimodal model ({config.get('model_type')}), expected a model of text only: use a"
-        f" checkpoint of {name}"
-    )
-
-
-def language_model_problem(config: Mapping[str, Any]) -> str | None:
-    """Return why a model cannot generate or be trained, given its config.json; None if it can."""
-    if is_classifier(config):
-        return (
-            "is a sequence classifier, expected a language model: use it as a reward model"
-            " (reward: models/NAME), or use another model here"
-        )
-    return multimodal_problem(config)

@@ -28,10 +28,9 @@ from transformers.utils import (
 
 from snakechat.data.model_files import (
     is_classifier,
-    language_model_problem,
     load_pretrained,
+    model_problem,
     read_model_config,
-    reward_model_problem,
 )
 from snakechat.modeling.loading import check_weights, from_pretrained
 from snakechat.modeling.models import MAX_LAYERS
@@ -60,8 +59,7 @@ def copy_model(source: Path, folder: Path) -> None:
     """
     keys = read_model_config(source) or {}
     of_classifier = is_classifier(keys)
-    problem = reward_model_problem(keys) if of_classifier else language_model_problem(keys)
-    if problem:
+    if problem := model_problem(keys, of_classifier):
         raise InputError(f"the model {problem}")
     auto_class = AutoModelForSequenceClassification if of_classifier else AutoModelForCausalLM
     tensors, *others = map(_tensors, _weight_files(source))

@@ -25,12 +25,7 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from snakechat.data.model_files import (
-    language_model_problem,
-    load_pretrained,
-    read_model_config,
-    reward_model_problem,
-)
+from snakechat.data.model_files import load_pretrained, model_problem, read_model_config
 from snakechat.data.special_tokens import stop_ids
 from snakechat.modeling.models import DTYPES, SPECIAL_IDS
 from snakechat.workflow.errors import InputError
@@ -126,8 +121,8 @@ def _load(
     deferred, new_head: See load_scorer.
     """
     is_scorer = auto_class is AutoModelForSequenceClassification
-    find_problem = reward_model_problem if is_scorer and not new_head else language_model_problem
-    if problem := find_problem(read_model_config(Path(folder)) or {}):
+    scores = is_scorer and not new_head
+    if problem := model_problem(read_model_config(Path(folder)) or {}, scores):
         raise InputError(f"{folder} {problem}")
     config = _load_config(folder, tokenizer, **({"num_labels": 1} if is_scorer else {}))
     # With the dtype of its files, a model stays mapped into memory. A new head is drawn later.
