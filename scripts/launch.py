@@ -224,8 +224,8 @@ def describe_kill(program: str, number: int) -> str:
     name = signal.Signals(number).name
     if number == signal.SIGPROF:
         return (
-            f"{Path(program).name}: a chat template did not end: replace the template in the"
-            " tokenizer's files"
+            f"{Path(program).name}: a chat template, or a regular expression of tokenizer.json, did"
+            " not end: replace it in the tokenizer's files"
         )
     reading = Path(os.environ.get(STATES, ""), READING)
     if reading.is_file():

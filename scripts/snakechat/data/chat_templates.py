@@ -6,9 +6,8 @@ interrupt: the kernel ends the process, and scripts/launch.py says why. What wou
 conversation another text at another time is rejected: the day, and random values.
 """
 
-import signal
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, NoReturn
 
@@ -18,6 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from snakechat.data.dialogues import Turn, messages_of, tools_of
+from snakechat.data.limits import limited_time
 from snakechat.workflow.errors import InputError
 
 # CPU time (s) of all threads that rendering one conversation may take, usually less than 1 ms.
@@ -112,7 +112,7 @@ def _render(
 ) -> str:
     """Return messages rendered by the chat template; see render_turns."""
     try:
-        with limited_time():
+        with limited_time(MAX_SECONDS):
             # apply_chat_template copies each value, and writes the current day.
             template = _compile_jinja_template(tokenizer.get_chat_template(tools=tools))
             return template.render(
@@ -139,16 +139,6 @@ def _render(
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"the chat template fails: {type(error).__name__}: {error}"
         raise InputError(f"{source_of(tokenizer)}: {reason}") from None
-
-
-@contextmanager
-def limited_time() -> Iterator[None]:
-    """End this process by SIGPROF if a chat template takes too much time in a context."""
-    signal.setitimer(signal.ITIMER_PROF, MAX_SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def syntax_problem(error: TemplateSyntaxError) -> str:

@@ -10,7 +10,8 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.chat_templates import rendered_or_empty
+from snakechat.data.chat_templates import rendered_or_empty, source_of
+from snakechat.data.limits import limited_steps
 from snakechat.workflow.errors import InputError
 
 # Turns that show what a chat template writes around them.
@@ -86,19 +87,21 @@ class SpecialTokens:
         special = {token.content for token in added if token.special}
         self.pattern = _pattern(special | set(map(str, tokenizer.all_special_tokens)))
         # These match a text after its normalization, such as "<S>" in lower case.
-        self.normalizer = tokenizer.backend_tokenizer.normalizer
+        self.normalizer, self.source = tokenizer.backend_tokenizer.normalizer, source_of(tokenizer)
         normalized = {token.content for token in added if token.special and token.normalized}
-        if self.normalizer is not None:
-            self.normalized = _pattern(map(self.normalizer.normalize_str, normalized))
         self.matches_normalized = bool(normalized) and self.normalizer is not None
+        if self.matches_normalized:
+            with limited_steps(self.source):
+                self.normalized = _pattern(map(self.normalizer.normalize_str, normalized))
 
     def occur_in(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens."""
         if self.pattern.search(text):
             return True
-        return self.matches_normalized and (
-            self.normalized.search(self.normalizer.normalize_str(text)) is not None
-        )
+        if not self.matches_normalized:
+            return False
+        with limited_steps(self.source):
+            return self.normalized.search(self.normalizer.normalize_str(text)) is not None
 
 
 def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:

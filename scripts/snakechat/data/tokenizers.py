@@ -1,14 +1,10 @@
 """Tokenizers: loading, checks, and the template that a model is trained on."""
 
 import json
-import os
 import re
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from threading import Lock
 from types import MappingProxyType
 from typing import Any
 
@@ -20,12 +16,11 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from snakechat.data.chat_templates import (
     DAY,
     MAX_MEMORY,
-    limited_time,
     source_of,
     syntax_problem,
 )
 from snakechat.data.dialogues import chat_template
-from snakechat.data.memory_limit import limited_memory
+from snakechat.data.limits import limited_memory, limited_steps, limited_time
 from snakechat.data.model_files import load_pretrained
 from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token, text_backend
 from snakechat.workflow.errors import InputError
@@ -36,8 +31,9 @@ PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
 # call with a format that is a text.
 DAY_USE = re.compile(rf"\b{DAY}\b(?!\s+is\b)")
 DAY_FORMAT = re.compile(rf"{DAY}\s*\(\s*(?:'([^']*)'|\"([^\"]*)\")\s*\)")
-# Standard error, which encode_texts redirects: of one thread at a time.
-STANDARD_ERROR = Lock()
+# CPU time (s) of all threads that loading tokenizer.json may take, usually less than 10 s: its
+# regular expressions search the added tokens.
+MAX_SECONDS = 60.0
 
 
 def load_tokenizer(
@@ -54,16 +50,20 @@ def load_tokenizer(
             its own: transformers imports torch to find one.
 
     Raises:
-        InputError: The tokenizer has no eos token.
+        InputError: The tokenizer has no eos token, or tokenizer.json a regular expression that
+            takes too many steps on an added token.
     """
     path = Path(folder, "tokenizer.json")
     tokenizer: PreTrainedTokenizerBase
-    if is_result and path.is_file():
-        tokenizer = _from_file(path)
-    else:
-        from transformers import AutoTokenizer
+    # Without this file, transformers may convert another one for minutes.
+    seconds = MAX_SECONDS if path.is_file() else 0
+    with limited_time(seconds), limited_steps(str(folder)):
+        if is_result and path.is_file():
+            tokenizer = _from_file(path)
+        else:
+            from transformers import AutoTokenizer
 
-        tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), path)
+            tokenizer = _as_in_file(load_pretrained(AutoTokenizer, folder), path)
     if tokenizer.eos_token_id is None:
         raise InputError(
             f"{folder}: the tokenizer has no eos token, which ends a response:"
@@ -110,11 +110,12 @@ def _from_file(path: Path) -> PreTrainedTokenizerFast:
     backend: Tokenizer = generic.backend_tokenizer
     for part in PARTS:
         setattr(backend, part, getattr(own, part))
-    loaded = backend.get_added_tokens_decoder()
-    for token_id, token in own.get_added_tokens_decoder().items():
+    loaded, tokens = backend.get_added_tokens_decoder(), own.get_added_tokens_decoder()
+    for token_id, token in tokens.items():
         # tokenizer_config.json may name a token that is text in tokenizer.json.
         token.special = token.special or loaded[token_id].special
-        backend.add_tokens([token])
+    # At once: each call normalizes all of them.
+    backend.add_tokens(list(tokens.values()))
     return generic
 
 
@@ -170,7 +171,7 @@ def set_template_defaults(
     # transformers adds the statement `generation` to Jinja.
     statements = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
     try:
-        with limited_time():
+        with limited_time(MAX_SECONDS):
             variables = find_undeclared_variables(environment.parse(statements))
     except TemplateSyntaxError as error:
         raise InputError(f"template_arguments: {syntax_problem(error)}") from None
@@ -250,27 +251,7 @@ def encode_texts(
         options: Of encode_batch_fast.
 
     Raises:
-        InputError: A regular expression of tokenizer.json takes too many steps on a text. The
-            library panics, and prints a trace that is dropped here.
+        InputError: A regular expression of tokenizer.json takes too many steps on a text.
     """
-    sys.stderr.flush()
-    with STANDARD_ERROR, tempfile.TemporaryFile() as printed:
-        stderr = os.dup(2)
-        os.dup2(printed.fileno(), 2)
-        try:
-            encodings = backend.encode_batch_fast(texts, **options)
-        except BaseException as error:
-            # It is not an Exception, and cannot be imported.
-            if type(error).__name__ != "PanicException":
-                raise
-            raise InputError(
-                f"{source_of(tokenizer)}: tokenizer.json cannot encode a text: {error}: correct its"
-                " regular expressions"
-            ) from None
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-        # Of other threads.
-        printed.seek(0)
-        sys.stderr.write(printed.read().decode(errors="replace"))
-    return [each.ids for each in encodings]
+    with limited_steps(source_of(tokenizer)):
+        return [each.ids for each in backend.encode_batch_fast(texts, **options)]
