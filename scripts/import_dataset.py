@@ -11,7 +11,7 @@ from typing import Any
 
 from snakechat.data.cards import card_configs, card_facts
 from snakechat.data.cells import BadRow, DroppedRow
-from snakechat.data.dataset_files import SAVED, split_files
+from snakechat.data.dataset_files import split_files
 from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import (
     Columns,
@@ -21,7 +21,7 @@ from snakechat.data.formats import (
     record_of,
     with_instructions,
 )
-from snakechat.data.memory_limit import limited_memory
+from snakechat.data.limits import limited_memory
 from snakechat.data.phase_splits import SPLITS
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
@@ -77,12 +77,7 @@ def source_files(job: Job) -> dict[str, dict[str, Path]]:
     for name in job.spec["files"]:
         split, _, relative = name.partition("/")
         splits.setdefault(split, {})[relative] = Path(job.options.source, relative)
-    # Of a split that `datasets.save_to_disk` wrote, the folder is read.
-    return {
-        split: {path.parent.name: path.parent for path in files.values() if path.name == SAVED}
-        or files
-        for split, files in splits.items()
-    }
+    return splits
 
 
 def hub_files(job: Job) -> dict[str, dict[str, Path]]:
@@ -101,12 +96,12 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
         cards = [path for path in paths if path == CARD]
         configs = card_configs(download(CARD).parent) if cards else None
         try:
-            found = split_files(paths, selection, configs, resolve_splits)
+            found, remark = split_files(paths, selection, configs, resolve_splits)
         except InputError as error:
             raise InputError(f"hub dataset {settings.hub}: {error}") from None
-        if found.remark:
-            warn(f"datasets.{job.spec['name']}: {settings.hub}: {found.remark}")
-        splits.update(found.files)
+        if remark:
+            warn(f"datasets.{job.spec['name']}: {settings.hub}: {remark}")
+        splits.update(found)
         return [*sorted(path for files in splits.values() for path in files), *cards]
 
     folder, _, commit = fetch(settings.hub, "dataset", settings.revision, choose)

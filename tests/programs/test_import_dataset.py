@@ -3,7 +3,6 @@
 import json
 from types import SimpleNamespace
 
-import datasets
 import pytest
 import yaml
 
@@ -76,15 +75,11 @@ def imported(tmp_path):
 
     def run(rows, format, kind="jsonl", **more):
         path = tmp_path / f"data/rows.{kind}"
-        if kind == "saved":
-            datasets.Dataset.from_list(rows).save_to_disk(path.parent)
-        else:
-            write(path, rows)
+        write(path, rows)
         settings = {"format": format, "on_bad_row": "fail", "card": {}, "keep": {}, **more}
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
         spec |= {"settings": settings | {"columns": columns_of(format, None)}, "inputs": {}}
-        files = path.parent.iterdir()
-        spec["files"] = {f"train/{file.name}": file_digest(file) for file in files}
+        spec["files"] = {f"train/{path.name}": file_digest(path)}
         options = RunOptions(source=str(path.parent))
         job = Job(spec, {}, SERIAL, options, SimpleNamespace)
         job.result, job.states = tmp_path / "made", tmp_path / "state"
@@ -115,7 +110,7 @@ def test_a_dataset_without_remaining_rows_is_an_error_with_the_reasons(imported)
     )
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "saved"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
 def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
     messages = json.dumps([QUESTION, RESPONSE])
     tools = json.dumps([{"type": "function", "function": {"name": "look"}}])
@@ -126,14 +121,14 @@ def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
     ]
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow", "saved"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
 def test_a_row_with_an_image_is_bad_though_nothing_names_its_column(imported, kind):
     rows = [{**ROW, "image": each} for each in ("", "x")]
     with pytest.raises(InputError, match="row 2: the row has image, and models read text alone"):
         imported(rows, "plain", kind=kind)
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet", "saved"])
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
 @pytest.mark.parametrize(
     ("format", "key", "todo"),
     [

@@ -78,11 +78,16 @@ def parse_json(text: str) -> Any:
     """Return the value of a text.
 
     Raises:
-        ValueError: The text is not JSON, or an object has a key twice.
-        RecursionError: Values are nested too deeply.
+        ValueError: The text is not JSON or nested too deeply, or an object has a key twice.
     """
     decoder = JsonDecoder()
-    value = decoder.decode(text)
+    try:
+        value = decoder.decode(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except json.JSONDecodeError as error:
+        found = text[error.pos : error.pos + 20] or text[:20]
+        raise ValueError(f"{error}, found {found!r}") from None
     if decoder.problem:
         raise ValueError(decoder.problem)
     return value

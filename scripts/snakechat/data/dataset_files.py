@@ -6,10 +6,10 @@ Standard library only: the workflow imports this module while it plans.
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import MANIFEST
@@ -20,8 +20,12 @@ KINDS = re.compile(
     r"(\.(gz|gzip|bz2|xz|zst|zstd|lz4))?)(\?download=true)?$"
 )
 EXPECTED_KINDS = "parquet, arrow, jsonl, json, csv or tsv"
-# Files that the datasets library writes next to the rows.
-METADATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+# What `datasets.save_to_disk` writes for a split, and for several splits.
+SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
+# Hidden files and folders, the caches of datasets' map(), and what the library writes next to rows.
+HIDDEN = re.compile(
+    rf"(^|/)(\.|cache-|(dataset_infos?\.json|{re.escape(SAVED)}|{re.escape(SAVED_SPLITS)})$)"
+)
 # What is not data beside files with rows: documents, code, pictures, names such as LICENSE.
 DOCUMENTS = re.compile(
     r"\.(md|rst|pdf|html?|ya?ml|toml|cff|bib|py|ipynb|sh|lock|png|jpe?g|gif|svg|webp)$"
@@ -29,11 +33,11 @@ DOCUMENTS = re.compile(
 )
 # Splits of the datasets library that are held out, the first one that a dataset has.
 HELD_OUT = ("validation", "test")
-# What `datasets.save_to_disk` writes for a split.
-SAVED = "state.json"
 
 # Returns the files of each split of the datasets library: see resolution.py.
 Resolve = Callable[[Sequence[str], Any, str | None], dict[str, list[str]]]
+# The files of train, and of eval if there is one, and a remark on files of neither.
+Splits = tuple[dict[str, list[str]], str | None]
 
 
 def kind_of(path: str | Path) -> str | None:
@@ -95,13 +99,6 @@ def check_link(folder: str | Path, path: str) -> None:
         )
 
 
-class Splits(NamedTuple):
-    """The files of train, and of eval if there is one, and a remark on files of neither."""
-
-    files: dict[str, list[str]]
-    remark: str | None
-
-
 def split_files(
     paths: Sequence[str], source: Mapping[str, Any], configs: Any, resolve: Resolve
 ) -> Splits:
@@ -121,21 +118,25 @@ def split_files(
         InputError: A split has no files, a file belongs to both splits, or files cannot be read
             together.
     """
+    remark = None
     if "train" in source:
         globs = {split: source[split] for split in ("train", "eval") if split in source}
         splits = {split: [p for p in paths if matches(p, glob)] for split, glob in globs.items()}
         for split, matched in splits.items():
             if not matched:
                 raise InputError(f"{split}: no file matches {globs[split]!r}")
-        remark = None
     else:
-        visible = _visible_files(paths)
+        visible = [path for path in paths if not HIDDEN.search(path)]
         found = resolve([path for path in visible if kind_of(path)], configs, source.get("name"))
         splits = train_and_eval(found, source.get("split", {}), visible)
         assigned = {path for files in found.values() for path in files}
+        unread = [p for p in visible if p not in assigned and not DOCUMENTS.search(p)]
         # A card, or the name of a folder, selects files on purpose.
-        is_selected = configs or "name" in source
-        remark = None if is_selected else unread_files(visible, assigned)
+        if unread and not configs and "name" not in source:
+            remark = (
+                f"not read: {_listed(unread)}, of another kind or without a split in the name:"
+                " rename them, or select the files by train:"
+            )
     check_kinds(path for files in splits.values() for path in files)
     for files in splits.values():
         _check_together(files)
@@ -144,7 +145,7 @@ def split_files(
             f"{min(overlap)} is both in the train and in the eval split: rename it, or set train:"
             " and eval:"
         )
-    return Splits(splits, remark)
+    return splits, remark
 
 
 def train_and_eval(
@@ -200,23 +201,17 @@ def saved_splits(folder: Path) -> dict[str, list[str]]:
     Raises:
         InputError: A file that lists them is damaged.
     """
-    if (folder / SAVED).is_file():
-        return {"train": _saved_files(folder, "")}
-    if not (folder / "dataset_dict.json").is_file():
-        return {}
-    names = sorted(path.parent.name for path in folder.glob(f"*/{SAVED}"))
-    return {name: _saved_files(folder, f"{name}/") for name in names}
-
-
-def _saved_files(folder: Path, prefix: str) -> list[str]:
-    path = folder / f"{prefix}{SAVED}"
-    try:
-        names = [str(file["filename"]) for file in json.loads(path.read_bytes())["_data_files"]]
-    except (OSError, ValueError, TypeError, LookupError, RecursionError):
-        raise InputError(f"{prefix}{SAVED} is damaged: save the dataset again") from None
-    if any(os.path.basename(name) != name for name in names):
-        raise InputError(f"{prefix}{SAVED} names files of other folders")
-    return [f"{prefix}{name}" for name in ("dataset_info.json", SAVED, *names)]
+    found = {}
+    for path in sorted(folder.glob(f"*/{SAVED}" if (folder / SAVED_SPLITS).is_file() else SAVED)):
+        prefix = path.relative_to(folder).parent
+        try:
+            names = [str(each["filename"]) for each in json.loads(path.read_bytes())["_data_files"]]
+        except (OSError, ValueError, TypeError, LookupError, RecursionError):
+            raise InputError(f"{prefix / SAVED} is damaged: save the dataset again") from None
+        if any(os.path.basename(name) != name for name in names):
+            raise InputError(f"{prefix / SAVED} names files of other folders")
+        found[prefix.name or "train"] = [str(prefix / name) for name in names]
+    return found
 
 
 def check_kinds(paths: Iterable[str | Path]) -> None:
@@ -224,27 +219,6 @@ def check_kinds(paths: Iterable[str | Path]) -> None:
     for path in paths:
         if kind_of(path) is None:
             raise InputError(f"{path}: unknown kind of file, expected {EXPECTED_KINDS}")
-
-
-def _visible_files(paths: Iterable[str]) -> list[str]:
-    return [
-        path
-        for path in paths
-        if path.rpartition("/")[2] not in METADATA
-        # Hidden folders (.git), and the caches of datasets' map().
-        and not re.search(r"(^|/)(\.|cache-)", path)
-    ]
-
-
-def unread_files(paths: Iterable[str], assigned: Collection[str]) -> str | None:
-    """Return a remark on files that may have rows and belong to no split, or None without any."""
-    unread = [path for path in paths if path not in assigned and not DOCUMENTS.search(path)]
-    if not unread:
-        return None
-    return (
-        f"not read: {_listed(unread)}, of another kind or without a split in the name: rename them,"
-        " or select the files by train:"
-    )
 
 
 def _listed(paths: Sequence[str]) -> str:

@@ -142,28 +142,23 @@ def _ask(request: str) -> dict[str, list[str]]:
         text=True,
     )
     if process.returncode:
-        lines = process.stderr.strip().splitlines() or ["it ended without a message"]
-        raise InputError(f"the datasets library failed: {lines[-1]}")
-    answer: dict[str, Any] = json.loads(process.stdout)
-    if "error" in answer:
-        raise InputError(answer["error"])
-    return dict(answer["splits"])
+        raise InputError((process.stderr.strip() or "the datasets library failed").splitlines()[-1])
+    return dict(json.loads(process.stdout))
 
 
 def main() -> None:
-    """Read a request of splits_in_child, and write the splits or an error."""
+    """Read a request of splits_in_child, and write the splits, or an error as the last line."""
     # The package without its __init__, which would import all of its modules: half of the time.
     spec = find_spec("datasets")
     if spec is None:
-        sys.exit("it is not installed: pip install -r requirements.txt")
+        sys.exit("datasets is not installed: pip install -r requirements.txt")
     package = module_from_spec(spec)
     package.__dict__["__version__"] = version("datasets")
     sys.modules["datasets"] = package
     try:
-        answer: dict[str, Any] = {"splits": resolve_splits(*json.load(sys.stdin))}
+        json.dump(resolve_splits(*json.load(sys.stdin)), sys.stdout)
     except InputError as error:
-        answer = {"error": str(error)}
-    json.dump(answer, sys.stdout)
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
 """Rows of source files: parquet, arrow, jsonl, json, csv and tsv.
 
-A few rows are held at a time. The datasets library reads only what it saved to disk, because it
-loses what tests/unit/data/test_sources.py requires: the row number of a bad row, memory bounds for
-a json array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
+A few rows are held at a time. The datasets library does not read them, because it loses what
+tests/unit/data/test_sources.py requires: the row number of a bad row, memory bounds for a json
+array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
 """
 
 import csv
 import lzma
-import os
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -56,8 +55,7 @@ def read_rows(
     """Yield the number, from 1, of each row of a file, and the row or a BadRow in its place.
 
     Args:
-        path: A file whose name ends in one of the kinds in READERS, or a folder that
-            `datasets.save_to_disk` wrote.
+        path: A file whose name ends in one of the kinds in READERS.
         columns: Columns, or paths into them, to read; defaults to all. Only parquet and arrow skip
             the others.
 
@@ -66,16 +64,13 @@ def read_rows(
             the columns.
     """
     path, number = Path(path), 0
-    reader: Callable[[Path, Collection[str] | None], Iterator[NumberedRow]] = read_saved
-    if not path.is_dir():
-        check_kinds([path])
-        with path.open("rb") as file:
-            start = file.read(len(LFS_POINTER))
-        if start == LFS_POINTER:
-            raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
-        reader = READERS[str(kind_of(path))]
+    check_kinds([path])
+    with path.open("rb") as file:
+        start = file.read(len(LFS_POINTER))
+    if start == LFS_POINTER:
+        raise InputError(f"{path}: a Git LFS pointer instead of the file: run git lfs pull")
     try:
-        for number, row in reader(path, columns):
+        for number, row in READERS[str(kind_of(path))](path, columns):
             if not isinstance(row, (dict, BadRow)):
                 row = BadRow(f"is {type(row).__name__}, expected an object with columns")
             yield number, row
@@ -115,35 +110,8 @@ def read_arrow(path: Path, columns: Collection[str] | None = None) -> Iterator[t
         selected = _select_columns(path, batches.schema.names, columns)
         yield from _rows_of(_slices(batches, selected))
         file.seek(file.size() - len(END_OF_STREAM))
-        _check_end(file)
-
-
-def read_saved(folder: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Read a dataset that the datasets library saved to disk.
-
-    Raises:
-        ValueError: The library rejects the folder.
-    """
-    from datasets import load_from_disk
-
-    try:
-        dataset = load_from_disk(str(folder))
-    # The library raises exceptions of many classes for damaged files.
-    except Exception as error:
-        raise ValueError(" ".join(str(error).split()) or type(error).__name__) from None
-    for saved in dataset.cache_files:
-        with open(saved["filename"], "rb") as file:
-            file.seek(-len(END_OF_STREAM), os.SEEK_END)
-            _check_end(file)
-    batches = dataset.data.table.to_batches()
-    selected = _select_columns(folder, dataset.data.table.schema.names, columns)
-    yield from _rows_of(_slices(batches, selected))
-
-
-def _check_end(file: Any) -> None:
-    """Raise EOFError unless the end of a stream follows."""
-    if file.read() != END_OF_STREAM:
-        raise EOFError("the end of the stream is missing")
+        if file.read() != END_OF_STREAM:
+            raise EOFError("the end of the stream is missing")
 
 
 def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:

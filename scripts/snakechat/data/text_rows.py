@@ -70,19 +70,11 @@ def _rows_of_lines(file: BinaryIO) -> Iterator[tuple[int, Any]]:
     # Bytes split at \n only: U+2028 is text.
     for number, line in enumerate(file, start=1):
         if line.strip():
-            yield number, _row_of_line(line.removeprefix(BOM))
-
-
-def _row_of_line(line: bytes) -> Any:
-    try:
-        return parse_json(line.decode("utf-8", "surrogateescape"))
-    except RecursionError:
-        return BadRow("nested too deeply")
-    except json.JSONDecodeError as error:
-        found = error.doc[error.pos : error.pos + 20] or error.doc[:20]
-        return BadRow(f"invalid JSON: {error}, found {found!r}")
-    except ValueError as error:
-        return BadRow(f"invalid JSON: {error}")
+            try:
+                row = parse_json(line.removeprefix(BOM).decode("utf-8", "surrogateescape"))
+            except ValueError as error:
+                row = BadRow(f"invalid JSON: {error}")
+            yield number, row
 
 
 def read_json(path: Path, _: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:

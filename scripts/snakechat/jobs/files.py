@@ -64,17 +64,17 @@ def _local_splits(config: Config, name: str) -> Splits:
     try:
         if source.is_file():
             check_kinds([source.name])
-            return Splits({"train": [source.name]}, None)
+            return {"train": [source.name]}, None
         paths = local_paths(source)
         saved = {} if "train" in selection else saved_splits(source)
         if saved:
-            splits = Splits(train_and_eval(saved, selection.get("split", {}), paths), None)
+            splits, remark = train_and_eval(saved, selection.get("split", {}), paths), None
         else:
-            splits = split_files(paths, selection, card_configs(source), splits_in_child)
+            splits, remark = split_files(paths, selection, card_configs(source), splits_in_child)
     except InputError as error:
         raise InputError(f"{place}: {source}: {error}") from None
-    _check_files(place, source, [path for files in splits.files.values() for path in files])
-    return splits
+    _check_files(place, source, [path for files in splits.values() for path in files])
+    return splits, remark
 
 
 def _check_files(place: str, folder: Path, paths: Iterable[str]) -> None:

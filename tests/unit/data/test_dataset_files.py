@@ -57,8 +57,8 @@ CONFIGS = [
 
 def split(paths, configs=None, **source):
     """Return the files of train and of eval, as the datasets library resolves them."""
-    found = split_files(paths, source, configs, resolve_splits)
-    return found.files["train"], found.files.get("eval"), found.remark
+    files, remark = split_files(paths, source, configs, resolve_splits)
+    return files["train"], files.get("eval"), remark
 
 
 @pytest.mark.parametrize(

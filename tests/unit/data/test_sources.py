@@ -1,6 +1,8 @@
 """Rows of source files of every kind, bad rows in them, and damaged files."""
 
+import gzip
 import io
+import json
 import shutil
 
 import datasets
@@ -8,7 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from import_dataset import record_and_cells
+from snakechat.data import text_rows
+from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import saved_splits
+from snakechat.data.formats import columns_of, record_of
+from snakechat.data.limits import limited_memory
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
 from support.files import as_arrow, as_parquet, as_table
@@ -120,27 +127,15 @@ def saved(tmp_path_factory):
     return folder / "mine", rows
 
 
-def test_a_dataset_that_was_saved_to_disk_is_read(saved):
+def test_a_dataset_that_was_saved_to_disk_is_read(saved, tmp_path):
     folder, rows = saved
     files = saved_splits(folder)
-    assert files["test"] == [
-        f"test/{name}" for name in ("dataset_info.json", "state.json", "data-00000-of-00001.arrow")
-    ]
-    assert len(files["train"]) == 4
-    assert saved_splits(folder / "test")["train"] == [
-        path.partition("/")[2] for path in files["test"]
-    ]
+    assert files["test"] == ["test/data-00000-of-00001.arrow"] and len(files["train"]) == 2
+    assert saved_splits(folder / "test") == {"train": ["data-00000-of-00001.arrow"]}
     assert saved_splits(folder.parent) == {}
-    assert read(folder / "train") == rows and read(folder / "test") == rows[:3]
-
-
-def test_damage_of_a_saved_dataset_is_an_error(saved, tmp_path):
-    shutil.copytree(saved[0], tmp_path / "mine")
-    [*_, path] = sorted((tmp_path / "mine/train").glob("*.arrow"))
-    path.write_bytes(path.read_bytes()[:-8])
-    assert rows_before_damage(tmp_path / "mine/train") == []
+    assert [row for path in files["train"] for row in read(folder / path)] == rows
+    shutil.copytree(folder, tmp_path / "mine")
     (tmp_path / "mine/test/state.json").write_text("{")
-    assert rows_before_damage(tmp_path / "mine/test") == []
     with pytest.raises(InputError, match=r"test/state\.json is damaged: save the dataset again"):
         saved_splits(tmp_path / "mine")
 
@@ -155,7 +150,7 @@ BAD_LINES = [
     # More digits than Python takes.
     (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
     (b"null", "is NoneType, expected an object with columns"),
-    (b'{"a": %b}' % DEEP, "nested too deeply"),
+    (b'{"a": %b}' % DEEP, "invalid JSON: nested too deeply"),
     (b'{"a": [{"b": 1, "b": 1}]}', "invalid JSON: key 'b' occurs twice in an object: keep one"),
 ]
 
@@ -304,3 +299,109 @@ def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
     lines = ["p,q", *["1,2"] * (row - 1), '"3,4', "5,6", ""]
     path = put(tmp_path / "rows.csv", "\n".join(lines).encode())
     assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
+
+
+# --- bounds of rows, and of the memory that reading takes ----------------------------------------
+
+GOOD = {"prompt": "a", "chosen": "b"}
+
+
+def test_items_may_end_anywhere_in_a_chunk(tmp_path, monkeypatch):
+    items = [{"a": 'x\\"]},[{'}, {"b": [1.5, {"c": None}]}, {}]
+    path = put(tmp_path / "rows.json", json.dumps(items, indent=1).encode())
+    for chunk in range(2, 40):
+        monkeypatch.setattr(text_rows, "CHUNK", chunk)
+        assert read(path) == items
+
+
+@pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
+def test_text_whose_end_is_unknown_is_an_error(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(text_rows, "CHUNK", 20_000)
+    monkeypatch.setattr(text_rows, "MAX_ITEM", 400_000)
+    monkeypatch.setattr(text_rows, "MAX_CELL", 400_000)
+    # A cell of csv that Python's own limit would reject, and one over ours.
+    short, long = ({**GOOD, "chosen": 'x"\n' * number} for number in (50_000, 200_000))
+    assert read(write(tmp_path, name, [GOOD, short, GOOD])) == [GOOD, short, GOOD]
+    assert rows_before_damage(write(tmp_path, name, [GOOD, long, GOOD])) == [GOOD]
+
+
+def bomb_of_text(path):
+    """Write a compressed file with one line of 300 MB."""
+    path.write_bytes(gzip.compress(b"x" * 300_000_000, 1))
+
+
+def bomb_of_a_table(path):
+    """Write a table with one text in all rows: the file has it once, in a dictionary."""
+    rows = pa.array([0] * 250, pa.int32())
+    texts = pa.DictionaryArray.from_arrays(rows, pa.array(["x" * 5_000_000]))
+    pq.write_table(pa.table({"prompt": texts}), path, compression="zstd")
+
+
+@pytest.mark.parametrize(
+    ("name", "make"), [("rows.jsonl.gz", bomb_of_text), ("rows.parquet", bomb_of_a_table)]
+)
+def test_decompression_bomb_is_an_error(tmp_path, name, make):
+    path = tmp_path / name
+    make(path)
+    with pytest.raises(MemoryError), limited_memory(200 << 20):
+        sum(1 for _ in read_rows(path))
+
+
+# 100 rows of 20,000 characters; a hundred times as many make 200 MB.
+LARGE = [{**GOOD, "prompt": "x" * 20_000}] * 100
+
+
+def large_array(path):
+    with path.open("w") as file:
+        file.write("[")
+        file.writelines([json.dumps(LARGE)[1:-1] + ","] * 100)
+        file.write(json.dumps(GOOD) + "]")
+
+
+def large_table(path):
+    """Write one row group."""
+    table = pa.concat_tables([pa.Table.from_pylist(LARGE)] * 100 + [pa.Table.from_pylist([GOOD])])
+    pq.write_table(table, path, use_dictionary=False, compression="none")
+
+
+@pytest.mark.parametrize(("kind", "make"), [("json", large_array), ("parquet", large_table)])
+def test_a_file_is_read_in_less_memory_than_its_size(tmp_path, kind, make):
+    path = tmp_path / f"rows.{kind}"
+    make(path)
+    assert path.stat().st_size > 200_000_000
+    with limited_memory(150 << 20):
+        assert sum(1 for _ in read_rows(path)) == 10_001
+    # pytest keeps its folders of several runs.
+    path.unlink()
+
+
+NESTED = []
+for _ in range(100_000):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("row", "keep", "reason"),
+    [
+        ({"prompt": "a\udce9", "chosen": "b"}, (), r"text that is not UTF-8: '\udce9': save"),
+        # Half of an emoji.
+        ({"prompt": "a", "chosen": "b\ud83d"}, (), r"text that is not UTF-8: '\ud83d'"),
+        ({**GOOD, "x": {"\udce9": 1}}, ("x",), r"text that is not UTF-8: '\udce9"),
+        ({**GOOD, "x": NESTED}, ("x",), "nested too deeply"),
+    ],
+)
+def test_cell_that_records_cannot_have_makes_a_row_a_bad_one(row, keep, reason):
+    columns = columns_of("plain", {"prompt": "prompt", "chosen": "chosen"})
+    with pytest.raises(BadRow) as error:
+        record_and_cells(row, "plain", columns, keep)
+    assert str(error.value).startswith(reason)
+    # A column that nothing uses does no harm.
+    if keep:
+        assert record_and_cells(row, "plain", columns, ())[1] == []
+
+
+@pytest.mark.parametrize("format", ["vicuna", "plain"])
+def test_long_white_space_takes_linear_time(format):
+    text = "a" + " \n" * 500_000 + "b USER: c"
+    row = dict.fromkeys(("prompt", "chosen", "rejected", "label"), text)
+    record_of(row, format, columns_of(format))
