@@ -1,14 +1,14 @@
 """Create a model with random weights from a config, and its tokenizer."""
 
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.phase_splits import removed_rows
-from snakechat.data.records import Texts, read_texts
+from snakechat.data.records import read_texts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.job import Job, run
@@ -17,8 +17,13 @@ from snakechat.workflow.job import Job, run
 def main(job: Job) -> None:
     """Create the tokenizer, then the model with the tokenizer's vocabulary and special ids."""
     if "records" in job.inputs:
-        texts = (text for row in tokenizer_rows(job) for text in row if text is not None)
-        train_tokenizer(texts, job.settings.tokenizer["vocab_size"]).save_pretrained(job.result)
+        settings, folder = job.settings.tokenizer, job.inputs["records"]
+        paths = {path.stem: path for path in folder.glob("*.parquet")}
+        removed = set(removed_rows(job, settings, paths)["train"].tolist())
+        rows = enumerate(read_texts(paths["train"]))
+        kept = (row for number, row in rows if number not in removed)
+        texts = (text for row in kept for text in row if text is not None)
+        train_tokenizer(texts, settings["vocab_size"]).save_pretrained(job.result)
     else:
         for name in job.spec["files"]:
             shutil.copyfile(Path(job.options.source, name), job.result / name)
@@ -29,16 +34,6 @@ def main(job: Job) -> None:
     model = make_causal(job.settings.init, tokenizer, job.settings.seed)
     model.save_pretrained(job.result)
     print(f"{job.spec['name']}: {model.num_parameters():,} parameters, {len(tokenizer)} tokens")
-
-
-def tokenizer_rows(job: Job) -> Iterator[Texts]:
-    """Yield the texts of the training records of the dataset that the tokenizer is trained on."""
-    path, settings = job.inputs["records"] / "train.parquet", job.settings.tokenizer
-    paths = {path.stem: path for path in job.inputs["records"].glob("*.parquet")}
-    removed = set(removed_rows(job, settings, paths)["train"].tolist())
-    for number, texts in enumerate(read_texts(path)):
-        if number not in removed:
-            yield texts
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:

@@ -9,29 +9,25 @@ anything is cut to a number of tokens.
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
 from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
 from snakechat.data.dialogues import message_of, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
-from snakechat.data.memory_limit import limited_memory
-from snakechat.data.phase_splits import ROW, SPLITS, batches, dataset_name, kept_names, phase_rows
-from snakechat.data.records import KEPT, PROMPT
-from snakechat.data.row_encoding import drop_reason, trained_places, unless_rejected
+from snakechat.data.limits import limited_memory
+from snakechat.data.phase_splits import SPLITS
+from snakechat.data.records import KEPT, PROMPT, Batch
+from snakechat.data.row_encoding import converted_batches, drop_reason, trained_places
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
 Line = dict[str, Any]
 
 
 def main(job: Job[Any]) -> None:
-    """Write both files of each split.
-
-    Raises:
-        InputError: A split has no rows, or the template rejects a row.
-    """
+    """Write both files of each split."""
     with limited_memory(MAX_MEMORY):
         encoder = Encoder(load_tokenizer(job.inputs["tokenizer"]), job.settings.template)
         job.facts["dropped"] = {split: write_split(job, encoder, split) for split in SPLITS}
@@ -39,31 +35,27 @@ def main(job: Job[Any]) -> None:
 
 def write_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, int]:
     """Write the files of a split; return the numbers of rows that are dropped, by reason."""
-    rows, dropped, written = phase_rows(job, split), Counter[str](), 0
-    # Reward functions receive them.
-    kept = kept_names(job, split, rows) if job.settings.fields == [PROMPT] else ()
+    dropped, written = Counter[str](), 0
+
+    def convert(batch: Batch) -> Iterator[list[Any] | TurnsRejected]:
+        for cells in zip(*batch.values(), strict=True):
+            try:
+                yield lines_of(encoder, job.settings, dict(zip(batch, cells, strict=True)))
+            except TurnsRejected as error:
+                yield error
+
     with ExitStack() as stack:
         files = [
             stack.enter_context((job.result / f"{split}{kind}.jsonl").open("w", encoding="utf-8"))
             for kind in ("", ".text")
         ]
-        for dataset, batch in batches(job, split, rows, kept):
-            for cells in zip(*batch.values(), strict=True):
-                record = dict(zip(batch, cells, strict=True))
-                try:
-                    found: list[Any] | TurnsRejected = lines_of(encoder, job.settings, record)
-                except TurnsRejected as error:
-                    found = error
-                forms = unless_rejected(job, dataset, split, record[ROW], found)
-                if isinstance(forms[0], str):
-                    dropped[forms[0]] += 1
-                    continue
-                written += 1
-                for file, lines in zip(files, forms, strict=True):
-                    file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
-    if not written:
-        names = ", ".join(dataset_name(job, f"records.{dataset}") for dataset in rows)
-        raise InputError(f"{names}: the {split} split has no rows left: {dict(dropped)}")
+        for _, _, converted in converted_batches(job, split, convert, dropped):
+            for forms in converted:
+                if not isinstance(forms[0], str):
+                    written += 1
+                    for file, lines in zip(files, forms, strict=True):
+                        texts = (json.dumps(line, ensure_ascii=False) for line in lines)
+                        file.writelines(f"{text}\n" for text in texts)
     print(f"{split}: {written:,} rows, dropped: {dict(dropped)}")
     return dict(sorted(dropped.items()))
 
@@ -92,25 +84,21 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
             [{PROMPT: each.prompt, "completion": f"{each.response}{end}"} for each in written],
         ]
     prompt = writer.prompt(turns)
+    given = {name: response for name, response in responses.items() if response is not None}
+    messages = {name: [message_of(response_turn(each))] for name, each in given.items()}
+    texts = {name: writer.response(prompt, turns, each) + end for name, each in given.items()}
     kept = {
         name.removeprefix(KEPT): json.loads(cell)
         for name, cell in record.items()
         if name.startswith(KEPT) and cell is not None
     }
-    starts: list[Line] = [{PROMPT: messages_of(turns), **tools}, {PROMPT: prompt}]
-    forms = []
-    for is_text, start in enumerate(starts):
-        values = {
-            name: writer.response(prompt, turns, response) + end
-            if is_text
-            else [message_of(response_turn(response))]
-            for name, response in responses.items()
-            if response is not None
-        }
+    starts: list[Line] = [{PROMPT: messages_of(turns), **tools, **kept}, {PROMPT: prompt, **kept}]
+    forms: list[Any] = []
+    for start, values in zip(starts, (messages, texts), strict=True):
         lines: list[Line] = [values]
         if settings.unpaired:
             lines = [{"completion": each, "label": key == "chosen"} for key, each in values.items()]
-        forms.append([{**start, **kept, **line} for line in lines])
+        forms.append([{**start, **line} for line in lines])
     return forms
 
 

@@ -6,32 +6,26 @@ RLHF also keeps the turns of its prompts (snakechat/data/records.py).
 import json
 from collections import Counter
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from snakechat.data.chat_templates import MAX_MEMORY
 from snakechat.data.encoder import Encoder
-from snakechat.data.memory_limit import limited_memory
-from snakechat.data.phase_splits import (
-    ROW,
-    SPLITS,
-    batches,
-    dataset_name,
-    kept_names,
-    phase_rows,
-)
+from snakechat.data.limits import limited_memory
+from snakechat.data.phase_splits import SPLITS, kept_names, phase_rows
 from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array, whole_lengths_path
 from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
 from snakechat.data.row_encoding import (
     OLDER_TURNS,
     SYSTEM,
     TOO_LONG,
+    converted_batches,
     encode_batch,
-    unless_rejected,
 )
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import warn
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
@@ -40,11 +34,7 @@ MAX_DROPPED = 0.05
 
 
 def main(job: Job[Any]) -> None:
-    """Write a ragged array of each split and text field, and stats.json.
-
-    Raises:
-        InputError: A split has no rows.
-    """
+    """Write a ragged array of each split and text field, and stats.json."""
     with limited_memory(MAX_MEMORY):
         tokenizer = load_tokenizer(job.inputs["tokenizer"], is_result=True)
         encoder = Encoder(tokenizer, job.settings.template)
@@ -84,7 +74,6 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
 def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, Any]:
     """Write the ragged arrays of a split. Returns its statistics."""
     fields, rows = job.settings.fields, phase_rows(job, split)
-    total = sum(map(len, rows.values()))
     kept: Counter[int] = Counter()
     dropped: Counter[str] = Counter()
     truncated: Counter[str] = Counter()
@@ -98,37 +87,25 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             for name in names
         ]
         # Reward functions and reward models read the texts of prompts.
-        texts = kept_names(job, split, rows) if fields == [PROMPT] else None
-        if texts is not None:
-            write_texts = stack.enter_context(open_prompt_texts(job.result, split, texts))
-        progress, done = ProgressLines(split, "rows", total, next_line=FIRST_LINE), 0
-        for dataset, batch in batches(job, split, rows, texts or ()):
-            encoded = [
-                unless_rejected(job, dataset, split, number, found)
-                for number, found in zip(
-                    batch[ROW], encode_batch(encoder, job.settings, batch), strict=True
-                )
-            ]
+        if fields == [PROMPT]:
+            texts = open_prompt_texts(job.result, split, kept_names(job, split))
+            write_texts = stack.enter_context(texts)
+        total, done = sum(map(len, rows.values())), 0
+        progress = ProgressLines(split, "rows", total, next_line=FIRST_LINE)
+        encode = partial(encode_batch, encoder, job.settings)
+        for dataset, batch, encoded in converted_batches(job, split, encode, dropped):
             new = [row for found in encoded for row in found]
             valid = [row for row in new if not isinstance(row, str)]
-            dropped.update(row for row in new if isinstance(row, str))
             kept[dataset] += len(valid)
             truncated.update(what for *_, what in valid if what)
             lengths = np.array([row[-2] for row in valid], np.int32)
             whole_lengths.append(lengths.reshape(len(valid), len(fields) - 1))
             for write, *ids in zip(writers, *(row[:-2] for row in valid), strict=True):
                 write(ids)
-            if texts is not None:
+            if fields == [PROMPT]:
                 write_texts(batch, [not isinstance(row, str) for row in new])
             done += len(encoded)
             progress.update(done)
-    if not kept.total():
-        phase = job.settings.phase
-        names = ", ".join(dataset_name(job, f"records.{dataset}") for dataset in rows)
-        raise InputError(
-            f"{names}: the {split} split of phase {phase} has no rows left of {total}"
-            f" (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
-        )
     if len(fields) > 1:
         save_array(whole_lengths_path(job.result, split), np.concatenate(whole_lengths).T)
     lengths_of = {name: Ragged(job.result, f"{split}.{name}").lengths for name in fields}

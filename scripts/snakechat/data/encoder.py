@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
@@ -125,7 +126,7 @@ class Encoder:
             prompt = self.writer.prompt(turns)
             return [
                 Written(prompt, None if text is None else write(prompt, turns, text))
-                for text in texts
+                for text in texts or (None,)
             ]
 
         for row in self._encoded(written, prompts, *responses):
@@ -146,9 +147,10 @@ class Encoder:
     def _encoded(
         self, write: Callable[..., list[Written]], *columns: Sequence[Any]
     ) -> Iterator[list[Encoded] | TurnsRejected]:
-        """Yield the ids of what `write` makes of each row, or its rejection.
+        """Return the ids of what `write` makes of each row, or its rejection.
 
-        The texts of the next rows are written while a thread encodes the rows before.
+        The texts of the next rows are written while a thread encodes the rows before. It ends here:
+        garbage collection of a suspended iterator would wait for it, maybe where it cannot end.
         """
 
         def written(*row: Any) -> list[Written] | TurnsRejected:
@@ -157,16 +159,11 @@ class Encoder:
             except TurnsRejected as error:
                 return error
 
+        rows = map(written, *columns)
         with ThreadPoolExecutor(1) as thread:
-            encoding = None
-            for start in range(0, len(columns[0]), ROWS):
-                parts = [column[start : start + ROWS] for column in columns]
-                rows = list(map(written, *parts))
-                before, encoding = encoding, thread.submit(self._ids_of_rows, rows)
-                if before:
-                    yield from before.result()
-            if encoding:
-                yield from encoding.result()
+            parts = iter(lambda: list(islice(rows, ROWS)), [])
+            encoded = list(thread.map(self._ids_of_rows, parts))
+        return chain.from_iterable(encoded)
 
     def _ids_of_rows(
         self, rows: Sequence[list[Written] | TurnsRejected]
@@ -178,24 +175,22 @@ class Encoder:
         starts = list({each.prompt: None for each in everything if each.between is None})
         prompts = dict(zip(starts, self._prompt_ids(starts), strict=True))
         between = iter(self._ids(each.between for each in everything if each.between is not None))
-        encoded: list[list[Encoded] | TurnsRejected] = []
-        for row in rows:
-            if isinstance(row, TurnsRejected):
-                encoded.append(row)
-                continue
-            follows, found = False, list[Encoded]()
-            for each in row:
-                if each.between is None:
-                    prompt, continues = prompts[each.prompt], False
-                else:
-                    # The ids of the token that ends the response before it are that response's.
-                    prompt, continues = next(between)[1:], follows
-                    if not follows:
-                        [prompt] = self._prompt_ids([each.prompt])
-                ids, follows = ([], False) if each.response is None else next(responses)
-                found.append(Encoded(prompt, ids, continues))
-            encoded.append(found)
-        return encoded
+        follows, found = False, list[Encoded]()
+        for each in everything:
+            if each.between is None:
+                prompt, continues = prompts[each.prompt], False
+            else:
+                # The ids of the token that ends the response before it are that response's.
+                prompt, continues = next(between)[1:], follows
+                if not follows:
+                    [prompt] = self._prompt_ids([each.prompt])
+            ids, follows = ([], False) if each.response is None else next(responses)
+            found.append(Encoded(prompt, ids, continues))
+        encoded = iter(found)
+        return [
+            row if isinstance(row, TurnsRejected) else list(islice(encoded, len(row)))
+            for row in rows
+        ]
 
     def rendered(self, turns: Sequence[Turn]) -> Ids:
         """Return the ids of turns as the chat template renders them, to the end of the text."""

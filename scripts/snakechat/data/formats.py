@@ -44,6 +44,9 @@ from snakechat.data.message_columns import (
 # chosen, as it is, after an empty prompt.
 Record = tuple[list[Turn], str | None, str | None]
 
+# Formats of rows without a response, of texts that are no dialogues, and of single responses, each
+# labelled good or bad.
+PROMPTS, TEXTS, UNPAIRED = "prompt", "text", ("kto", "kto_text")
 # Fields that are neither texts nor messages.
 NUMBERS = ("first_score", "second_score", "label")
 
@@ -190,21 +193,6 @@ def with_instructions(prompt: list[Turn], template: str | None, system: str | No
     return turns
 
 
-def has_responses(format: str) -> bool:
-    """Return whether rows of a format have responses, and not only prompts."""
-    return format != "prompt"
-
-
-def has_dialogues(format: str) -> bool:
-    """Return whether rows of a format are dialogues, and not texts for continued pretraining."""
-    return format != "text"
-
-
-def is_unpaired(format: str) -> bool:
-    """Return whether each row of a format has a single response, labelled good or bad."""
-    return format in ("kto", "kto_text")
-
-
 def has_pairs(format: str, columns: Columns | None = None) -> bool:
     """Return whether rows of a format have rejected responses in addition to chosen ones."""
     return bool(columns_of(format, columns).keys() & {"rejected", "second"})
@@ -213,15 +201,13 @@ def has_pairs(format: str, columns: Columns | None = None) -> bool:
 def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False) -> Any:
     """Return the value of a field: the column `path`, or the value at a path with dots."""
     nullable = nullable or name == "system"
-    if path in row:
-        if row[path] is None and not nullable:
-            raise BadRow(f"column {path} is null")
-        return row[path]
-    column, *keys = path.split(".")
+    column, *keys = [path] if path in row else path.split(".")
     if column not in row:
         found = ", ".join(map(str, row))
         raise BadRow(f"column {column} is missing; the row has {found}{missing_hint(column)}")
     value = row[column]
+    if value is None and not keys and not nullable:
+        raise BadRow(f"column {path} is null")
     for key in keys:
         if isinstance(value, dict):
             if key not in value and not nullable:
@@ -231,7 +217,7 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
             value = value[int(key)] if int(key) < len(value) else None
         elif value is not None:
             raise BadRow(f"{path}: {type(value).__name__} has no key {key}")
-    if value is None and name != "rejected" and not nullable:
+    if value is None and keys and name != "rejected" and not nullable:
         raise DroppedRow(f"no {name}")
     return value
 
@@ -247,11 +233,8 @@ def _plain(prompt: str, chosen: str, rejected: str | None = None) -> Record:
 
 def _instruct(prompt: str, chosen: str, rejected: str | None = None) -> Record:
     """An instruction and its responses, without markers."""
-    return (
-        [("user", prompt)],
-        render_response(chosen),
-        None if rejected is None else render_response(rejected),
-    )
+    other = None if rejected is None else render_response(rejected)
+    return [("user", prompt)], render_response(chosen), other
 
 
 def _last_turn(prompt: str, chosen: str, rejected: str) -> Record:
@@ -340,11 +323,6 @@ def _prompt_alone(prompt: Any, system: Any = None) -> Record:
     return _prompt(turns_of_messages(prompt, "prompt", "user"), system), None, None
 
 
-def _text(text: str) -> Record:
-    """A text that is no dialogue."""
-    return [], text, None
-
-
 def _unpaired(messages: Any, label: Any, system: Any = None) -> Record:
     """A dialogue and whether its response is good: it is chosen or rejected (KTO)."""
     is_good = is_one(label)
@@ -374,7 +352,7 @@ SHAREGPT_PAIR = {"prompt": "conversations", "chosen": "chosen", "rejected": "rej
 FORMATS = {
     "plain": Format(PAIR, _plain, ("rejected",)),
     "instruct": Format(PAIR, _instruct, ("rejected",)),
-    "text": Format(_same("text"), _text),
+    "text": Format(_same("text"), lambda text: ([], text, None)),
     "prompt": Format(_same("prompt"), _prompt_alone, SYSTEM, has_messages=True),
     "last_turn": Format(PAIR, _last_turn),
     "dialogues": Format(_same("chosen", "rejected"), _dialogues),

@@ -4,7 +4,7 @@ Rows that `exclude` of a dataset names are removed after the split, so that no o
 phase. What else reads whole records, such as the training of a tokenizer, removes the same rows.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
-from snakechat.data.records import COLUMNS, KEPT, read_digests, read_record_batches
+from snakechat.data.records import KEPT, PROMPT, read_digests
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
 SPLITS = ("train", "eval")
-# {column: cells} of some records, with their numbers from 0 in the column ROW.
-Batch = dict[str, list[Any]]
-ROW = "row"
 PHASES = ("sft", "reward", "rlhf")
 
 
@@ -90,10 +87,7 @@ def removed_rows(
 ) -> dict[str, np.ndarray]:
     """Return the ascending numbers of the rows of each split that a dataset removes.
 
-    Their digests are recorded in job.facts.
-
     Args:
-        job: The job, with the facts.
         settings: The part of the spec that may have `exclude`, a list of digests.
         paths: The records of each split.
 
@@ -109,7 +103,6 @@ def removed_rows(
             f"config: datasets.{dataset}.exclude: {missing[0].hex()} is the digest of no row of"
             f" {dataset}: python scripts/find_row.py finds digests"
         )
-    job.facts["excluded"] = sorted(digest.hex() for digest in excluded)
     rows = {
         split: np.flatnonzero([digest in excluded for digest in found])
         for split, found in digests.items()
@@ -138,27 +131,14 @@ def dataset_name(job: Job[Any], records: str = "records") -> str:
     return name
 
 
-def kept_names(job: Job[Any], split: str, datasets: Iterable[int]) -> list[str]:
-    """Return the names of the columns that the records of some datasets keep."""
+def kept_names(job: Job[Any], split: str) -> list[str]:
+    """Return the names of the columns that records of RLHF keep for reward functions."""
+    if job.settings.fields != [PROMPT]:
+        return []
+    datasets = range(1, len(job.settings.weights) + 1)
     schemas = [pq.read_schema(records_path(job, dataset, split)) for dataset in datasets]
     columns = {name for schema in schemas for name in schema.names if name.startswith(KEPT)}
     return sorted(name.removeprefix(KEPT) for name in columns)
-
-
-def batches(
-    job: Job[Any], split: str, rows: dict[int, np.ndarray], kept: Sequence[str]
-) -> Iterator[tuple[int, Batch]]:
-    """Yield (dataset, batch of records with their numbers), one dataset after the other.
-
-    kept: Names of the kept columns to read.
-    """
-    columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept)]
-    for dataset, numbers in rows.items():
-        start = 0
-        for batch in read_record_batches(records_path(job, dataset, split), numbers, columns):
-            end = start + len(batch["prompt"])
-            yield dataset, {**batch, ROW: numbers[start:end].tolist()}
-            start = end
 
 
 def records_path(job: Job[Any], dataset: int, split: str) -> Path:

@@ -54,6 +54,8 @@ PERCENTILES = (0, 1, 10, 50, 90, 99, 100)
 
 # The texts of a record: prompt as the template `dialogue` renders it, chosen, rejected.
 Texts = tuple[str, str | None, str | None]
+# {column: cells} of some records.
+Batch = dict[str, list[Any]]
 
 
 def record_digest(texts: Texts) -> bytes:
@@ -101,7 +103,7 @@ def open_records(path: str | Path, kept: Sequence[str] = ()) -> Iterator[Callabl
 
 def read_record_batches(
     path: str | Path, rows: np.ndarray | None = None, columns: Sequence[str] = COLUMNS
-) -> Iterator[dict[str, list[Any]]]:
+) -> Iterator[Batch]:
     """Yield records in the order of the file, as {column: cells} of up to one row group.
 
     Args:
@@ -160,7 +162,7 @@ def texts_path(folder: Path, split: str) -> Path:
 @contextmanager
 def open_prompt_texts(
     folder: Path, split: str, kept: Sequence[str]
-) -> Iterator[Callable[[dict[str, list[Any]], Sequence[bool]], None]]:
+) -> Iterator[Callable[[Batch, Sequence[bool]], None]]:
     """Open the texts of a split for writing; yield a function that appends records.
 
     The function takes a batch of records, and for each of them whether it is valid. Invalid ones
@@ -172,7 +174,7 @@ def open_prompt_texts(
     schema = pa.schema(columns)
     with pq.ParquetWriter(texts_path(folder, split), schema, compression="zstd") as file:
 
-        def write(records: dict[str, list[Any]], is_valid: Sequence[bool]) -> None:
+        def write(records: Batch, is_valid: Sequence[bool]) -> None:
             nothing = [None] * len(is_valid)
             table = pa.table({name: records.get(name, nothing) for name in schema.names}, schema)
             file.write_table(table.filter(list(is_valid)))
@@ -256,14 +258,6 @@ def percentiles(lengths: np.ndarray) -> dict[str, float]:
     return summary | {"mean": round(float(np.mean(lengths)), 1)}
 
 
-def dataset_statistics(records: Iterable[Record]) -> dict[str, Any]:
-    """Return the number of records, and of those whose prompt an earlier one has."""
-    prompts = array("Q")
-    for turns, chosen, _ in records:
-        prompts.append(fingerprint(render_prompt(turns) or chosen or ""))
-    return {"rows": len(prompts), "repeated_prompts": len(prompts) - len(np.unique(prompts))}
-
-
 def write_records(
     job: Job[Any],
     splits: Mapping[str, Iterable[tuple[Any, ...] | str]],
@@ -271,6 +265,8 @@ def write_records(
     kept: Sequence[str] = (),
 ) -> None:
     """Write SPLIT.parquet of each split, and stats.json; record sizes and dropped rows.
+
+    The statistics have the number of records, and of those whose prompt an earlier one has.
 
     Args:
         splits: The records of each split, with their kept cells; a dropped one is its reason.
@@ -283,17 +279,19 @@ def write_records(
     stats = {}
     job.facts |= {"dropped": {}, "size": {}}
     for split, found in splits.items():
-        path, dropped = job.result / f"{split}.parquet", Counter[str]()
-        with open_records(path, kept) as write:
+        prompts, dropped = array("Q"), Counter[str]()
+        with open_records(job.result / f"{split}.parquet", kept) as write:
             for row in found:
                 if isinstance(row, str):
                     dropped[row] += 1
-                else:
-                    write(row[: len(COLUMNS)], *row[len(COLUMNS) :])
-        stats[split] = dataset_statistics(read_records(path))
-        rows = stats[split]["rows"]
+                    continue
+                turns, chosen, rejected, *cells = row
+                write((turns, chosen, rejected), *cells)
+                prompts.append(fingerprint(render_prompt(turns) or chosen or ""))
+        rows, repeated = len(prompts), len(prompts) - len(np.unique(prompts))
         job.facts["size"][split] = {"rows": rows}
-        job.facts["dropped"][split] = stats[split]["dropped"] = dict(sorted(dropped.items()))
+        job.facts["dropped"][split] = dict(sorted(dropped.items()))
+        stats[split] = {"rows": rows, "repeated_prompts": repeated, "dropped": dict(dropped)}
         if not rows:
             raise InputError(
                 f"datasets.{job.spec['name']}: the {split} split has no rows left of"

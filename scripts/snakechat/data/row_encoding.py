@@ -6,8 +6,9 @@ before; then the end of the response, with the token that ends it. The system tu
 stay. They are left out only where they and the last user turn leave no room for a response.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import (
@@ -21,7 +22,8 @@ from snakechat.data.dialogues import (
     response_turn,
 )
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.phase_splits import dataset_name, records_path
+from snakechat.data.phase_splits import dataset_name, kept_names, phase_rows, records_path
+from snakechat.data.records import COLUMNS, KEPT, Batch, read_record_batches
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -42,7 +44,6 @@ Ids = list[int]
 EncodedRow = tuple[Any, ...] | str
 # The rows that a record becomes: one, unless each turn is trained or a text is long.
 Rows = list[EncodedRow] | InputError
-T = TypeVar("T")
 
 
 def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[Any]]) -> list[Rows]:
@@ -55,23 +56,14 @@ def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[A
     valid = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
     columns = [[record[place] for record in valid] for place in range(len(settings.fields))]
     train_on = getattr(settings, "train_on", None)
-    if train_on == "all_turns":
-        encode: Any = encode_turns
-    else:
-        encode = encode_prompts if len(columns) == 1 else encode_responses
+    encode: Any = encode_turns if train_on == "all_turns" else encode_responses
     encoded = encode(encoder, settings, *columns)
     rows: list[Rows] = [[reason] if reason else next(encoded) for reason in reasons]
     if train_on == "all_tokens":
-        return [
-            InputError(UNTRAINED) if any(map(is_untrained, turns)) else row
-            for (turns, *_), row in zip(records, rows, strict=True)
-        ]
+        for place, (turns, *_) in enumerate(records):
+            if any(is_response(turn) and not is_trained(turn) for turn in turns):
+                rows[place] = InputError(UNTRAINED)
     return rows
-
-
-def is_untrained(turn: Turn) -> bool:
-    """Return whether a turn is a response that must not be learned."""
-    return is_response(turn) and not is_trained(turn)
 
 
 def encode_responses(
@@ -81,15 +73,23 @@ def encode_responses(
 
     Both responses of a pair follow the same prompt, which makes room for the longer one. A response
     that is None has no tokens. Texts that are no dialogues have no turns.
+
+    Prompts without responses have at most settings.max_prompt_length tokens. They are not
+    truncated, because that would change the question.
     """
-    if not any(prompts):
+    if responses and not any(prompts):
         yield from _encode_texts(encoder, settings.max_length, responses[0])
         return
     encoded = encoder.conversations(prompts, *responses)
     for turns, row, *texts in zip(prompts, encoded, *responses, strict=True):
         try:
             [(prompt, ids)] = accepted([row])
-            yield [_fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)]
+            if texts:
+                found = _fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)
+            else:
+                is_long = len(prompt) > settings.max_prompt_length
+                found = "prompt too long" if is_long else (prompt, [], "")
+            yield [found]
         except TurnsRejected as error:
             yield error
 
@@ -242,21 +242,6 @@ def trained_places(dialogue: list[Turn]) -> list[int]:
     ]
 
 
-def encode_prompts(
-    encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]]
-) -> Iterator[Rows]:
-    """Encode prompts; drop prompts of more than settings.max_prompt_length tokens.
-
-    They are not truncated, because that would change the question.
-    """
-    for row in encoder.conversations(prompts, [None] * len(prompts)):
-        if isinstance(row, TurnsRejected):
-            yield row
-        else:
-            ids, limit = row[0], settings.max_prompt_length
-            yield [(ids, [], "") if len(ids) <= limit else "prompt too long"]
-
-
 def drop_reason(
     encoder: Encoder, turns: list[Turn], *responses: str | None, unpaired: bool = False
 ) -> str | None:
@@ -280,24 +265,48 @@ def drop_reason(
     return None
 
 
-def unless_rejected(
-    job: Job[Any], dataset: int, split: str, number: int, found: list[T] | InputError
-) -> list[T] | list[str]:
-    """Return what a record becomes, or the reason why it is dropped if the template rejects it.
+def converted_batches(
+    job: Job[Any],
+    split: str,
+    convert: Callable[[Batch], Iterable[list[Any] | InputError]],
+    dropped: Counter[str],
+) -> Iterator[tuple[int, Batch, list[list[Any]]]]:
+    """Yield (dataset, batch of records, what each becomes) of the rows of a phase.
+
+    What a dropped record becomes is its reason.
 
     Args:
-        dataset: The number of its dataset, from 1.
-        number: The number of the record, from 0.
+        convert: Returns what each record of a batch becomes, or why it cannot be encoded.
+        dropped: Counts the reasons.
 
     Raises:
-        InputError: It cannot be encoded, and the dataset does not skip such rows.
+        InputError: A record cannot be encoded, and its dataset does not skip such rows; or no row
+            is left.
     """
-    if not isinstance(found, InputError):
-        return found
-    is_rejected = isinstance(found, TurnsRejected)
-    if is_rejected and dataset in getattr(job.settings, "skip_rejected", ()):
-        return [REJECTED]
-    hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
-    path = records_path(job, dataset, split)
-    name = dataset_name(job, f"records.{dataset}")
-    raise InputError(f"dataset {name}: {path}: row {number + 1}: {found}{hint}")
+    rows, is_left = phase_rows(job, split), False
+    columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names(job, split))]
+    names = {dataset: dataset_name(job, f"records.{dataset}") for dataset in rows}
+    for dataset, numbers in rows.items():
+        path, place = records_path(job, dataset, split), 0
+        for batch in read_record_batches(path, numbers, columns):
+            converted = []
+            for found in convert(batch):
+                if isinstance(found, InputError):
+                    is_rejected = isinstance(found, TurnsRejected)
+                    if not is_rejected or dataset not in getattr(job.settings, "skip_rejected", ()):
+                        hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
+                        row = f"dataset {names[dataset]}: {path}: row {numbers[place] + 1}"
+                        raise InputError(f"{row}: {found}{hint}")
+                    found = [REJECTED]
+                place += 1
+                converted.append(found)
+            reasons = [row for found in converted for row in found if isinstance(row, str)]
+            dropped.update(reasons)
+            is_left |= len(reasons) < sum(map(len, converted))
+            yield dataset, batch, converted
+    if not is_left:
+        phase, total = job.settings.phase, sum(map(len, rows.values()))
+        raise InputError(
+            f"{', '.join(names.values())}: the {split} split of phase {phase} has no rows left of"
+            f" {total} (dropped: {dict(dropped)}): add rows, or increase split.weights.{phase}"
+        )

@@ -122,8 +122,6 @@ class ChatTemplate:
         # Other text in front, such as empty thoughts, is left to the model.
         space = dialogue.rpartition(ASSISTANT)[0].removeprefix(prompt)
         self.space = space if is_written and space.isspace() else ""
-        # Then no text of a turn has it.
-        self.has_header = self.special.pattern.search(self.context) is not None
         # Rows report a template that rejects these turns, or starts a response with thoughts.
         if generates and is_written:
             start = START_OF_THOUGHTS.sub("", prompt)
@@ -164,74 +162,50 @@ class ChatTemplate:
         for further in ([QUESTION], []):
             try:
                 whole = render_turns(self.tokenizer, [*turns, turn, *further])
-                stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
-                if stop < 0:
-                    raise self._mismatch(prompt, whole, message_of(turn)["content"])
-                text = whole[len(prompt) : stop]
-                self._require_whole(prompt, text, turn)
-                return text
+                return self._response_in(whole, prompt, turn)
             except TurnsRejected as error:
                 rejected = error
         raise rejected
 
     def responses(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written]:
-        """Return the responses of a dialogue as they are written behind their prompts."""
+        """Return the responses of a dialogue as they are written behind their prompts.
+
+        They are those of the whole dialogue, or where the template writes earlier turns in another
+        way, of the dialogue up to the response.
+        """
         if not places:
             return []
         # The dialogue up to its last response, and a further question.
         whole = rendered_or_empty(self.tokenizer, [*turns[: places[-1] + 1], QUESTION])
-        if self.has_header and not has_messages(turns):
-            found = self._found(whole, turns, places)
-            if found is not None:
-                return found
         written: list[Written] = []
         # Where the response before ends in this rendering; None if it does not have it.
         stop: int | None = None
         for place in places:
             prompt = self.prompt(turns[:place])
-            follows = whole.startswith(prompt)
             between = None
-            if follows and stop is not None and stop <= len(prompt):
+            if stop is not None and stop <= len(prompt) and whole.startswith(prompt):
                 between = prompt[stop:]
-            text = self.response(prompt, turns[:place], recorded_response(turns[place]))
+            try:
+                text = self._response_in(whole, prompt, turns[place])
+                stop = len(prompt) + len(text)
+            except TurnsRejected:
+                text = self.response(prompt, turns[:place], recorded_response(turns[place]))
+                stop = None
             written.append(Written(prompt, text, between))
-            is_there = follows and whole.startswith(text + self.end, len(prompt))
-            stop = len(prompt) + len(text) if is_there else None
         return written
 
-    def _found(
-        self, whole: str, turns: Sequence[Turn], places: Sequence[int]
-    ) -> list[Written] | None:
-        """Return the responses of a dialogue of texts as its rendering as a whole has them.
+    def _response_in(self, whole: str, prompt: str, response: Turn) -> str:
+        """Return the text of a response in the rendering of a dialogue, behind its prompt.
 
-        This saves the rendering of each prompt. The header of a response has a special token, so
-        that no text of a turn has it. The text between header and end of a turn must be its
-        content, and the first, second, fourth ... and the last prompt must be as rendered alone.
-
-        Returns:
-            None if the rendering differs: the template treats earlier turns in another way.
+        Raises:
+            TurnsRejected: The rendering does not continue the prompt by the response.
         """
-        written: list[Written] = []
-        # The ends of the last response, and of the last one in `places`.
-        stop = before = 0
-        for number, turn in enumerate(turns[: places[-1] + 1]):
-            message = message_of(turn)
-            if message["role"] != "assistant":
-                continue
-            header = whole.find(self.context, stop)
-            start = header + len(self.context)
-            stop = whole.find(self.end, start)
-            prompt, text = whole[:start], whole[start:stop]
-            if header < 0 or stop < 0 or text.strip() != message["content"].strip():
-                return None
-            if number in places:
-                count = len(written) + 1
-                is_compared = number == places[-1] or count & (count - 1) == 0
-                if is_compared and self.prompt(turns[:number]) != prompt:
-                    return None
-                written.append(Written(prompt, text, whole[before:start] if written else None))
-                before = stop
-        return written
+        stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
+        if stop < 0:
+            raise self._mismatch(prompt, whole, message_of(response)["content"])
+        text = whole[len(prompt) : stop]
+        self._require_whole(prompt, text, response)
+        return text
 
     def _require_whole(self, prompt: str, text: str, response: Turn) -> None:
         """Raise TurnsRejected if a template leaves out a part of a response, but for white space.

@@ -83,24 +83,19 @@ def _variant(rng: random.Random) -> dict[str, Any]:
 
 
 def _text(name: str, item: str, defects: list[str], variant: dict[str, Any]) -> str:
-    place, ending = PLACE_OF[item], variant["polite"]
-    if "place" in defects and variant["place"] == place:
-        variant = {**variant, "place": next(other for other in PLACES if other != place)}
+    place, greeting = PLACE_OF[item], f"Hello {name},"
     if "place" in defects:
-        place = variant["place"]
+        place = next(other for other in (variant["place"], *PLACES) if other != place)
     if "item" in defects:
         item = variant["item"] if variant["item"] != item else ITEMS[ITEMS.index(item) - 1]
-    greeting = f"Hello {name},"
     if "name" in defects:
-        other = variant["name"] if variant["name"] != name else None
-        greeting = f"Hello {other}," if other else "Hello,"
-    if "ending" in defects:
-        ending = variant["ending"]
+        greeting = "Hello," if variant["name"] in (None, name) else f"Hello {variant['name']},"
     advice = f"get a {item} at the {place}."
     if "repetition" in defects and variant["repetition"] == "greeting":
         greeting = f"{greeting} {greeting}"
     elif "repetition" in defects:
         advice = f"{advice} {advice}"
+    ending = variant["ending" if "ending" in defects else "polite"]
     return f" {greeting} {advice} {ending}".rstrip()
 
 

@@ -1,5 +1,7 @@
 """Ids of prompts and responses, and truncation."""
 
+from threading import active_count
+
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -74,6 +76,13 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trai
     assert [*found.conversations(turns, texts)] == [*expected.conversations(turns, texts)]
 
 
+def test_no_thread_waits_while_nobody_takes_the_next_row(trained):
+    rows, before = Encoder(trained, "dialogue").conversations([[]] * 2, [" a"] * 2), active_count()
+    next(rows)
+    # One that garbage collection ended in the start of another thread would wait for ever.
+    assert active_count() == before
+
+
 def test_slow_tokenizer_is_an_error():
     with pytest.raises(InputError, match=r"no tokenizer\.json"):
         Encoder(ByT5Tokenizer(), "dialogue")
@@ -84,17 +93,6 @@ def test_slow_tokenizer_is_an_error():
 
 def messages_of(turns):
     return [{"role": role, "content": text} for role, text in turns]
-
-
-@pytest.mark.parametrize("text", ["Hi<|im_end|>\n", "<unk>"])
-@pytest.mark.parametrize("named", [True, False], ids=["named", "in tokenizer.json alone"])
-def test_special_tokens_in_chat_text_are_found(chat_tokenizer, text, named):
-    names = ["<|im_start|>", "</s>", "<unk>"]
-    tokenizer = chat_tokenizer(**({"extra_special_tokens": names} if named else {}))
-    encoder = Encoder(tokenizer, "chat")
-    # It is one token, and not its letters, to the tokenizer.
-    assert len(tokenizer(text).input_ids) < len(text)
-    assert encoder.has_special_token(text)
 
 
 # --- prompt and response as one text -----------------------------------------------------------

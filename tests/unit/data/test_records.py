@@ -1,5 +1,8 @@
 """Reading and writing of records."""
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,12 +11,12 @@ import pytest
 from snakechat.data import records
 from snakechat.data.records import (
     ROWS_AT_A_TIME,
-    dataset_statistics,
     fingerprint,
     open_records,
     read_record_batches,
     read_records,
     read_texts,
+    write_records,
 )
 from support.dialogues import make_record
 
@@ -85,18 +88,17 @@ def test_selected_rows_are_repeated_as_often_as_selected(tmp_path, rows):
     assert chosen_rows(numbered(tmp_path / "train.parquet", SEVERAL), rows) == rows
 
 
-def test_a_few_records_are_counted_as_by_hand():
-    records = [
-        ("Why?", " Because.", " No."),
-        ("Why?", " Because.", " No."),
-        ("How?", " So.", None),
-        (" Why?\n", " Thus.", " Certainly not."),
-    ]
-    assert dataset_statistics(make_record(*texts) for texts in records) == {
-        "rows": 4,
-        # The prompts of the second and the fourth were there before.
-        "repeated_prompts": 2,
-    }
+def test_a_few_records_are_counted_as_by_hand(tmp_path):
+    rows = [ROW, ROW, ("How?", " So.", None), (f" {ROW[0]}\n", " Thus.", " Certainly not.")]
+    job = SimpleNamespace(result=tmp_path, facts={}, spec={"name": "mine"})
+    records = [make_record(*row) for row in rows]
+    write_records(job, {"train": ["tie", *records, "bad row", "tie"]})
+    assert list(read_records(tmp_path / "train.parquet")) == records
+    dropped = {"bad row": 1, "tie": 2}
+    assert job.facts == {"dropped": {"train": dropped}, "size": {"train": {"rows": 4}}}
+    # The prompts of the second and the fourth were there before.
+    expected = {"train": {"rows": 4, "repeated_prompts": 2, "dropped": dropped}}
+    assert json.loads((tmp_path / "stats.json").read_text()) == expected
 
 
 def test_fingerprints_ignore_whitespace_around_texts_only():
