@@ -127,13 +127,14 @@ class Workflow:
         return subprocess.run(
             command,
             cwd=self.folder,
-            env=self._whole_environment(),
+            env=self.variables(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
 
-    def _whole_environment(self):
+    def variables(self):
+        """Return the environment of a command, in which `python` runs programs as forks."""
         folders = PYTHON.parent, Path(sys.executable).parent, os.environ["PATH"]
         path = os.pathsep.join(map(str, folders))
         return {**os.environ, **program_forks(), **self.environment, "PATH": path}
@@ -321,8 +322,9 @@ def build_once(make_once, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def tiny(build_once):
-    """The tiny recipe, as users build it, except that its jobs have one thread each."""
-    return build_once("tiny", ("--config", "deployments={cpu: {threads: 1}}"), "output/rlhf/tiny")
+    """The tiny recipe, as users build it, except for its judge, and with one thread for a job."""
+    options = ("deployments={cpu: {threads: 1}}", "rlhf={recipes: {tiny: {judge: null}}}")
+    return build_once("tiny", ("--config", *options), "output/rlhf/tiny")
 
 
 @pytest.fixture(scope="session")

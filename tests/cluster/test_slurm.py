@@ -3,6 +3,7 @@
 make test-slurm. Needs root and Debian's packages slurm-wlm and munge.
 """
 
+import functools
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, Workflow, copy_sources
-from support.background_builds import started
+from support import background_builds
 from support.cluster import CONF, SLURM_CONF, Cluster, wait_until
 from support.tutorials import follow
 
@@ -36,6 +37,8 @@ OPTIONS = [
 ]
 SLOW = "output/sft/slow.manifest.json"
 GPUS = ["--set-resources", "train_sft:gpu=2", "train_reward:gpu=2", "train_rlhf:gpu=1"]
+# Slurm sends signals to the processes of a job, which a fork is not.
+started = functools.partial(background_builds.started, PROGRAM_FORKS="")
 
 
 @pytest.fixture(scope="module")

@@ -4,26 +4,27 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import time
-from pathlib import Path
 
 # Seconds after which a build counts as hanging.
 LIMIT = 600
 
 
 class Build:
-    """A Snakemake process in a new process group; its output goes into a file."""
+    """A Snakemake process in a new process group; its output goes into a file.
 
-    def __init__(self, workflow, arguments, log):
+    It is no fork, but its programs are: they end once a process of the group that waits for them
+    does.
+    """
+
+    def __init__(self, workflow, arguments, log, variables):
         self.log = workflow.folder / log
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.started = time.time()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 ["snakemake", *arguments, *workflow.options],
                 cwd=workflow.folder,
-                env={**os.environ, "PATH": path},
+                env={**workflow.variables(), **variables},
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -53,9 +54,12 @@ class Build:
 
 
 @contextlib.contextmanager
-def started(workflow, *arguments, log="build.log"):
-    """Yield a build; kill it with its programs at the end of the block if it still runs."""
-    build = Build(workflow, arguments, log)
+def started(workflow, *arguments, log="build.log", **variables):
+    """Yield a build; kill it with its programs at the end of the block if it still runs.
+
+    variables: Further variables of its environment.
+    """
+    build = Build(workflow, arguments, log, variables)
     try:
         yield build
     finally:
