@@ -5,11 +5,9 @@ to a stub whose pods are processes of this machine, and so are the nodes of a Ku
 """
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +18,7 @@ import snakemake_executor_plugin_kubernetes as plugin
 import yaml
 from kubeflow.training import models as operator
 
-from conftest import ROOT, Workflow, copy_sources
+from conftest import PYTHON, ROOT, Workflow, copy_sources
 from kubernetes_job import driver
 from launch import free_port
 from snakechat.workflow.snakemake_adapter import POD_SECURITY
@@ -79,14 +77,36 @@ def on_kubernetes(workflow, *arguments):
     return workflow.run("snakemake", *profile, *intervals, *arguments, *workflow.options)
 
 
+# Edits between the planning of a job and its start, which would let it fail or change its result.
+EDITS = {
+    **dict.fromkeys(("rules/data.smk", "rules/common.smk"), "raise SystemExit('edited')"),
+    "scripts/import_dataset.py": "raise SystemExit('edited')",
+    "small.yaml": json.dumps({"datasets": {"toy": {"rows": 40}}}),
+    "config.yaml": "edited: 1",
+}
+
+
 @pytest.fixture(scope="module")
 def imported(cluster, workflow):
-    """The job of a rule without GPUs, after it ran in a pod."""
-    process = on_kubernetes(workflow, "output/data/toy.manifest.json")
+    """The job of a rule without GPUs, after it ran in a pod, and its spec."""
+    before, start = {name: (workflow.folder / name).read_text() for name in EDITS}, cluster.start
+
+    def write(texts):
+        for name, text in texts.items():
+            (workflow.folder / name).write_text(text)
+
+    def start_after_edits(job):
+        write(EDITS)
+        start(job)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "start", start_after_edits)
+        process = on_kubernetes(workflow, "output/data/toy.manifest.json")
+    write(before)
     logs = [log.read_text() for log, _ in cluster.pods.values()]
     assert process.returncode == 0, (process.stdout, logs)
     [job] = cluster.jobs.values()
-    return job
+    return job, workflow.spec_of("output/data/toy")
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +142,7 @@ def container_of(job):
 
 
 def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow):
-    job = valid({"apiVersion": "batch/v1", "kind": "Job", **imported})
+    job = valid({"apiVersion": "batch/v1", "kind": "Job", **imported[0]})
     container, volume = container_of(job), workflow.folder.parent
     assert container["image"] == PROFILE["container-image"]
     check_restricted(job["spec"]["template"]["spec"])
@@ -167,28 +187,8 @@ def test_a_job_with_gpus_limits_them_and_is_retried_with_the_same_memory(prepare
         assert toleration["key"] == "nvidia.com/gpu"
 
 
-def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(
-    workflow, cluster, tmp_path, monkeypatch
-):
-    """The edited rules and programs would fail."""
-    volume = Workflow(tmp_path / "snakechat", *workflow.options)
-    shutil.copytree(workflow.folder, volume.folder, ignore=shutil.ignore_patterns("output"))
-    volume.environment = workflow.environment
-    start = cluster.start
-
-    def start_after_edits(job):
-        for name in ("rules/data.smk", "rules/common.smk", "scripts/import_dataset.py"):
-            (volume.folder / name).write_text("raise SystemExit('edited')")
-        (volume.folder / "small.yaml").write_text(json.dumps({"datasets": {"toy": {"rows": 40}}}))
-        (volume.folder / "config.yaml").write_text("edited: 1")
-        start(job)
-
-    monkeypatch.setattr(cluster, "start", start_after_edits)
-    process = on_kubernetes(volume, "output/split/toy.manifest.json")
-    logs = [log.read_text() for log, _ in cluster.pods.values()]
-    assert process.returncode == 0, (process.stdout, logs)
-    spec = volume.spec_of("output/data/toy")
-    assert spec["settings"]["rows"] == SMALL["datasets"]["toy"]["rows"]
+def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(imported):
+    assert imported[1]["settings"]["rows"] == SMALL["datasets"]["toy"]["rows"]
 
 
 # --- manifests for kubectl apply --------------------------------------------------------------
@@ -264,8 +264,8 @@ NODES |= {"threads": 2, "mem_mb": 4000, "runtime": 60}
 @pytest.fixture(scope="module")
 def two_nodes(prepared):
     """Options that place trainings on two nodes without GPUs; gpus.yaml has eight GPUs on each."""
-    for name, gpus in {"two": 0, "gpus": 8}.items():
-        deployments = {"two": {**NODES, "gpus_per_node": gpus}}
+    for name, changes in {"two": {"threads": 1}, "gpus": {"gpus_per_node": 8}}.items():
+        deployments = {"two": {**NODES, **changes}}
         config = {**SMALL, "deployments": deployments, "deployment": "two"}
         (prepared.folder / f"{name}.yaml").write_text(json.dumps(config))
     return ("--configfile", "two.yaml")
@@ -330,12 +330,12 @@ def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
     # The variables that the operator sets in a pod.
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
     group |= {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_PORT": port}
-    group |= {"PET_MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    group["PET_MASTER_ADDR"] = "127.0.0.1"
     pods = [
         subprocess.Popen(
-            [sys.executable, *command[1:]],
+            [PYTHON, *command[1:]],
             cwd=kubeflow.folder,
-            env={**os.environ, **group, "RANK": rank, "PET_NODE_RANK": rank},
+            env={**kubeflow.variables(), **group, "RANK": rank, "PET_NODE_RANK": rank},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -344,7 +344,6 @@ def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
     ]
     # Two processes without an operator.
     torchrun = [command[1], "--standalone", "--nproc-per-node=2", *command[2:]]
-    here.environment = {"OMP_NUM_THREADS": str(NODES["threads"])}
     process = here.run("python", *torchrun)
     assert process.returncode == 0, process.stdout
     outputs = [pod.communicate(timeout=120)[0] for pod in pods]
