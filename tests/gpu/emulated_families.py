@@ -80,7 +80,3 @@ def main():
         found[family] = problem(family, keys)
         print(f"{family:16} {found[family] or 'captured'}", flush=True)
     print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,5 @@
 """Trainings on emulated CUDA: the cases of test_emulated_cuda.py.
 
-    emulated_trainings.py FOLDER
-
 Runs the unchanged `main` of trainers on a small model, for three steps, with deterministic kernels.
 Prints JSON: for each, the waits of the host, the captured decoding steps, the decoders and the
 error.
@@ -9,9 +7,7 @@ error.
 
 import contextlib
 import json
-import sys
 import traceback
-from pathlib import Path
 from unittest import mock
 
 from gpu.emulated_cuda import emulation
@@ -100,7 +96,3 @@ def captured_phase(counts, steps):
         return counted
 
     return captured
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -66,8 +66,6 @@ from snakechat.workflow import deterministic  # noqa: E402
 SECTIONS = {}
 # Seconds of all sections together.
 BUDGET = 540
-# Steps of GRPO after which memory is recorded.
-MEMORY_STEPS = (2, 8, 20)
 # The section of a step in which each phase of an estimate is.
 PHASES = {"sampling": "generate", "scoring": "score", "training": "train"}
 
@@ -77,6 +75,7 @@ class Size(NamedTuple):
 
     large, chat: Models of DeepSpeed-Chat, and one with grouped heads and rotary positions.
     long_response: Tokens of a response of GRPO.
+    memory_steps: Steps of GRPO after which memory is recorded.
     """
 
     large: str
@@ -90,10 +89,11 @@ class Size(NamedTuple):
     responses: int
     response_length: int
     long_response: int
+    memory_steps: tuple[int, ...]
 
 
-GPU = Size("opt-1.3b", "opt-350m", "qwen3-0.6b", 64, 512, 16384, 2, 6, 128, 256, 1024)
-REHEARSAL = Size("tiny-opt", "tiny-opt", "tiny-qwen3", 8, 64, 256, 1, 2, 8, 16, 16)
+GPU = Size("opt-1.3b", "opt-350m", "qwen3-0.6b", 64, 512, 16384, 2, 6, 128, 256, 1024, (2, 8, 20))
+REHEARSAL = Size("tiny-opt", "tiny-opt", "tiny-qwen3", 8, 64, 256, 1, 1, 8, 16, 16, (1, 2))
 
 
 def section(seconds):
@@ -229,10 +229,11 @@ def ppo(bench):
 
 
 @section(150)
-def grpo(bench, number=MEMORY_STEPS[-1], **settings):
-    """Measure steps of GRPO with eight long responses to a prompt."""
+def grpo(bench, last=-1, **settings):
+    """Measure steps of GRPO with eight long responses to a prompt, up to one of memory_steps."""
     settings |= {"num_generations": 8, "rollout_batch_size": 1, "global_batch_size": 8}
     settings["max_response_length"] = bench.size.long_response
+    number = bench.size.memory_steps[last]
     rlhf_steps(bench, bench.size.chat, number, **GRPO | settings)
 
 
@@ -242,7 +243,7 @@ def vllm(bench):
     if version("vllm") is None:
         bench.record(skipped="vllm is not installed")
     else:
-        grpo(bench, MEMORY_STEPS[1], generation_backend="vllm")
+        grpo(bench, 1, generation_backend="vllm")
 
 
 @section(150)
@@ -338,7 +339,9 @@ def rlhf_steps(bench, model, number, **settings):
         **{name: round(statistics.median(step[name] for step in steps), 4) for name in names},
         peak_gib=gib(max(peaks.values())),
         peak_gib_of_phase=gib(peaks[PHASES[estimate["phase"]]]),
-        gib_after_steps={step: gib(after[step - 1]) for step in MEMORY_STEPS if step <= number},
+        gib_after_steps={
+            step: gib(after[step - 1]) for step in size.memory_steps if step <= number
+        },
         vllm_asleep_gb=job.record.get("vllm_asleep_gb"),
         **estimate,
     )
