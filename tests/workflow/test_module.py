@@ -27,17 +27,20 @@ MODEL = {f"snakechat_{rule}" for rule in ("train_sft", "evaluate_sft", "draw_rep
 
 
 @pytest.fixture
-def outer(stubs):
-    """A workflow that has the stubs as a module, built."""
-    folder = stubs.folder.parent / "outer"
-    folder.mkdir()
-    stubs.folder.rename(folder / "chat")
-    (folder / "Snakefile").write_text(SNAKEFILE)
-    workflow = Workflow(folder, "--configfile", "outer.yaml")
-    configure(workflow)
-    workflow.build()
-    assert planned(workflow) == set()
-    return workflow
+def outer(stubs, make_once, tmp_path):
+    """A copy of a workflow that has the stubs as a module, built."""
+    options = ("--configfile", "outer.yaml")
+
+    def make(folder):
+        folder.mkdir()
+        stubs.folder.rename(folder / "chat")
+        (folder / "Snakefile").write_text(SNAKEFILE)
+        workflow = Workflow(folder, *options)
+        configure(workflow)
+        workflow.build()
+        assert planned(workflow) == set()
+
+    return Workflow(make_once("outer", make), *options).copy(tmp_path / "outer")
 
 
 def configure(workflow, **values):
