@@ -116,3 +116,10 @@ def test_pairs_are_labelled_in_both_orders(stages, server):
     # Both splits have the same rows: each pair is asked once in each order.
     assert len(server.requests) == 16 == job.record["llm_judges"]["wise"]["requests"]
     assert json.loads((job.target / "stats.json").read_text())["train"]["rows"] == len(labelled)
+    files = {path.name: path.read_bytes() for path in job.target.glob("*.parquet")}
+    # Again, only the stored replies can be the same.
+    server.replies = ["A"]
+    job = stages.run("label_pairs", "labelled")
+    usage = job.record["llm_judges"]["wise"]
+    assert (usage["requests"], usage["cache_hits"]) == (0, 16) and len(server.requests) == 16
+    assert {path.name: path.read_bytes() for path in job.target.glob("*.parquet")} == files

@@ -104,19 +104,6 @@ def test_the_best_of_several_models_is_saved(train):
         assert not torch.equal(weights_of(job, f"step-{3 - best}/{folder}"), kept)
 
 
-def test_scores_of_several_sources_are_logged(train, functions):
-    (functions / "length.py").write_text(
-        "def score(prompts, responses):\n    return [len(text) for text in responses]\n"
-    )
-    job = train(reward_functions={"length": 0.5}, **EVALUATIONS)
-    for line in job.metrics:
-        prefix = "eval_" if line["step"] == 0 else ""
-        parts = [f"{prefix}rewards/{name}/mean" for name in ("reward", "length")]
-        expected = line[parts[0]] + 0.5 * line[parts[1]]
-        assert line[f"{prefix}objective/scores"] == pytest.approx(expected, abs=1e-5)
-        assert line[f"{prefix}rewards/length/std"] > 0
-
-
 def test_responses_are_logged_every_log_responses_steps(train):
     job = train(num_generations=2, rollout_batch_size=60, max_response_length=6)
     lines = lines_of(job.result / "responses.jsonl")

@@ -31,11 +31,9 @@ from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
-from snakechat.training.placed_models import (  # noqa: E402
-    init_process_group,
-    make_engine,
-    make_frozen,
-)
+from snakechat.training.deepspeed_engine import PartitionedModel  # noqa: E402
+from snakechat.training.engine import FrozenModel  # noqa: E402
+from snakechat.training.placed_models import init_process_group, make_engine  # noqa: E402
 from snakechat.workflow import distributed  # noqa: E402
 from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
 from support import engines  # noqa: E402
@@ -192,7 +190,11 @@ def evaluate_frozen(zero_stage, offload):
     rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, torch.device("cpu"))
     for _ in range(2):
         policy = Policy(LanguageModel().model)
-        frozen = make_frozen(policy, "fp32", replace(PLACEMENT, zero_stage=zero_stage), offload)
+        frozen = (
+            PartitionedModel(policy, "fp32", offload)
+            if zero_stage == 3
+            else FrozenModel(policy, torch.device("cpu"), offload)
+        )
         with frozen.on_device():
             tables += [rollouts.logprobs(policy) for _ in range(2)]
         weights = list(policy.parameters())

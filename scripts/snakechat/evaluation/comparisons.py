@@ -4,7 +4,7 @@ Shapes: n prompts, S responses of each model to each prompt.
 """
 
 import math
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +29,11 @@ def initial_model(models: Container[str]) -> str:
     return next(name for name in INITIAL_MODELS if name in models)
 
 
-def compared_inputs(inputs: Collection[str]) -> list[str]:
-    """Return the inputs of a job that are models to compare, in the order of training."""
-    others = [name for name in inputs if name.startswith("compare_with.")]
-    return [name for name in ("base", "sft", *others, "dpo", "rlhf") if name in inputs]
-
-
 def evaluated_models(inputs: Mapping[str, Path]) -> dict[str, Path]:
     """Return {name: folder} of the models that a job compares, in the order of training."""
-    folders = {name.removeprefix("compare_with."): inputs[name] for name in compared_inputs(inputs)}
+    others = [name for name in inputs if name.startswith("compare_with.")]
+    names = [name for name in ("base", "sft", *others, "dpo", "rlhf") if name in inputs]
+    folders = {name.removeprefix("compare_with."): inputs[name] for name in names}
     if "rlhf" in inputs and (inputs["rlhf"] / "ema").is_dir():
         folders["ema"] = inputs["rlhf"] / "ema"
     return folders

@@ -34,7 +34,6 @@ from snakechat.workflow.placement import Placement
 # costs nothing; DeepSpeed's default of 10 minutes ended jobs after their last step.
 TIMEOUT = timedelta(hours=12)
 
-M = TypeVar("M", bound=nn.Module)
 P = TypeVar("P", Policy, Scorer)
 
 
@@ -128,21 +127,6 @@ def make_engine(
     return DeepSpeedEngine(module, settings, learning_rate, num_steps, stage, placement.offload)
 
 
-def make_frozen(module: M, dtype: str, placement: Placement, offload: bool) -> FrozenModel[M]:
-    """Return a module that is evaluated and never trained; with ZeRO 3, it is partitioned.
-
-    Args:
-        module: The module, on any device; its weights may be deferred at ZeRO 3.
-        dtype: The dtype of the recipe.
-        offload: Keep the weights in CPU memory while they are not in use.
-    """
-    if evaluates_partitioned(placement, dtype):
-        from snakechat.training.deepspeed_engine import PartitionedModel
-
-        return PartitionedModel(module, dtype, offload)
-    return FrozenModel(module, choose_device(placement), offload)
-
-
 def load_frozen(
     wrapper: type[P],
     folder: Path,
@@ -161,7 +145,8 @@ def load_frozen(
         wrapper: Policy for a language model, Scorer for a reward model.
         examples, samples: As for check_model; None for a model that was checked already.
         new_head: As for load_scorer.
-        offload: As for make_frozen; defaults to what the placement's `offload` says.
+        offload: Keep the weights in CPU memory while they are not in use; defaults to what the
+            placement's `offload` says.
         longest: Tokens of the longest sequence, if they are known.
 
     Raises:
@@ -175,7 +160,13 @@ def load_frozen(
     else:
         model = load_scorer(folder, dtype, tokenizer, new_head, partitioned)
     check_sequence_length(model, longest)
-    frozen = make_frozen(wrapper(model), dtype, placement, offload)
+    frozen: FrozenModel[P]
+    if partitioned:
+        from snakechat.training.deepspeed_engine import PartitionedModel
+
+        frozen = PartitionedModel(wrapper(model), dtype, offload)
+    else:
+        frozen = FrozenModel(wrapper(model), choose_device(placement), offload)
     if examples is not None:
         with frozen.on_device() as module:
             check_model(module, examples, frozen.sampling, samples)
