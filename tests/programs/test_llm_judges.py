@@ -121,5 +121,6 @@ def test_pairs_are_labelled_in_both_orders(stages, server):
     server.replies = ["A"]
     job = stages.run("label_pairs", "labelled")
     usage = job.record["llm_judges"]["wise"]
-    assert (usage["requests"], usage["cache_hits"]) == (0, 16) and len(server.requests) == 16
+    # Those of both splits.
+    assert (usage["requests"], usage["cache_hits"]) == (0, 32) and len(server.requests) == 16
     assert {path.name: path.read_bytes() for path in job.target.glob("*.parquet")} == files
