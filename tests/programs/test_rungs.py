@@ -4,12 +4,11 @@ import json
 import os
 import re
 import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
-from conftest import ROOT
+from conftest import PYTHON, ROOT, program_forks
 from snakechat.workflow.placement import changed_values
 from support.stages import stages_of_small_model, toy_rows
 
@@ -49,7 +48,7 @@ def train(tokenizer, tmp_path_factory):
                 micro_batch_tokens=256,
             )
             program = ROOT / "tests/support/limited_memory.py"
-            words = [sys.executable, program, program, "--spec", "spec.json"]
+            words = [PYTHON, program, program, "--spec", "spec.json"]
             words += ["--placement", json.dumps(changed_values(placement))]
             words += ["--options", json.dumps({"save_steps": 1, "hermetic": "off"})]
             environment = {name: str(value) for name, value in environment.items()}
@@ -58,6 +57,7 @@ def train(tokenizer, tmp_path_factory):
                 cwd=work,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(folder)}
                 | {"LIMIT": str(1 << 40), "DS_ACCELERATOR": "cpu"}
+                | program_forks()
                 | environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
