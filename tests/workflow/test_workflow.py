@@ -1,9 +1,7 @@
-"""The workflow around its jobs: what it rejects, and what it plans."""
+"""The workflow around its jobs: what it rejects."""
 
 import json
 import shutil
-
-import pytest
 
 
 def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path):
@@ -34,10 +32,3 @@ def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path
         f"error: {folder}: model.safetensors has other content: start the build again, which"
         " makes it again\n"
     )
-
-
-@pytest.mark.parametrize("profile", ["slurm", "profiles/node"])
-def test_profiles_plan(profile, sources):
-    targets = ("output/rlhf/1.3b", "output/dpo/1.3b")
-    process = sources.snakemake("-n", *targets, "--profile", profile)
-    assert process.returncode == 0, process.stdout
