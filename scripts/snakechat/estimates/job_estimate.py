@@ -57,7 +57,7 @@ VLLM_MAX_SEQUENCES = 256
 MODEL = re.compile(r"(base|model|sft|dpo|rlhf)\Z|compare_with[.]")
 
 # Bytes by component: weights, of models or parts of them that are not trained; training: weights,
-# gradients and optimizer states of the others; activations; vllm.
+# gradients and optimizer states of the others; activations; cache: keys and values; vllm.
 Memory = Counter[str]
 
 
@@ -136,14 +136,18 @@ class PlannedSizes:
         self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
     ) -> Workload:
         """Return the workload of models that read rows, each with so many targets."""
-        fewer = [key for key in ("train_only", "lora_target_modules") if self.settings.get(key)]
+        settings, placement = self.settings, self.placement
+        sequences = max(1, placement.micro_batch_tokens // tokens.longest)
+        # Other kernels than SDPA compute in 16 bits on a GPU (modeling/attention.py).
+        has_mask = settings.get("dtype") == "fp32" or placement.attn_implementation != "auto"
+        fewer = [key for key in ("train_only", "lora_target_modules") if settings.get(key)]
         return Workload(
             runs,
             rows,
             length=tokens.prompt + tokens.responses,
             # The responses of a row share its prompt, and do not attend to each other.
             attended=tokens.prompt + tokens.responses / tokens.num_responses,
-            largest=self.micro_batch(tokens.longest, targets),
+            largest=BatchShape(sequences, tokens.longest, targets, has_mask),
             notes=[*tokens.notes, *(f"not counted: {key} trains fewer weights" for key in fewer)],
             **others,
         )
@@ -184,14 +188,6 @@ class PlannedSizes:
         count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
         longest = prompts.longest + count * limit
         return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
-
-    def micro_batch(self, length: int, targets: int) -> BatchShape:
-        """Return the largest micro-batch of sequences of a length, each with so many targets."""
-        sequences = max(1, self.placement.micro_batch_tokens // length)
-        # Other kernels than SDPA compute in 16 bits on a GPU (modeling/attention.py).
-        in_16_bits = self.settings.get("dtype") != "fp32"
-        has_mask = not in_16_bits or self.placement.attn_implementation != "auto"
-        return BatchShape(sequences, length, targets, has_mask)
 
     def sampling(
         self, model: ModelSpec, prompts: TokenCounts, responses: float, at_a_time: float
@@ -312,29 +308,30 @@ def job_workload(
 def peak_memory(workload: Workload, placement: Placement, gpu_memory: float) -> tuple[str, Memory]:
     """Return the moment of peak memory of a process, and its memory."""
     groups = [[run] for run in workload.runs] if workload.one_at_a_time else [workload.runs]
-    moments = (
-        moment for runs in groups for moment in _moments(runs, workload, placement, gpu_memory)
-    )
+    moments: list[tuple[str, Memory]] = []
+    for runs in groups:
+        resident = _resident(runs, workload.ema, placement)
+        for run in runs:
+            added = Memory(activations=activation_peak(run.model, workload.largest, run.epochs > 0))
+            if run.stage == 3:
+                # A whole layer is gathered.
+                size = measure_size(run.model)
+                added["weights"] = run.model.width * max(size.layer, size.largest)
+            elif runs[0].epochs and not run.epochs and placement.offload_frozen:
+                added["weights"] = run.model.weight_bytes
+            moments.append(("training" if run.epochs else "scoring", resident + added))
+        if runs[0].samples:
+            added, model = Memory(), runs[0].model
+            if workload.vllm_ranks:
+                added["vllm"] = int(GPU_MEMORY_FRACTION * gpu_memory)
+            else:
+                # By default, keys and values take what is free.
+                tokens = placement.generate_tokens or 0
+                added["cache"] = tokens * model.width * measure_size(model).kv
+                if runs[0].stage == 3 and samples_whole(model.weight_bytes, gpu_memory):
+                    added["weights"] = model.weight_bytes
+            moments.append(("sampling", resident + added))
     return max(moments, key=lambda moment: moment[1].total())
-
-
-def _moments(
-    runs: list[Run], workload: Workload, placement: Placement, gpu_memory: float
-) -> Iterator[tuple[str, Memory]]:
-    """Yield the moments of models that are in memory together, and the memory at each one."""
-    resident, trains = _resident(runs, workload.ema, placement), runs[0].epochs > 0
-    for run in runs:
-        added = Memory(activations=activation_peak(run.model, workload.largest, run.epochs > 0))
-        if run.stage == 3:
-            # A whole layer is gathered.
-            size = measure_size(run.model)
-            added["weights"] = run.model.width * max(size.layer, size.largest)
-        elif not run.epochs and trains and placement.offload_frozen:
-            added["weights"] = run.model.weight_bytes
-        yield ("training" if run.epochs else "scoring"), resident + added
-    if workload.vllm_ranks and runs[0].samples:
-        # vLLM is awake while nothing else runs. Otherwise, sampling takes what is free.
-        yield "sampling", resident + Memory(vllm=int(GPU_MEMORY_FRACTION * gpu_memory))
 
 
 def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:

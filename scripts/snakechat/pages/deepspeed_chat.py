@@ -9,28 +9,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from snakechat.pages.metrics import STAGES
+from snakechat.pages.texts import TABLES
 from snakechat.workflow.errors import InputError
 
-N = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
-# What the main of each stage prints of an evaluation, and our names of its numbers. Versions before
-# 2023-08 print no score of rejected responses.
-EVALUATIONS = {
-    "sft": (rf"\bppl: {N}", ("perplexity",)),
-    "reward": (
-        rf"chosen_last_scores \(higher is better\) : {N}"
-        rf"(?:, rejected_last_scores \(lower is better\) : {N})?, acc \(higher is better\) : {N}",
-        ("chosen_score", "rejected_score", "accuracy"),
-    ),
-    "dpo": (
-        rf"\bchosen: {N}, rejected: {N}, loss: {N}",
-        ("chosen_score", "rejected_score", "loss"),
-    ),
-    "rlhf": (rf"(?i:average reward score): {N}", ("objective/scores",)),
-}
-# Rows per second of all GPUs; |Avg... is of whole steps of RLHF, Running... of one of its engines.
-RATE, RLHF_RATE = rf"RunningAvgSamplesPerSec={N}", rf"\|AvgSamplesPerSec={N}"
-LATENCY = rf"(?:E2E latency=|End-to-End => Latency: ){N}s"
-MEMORY = rf"MaxMemAllocated={N}GB"
+NUMBER = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
+PRINTED = yaml.safe_load(
+    (TABLES / "deepspeed_chat.yaml").read_text("utf-8").replace("NUMBER", NUMBER)
+)
 
 # Lines of metrics.jsonl, metrics.json and measurements of run.json.
 Content = tuple[list[dict[str, Any]], dict[str, Any], dict[str, float]]
@@ -48,23 +36,27 @@ def read_log(path: Path, name: str, stage: str) -> Content:
         InputError: It has no evaluation of this stage.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
-    pattern, keys = EVALUATIONS[stage]
+    printed = PRINTED | PRINTED[stage]
     found = [
-        {key: float(value) for key, value in zip(keys, match.groups(), strict=True) if value}
-        for match in re.finditer(pattern, text)
+        {
+            name: float(value)
+            for name, value in zip(printed["names"], match.groups(), strict=True)
+            if value
+        }
+        for match in re.finditer(printed["evaluation"], text)
     ]
     if not found:
-        stages = (each for each, (other, _) in EVALUATIONS.items() if re.search(other, text))
+        stages = (each for each in STAGES if re.search(PRINTED[each]["evaluation"], text))
         raise InputError(
             f"logs.{name}: {path} is a log of {next(stages, 'another program')}: expected one of"
             f" DeepSpeed-Chat's {stage}"
         )
     record: dict[str, float] = {}
-    if rates := re.findall(RLHF_RATE if stage == "rlhf" else RATE, text):
+    if rates := re.findall(printed["rows_per_second"], text):
         record["rows_per_second"] = float(rates[-1])
-    if latencies := re.findall(LATENCY, text):
+    if latencies := re.findall(printed["seconds_per_step"], text):
         record["seconds_per_step"] = statistics.median(map(float, latencies))
-    if peaks := re.findall(MEMORY, text):
+    if peaks := re.findall(printed["peak_gpu_memory_mb"], text):
         record["peak_gpu_memory_mb"] = 1024 * float(peaks[-1])
     if stage == "rlhf":
         return [{"step": step, **values} for step, values in enumerate(found, 1)], {}, record

@@ -80,6 +80,18 @@ def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
     assert (moment, memory["vllm"]) == ("training", 0)
 
 
+def test_sampling_takes_whole_weights_and_the_tokens_of_the_placement():
+    model, partitioned = opt_spec("opt-1.3b"), placement(zero_stage=3)
+    moment, memory = peak_memory(training(model, 3), partitioned, GPU)
+    assert (moment, memory["weights"], memory["cache"]) == ("sampling", model.weight_bytes, 0)
+    # Keys and values of 24 layers of 2,048 dimensions.
+    limited = replace(partitioned, generate_tokens=1000)
+    _, memory = peak_memory(training(model, 3), limited, GPU)
+    assert memory["cache"] == 1000 * 2 * 2 * 24 * 2048
+    # A small GPU gathers a layer at a time.
+    assert peak_memory(training(model, 3), partitioned, 1 << 30)[0] == "training"
+
+
 def test_one_of_several_models_is_in_memory_at_a_time():
     small, large = opt_spec("opt-1.3b"), opt_spec("opt-6.7b")
     workload = Workload([Run(small, 0, 1), Run(large, 0, 1)], 0, 1, 1, BATCH)

@@ -35,6 +35,7 @@ def test_texts_are_used_and_translated_with_their_placeholders():
 FILES = ("templates/page.html", "templates/parts.html", "templates/style.css")
 FILES += ("templates/record.md", "templates/plots.mplstyle")
 FILES += ("tables/metrics.yaml", "tables/stages.yaml", "tables/texts.yaml")
+FILES += ("tables/deepspeed_chat.yaml",)
 
 
 def test_pages_depend_on_their_templates_and_tables():
