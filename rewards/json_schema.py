@@ -37,10 +37,10 @@ def is_valid(response: str, schema: Mapping[str, Any] | str) -> bool:
     """Return whether a response is JSON of a schema.
 
     Raises:
-        ValueError: The schema is text and not JSON.
+        ValueError: The schema is text and not JSON, or has a key twice.
         jsonschema.SchemaError: The schema is not valid.
     """
-    schema = json.loads(schema) if isinstance(schema, str) else schema
+    schema = parse_json(schema) if isinstance(schema, str) else schema
     draft = validator_for(schema, default=Draft202012Validator)
     draft.check_schema(schema)
     # Without a registry, a schema could name one on the network.

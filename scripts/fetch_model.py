@@ -41,7 +41,9 @@ def main(job: Job) -> None:
             copy_model(files, job.result)
     # The libraries raise exceptions of many classes for invalid files.
     except Exception as error:
-        reason = f"{error}".strip().partition("\n")[0] or type(error).__name__
+        # The first line of some names a field alone.
+        reason = " ".join(" ".join(f"{error}".strip().split("\n")[:2]).split())
+        reason = reason or type(error).__name__
         raise InputError(f"{source}: {reason}") from None
 
 

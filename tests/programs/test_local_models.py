@@ -3,6 +3,7 @@
 A build of such models: test_plain_models.py.
 """
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -56,6 +57,13 @@ def test_the_weights_are_stored_and_template_arguments_are_part_of_the_template(
     # Undefined, the argument is false in the given template.
     assert rendered(job.result) == rendered(folder, enable_thinking=True) != rendered(folder)
     assert rendered(job.result, enable_thinking=False) == rendered(folder)
+
+
+def test_a_value_of_another_type_in_the_config_is_named(fetch, folder):
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_size": "x"}))
+    with pytest.raises(InputError, match=r"'hidden_size'.* expected int, got str \(value: 'x'\)$"):
+        fetch()
 
 
 def test_a_damaged_model_is_an_error(fetch, folder):

@@ -280,8 +280,12 @@ class ChatClient:
         # A local server may take any key, such as x.
         if self.key is None or len(self.key) < 4:
             return text
-        # Also as JSON and addresses escape it.
-        characters = (rf"(?:\\?{re.escape(c)}|\\u{ord(c):04x}|%{ord(c):02x})" for c in self.key)
+        # Also as JSON, addresses and HTML escape it, once or more often.
+        characters = (
+            rf"(?:\\{{0,8}}{re.escape(c)}|\\{{1,8}}u{ord(c):04x}|%(?:25)*{ord(c):02x}"
+            rf"|&(?:amp;)*\#(?:{ord(c)}|x{ord(c):x});)"
+            for c in self.key
+        )
         return re.sub(r"\s*".join(characters), "***", text, flags=re.IGNORECASE)
 
     def _quote(self, text: str) -> str:

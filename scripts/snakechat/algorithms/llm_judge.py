@@ -54,7 +54,7 @@ class LlmJudge(ChatClient):
             InputError: The endpoint failed, or no reply is readable.
         """
         low, high = self.settings["scale"]
-        instructions = RATE.format(rubric=self.settings["rubric"].strip(), low=low, high=high)
+        instructions = RATE.format(rubric=self.settings["rubric"], low=low, high=high)
         rows = slice(rank(), None, world_size())
         conversations = [
             messages(instructions, {"DIALOGUE": prompt, "RESPONSE": response})
@@ -84,7 +84,7 @@ class LlmJudge(ChatClient):
         Raises:
             InputError: The endpoint failed, or no pair has two readable replies.
         """
-        instructions = COMPARE.format(rubric=self.settings["rubric"].strip())
+        instructions = COMPARE.format(rubric=self.settings["rubric"])
         conversations = [
             messages(instructions, {"DIALOGUE": prompt, "RESPONSE A": one, "RESPONSE B": other})
             for prompt, *pair in zip(prompts, first, second, strict=True)

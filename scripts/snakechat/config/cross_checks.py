@@ -9,7 +9,7 @@ from typing import Any
 
 from snakechat.config.dpo import has_reference_point
 from snakechat.config.recipes import Config
-from snakechat.config.references import MESSAGES, Reference, weighted_functions
+from snakechat.config.references import MESSAGES, Reference, input_names, weighted_functions
 from snakechat.config.schema import RECIPES, ConfigError, checked
 from snakechat.config.sections import RecipePlacement
 from snakechat.data.formats import PROMPTS, TEXTS, UNPAIRED, has_pairs, named_columns
@@ -211,8 +211,11 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
     datasets = [dataset for dataset, _ in config.blend(stage, name)]
     kept = [config.values["datasets"][dataset].get("keep", {}) for dataset in datasets]
     columns = {column for names in kept for column in named_columns(names)}
+    models = input_names("reward", settings["reward"]).values()
     for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
         problem = _reward_function_problem(config.sources, function, arguments, columns)
+        if function in models:
+            problem = f"metrics call a reward model {function}: rename rewards/{function}.py"
         if problem:
             raise ConfigError(f"{place}.reward_functions: {problem}")
 

@@ -41,7 +41,7 @@ from snakechat.config.settings import (
     only_with,
 )
 from snakechat.config.training_settings import RewardSettings, SftSettings, Template
-from snakechat.data.formats import FORMATS, TEXTS, columns_of, named_columns
+from snakechat.data.formats import FORMATS, PROMPTS, TEXTS, columns_of, named_columns
 
 
 def _form_by_key(**forms: Any) -> Any:
@@ -196,6 +196,7 @@ class Source(Entry):
 
 
 OF_DIALOGUES = ReadIf(lambda settings: settings["format"] != TEXTS, "with format: text")
+OF_RESPONSES = ReadIf(lambda settings: settings["format"] != PROMPTS, "with format: prompt")
 
 
 class SourceDataset(DatasetKeys, Source):
@@ -204,7 +205,7 @@ class SourceDataset(DatasetKeys, Source):
     format: Format
     columns: dict[str, NonEmptyText | ColumnList] = ABSENT
     keep: ColumnList | Annotated[dict[str, NonEmptyText], Field(min_length=1)] = ABSENT
-    remove: Regex = ABSENT
+    remove: Annotated[Regex, OF_RESPONSES] = ABSENT
     prompt_template: Annotated[PromptTemplate, OF_DIALOGUES] = ABSENT
     system: Annotated[NonEmptyText, OF_DIALOGUES] = ABSENT
     name: NonEmptyText = ABSENT
@@ -583,7 +584,7 @@ class LlmJudge(Settings):
     """
 
     model: NonEmptyText
-    rubric: NonEmptyText
+    rubric: Annotated[str, StringConstraints(min_length=1, strip_whitespace=True)]
     scale: Annotated[list[Number], AfterValidator(_check_scale)] = Field(
         [1.0, 10.0], min_length=2, max_length=2
     )

@@ -24,7 +24,8 @@ EXPECTED_KINDS = "parquet, arrow, jsonl, json, csv or tsv"
 SAVED, SAVED_SPLITS = "state.json", "dataset_dict.json"
 # Hidden files and folders, the caches of datasets' map(), and what the library writes next to rows.
 HIDDEN = re.compile(
-    rf"(^|/)(\.|cache-|(dataset_infos?\.json|{re.escape(SAVED)}|{re.escape(SAVED_SPLITS)})$)"
+    r"(^|/)(\.|cache-[0-9a-f]{16}|"
+    rf"(dataset_infos?\.json|{re.escape(SAVED)}|{re.escape(SAVED_SPLITS)})$)"
 )
 # What is not data beside files with rows: documents, code, pictures, names such as LICENSE.
 DOCUMENTS = re.compile(

@@ -32,17 +32,18 @@ ROLES = {
 # Keys of messages with the thoughts that precede a response.
 THOUGHT_KEYS = (THOUGHTS, "reasoning", "thinking")
 # What other keys look like that have them.
-THINKS = re.compile(r"(?<![a-z])(thoughts?|thinking|reasoning|cot)(?![a-z])")
+THINKS = re.compile(r"(?<![a-z])(thoughts?|think(ing)?|reasonings?|rationales?|cot)(?![a-z])")
 # Keys that say whether a response is learned: of OpenAI, LLaMA-Factory, axolotl and ms-swift.
 WEIGHTS = ("weight", "loss_weight", "train", "loss")
 # What other keys look like that do, or the opposite of it.
 MASKS = re.compile(
-    r"(?<![a-z])(weights?|train(able|ed|ing)?|loss|mask(ed|s)?|learn(able|ed)?|supervised?|ignored?"
-    r"|skip(ped)?|excluded?|grad|backprop)(?![a-z])"
+    r"(?<![a-z])(un|non?|not)?(weight|train|loss|mask|learn|supervis|ignor|skip|exclud|gradient"
+    r"|backprop|grad(?!e))(s|es|e|p?ed|able|ing|ion)?(?![a-z])"
 )
 # Columns of a row, and keys of messages and parts, that have more than text.
 MEDIA = re.compile(
-    r"(input_?)?(image|img|video|audio)s?([ _-]?(url|uri|path|file(name)?|bytes|base64|data)s?)?",
+    r"((input|chosen|rejected)[ _-]?)?(image|img|picture|photo|video|audio)s?([ _-]?(\d+|(url|uri"
+    r"|path|file(name)?|bytes|base64|b64|data|array|list)s?))?",
     re.IGNORECASE,
 )
 # Columns of a row with what comes before its question, in Alpaca, ShareGPT and ms-swift's rows.

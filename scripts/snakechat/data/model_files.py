@@ -21,6 +21,8 @@ LFS_POINTER = b"version https://git-lfs"
 # One of these, tokenizer.json or a *.model has the vocabulary of a tokenizer; both of BYTE_PAIRS.
 TOKENIZERS = ("vocab.json", *TEXTS)
 BYTE_PAIRS = {"vocab.json", "merges.txt"}
+# Layers of a model: more than any published one has, and few enough to be made in time.
+MAX_LAYERS = 1000
 
 
 def model_files(paths: Iterable[str], all_formats: bool = False) -> list[str]:
@@ -47,8 +49,8 @@ def check_files(folder: Path) -> None:
     """Check the files of a model for what the libraries do not report, or without naming the file.
 
     Raises:
-        InputError: A file is a pointer of Git LFS or damaged, or the config or a file of the
-            tokenizer is missing.
+        InputError: A file is a pointer of Git LFS or damaged, the config names too many layers, or
+            the config or a file of the tokenizer is missing.
     """
     paths = sorted(folder.iterdir())
     for path in paths:
@@ -64,9 +66,12 @@ def check_files(folder: Path) -> None:
             raise InputError(f"{path.name} is truncated: download it again")
         if path.suffix == ".json":
             try:
-                json.loads(path.read_bytes())
+                content = json.loads(path.read_bytes())
+                problem = layers_problem(content) if path.name == "config.json" else None
             except (ValueError, RecursionError) as error:
                 raise InputError(f"{path.name} is damaged ({error}): download it again") from None
+            if problem:
+                raise InputError(f"config.json has {problem}")
     names = {path.name for path in paths}
     if "config.json" not in names:
         raise InputError("config.json is missing: add it from the repository of the model")
@@ -80,6 +85,20 @@ def check_files(folder: Path) -> None:
             "the tokenizer is missing: add tokenizer.json, vocab.json and merges.txt, or"
             " tokenizer.model from the repository of the model"
         )
+
+
+def layers_problem(config: Any) -> str | None:
+    """Return which number of layers in a config is too large, or None.
+
+    Names of the key differ, and a config may contain others: transformers makes lists of that
+    length when it reads one, and models of that many layers for hours.
+    """
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        if "layer" in key and isinstance(value, int | float) and value > MAX_LAYERS:
+            return f"{key}: {value}, expected at most {MAX_LAYERS}"
+        if problem := layers_problem(value):
+            return problem
+    return None
 
 
 def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> Any:

@@ -21,6 +21,7 @@ SYMBOLS = {
     **{"pi": "π", "pm": "±", "infty": "∞", "times": "*", "cdot": "*", "div": "/", "in": "∈"},
     **{"le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥"},
     **{"ne": "≠", "neq": "≠", "cup": "\u222a", "dfrac": r"\frac", "tfrac": r"\frac"},
+    **{"lt": "<", "gt": ">"},
 }
 # TeX that changes how an answer looks and not what it is.
 TEX = [
@@ -32,7 +33,7 @@ TEX = [
         (r"(?<=\d)(?=\\[dt]?frac)", " "),
         (r"\{,\}", ","),
         (r"\\(?:left|right|displaystyle|boxed)(?![a-zA-Z])|\\!", ""),
-        (r"\\[,;: ]|~", " "),
+        (r"\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~", " "),
         (r"\\(?:text|math|mbox|operatorname)[a-z]*\s*\{([^{}]*)\}", r" \1 "),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", " degrees"),
         (r"\\?%", " percent"),
@@ -48,7 +49,7 @@ ROOT = re.compile(r"(?:\\sqrt|√)\s*(?:\{([^{}]*)\}|(\d+|[a-zA-Zπ]))")
 INTEGER = r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+)(?!\d)|\d+)"
 EXPONENT = r"\^\s*\{?(?P<exponent>[+-]?\d+)\}?"
 UNSIGNED = (
-    r"(?:(?P<whole>\d+) +)?(?P<numerator>\d+)\s*/\s*(?P<denominator>\d+)"
+    r"(?:(?P<whole>\d+) +)?(?P<numerator>\d+)\s*/\s*(?P<denominator>-?\d+)"
     rf"|(?P<base>\d+)\s*{EXPONENT}"
     rf"|(?P<decimal>{INTEGER}(?:\.\d+)?|\.\d+)"
     rf"(?:[eE](?P<scale>[+-]?\d+)|\s*[*x]\s*10\s*{EXPONENT.replace('exponent', 'power')})?"
@@ -115,7 +116,8 @@ def are_equal(first: str, second: str) -> bool:
     """Return whether two answers are equal as numbers, as lists or, if they are none, as text.
 
     A unit counts if both have one: 5 cm is 5 and not 5 km. Sets and lists without brackets have no
-    order. 3,5 is a list; as the first answer, it also equals a second one of 3.5.
+    order; nor does the name of a variable count, unless the items of both have one: a=5, b=6.
+    3,5 is a list; as the first answer, it also equals a second one of 3.5.
     """
     first, second = plain(first), plain(second)
     quantities = quantity_of(first), quantity_of(second)
@@ -133,12 +135,21 @@ def are_equal(first: str, second: str) -> bool:
     return (
         brackets == others
         and len(items) == len(other_items) > 1
-        and all(map(are_equal, items, other_items))
+        and all(
+            are_equal(item, other) and len({_name(item), _name(other)} - {""}) < 2
+            for item, other in zip(items, other_items, strict=True)
+        )
     )
 
 
-def _order(item: str) -> str:
-    return str(quantity_of(plain(item)) or as_text(item))
+def _order(item: str) -> tuple[str, str]:
+    return str(quantity_of(plain(item)) or as_text(item)), _name(item)
+
+
+def _name(item: str) -> str:
+    """Return the variable that an item has the value of, or an empty text."""
+    assignment = ASSIGNMENT.match(item)
+    return "".join(assignment[0].split()) if assignment else ""
 
 
 def plain(text: str) -> str:
@@ -155,16 +166,16 @@ def plain(text: str) -> str:
         before, text = text, FRACTION.sub(r"(\1\2)/(\3\4)", ROOT.sub(r"√(\1\2)", text))
     # Operands that need no parentheses.
     text = re.sub(r"(?<![\w)√])\((-?[^()+/±-]*(?:√\(\w+\))?)\)/", r"\1/", text)
-    text = re.sub(r"/\((\d+|\w|√\(\w+\))\)", r"/\1", text)
+    text = re.sub(r"/\((-?\d+|\w|√\(\w+\))\)", r"/\1", text)
     return text.strip()
 
 
 def as_text(answer: str) -> str:
-    """Return an answer as text is compared: without spaces, case of words, and a period at its end.
+    """Return an answer as text is compared: without spaces, case of words, + and a last period.
 
     Braces around one operand go, others become parentheses.
     """
-    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)|\.$", "", answer)
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)|\.$|^\+", "", answer)
     text = ASSIGNMENT.sub("", text, count=1)
     text = re.sub(r"(?<!\\)\{(-?\d+|\w|)\}", r"\1", text)
     text = re.sub(r"(?<!\\)\{([^{}]*)\}", r"(\1)", text)
@@ -175,9 +186,11 @@ def as_text(answer: str) -> str:
 
 def items_of(answer: str) -> list[str]:
     """Return the brackets of a tuple, an interval, a set or, empty, a list, and then its items."""
-    answer = ASSIGNMENT.sub("", answer, count=1).strip().replace("\\{", "{").replace("\\}", "}")
+    answer = answer.strip().replace("\\{", "{").replace("\\}", "}")
+    if len(re.findall("[=∈]", answer)) < 2:
+        answer = ASSIGNMENT.sub("", answer, count=1).strip()
     # A comma that is not within brackets.
-    comma = re.compile(r",(?![^()\[\]{}]*[)\]}])")
+    comma = re.compile(r"(?:,|\b(?:or|and)\b)(?![^()\[\]{}]*[)\]}])")
     bracketed = re.fullmatch(r"([(\[{])(.*)([)\]}])", answer, re.DOTALL)
     if bracketed and not comma.search(answer):
         return [bracketed[1] + bracketed[3], *comma.split(bracketed[2])]
@@ -227,5 +240,5 @@ def _is_negative(before: str) -> bool:
     operand = rest[:-1].rstrip()[-1:]
     if before != rest:
         # A dash behind a space and before one starts an item of a list.
-        return operand in ("=", "(", ",", "<", ">")
+        return operand in ("=", "(", ",", "<", ">", "#")
     return not (operand.isdigit() or operand in (")", "]", "}") or re.search(r"[a-zA-Z]-$", rest))

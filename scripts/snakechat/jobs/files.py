@@ -3,7 +3,7 @@
 Paths are relative to the working directory, in the form in which specs record them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -64,10 +64,12 @@ def _local_splits(config: Config, name: str) -> Splits:
     try:
         if source.is_file():
             check_kinds([source.name])
+            _check_unread(selection, "a single file")
             return {"train": [source.name]}, None
         paths = local_paths(source)
         saved = {} if "train" in selection else saved_splits(source)
         if saved:
+            _check_unread(selection.keys() & {"name"}, "what save_to_disk wrote")
             splits, remark = train_and_eval(saved, selection.get("split", {}), paths), None
         else:
             splits, remark = split_files(paths, selection, card_configs(source), splits_in_child)
@@ -75,6 +77,14 @@ def _local_splits(config: Config, name: str) -> Splits:
         raise InputError(f"{place}: {source}: {error}") from None
     _check_files(place, source, [path for files in splits.values() for path in files])
     return splits, remark
+
+
+def _check_unread(keys: Collection[str], source: str) -> None:
+    """Raise InputError for keys that select files of a source which has none to select."""
+    if keys:
+        raise InputError(
+            f"{min(keys)} has no effect on {source}: remove it, or name another folder as path"
+        )
 
 
 def _check_files(place: str, folder: Path, paths: Iterable[str]) -> None:

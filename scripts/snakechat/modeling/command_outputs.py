@@ -62,12 +62,13 @@ def write_metrics(path: Path, logs: Path) -> None:
         steps = sorted(read_events(logs).items())
         lines = [json.dumps({"step": step, **scalars}) for step, scalars in steps]
         path.write_text("".join(f"{line}\n" for line in lines))
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            operator.index(json.loads(text)["step"])
-        except (ValueError, TypeError, LookupError):
-            where = f"{{output}}/metrics.jsonl, line {number}"
-            raise InputError(f"{where}: expected an object with an integer step") from None
+    with path.open(encoding="utf-8") as file:
+        for number, text in enumerate(file, start=1):
+            try:
+                operator.index(json.loads(text)["step"])
+            except (ValueError, TypeError, LookupError):
+                where = f"{{output}}/metrics.jsonl, line {number}"
+                raise InputError(f"{where}: expected an object with an integer step") from None
 
 
 def read_events(logs: Path) -> dict[int, dict[str, float]]:

@@ -16,6 +16,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from snakechat.data.model_files import layers_problem
 from snakechat.modeling import acceleration
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement
@@ -30,9 +31,6 @@ if not torch.cuda.is_available():
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-# Layers of a new model: more than any published one has.
-MAX_LAYERS = 1000
 
 # ZeRO 3 partitions the weights of a model over the processes.
 
@@ -78,10 +76,10 @@ def make_causal(
     for name in init:
         if "attn_implementation" in name:
             raise InputError(f"init: {name}: set attn_implementation in the placement instead")
+    if problem := layers_problem(init):
+        raise InputError(f"init: {problem}")
     try:
         config = AutoConfig.for_model(**init, vocab_size=len(tokenizer), **ids)
-        if config.num_hidden_layers > MAX_LAYERS:
-            raise ValueError(f"{config.num_hidden_layers} layers, expected at most {MAX_LAYERS}")
         return AutoModelForCausalLM.from_config(config)
     except Exception as error:
         # Keys of init that do not fit together end in any exception of transformers or torch.

@@ -4,6 +4,7 @@ Recipes that differ only in their seed are one column: mean and interval over th
 another ZeRO stage are columns of their own. comparison.csv has the same numbers.
 """
 
+import io
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -149,7 +150,7 @@ def _read_run(job: Job[Any], name: str) -> Training:
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
     if batch and "seconds_per_step" in record:
         record["rows_per_second"] = batch / record["seconds_per_step"]
-    lines = [json.loads(line) for line in steps.splitlines()]
+    lines = [*map(json.loads, io.StringIO(steps))]
     compared = comparable_settings(lineage, result)
     compared |= {f"placement: {key}": getattr(placement, key) for key in PLACEMENT}
     metrics = with_metrics_before(metrics, lines)

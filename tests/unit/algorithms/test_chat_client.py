@@ -141,7 +141,10 @@ def test_a_request_ends_at_the_deadline_whatever_the_server_sends(
 
 @pytest.mark.parametrize(
     "sent",
-    [SECRET, SECRET.upper(), r"sk-very-\u0073ecret", "sk%2dvery%2Dsecret", "sk-\nvery-secret"],
+    [
+        *(SECRET, SECRET.upper(), r"sk-very-\u0073ecret", "sk%2dvery%2Dsecret", "sk-\nvery-secret"),
+        *(r"sk-very\\u002d\\u0073ecret", "sk%252dvery-secret", "sk&#45;very&#x2D;secret"),
+    ],
 )
 def test_a_key_that_the_endpoint_sends_back_is_not_stored(sent, server, tmp_path):
     server.replies = [f"Your key is {sent}."]

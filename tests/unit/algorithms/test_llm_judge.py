@@ -64,7 +64,7 @@ def test_ratings_are_numbers_of_the_scale(reply, rating):
 
 def test_responses_are_rated_by_the_rubric(server, tmp_path):
     server.replies = ["0.5", "0"]
-    judge = judge_of(server, tmp_path, scale=[0, 1], rubric="  {odd} braces\n")
+    judge = judge_of(server, tmp_path, scale=[0, 1], rubric="{odd} braces")
     assert judge.rate([PROMPT, PROMPT], ["good", "bad"]).tolist() == [0.5, 0]
     system = server.requests[0][2]["messages"][0]["content"]
     assert "from 0 to 1" in system and "\n\n{odd} braces\n\n" in system

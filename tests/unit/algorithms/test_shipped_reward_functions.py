@@ -105,6 +105,9 @@ def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
 def test_an_invalid_json_schema_is_an_error():
     with pytest.raises(InputError, match=r"rewards/json_schema.py: line \d+: SchemaError"):
         scores("json_schema", ["7"], schema={"type": "number?"})
+    twice = ['{"type": "string", "type": "integer"}']
+    with pytest.raises(InputError, match=r"rewards/json_schema.py: .*key 'type' occurs twice"):
+        scores("json_schema", ["7"], {"schema": twice})
 
 
 def test_unit_tests():

@@ -24,6 +24,7 @@ def with_dataset(stage="sft", **settings):
 REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
     "lost": b"from snakechat.shop import is_right\n",
+    "reward": b"def score(prompts, responses):\n    return []\n",
     "scaled": b"def score(prompts, responses, scale=1):\n    return []\n",
     "needs": b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
 }
@@ -115,7 +116,8 @@ MISTAKES = [
         ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": url}}})
         for url in ("https://me:secret@host/v1", "http://[1:2]/v1", "http://host:99999/v1")
     ),
-    # Reward functions: unknown, with a syntax error, with an unknown argument, without a column.
+    # Reward functions: unknown, with a syntax error, with an unknown argument, without a column,
+    # with the name of the reward model in metrics.
     *(
         ("rlhf.recipes.tiny.reward_functions", tiny("rlhf", reward_functions=functions))
         for functions in (
@@ -123,6 +125,7 @@ MISTAKES = [
             {"shop": 1, "broken": 1},
             {"needs": {"weight": 1, "arguments": {"bonsu": 2}}},
             {"needs": {"weight": 1, "arguments": {"bonus": 2}}},
+            {"reward": 1},
         )
     ),
 ]

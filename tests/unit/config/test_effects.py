@@ -155,9 +155,11 @@ def test_other_spellings_of_a_value_make_the_same_spec(changes, others):
     assert len({digest([each.settings for each in both]) for both in found}) == 1
 
 
-def test_numbers_of_requests_to_a_judge_have_one_spelling():
+def test_requests_to_a_judge_have_one_spelling():
     parameters = [{"temperature": zero, "more": {"seeds": [zero, 0.5]}} for zero in (0.0, 0, -0.0)]
-    found = [load({"llm_judges": {"wise": {**JUDGE, "parameters": each}}}) for each in parameters]
+    judges = [{**JUDGE, "parameters": each} for each in parameters]
+    judges.append({**judges[0], "rubric": f" {JUDGE['rubric']}\n"})
+    found = [load({"llm_judges": {"wise": each}}) for each in judges]
     assert len({repr(config.judge_settings(["wise"])) for config in found}) == 1
 
 

@@ -34,6 +34,7 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
         (dataset(format="plain"), "datasets.mine: expected path or hub"),
         (dataset(path="x", format="plain", remove="("), "datasets.mine.remove: not a regular exp"),
         (dataset(path="x", format="plain", eval="*.csv"), "datasets.mine.eval: has no effect"),
+        (dataset(path="x", format="prompt", remove="a"), "datasets.mine.remove: has no effect"),
         (dataset(path="x", generate="shop"), "datasets.mine.generate: an entry has either path"),
         (tiny("sft", lora_rank=True), "sft.recipes.tiny.lora_rank: expected a number, found True"),
         (tiny("sft", adam_betas=[0.9, False]), "sft.recipes.tiny.adam_betas.1: expected a number"),

@@ -29,8 +29,8 @@ NO_ROWS = [
     ".train.parquet",
     "LICENSE",
     "README.md",
-    "cache-1f0a.parquet",
-    "data/cache-0a1b/train.json",
+    "cache-1f0a2b3c4d5e6f70_00000_of_00002.arrow",
+    "data/cache-0a1b2c3d4e5f6071/train.json",
     "data/dataset_info.json",
     "data/state.json",
     "dataset_dict.json",
@@ -97,6 +97,7 @@ def test_files_that_are_not_read_are_named():
     remark = split(["LICENSE", "README.md", "extra.jsonl", "train.jsonl", "train.jsonl.old"])[2]
     assert remark.startswith("not read: extra.jsonl and 1 more, of another kind or without")
     assert split(["a.jsonl", "b.xlsx"])[2].startswith("not read: b.xlsx, of another kind")
+    assert split(["a.jsonl", "cache-b.jsonl"])[0] == ["a.jsonl", "cache-b.jsonl"]
 
 
 @pytest.mark.parametrize(

@@ -231,10 +231,15 @@ def part(**keys):
         ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
         ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
         ({**CALLING, "train_detail": []}, "a turn with train_detail, which looks like a mask of"),
-        ({**CALLING, "excluded": True}, "a turn with excluded, which looks like a mask of"),
+        *(
+            ({**CALLING, key: True}, f"a turn with {key}, which looks like a mask of")
+            for key in ("excluded", "masking", "unmasked", "untrained", "noLoss", "no_gradient")
+        ),
         ({**CALLING, "loss": True, "weight": 0}, "a turn whose loss and weight differ"),
         ({**CALLING, "thoughts": "Hm."}, "with thoughts, expected thoughts in reasoning_content"),
         ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, "a turn with reasoningDetails"),
+        ({**CALLING, "think": "Hm."}, "a turn with think, expected thoughts in reasoning_con"),
+        ({**CALLING, "rationale": "Hm."}, "a turn with rationale, expected thoughts in"),
         ({**CALLING, "value": "b", "content": "c"}, "has content and value, which differ"),
         ({**CALLING, "from": "human"}, "has role and from, which differ"),
         ({**CALLING, "function_call": CALL}, "tool_calls and function_call, which differ"),
@@ -371,7 +376,7 @@ def test_text_that_looks_like_a_message_is_text():
 def test_masks_of_other_programs_are_weights(mask):
     turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
     turns[1] |= mask
-    more = {**dict.fromkeys(mask, True), "mask": None, "constraint": "short"}
+    more = {**dict.fromkeys(mask, True), "mask": None, "constraint": "short", "grade": 3}
     turns = [{**more, **turn} for turn in turns]
     assert read({"messages": turns})[0] == [("user", "a"), ("untrained", "b"), ("user", "c")]
     assert read({"messages": turns[:2]}) == WEIGHT_0
@@ -380,7 +385,13 @@ def test_masks_of_other_programs_are_weights(mask):
     assert read({"messages": more}) == read({"messages": turns})
 
 
-@pytest.mark.parametrize("column", ["image", "Images", "videos", "audio", "img", "image_paths"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        *("image", "Images", "videos", "audio", "img", "image_paths"),
+        *("image_0", "image1", "pictures", "photo", "rejected_images", "image_b64", "audio_array"),
+    ],
+)
 def test_rows_with_more_than_text_are_bad_unless_columns_name_the_column(column):
     for value in ["1.jpg", ["1.jpg"], {"bytes": b"x", "path": None}]:
         for format, row in (("messages", GOOD_OR_BAD), ("plain", PLAIN)):

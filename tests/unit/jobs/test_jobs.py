@@ -179,6 +179,22 @@ def test_files_of_a_dataset_are_named_by_split_and_others_are_a_warning(load, tm
     )
 
 
+@pytest.mark.parametrize(
+    ("path", "settings", "key"),
+    [
+        ("mine/train.jsonl", {"train": "train.jsonl", "eval": "test.jsonl"}, "eval"),
+        ("mine/train.jsonl", {"name": "main"}, "name"),
+        ("mine/train.jsonl", {"split": {"eval": "test"}}, "split"),
+        ("saved", {"name": "main"}, "name"),
+    ],
+)
+def test_a_selection_that_nothing_reads_is_an_error(load, tmp_path, path, settings, key):
+    write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "saved/state.json")
+    (tmp_path / "saved/state.json").write_text('{"_data_files": []}')
+    with pytest.raises(InputError, match=f"{path}: {key} has no effect on "):
+        dataset_files(local(load, path, **settings), "local")
+
+
 def test_files_that_cannot_be_read_are_errors(load, tmp_path):
     config, link = local(load), tmp_path / "mine/rows.jsonl"
     with pytest.raises(InputError, match=r"datasets\.local\.path: mine does not exist"):

@@ -112,9 +112,10 @@ def test_events_of_tensorboard_become_metrics_by_the_names_of_pages(tmp_path):
 
 def test_metrics_of_the_command_stay_and_are_checked(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1, "loss": 2}\n')
+    # U+2028 ends no line.
+    path.write_text('{"step": 1, "sample": "a\u2028b"}\n')
     write_metrics(path, tmp_path)
-    assert path.read_text() == '{"step": 1, "loss": 2}\n'
+    assert path.read_text() == '{"step": 1, "sample": "a\u2028b"}\n'
     path.write_text('{"step": 1}\n{"loss": 2}\n')
     with pytest.raises(InputError, match="line 2: expected an object with an integer"):
         write_metrics(path, tmp_path)

@@ -179,6 +179,7 @@ def test_the_seed_determines_the_weights(model, tokenizer):
         # 32 is not a multiple of 5.
         {"num_attention_heads": 5},
         {"num_hidden_layers": 10_000_000},
+        {"model_type": "bart", "decoder_layers": 10**18},
         {"attn_implementation": "kernels-community/flash-attn"},
     ],
 )
