@@ -235,7 +235,8 @@ class ChatTemplate:
     def _mismatch(self, prompt: str, whole: str, content: str) -> TurnsRejected:
         """Return the error of a rendering that does not continue a prompt by a response."""
         ours = f"{prompt}{content}{self.end}"
-        place = common_length(ours, whole)
+        pairs = enumerate(zip(ours, whole, strict=False))
+        place = next((n for n, (a, b) in pairs if a != b), min(len(ours), len(whole)))
         shown = slice(max(0, place - SHOWN_BEFORE), place + SHOWN)
         return TurnsRejected(
             f"{source_of(self.tokenizer)}: the chat template renders a dialogue as"
@@ -243,13 +244,6 @@ class ChatTemplate:
             f" {ours[shown]!r}: correct the template (add_generation_prompt writes the header of a"
             " response, an added token ends it) or set template: dialogue"
         )
-
-
-def common_length(first: str, second: str) -> int:
-    """Return how many characters at the start of two texts are equal."""
-    pairs = zip(first, second, strict=False)
-    differences = (place for place, (a, b) in enumerate(pairs) if a != b)
-    return next(differences, min(len(first), len(second)))
 
 
 def _squeezed(text: str) -> str:

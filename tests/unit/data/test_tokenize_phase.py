@@ -1,4 +1,4 @@
-"""The tokens and statistics of a phase."""
+"""The rows of a phase: as tokens with statistics, and as files for other trainers."""
 
 import json
 from types import SimpleNamespace
@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import render_rows
 import tokenize_phase
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
@@ -25,12 +26,15 @@ class Phase:
     """The job that tokenizes a phase, and its result.
 
     Args:
-        datasets: The rows of each split by name. Without eval, its rows are among those of train.
+        datasets: The rows of each split by name, or records. Without eval, its rows are among those
+            of train.
+        kept: The cells that each record keeps, by column.
         numbers: The row numbers of the phase by dataset and split; defaults to all rows.
         weights: The weights of datasets; default to 1.
     """
 
     def __init__(self, folder, name, tokenizer, datasets, numbers=(), weights=(), **settings):
+        kept = settings.pop("kept", {})
         self.tokenizer, self.result, self.facts = tokenizer, folder / "result", {}
         self.result.mkdir()
         phase, fields = TOKENS[name]
@@ -47,9 +51,10 @@ class Phase:
             rows.mkdir()
             for split in SPLITS:
                 if split in splits:
-                    with open_records(records / f"{split}.parquet") as write:
-                        for texts in splits[split]:
-                            write(make_record(*texts))
+                    with open_records(records / f"{split}.parquet", list(kept)) as write:
+                        for row in splits[split]:
+                            record = row if isinstance(row[0], list) else make_record(*row)
+                            write(record, *kept.values())
                 chosen = dict(numbers).get((dataset, split))
                 found = range(len(splits.get(split, ()))) if chosen is None else chosen
                 path = rows / f"{phase}.{split}.npy"
@@ -83,6 +88,21 @@ def tokenize(phase):
 
     def run(name, rows, **settings):
         return phase(name, {"mine": dict.fromkeys(SPLITS, rows)}, **settings).run()
+
+    return run
+
+
+@pytest.fixture
+def render(phase):
+    """Return a function that writes records as files; it returns their lines, and what it drops."""
+
+    def run(records, **settings):
+        job = phase("reward", {"mine": dict.fromkeys(SPLITS, records)}, **settings)
+        render_rows.main(job)
+        texts = [(job.result / name).read_text() for name in ("train.jsonl", "train.text.jsonl")]
+        assert [(job.result / f"eval{end}.jsonl").read_text() for end in ("", ".text")] == texts
+        lines = [[json.loads(line) for line in text.splitlines()] for text in texts]
+        return *lines, job.facts["dropped"]["train"]
 
     return run
 
@@ -310,3 +330,73 @@ def test_a_response_with_weight_0_is_an_error_where_prompts_are_trained(phase):
         write((turns, " d", None))
     with pytest.raises(InputError, match=r"train\.parquet: row 1: a response with weight 0, which"):
         job.run()
+
+
+# --- files for other trainers -----------------------------------------------------------------
+
+PAIR = ([("user", "Far?")], " No.", " Yes.")
+TALK = ([("user", "a"), ("assistant", "b"), ("user", "c")], " d", None)
+
+
+def test_pairs_have_messages_and_texts_that_end_in_the_token_that_ends_a_response(render):
+    messages, texts, dropped = render([PAIR, ([("user", "Far?")], " Same.", " Same.")])
+    assert messages == [
+        {
+            "prompt": [{"role": "user", "content": "Far?"}],
+            "chosen": [{"role": "assistant", "content": "No."}],
+            "rejected": [{"role": "assistant", "content": "Yes."}],
+        }
+    ]
+    prompt = "\n\nHuman: Far?\n\nAssistant:"
+    assert texts == [{"prompt": prompt, "chosen": " No.</s>", "rejected": " Yes.</s>"}]
+    assert dropped == {"equal responses": 1}
+
+
+def test_a_chat_template_writes_the_texts(render, chat_tokenizer):
+    _, [line], _ = render([PAIR], tokenizer=chat_tokenizer().name_or_path, template="chat")
+    assert line["prompt"].endswith("<|im_start|>user\nFar?<|im_end|>\n<|im_start|>assistant\n")
+    assert line["chosen"] == "No.<|im_end|>"
+
+
+FIRST = {"prompt": "\n\nHuman: a\n\nAssistant:", "completion": " b</s>"}
+LAST = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
+LAST = {"prompt": LAST, "completion": " d</s>"}
+
+
+@pytest.mark.parametrize(
+    ("train_on", "texts"), [("response", [LAST]), ("all_turns", [FIRST, LAST])]
+)
+def test_dialogues_of_sft_have_one_text_or_one_for_each_turn_that_is_trained(
+    render, train_on, texts
+):
+    text = ([], "All of it.", None)
+    lines, found, _ = render([TALK, text], fields=["prompt", "chosen"], train_on=train_on)
+    assert [message["content"] for message in lines[0]["messages"]] == ["a", "b", "c", "d"]
+    # Without turns, a text is a text.
+    assert lines[1] == {"text": "All of it."}
+    assert found == [*texts, {"text": "All of it.</s>"}]
+
+
+def test_labelled_responses_have_labels(render):
+    good, bad = ([("user", "x")], " a", None), ([("user", "x")], None, " b")
+    lines, texts, _ = render([PAIR, good, bad], unpaired=True)
+    labels = [("No.", True), ("Yes.", False), ("a", True), ("b", False)]
+    assert [(line["completion"][0]["content"], line["label"]) for line in lines] == labels
+    assert [(text["completion"], text["label"]) for text in texts[2:]] == [
+        (" a</s>", True),
+        (" b</s>", False),
+    ]
+
+
+def test_prompts_keep_the_columns_of_reward_functions(render):
+    record = ([("user", "1 + 1?")], None, None)
+    [line], [text], _ = render([record], kept={"solution": "[2]"}, fields=["prompt"])
+    assert line == {"prompt": [{"role": "user", "content": "1 + 1?"}], "solution": [2]}
+    assert text == {"prompt": "\n\nHuman: 1 + 1?\n\nAssistant:", "solution": [2]}
+
+
+def test_a_row_that_the_template_rejects_is_dropped_from_the_files(render, chat_tokenizer):
+    rows = [PAIR, ([("system", "s"), ("user", "x")], " a", " b")]
+    folder = chat_tokenizer(WITHOUT_SYSTEM).name_or_path
+    *_, dropped = render(rows, tokenizer=folder, template="chat", skip_rejected=[1])
+    assert dropped == {"rejected by the chat template": 1}
