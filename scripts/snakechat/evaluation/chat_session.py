@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 
 from snakechat.data.dialogues import MARKER, NAMES, Turn
 from snakechat.data.encoder import Encoder
-from snakechat.data.model_files import load_pretrained
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import DTYPES, max_positions
+from snakechat.modeling.models import max_positions
 from snakechat.workflow.errors import InputError
 
 
@@ -28,18 +27,16 @@ def load(folder: Path) -> "ChatSession":
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json: it is not the folder of a model")
-    expected = "expected the result of sft, dpo or rlhf"
-    dtypes: dict[Any, str] = {value: name for name, value in DTYPES.items()}
     try:
-        config = load_pretrained(AutoConfig, folder)
-        if any(name.endswith("ForSequenceClassification") for name in config.architectures or ()):
-            raise InputError(f"{folder} is a reward model, which only scores: {expected}")
         tokenizer = load_tokenizer(folder)
-        model: Any = load_causal(folder, dtypes.get(config.dtype, "fp32"), tokenizer)
+        model: Any = load_causal(folder, "auto", tokenizer)
     except (OSError, ValueError, SafetensorError) as error:
         raise InputError(f"{folder}: {str(error).splitlines()[0]}") from None
     if tokenizer.chat_template is None:
-        raise InputError(f"{folder} is a base model, without a chat template: {expected}")
+        raise InputError(
+            f"{folder} is a base model, without a chat template: expected the result of sft, dpo or"
+            " rlhf"
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     return ChatSession(model.to(device).eval(), tokenizer)
 

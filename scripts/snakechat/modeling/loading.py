@@ -40,6 +40,7 @@ def load_causal(
     """Load a causal language model whose generation_config has all ids that end a response.
 
     Args:
+        dtype: "auto" for the dtype of its files.
         deferred: leave the weights in their files, for a model that ZeRO 3 partitions.
 
     Raises:

@@ -144,7 +144,7 @@ OWN_CODE = json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Co
         (
             "config.json",
             lambda data: data.replace(b"ForCausalLM", b"ForSequenceClassification"),
-            "is a reward model, which only scores: expected",
+            "is a sequence classifier, expected a language model",
         ),
         ("chat_template.jinja", None, "is a base model, without a chat template: expected"),
         ("config.json", lambda _: OWN_CODE.encode(), "contains custom code"),
