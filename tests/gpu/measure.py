@@ -51,7 +51,6 @@ from gpu.workloads import (  # noqa: E402
     train,
     write_reference,
 )
-from snakechat.estimates.activation_memory import POLICY, ModelSpec, measure_size  # noqa: E402
 from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
 from snakechat.estimates.job_estimate import job_workload, peak_memory  # noqa: E402
 from snakechat.jobs.model_jobs import TOKENS  # noqa: E402
@@ -365,10 +364,9 @@ def step_means(bench, job):
     [model] = job.record["models"].values()
     flops = tokens * training_flops(model, tokens / job.settings.global_batch_size)
     # Without output layers that no token reaches.
-    head = measure_size(
-        ModelSpec((job.inputs["model"] / "config.json").read_text(), POLICY, "bf16")
-    )
-    return seconds, tokens, flops - 6 * head.vocabulary * head.hidden_size * (tokens - targets)
+    keys = json.loads((job.inputs["model"] / "config.json").read_text())
+    of_token = 6 * keys["vocab_size"] * keys["hidden_size"]
+    return seconds, tokens, flops - of_token * (tokens - targets)
 
 
 def plan_of_inputs(job):
