@@ -14,7 +14,7 @@ results that are made later, in the model card and in the report. scripts/verify
 import datetime
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def main() -> None:
         (job, manifest, changes)
         for job in plan.stale_jobs.values()
         if (manifest := read_manifest(manifest_path(job.spec["path"])))
-        and (changes := acceptable_changes(job.spec, job.options.snakemake, manifest))
+        and (changes := acceptable_changes(job.spec, plan.configfiles, manifest))
     ]
     for job, manifest, changes in accepted:
         accept(job, manifest, changes, reason)
@@ -67,13 +67,13 @@ def main() -> None:
 
 
 def acceptable_changes(
-    spec: dict[str, Any], options: Sequence[str], manifest: Manifest
+    spec: dict[str, Any], files: Iterable[Path], manifest: Manifest
 ) -> list[str]:
     """Return what changed of the code and the libraries of a stale result since it was made.
 
     Args:
         spec: The spec of today.
-        options: As for causes_of.
+        files: As for causes_of.
         manifest: The manifest of the result.
 
     Raises:
@@ -81,7 +81,7 @@ def acceptable_changes(
     """
     recorded = manifest["spec"]
     kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
-    causes = causes_of(kept, options)
+    causes = causes_of(kept, files)
     if causes or digest(without_names(kept)) != digest(recorded):
         raise InputError(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"

@@ -24,7 +24,7 @@ def main() -> None:
         print(f"{', '.join(plan.targets) or 'all results'} {verb} up to date")
     groups: dict[tuple[str, ...], list[str]] = {}
     for path, job in plan.stale_jobs.items():
-        causes = tuple(causes_of(job.spec, job.options.snakemake, plan.stale))
+        causes = tuple(causes_of(job.spec, plan.configfiles, plan.stale))
         # Jobs that are stale because of upstream jobs alone are listed with those.
         if causes:
             groups.setdefault(causes, []).append(path)

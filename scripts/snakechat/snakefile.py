@@ -47,7 +47,6 @@ from snakechat.workflow.preflight import (
     import_reward_functions,
 )
 from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
-from snakechat.workflow.snakemake_command_line import config_options
 from snakechat.workflow.snapshot import (
     Build,
     delete_old_snapshots,
@@ -133,10 +132,10 @@ class RuleFunctions:
         if root == Path("workflow").absolute() or not root.is_dir():
             root = Path.cwd()
         is_main = workflow.modifier.is_main_snakefile()
-        options = workflow.config_settings
         if workflow.remote_exec:
             values, command_line = planned["config"], planned["command_line"]
         else:
+            options = workflow.config_settings
             check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
             values = snakemake_command_line.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
@@ -150,7 +149,7 @@ class RuleFunctions:
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
-        self._options = config_options(options.configfiles, options.config)
+        self._options = snakemake_command_line.config_options()
         self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
@@ -517,7 +516,8 @@ class RuleFunctions:
         # Imported only where something is stale.
         from snakechat.jobs.stale_causes import causes_of
 
-        return "; ".join(causes_of(spec, self._options)) or "an input is made again"
+        files = self.workflow.config_settings.configfiles
+        return "; ".join(causes_of(spec, files)) or "an input is made again"
 
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""

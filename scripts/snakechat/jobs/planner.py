@@ -157,11 +157,13 @@ class Plan(NamedTuple):
             upstream.
         stale: Paths of the results that the build would make.
         targets: The targets of the command line.
+        configfiles: The config files of the command line.
     """
 
     jobs: Mapping[str, PlannedJob]
     stale: set[str]
     targets: Sequence[str] = ()
+    configfiles: Sequence[Path] = ()
 
     @property
     def stale_jobs(self) -> dict[str, PlannedJob]:
@@ -189,8 +191,8 @@ def plan_build(words: list[str]) -> Plan:
         InputError: The config, an option or a target is invalid.
     """
     options, command_line = parse_options(words)
-    own = [path.absolute() for path in options.configfile or ()]
-    files = [*project_files(ROOT), *own]
+    named = [path.absolute() for path in options.configfile or ()]
+    files = [*project_files(ROOT), *named]
     check_config_files(files)
     values = read_config(files, command_line)
     if options.directory is not None:
@@ -200,7 +202,7 @@ def plan_build(words: list[str]) -> Plan:
     specs = Specs(config, ROOT)
     wanted = [job for target in targets for job in jobs_of_target(config, target)]
     jobs = with_upstream(specs, wanted)
-    config_words = config_options(own, command_line)
+    config_words = config_options(words)
     planned = {
         specs.result(rule, name): PlannedJob(
             specs.spec(rule, name)[0],
@@ -210,7 +212,7 @@ def plan_build(words: list[str]) -> Plan:
         )
         for rule, name in jobs
     }
-    return Plan(planned, stale_results(specs, jobs, wanted), options.targets)
+    return Plan(planned, stale_results(specs, jobs, wanted), options.targets, named)
 
 
 def upstream_paths(spec: Mapping[str, Any], jobs: Mapping[str, Any]) -> list[str]:

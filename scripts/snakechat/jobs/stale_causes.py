@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +24,17 @@ Spec = Mapping[str, Any]
 MAX_LISTED = 10
 DIGEST = re.compile("[0-9a-f]{64}")
 CONFIG_FILES = (".yaml", ".yml", ".json")
+OPTION = re.compile("^--configfiles?=")
 
 
 def causes_of(
-    spec: dict[str, Any], options: Sequence[str], planned: Container[str] = ()
+    spec: dict[str, Any], files: Iterable[Path], planned: Container[str] = ()
 ) -> list[str]:
     """Describe why the result of a job is stale, apart from upstream jobs that will run.
 
     Args:
         spec: The spec of today.
-        options: The options of today that change the config (config_options).
+        files: The config files of today that the command names.
         planned: Paths of the results that will be rebuilt.
     """
     path = spec["path"]
@@ -45,7 +46,7 @@ def causes_of(
         return [f"{path} is missing" if os.path.lexists(path) else NEVER_BUILT]
     causes = spec_changes(manifest["spec"], spec)
     if causes:
-        causes += lacking_configfiles(file.resolve().parent, options)
+        causes += lacking_configfiles(file.resolve().parent, files)
     if damage := file_damage(file.resolve().parent, manifest, digests=None):
         causes.append(f"{path}: {damage}")
     for key, entry in spec["inputs"].items():
@@ -56,25 +57,22 @@ def causes_of(
     return list(map(printable_line, causes))
 
 
-def lacking_configfiles(folder: Path, options: Sequence[str]) -> list[str]:
+def lacking_configfiles(folder: Path, files: Iterable[Path]) -> list[str]:
     """Describe the config files that a result in the store was built with, and this command lacks.
 
-    Without them, a recipe has other settings, or the defaults.
+    Without them, a recipe has other settings, or the defaults. They are compared by their names: a
+    command may spell a path in many ways, and the folder of a build may have been moved since.
 
-    options: As for causes_of.
+    files: As for causes_of.
     """
     record = read_run_record(folder)
     words = record["options"].get("snakemake", ()) if record else ()
-    # By name: the folder of the build, or of the file, may have been moved since.
-    names = set(map(os.path.basename, options))
-    files = [
-        word
-        for word in words
-        if word.endswith(CONFIG_FILES) and os.path.basename(word) not in names
-    ]
-    if not files:
+    names = {name for file in files for name in (file.name, file.resolve().name)}
+    built_with = [OPTION.sub("", word) for word in words if word.endswith(CONFIG_FILES)]
+    lacking = [file for file in built_with if os.path.basename(file) not in names]
+    if not lacking:
         return []
-    return [f"it was built with --configfile {' '.join(files)}, which this command lacks"]
+    return [f"it was built with --configfile {' '.join(lacking)}, which this command lacks"]
 
 
 def job_name(job: Spec) -> str:

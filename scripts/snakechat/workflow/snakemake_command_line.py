@@ -3,10 +3,8 @@
 import argparse
 import contextlib
 import io
-import json
-import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +22,19 @@ def threads_option(workflow: Any, rule: str) -> int | None:
     return threads if isinstance(threads, int) else None
 
 
-def config_options(files: Sequence[Path], values: Mapping[str, Any]) -> list[str]:
-    """Return the options --configfile and --config, which a rebuild needs again, as words.
+def config_options(arguments: list[str] | None = None) -> list[str]:
+    """Return the words of the command line that change the config: --configfile and --config.
 
-    Args:
-        files: The config files. Their paths become relative to the working directory.
-        values: The values of --config.
+    A rebuild needs them again.
     """
-    words = ["--configfile"] if files else []
-    words += [os.path.relpath(os.path.realpath(file)) for file in files]
-    words += ["--config"] if values else []
-    for key, value in values.items():
-        # Snakemake reads values as Python writes them, and nested ones as YAML.
-        is_nested = isinstance(value, dict | list)
-        words.append(f"{key}={json.dumps(value, ensure_ascii=False) if is_nested else value}")
-    return words
+    words = sys.argv[1:] if arguments is None else arguments
+    options, kept = [], False
+    for word in words:
+        if word.startswith("-"):
+            kept = word.partition("=")[0] in ("--configfile", "--configfiles", "--config", "-C")
+        if kept:
+            options.append(word)
+    return options
 
 
 def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:

@@ -1,5 +1,7 @@
 """Changes between two specs, a line for each."""
 
+from pathlib import Path
+
 import pytest
 
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
@@ -50,13 +52,12 @@ def test_of_many_changes_ten_are_described():
     assert last == "1,002 more changes like these"
 
 
-def test_a_forgotten_config_file_is_named(tmp_path):
-    words = ["--configfile", "mine.yaml", "more.yaml", "--config", "seed=3"]
+def test_a_forgotten_config_file_is_named_however_a_command_spells_the_others(tmp_path):
+    words = ["--configfile=mine.yaml", "--config", "seed=3", "--configfile", "/a/run/more.yaml"]
     (tmp_path / "run.json").write_text(sealed_json({"spec": "", "options": {"snakemake": words}}))
-    assert lacking_configfiles(tmp_path, ["--configfile", "more.yaml"]) == [
-        "it was built with --configfile mine.yaml, which this command lacks"
-    ]
-    assert lacking_configfiles(tmp_path, words) == []
-    # The build was copied to another folder.
-    moved = ["--configfile", "../old/mine.yaml", "../old/more.yaml"]
-    assert lacking_configfiles(tmp_path, moved) == []
+    (tmp_path / "link.yaml").symlink_to("more.yaml")
+    for more in (Path("../run/more.yaml"), Path("/a/run/more.yaml"), tmp_path / "link.yaml"):
+        assert lacking_configfiles(tmp_path, [more]) == [
+            "it was built with --configfile mine.yaml, which this command lacks"
+        ]
+        assert lacking_configfiles(tmp_path, [more, Path("mine.yaml")]) == []

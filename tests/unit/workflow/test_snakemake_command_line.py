@@ -40,19 +40,17 @@ def test_other_options_are_errors_of_one_line(words, message):
         parse_options(shlex.split(words))
 
 
-def test_a_config_file_has_one_name_however_it_is_spelled(tmp_path, monkeypatch):
-    (tmp_path / "build").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path)
-    monkeypatch.chdir(tmp_path / "build")
-    spellings = (tmp_path / "run.json", Path("../run.json"), tmp_path / "link/build/../run.json")
-    for path in spellings:
-        assert config_options([path], {}) == ["--configfile", "../run.json"]
-
-
-def test_options_of_the_config_can_be_given_again():
-    text = "--config seed=2 language=zh deterministic=True 'sft={recipes: {mine: {epochs: 2}}}'"
-    words = shlex.split(text)
-    values = parse_options(words)[1]
-    written = config_options([], values)
-    assert written[:3] == ["--config", "seed=2", "language=zh"]
-    assert parse_options(written)[1] == values
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            ["output/sft/tiny", "--config", "seed=2", "language=zh", "-n", "--configfile=a.yaml"],
+            ["--config", "seed=2", "language=zh", "--configfile=a.yaml"],
+        ),
+        (["-C", "seed=2", "-n"], ["-C", "seed=2"]),
+    ],
+)
+def test_options_of_the_config_are_kept(arguments, expected, monkeypatch):
+    assert config_options(arguments) == expected
+    monkeypatch.setattr("sys.argv", ["snakemake", *arguments])
+    assert config_options() == expected
