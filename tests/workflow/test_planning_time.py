@@ -7,12 +7,12 @@ import os
 
 import pytest
 
-RECIPES = 1_000
+RECIPES = 300
 
 
 @pytest.fixture
 def sweep(sources):
-    """A thousand RLHF recipes that differ in one value."""
+    """RLHF recipes that differ in one value."""
     lines = ["rlhf:", "  recipes:"]
     lines += [f"    s{i}: {{preset: tiny, kl_coef: {0.1 + i / 1e4}}}" for i in range(RECIPES)]
     (sources.folder / "sweep.yaml").write_text("\n".join(lines) + "\n")
@@ -39,13 +39,13 @@ def test_one_recipe_is_planned_in_3_seconds(sources, second):
     assert seconds_of(sources, "-n", "output/rlhf/tiny")[0] < 3 * second
 
 
-def test_a_sweep_of_a_thousand_recipes_is_planned_in_15_seconds(sweep, second):
+def test_a_recipe_of_a_sweep_is_planned_in_a_fiftieth_of_a_second(sweep, second):
     options = ["--configfile", "sweep.yaml"]
     targets = [f"output/rlhf/s{i}" for i in range(RECIPES)]
     seconds, output = seconds_of(sweep, "-n", *targets, *options)
-    assert seconds < 15 * second
+    assert seconds < (3 + RECIPES / 50) * second
     jobs = dict(line.split() for line in output.splitlines() if line.startswith("train"))
     # Two reward models: the one that all train on, and the judge.
-    assert jobs == {"train_sft": "1", "train_reward": "2", "train_rlhf": "1000"}
+    assert jobs == {"train_sft": "1", "train_reward": "2", "train_rlhf": str(RECIPES)}
     # One recipe of many takes little more than one of few.
-    assert seconds_of(sweep, "-n", "output/rlhf/s500", *options)[0] < 5 * second
+    assert seconds_of(sweep, "-n", f"output/rlhf/s{RECIPES // 2}", *options)[0] < 4 * second
