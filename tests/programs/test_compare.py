@@ -14,7 +14,8 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     deployments = {f"zero-{stage}": cpu | {"zero_stage": stage, "threads": 1} for stage in (0, 2)}
     over = {"placement": list(deployments), "seed": [1234, 7]}
     settings = {"sweeps": {"mine": {"stage": "dpo", "recipe": "tiny", "over": over}}}
-    settings["deployments"] = deployments
+    # In fp32, both seeds have the same reference.
+    settings |= {"deployments": deployments, "dpo": {"recipes": {"tiny": {"dtype": "fp32"}}}}
     (copy.folder / "sweep.yaml").write_text(yaml.safe_dump(settings))
     copy.options = (*copy.options, "sweep.yaml", "--config", "seed=1234")
     page = copy.folder / "output/compare/dpo/mine.html"
