@@ -103,7 +103,7 @@ def test_two_processes_sample_what_one_does(stages):
     (stages.folder / "spec.json").write_text(json.dumps(spec))
     placement = stages.placement("generate_responses", "mine")
     # They also share the model.
-    placement = replace(placement, nodes=2, zero_stage=3)
+    placement = replace(placement, nodes=2, zero_stage=3, threads=1)
     code, output = launching.run(
         *(2, ROOT / "scripts/generate_responses.py", "--spec", stages.folder / "spec.json"),
         *("--placement", json.dumps(changed_values(placement))),

@@ -115,10 +115,10 @@ rule model:
     dataset = {"path": "rows/train.jsonl", "format": "plain"}
     recipe = {"model": "tiny", "datasets": ["mine"], "placement": {"deployment": "cpu"}}
     made = []
-    for seed, text in enumerate(("one", "two")):
+    # With the second seed, jobs of the other recipe start before the checkpoint ends.
+    for seed, text in enumerate(("one", "two"), start=3):
         configure(outer, seed=seed, datasets={"mine": dataset}, sft={"recipes": {"mine": recipe}})
         (outer.folder / "source.txt").write_text(text)
-        # Jobs of the other recipe start before the checkpoint ends.
         targets = ("files.txt", "model")
         assert "snakechat/later" not in outer.build(*targets)
         made.append((outer.folder / "output/data/mine/manifest.json").read_text())
