@@ -34,20 +34,16 @@ def main() -> None:
     parser = plan_parser(__doc__, "[--gpu GPU] ")
     parser.add_argument(
         "--gpu",
+        type=parse_gpu,
         default="a100-80g",
         help=f"{', '.join(GPUS)} or {GPU_SYNTAX}: its memory, its dense 16-bit TFLOPS and the"
         " bandwidth of its memory; default: %(default)s",
     )
     arguments, words = parser.parse_known_args()
-    try:
-        gpu = parse_gpu(arguments.gpu)
-    except ValueError as error:
-        parser.error(f"argument --gpu: {error}")
-
-    plan = plan_build(words)
+    gpu, plan = arguments.gpu, plan_build(words)
     jobs = [JobEstimate(path, plan, gpu) for path in plan.stale_jobs]
     print(
-        f"{arguments.gpu}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
+        f"{gpu.name}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"
         f" TFLOPS, {BANDWIDTH_UTILIZATION:.0%} of the"
         " bandwidth"

@@ -3,6 +3,7 @@
 A model is described by the keys that run.json has: weights, trained, layers, hidden_size.
 """
 
+import argparse
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -76,7 +77,7 @@ def parse_gpu(text: str) -> Gpu:
     """Return a GPU by its name, or by its memory in GB, TFLOPS and GB/s: 48,181,864.
 
     Raises:
-        ValueError: The text is neither.
+        argparse.ArgumentTypeError: The text is neither.
     """
     if text in GPUS:
         return GPUS[text]
@@ -85,5 +86,6 @@ def parse_gpu(text: str) -> Gpu:
         if not all(0 < number < math.inf for number in numbers):
             raise ValueError
     except ValueError:
-        raise ValueError(f"{text!r}: expected {', '.join(GPUS)} or {GPU_SYNTAX}") from None
-    return Gpu(int(memory * 1e9), tflops * 1e12, bandwidth * 1e9)
+        expected = f"{', '.join(GPUS)} or {GPU_SYNTAX}"
+        raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from None
+    return Gpu(int(memory * 1e9), tflops * 1e12, bandwidth * 1e9, text)

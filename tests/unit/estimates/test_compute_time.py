@@ -1,5 +1,7 @@
 """FLOPs and times, by hand and compared with published ones."""
 
+from argparse import ArgumentTypeError
+
 import pytest
 
 from snakechat.estimates.activation_memory import SCORE, BatchShape, measure_size
@@ -68,7 +70,7 @@ def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, h
 
 def test_a_gpu_has_a_name_or_numbers():
     assert parse_gpu("h100") == GPUS["h100"]
-    assert parse_gpu("48,181,864") == Gpu(48 * 10**9, 181e12, 864e9)
+    assert parse_gpu("48,181,864") == Gpu(48 * 10**9, 181e12, 864e9, "48,181,864")
     for text in ("h1000", "48", "48GB,181,864", "0,181,864", "inf,1,1"):
-        with pytest.raises(ValueError, match=r"expected b200, .* 48,181,864"):
+        with pytest.raises(ArgumentTypeError, match=r"expected b200, .* 48,181,864"):
             parse_gpu(text)
