@@ -40,8 +40,17 @@ def main(job: Job) -> None:
     A file may be made to exhaust the memory or to crash a parser, of which several are C++
     programs. scripts/launch.py names the file whose reading ended this process.
     """
-    if hasattr(job.settings, "generate"):
-        write_records(job, toy_splits(job))
+    settings = job.settings
+    if hasattr(settings, "generate"):
+        try:
+            toy = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
+        except ValueError as error:
+            raise InputError(f"datasets.{job.spec['name']}: {error}") from None
+        records = (
+            [(parse_prompt(row["prompt"]), row["chosen"], row["rejected"]) for row in rows]
+            for rows in toy
+        )
+        write_records(job, dict(zip(SPLITS, records, strict=True)))
         return
     files, note = source_files(job), job.states / READING
     splits = {split: converted(job, split, files[split]) for split in files}
@@ -53,19 +62,6 @@ def main(job: Job) -> None:
             f"{note.read_text()}: reading takes more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
         ) from None
     note.unlink(missing_ok=True)
-
-
-def toy_splits(job: Job) -> dict[str, list[Record]]:
-    """Return the records of the toy task."""
-    settings = job.settings
-    try:
-        rows = make_rows(settings.rows, settings.eval_rows, random.Random(settings.seed))
-    except ValueError as error:
-        raise InputError(f"datasets.{job.spec['name']}: {error}") from None
-    return {
-        split: [(parse_prompt(row["prompt"]), row["chosen"], row["rejected"]) for row in of_split]
-        for split, of_split in zip(SPLITS, rows, strict=True)
-    }
 
 
 def source_files(job: Job) -> dict[str, dict[str, Path]]:
@@ -141,7 +137,11 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
                 yield str(reason)
             else:
                 if remove:
-                    chosen, rejected = (without(remove, text) for text in (chosen, rejected))
+                    chosen, rejected = (
+                        # A call of tools stays as it is.
+                        text and (text if is_message(text) else as_text(remove.sub("", text)))
+                        for text in (chosen, rejected)
+                    )
                 prompt = with_instructions(prompt, template, system)
                 written += 1
                 is_marked |= any(role != UNMARKED for role, _ in prompt)
@@ -151,13 +151,6 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
             f"datasets.{job.spec['name']}: no prompt of the {split} split has a marker such as"
             ' "\\n\\nHuman:" (format: plain): set format: instruct if prompts are questions'
         )
-
-
-def without(pattern: re.Pattern[str], response: str | None) -> str | None:
-    """Return a response without what matches a pattern; a call of tools as it is."""
-    if response is None or is_message(response):
-        return response
-    return as_text(pattern.sub("", response))
 
 
 def record_and_cells(

@@ -129,25 +129,20 @@ class Encoder:
                 for text in texts or (None,)
             ]
 
-        for row in self._encoded(written, prompts, *responses):
+        for row in self.encoded(written, prompts, *responses):
             if isinstance(row, TurnsRejected):
                 yield row
             else:
                 yield row[0].prompt, [each.response for each in row]
 
-    def dialogues(
-        self, dialogues: Sequence[list[Turn]], places: Sequence[Sequence[int]]
-    ) -> Iterator[list[Encoded] | TurnsRejected]:
-        """Yield the ids of the responses of each dialogue, each with its prompt; or the rejection.
-
-        places: Numbers of the turns that are responses, in ascending order.
-        """
-        return self._encoded(self.writer.responses, dialogues, places)
-
-    def _encoded(
+    def encoded(
         self, write: Callable[..., list[Written]], *columns: Sequence[Any]
     ) -> Iterator[list[Encoded] | TurnsRejected]:
         """Return the ids of what `write` makes of each row, or its rejection.
+
+        Args:
+            write: Such as `writer.responses`.
+            columns: The arguments of `write` for each row.
 
         The texts of the next rows are written while a thread encodes the rows before. It ends here:
         garbage collection of a suspended iterator would wait for it, maybe where it cannot end.

@@ -18,8 +18,6 @@ from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundEr
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 
-RepositoryKind = Literal["model", "dataset"]
-
 # Seconds after which a request for the list of files fails.
 TIMEOUT = 30
 UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
@@ -32,7 +30,7 @@ WITHOUT_NETWORK = (
 
 def fetch(
     repository: str,
-    kind: RepositoryKind,
+    kind: Literal["model", "dataset"],
     revision: str,
     choose: Callable[[list[str], Callable[[str], Path]], list[str]],
 ) -> tuple[Path, list[str], str]:

@@ -198,9 +198,8 @@ def encode_turns(
         for turns, response in zip(prompts, responses, strict=True)
     ]
     places = [trained_places(dialogue) for dialogue in dialogues]
-    for turns, ends, encoded in zip(
-        dialogues, places, encoder.dialogues(dialogues, places), strict=True
-    ):
+    found = encoder.encoded(encoder.writer.responses, dialogues, places)
+    for turns, ends, encoded in zip(dialogues, places, found, strict=True):
         rows: list[EncodedRow] = []
         # The ids of the dialogue up to the next response, and the last row if it has them all.
         whole: Ids = []

@@ -161,22 +161,20 @@ def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     ends = {tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer))}
     ended = {None, *ends}
     yield from (named[key] for key in ("pad_token", "unk_token") if named.get(key) not in ended)
-    taken = ends | {named.get("bos_token")} | _written_by_template(tokenizer)
+    # What the chat template writes, literally or put together.
+    turns = [("system", USER), QUESTION, ANSWER, QUESTION]
+    texts = [rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])]
+    texts.append(str(tokenizer.chat_template or ""))
+    taken = ends | {named.get("bos_token")}
     # From the last one: the first ones often mark the start of a document or a turn.
-    added = [token for _, token in sorted(tokenizer.added_tokens_decoder.items(), reverse=True)]
-    added = [token for token in added if token.content not in taken]
+    added = [
+        token
+        for _, token in sorted(tokenizer.added_tokens_decoder.items(), reverse=True)
+        if token.content not in taken and not any(token.content in text for text in texts)
+    ]
     yield from (token.content for token in added[::-1] if PADDING.search(token.content))
     yield from (token.content for token in added if token.special)
     if tokenizer.get_vocab().keys() >= LETTERS:
         yield IMPOSSIBLE_BYTE
     if named.get("bos_token") not in ended:
         yield named["bos_token"]
-
-
-def _written_by_template(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Return the added tokens that a chat template writes, literally or put together."""
-    turns = [("system", USER), QUESTION, ANSWER, QUESTION]
-    texts = [rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])]
-    texts.append(str(tokenizer.chat_template or ""))
-    contents = {token.content for token in tokenizer.added_tokens_decoder.values()}
-    return {content for content in contents if any(content in text for text in texts)}
