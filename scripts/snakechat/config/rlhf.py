@@ -35,18 +35,6 @@ OF_PPO = only_with("algorithm", "ppo")
 OF_SCORES = only_with("algorithm", "ppo", *COMPARING)
 
 
-def kl_settings(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Return kl_in and kl_estimator of a recipe, which may be null there.
-
-    PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare responses
-    have it in the loss (Shao et al. 2024), where it does not change the comparison. There, k2 is
-    the estimator whose gradient is the gradient of the KL.
-    """
-    kl_in = settings["kl_in"] or ("rewards" if settings["algorithm"] == "ppo" else "loss")
-    estimator = settings["kl_estimator"] or ("k1" if kl_in == "rewards" else "k2")
-    return {"kl_in": kl_in, "kl_estimator": estimator}
-
-
 def _schedules(settings: Mapping[str, Any]) -> set[str]:
     """Return the learning-rate schedules of actor and critic."""
     critics = {settings["critic_lr_schedule"]} if settings["algorithm"] == "ppo" else set()
@@ -130,13 +118,20 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     @model_validator(mode="before")
     @classmethod
     def _replace_nulls(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Replace null by what the other settings determine. A spec has no null there."""
-        keys = ("kl_in", "kl_estimator", "critic_lr_schedule")
-        nulls = [key for key in keys if key in values and values[key] is None]
-        if not nulls:
-            return values
-        determined = {**kl_settings(values), "critic_lr_schedule": values["lr_schedule"]}
-        return {**values, **{key: determined[key] for key in nulls}}
+        """Replace null by what the other settings determine. A spec has no null there.
+
+        PPO has the KL penalty in the rewards (Ziegler et al. 2019); algorithms that compare
+        responses have it in the loss (Shao et al. 2024), where it does not change the comparison.
+        There, k2 is the estimator whose gradient is the gradient of the KL.
+        """
+        values = dict(values)
+        if values.get("kl_in", "") is None:
+            values["kl_in"] = "rewards" if values["algorithm"] == "ppo" else "loss"
+        if values.get("kl_estimator", "") is None:
+            values["kl_estimator"] = "k1" if values["kl_in"] == "rewards" else "k2"
+        if values.get("critic_lr_schedule", "") is None:
+            values["critic_lr_schedule"] = values["lr_schedule"]
+        return values
 
     @model_validator(mode="after")
     def _check_algorithm(self) -> Self:

@@ -23,11 +23,8 @@ from snakechat.config.settings import (
 )
 
 Dtype = Literal["fp32", "bf16", "fp16"]
-SaveDtype = Literal["fp32"]
-SaveStrategy = Literal["last", "best"]
 LrSchedule = Literal["cosine", "linear", "constant"]
 Template = Literal["auto", "dialogue", "chat"]
-TrainBase = Literal["none", "embeddings_and_norms"]
 
 
 def _trains_more_than_adapters(settings: Mapping[str, Any]) -> bool:
@@ -67,7 +64,7 @@ class LoraSettings(Settings):
     lora_rank: NonNegativeInt
     lora_alpha: Annotated[Positive, WITH_LORA] = ABSENT
     lora_learning_rate: Annotated[Positive | None, WITH_LORA] = None
-    train_base: Annotated[TrainBase, WITH_LORA] = "none"
+    train_base: Annotated[Literal["none", "embeddings_and_norms"], WITH_LORA] = "none"
     # Names of layers, or a regular expression of whole names.
     lora_target_modules: Annotated[Regex | LayerNames | None, WITH_LORA] = None
     # A regular expression, found in the names of the weights that are trained.
@@ -81,9 +78,9 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     epochs: Count
     max_steps: Count | None
     keep_steps: NonNegativeInt
-    save_dtype: SaveDtype | None
+    save_dtype: Literal["fp32"] | None
     eval_steps: NonNegativeInt
-    save_strategy: SaveStrategy
+    save_strategy: Literal["last", "best"]
     early_stopping_patience: NonNegativeInt
     global_batch_size: Count
     dtype: Dtype
