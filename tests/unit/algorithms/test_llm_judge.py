@@ -104,9 +104,9 @@ def test_a_response_cannot_end_its_own_marker(server, tmp_path):
 
 def test_missing_ratings_become_means():
     nan = np.nan
-    # Three responses to each of three prompts.
-    ratings = np.array([[1.0, 4, nan], [3, nan, nan], [nan, 5, nan]])
-    expected = np.array([[1, 4, 3.25], [3, 4.5, 3.25], [2, 5, 3.25]])
+    # Three responses to each of four prompts.
+    ratings = np.array([[1.0, 4, nan, 2], [3, nan, nan, nan], [nan, 5, nan, nan]])
+    expected = np.array([[1, 4, 3, 2], [3, 4.5, 3, 2], [2, 5, 3, 2]])
     np.testing.assert_allclose(fill_missing(ratings), expected)
 
 

@@ -111,7 +111,10 @@ MISTAKES = [
         "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
         tiny("rlhf", placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 2}),
     ),
-    ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": [10, 1]}}}),
+    *(
+        ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": scale}}})
+        for scale in ([10, 1], [1, 1])
+    ),
     *(
         ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": url}}})
         for url in ("https://me:secret@host/v1", "http://[1:2]/v1", "http://host:99999/v1")

@@ -79,7 +79,11 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, chan
 )
 def test_the_split_of_a_dataset_is_phases_or_the_ratio_of_weights(split, weights):
     dataset = {"path": "mine", "format": "instruct"} | ({} if split is None else {"split": split})
-    assert load({"datasets": {"mine": dataset}}).split_weights("mine") == weights
+    labels = {"label": "mine", "llm_judge": "wise"}
+    judge = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
+    config = load({"datasets": {"mine": dataset, "labels": labels}, "llm_judges": {"wise": judge}})
+    assert config.split_weights("mine") == weights
+    assert config.split_weights("labels") == {"sft": 0, "reward": 1, "rlhf": 0}
 
 
 def test_an_unknown_recipe_may_be_in_a_file_of_the_config():

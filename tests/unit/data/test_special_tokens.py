@@ -39,7 +39,11 @@ PADS = {
         {"bos": "<|begin|>", "eos": "<|eot_id|>"},
         "<|finetune_right_pad_id|>",
     ),
-    "Qwen base": ([END, "<|im_start|>", "<|fim_pad|>"], {"eos": END, "pad": END}, "<|fim_pad|>"),
+    "Qwen base": (
+        [END, "<|im_start|>", "<|fim_pad|>", "<|video_pad|>"],
+        {"eos": END, "pad": END},
+        "<|fim_pad|>",
+    ),
     "GPT-2": ([END], {"bos": END, "eos": END, "unk": END}, "ÿ"),
     # Names in words are no padding.
     "no padding": ([END, "<|padlock|>"], {"eos": END, "bos": "<|padlock|>"}, "ÿ"),

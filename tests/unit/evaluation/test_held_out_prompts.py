@@ -28,6 +28,8 @@ def draw(tmp_path):
     [
         # Shares follow the weights of training.
         ([500, 500], 3.0, 40, {0: 30, 1: 10}),
+        # 2.4 and 0.6 are rounded to the nearest numbers.
+        ([800, 200], 1.0, 3, {0: 2, 1: 1}),
         # A dataset with too few rows gives all of them.
         ([2, 50], 100.0, 12, {0: 2, 1: 10}),
     ],

@@ -42,7 +42,9 @@ def inputs_of(config, rule, name):
 # --- settings and inputs -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "batches_count"), [("fp32", False), ("bf16", True)])
+@pytest.mark.parametrize(
+    ("dtype", "batches_count"), [("fp32", False), ("bf16", True), ("fp16", True)]
+)
 def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_count):
     def settings(**changes):
         tiny = configs.tiny("dpo", dtype=dtype, **changes)
