@@ -38,7 +38,7 @@ OPTIONS = [
 SLOW = "output/sft/slow.manifest.json"
 GPUS = ["--set-resources", "train_sft:gpu=2", "train_reward:gpu=2", "train_rlhf:gpu=1"]
 # Slurm sends signals to the processes of a job, which a fork is not.
-started = functools.partial(background_builds.started, PROGRAM_FORKS="")
+started = functools.partial(background_builds.started, python=sys.executable)
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,13 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 
+from conftest import PYTHON
+
+# Starts Snakemake, which then starts its programs by the Python that is the first argument.
+START = "import sys; sys.executable = sys.argv.pop(1); from snakemake import cli; cli.main()"
 # Seconds after which a build counts as hanging.
 LIMIT = 600
 
@@ -17,14 +22,14 @@ class Build:
     does.
     """
 
-    def __init__(self, workflow, arguments, log, variables):
+    def __init__(self, workflow, arguments, log, python):
         self.log = workflow.folder / log
         self.started = time.time()
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                ["snakemake", *arguments, *workflow.options],
+                [sys.executable, "-P", "-c", START, python, *arguments, *workflow.options],
                 cwd=workflow.folder,
-                env={**workflow.variables(), **variables},
+                env=workflow.variables(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -54,12 +59,12 @@ class Build:
 
 
 @contextlib.contextmanager
-def started(workflow, *arguments, log="build.log", **variables):
+def started(workflow, *arguments, log="build.log", python=PYTHON):
     """Yield a build; kill it with its programs at the end of the block if it still runs.
 
-    variables: Further variables of its environment.
+    python: The interpreter of its programs.
     """
-    build = Build(workflow, arguments, log, variables)
+    build = Build(workflow, arguments, log, python)
     try:
         yield build
     finally:
