@@ -93,8 +93,9 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
         if name.startswith(KEPT) and cell is not None
     }
     starts: list[Line] = [{PROMPT: messages_of(turns), **tools, **kept}, {PROMPT: prompt, **kept}]
+    responses_of: list[Line] = [messages, texts]
     forms: list[Any] = []
-    for start, values in zip(starts, (messages, texts), strict=True):
+    for start, values in zip(starts, responses_of, strict=True):
         lines: list[Line] = [values]
         if settings.unpaired:
             lines = [{"completion": each, "label": key == "chosen"} for key, each in values.items()]
