@@ -85,6 +85,12 @@ def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     assert skipped({**blend, "datasets": {"rm-static": {"on_bad_row": "skip"}}}) == [2]
 
 
+def test_a_tokenizer_is_trained_without_excluded_rows(load):
+    excluded = [32 * "0"]
+    config = load({"datasets": {"toy": {"exclude": excluded}}})
+    assert settings_of(config, "init_model", "tiny")["tokenizer"]["exclude"] == excluded
+
+
 def test_a_model_is_compared_with_those_that_it_is_made_from(load):
     recipe = {"actor": "dpo/tiny", "compare_with": ["sft/tiny"]}
     config = load({"rlhf": {"recipes": {"tiny": recipe}}})
@@ -120,11 +126,11 @@ def test_an_evaluation_knows_the_data_of_all_rounds_of_teachers_and_of_reward_mo
 
 
 def test_several_reward_models_keep_their_order_and_weights(load):
-    rewards = {"reward/tiny": 1, "models/judge": 0.5}
+    rewards = {"reward/tiny": 1, "models/judge": 0.5, "reward/judge": 2}
     models = {"judge": {"path": "judge", "template": "chat"}}
     config = load({"models": models, **configs.tiny("rlhf", reward=rewards)})
     settings = settings_of(config, "train_rlhf", "tiny")
-    assert settings["reward"] == [("reward.1", 1), ("reward.2", 0.5)]
+    assert settings["reward"] == [("reward.1", 1), ("reward.2", 0.5), ("reward.3", 2)]
     assert settings["reward_templates"] == {"reward.2": "chat"}
     inputs = inputs_of(config, "train_rlhf", "tiny")
     assert inputs["reward.1"] == ("train_reward", "tiny")

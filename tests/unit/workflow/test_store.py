@@ -102,6 +102,13 @@ def test_damage_is_noticed(store, damage):
     assert find_results(Path("output")) == find_results(store) == [folder]
 
 
+def test_a_result_with_a_path_that_leads_outside_is_incomplete(store):
+    folder = make_result(store)
+    assert complete_result(folder)
+    list_a_file_outside(folder)
+    assert not complete_result(folder)
+
+
 def test_the_record_of_a_run_is_no_damage(store):
     folder = make_result(store)
     (folder / "run.json").write_text("{}")
