@@ -14,6 +14,7 @@ from snakechat.modeling.attention import packed_attention_mask, sliding_window_m
 from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
+    epoch_batches,
     global_batches,
     training_batches,
 )
@@ -149,6 +150,9 @@ def test_each_epoch_contains_every_row_once():
     # In another order, whatever the number of epochs is.
     assert steps[:3] != steps[3:6]
     assert steps[:3] == [rows.tolist() for rows in global_batches(10, 4, 1, 1)]
+    # The whole epochs of a training of four steps.
+    begun = epoch_batches(10, 4, epochs=3, seed=1, max_steps=4)
+    assert [[rows.tolist() for rows in epoch] for epoch in begun] == [steps[:3], steps[3:6]]
 
 
 # Bin packing.

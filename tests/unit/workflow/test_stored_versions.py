@@ -1,6 +1,7 @@
 """Versions of recipes in the store, on small results."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -48,11 +49,14 @@ def test_a_version_is_a_training_and_the_newest_evaluation_of_it():
 
 def test_versions_that_are_not_there_are_an_error_that_names_the_list():
     folder, _ = add_training("first")
-    add_training("second")
+    names = [folder.name, *(add_training(str(number))[0].name for number in range(16))]
+    # Two of 17 keys start with the same digit.
+    [(digit, _)] = Counter(name[0] for name in names).most_common(1)
     listing = "python scripts/store.py list output/sft/mine"
     for name, message in {
         "mine@xyz": f"output/sft/mine has no version with this key: {listing}",
         "mine@": f"output/sft/mine has several versions with this key: {listing}",
+        f"mine@{digit}": f"output/sft/mine has several versions with this key: {listing}",
         f"mine@{folder.name}": "there is no evaluation of",
     }.items():
         with pytest.raises(InputError) as error:
