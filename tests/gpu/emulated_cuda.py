@@ -312,6 +312,18 @@ def move_once(module, *args, **kwargs):
     return module if is_there and to_gpu else move(module, *args, **kwargs)
 
 
+empty = torch.nn.Module.to_empty
+
+
+def replace_weights(module, **named):
+    """Replace weights by empty ones, as without an emulation: fake tensors cannot be swapped."""
+    torch.__future__.set_swap_module_params_on_conversion(False)
+    try:
+        return empty(module, **named)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(True)
+
+
 class Idle:
     """A stream or an event, which does nothing."""
 
@@ -358,6 +370,7 @@ REPLACED = (
     *((nvtx, name, lambda *_: 0) for name in ("range_push", "range_pop")),
     (torch.Tensor, "pin_memory", pin_memory),
     (torch.nn.Module, "to", move_once),
+    (torch.nn.Module, "to_empty", replace_weights),
     (torch.backends.cuda, "enable_cudnn_sdp", lambda *_: None),
     (torch.nn.functional, "scaled_dot_product_attention", attention),
     (attention_module, "varlen_attn", varlen_attention),
