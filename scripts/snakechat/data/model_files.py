@@ -94,7 +94,9 @@ def layers_problem(config: Any) -> str | None:
     length when it reads one, and models of that many layers for hours.
     """
     for key, value in config.items() if isinstance(config, Mapping) else ():
-        if "layer" in key and isinstance(value, int | float) and value > MAX_LAYERS:
+        # Not vocab_size_per_layer_input.
+        is_number = key.endswith(("layers", "layer")) and isinstance(value, int | float)
+        if is_number and value > MAX_LAYERS:
             return f"{key}: {value}, expected at most {MAX_LAYERS}"
         if problem := layers_problem(value):
             return problem

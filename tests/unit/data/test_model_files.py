@@ -96,7 +96,10 @@ def test_a_file_that_is_missing_is_named(folder, name):
     ],
 )
 def test_a_config_with_too_many_layers_is_an_error_before_it_is_loaded(folder, keys):
-    (folder / "config.json").write_text(json.dumps({"layer_types": ["full"] * 2000, **keys}))
+    others = {"layer_types": ["full"] * 2000, "vocab_size_per_layer_input": 262_144}
+    (folder / "config.json").write_text(json.dumps(others))
+    check_files(folder)
+    (folder / "config.json").write_text(json.dumps({**others, **keys}))
     with pytest.raises(InputError, match=r"^config\.json has \w+: .*, expected at most 1000$"):
         check_files(folder)
     (folder / "config.json").write_text('{"a": ' * 90_000 + "1" + "}" * 90_000)
