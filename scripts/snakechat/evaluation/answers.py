@@ -136,7 +136,7 @@ def are_equal(first: str, second: str) -> bool:
         brackets == others
         and len(items) == len(other_items) > 1
         and all(
-            are_equal(item, other) and len({_name(item), _name(other)} - {""}) < 2
+            are_equal(item, other) and _are_compatible(_name(item), _name(other))
             for item, other in zip(items, other_items, strict=True)
         )
     )
@@ -149,7 +149,12 @@ def _order(item: str) -> tuple[str, str]:
 def _name(item: str) -> str:
     """Return the variable that an item has the value of, or an empty text."""
     assignment = ASSIGNMENT.match(item)
-    return "".join(assignment[0].split()) if assignment else ""
+    return re.sub(r"[\s{}=∈]", "", assignment[0]) if assignment else ""
+
+
+def _are_compatible(name: str, other: str) -> bool:
+    """Return whether names may be the same variable's: x also is x_1, with the number of a root."""
+    return name.startswith(other) or other.startswith(name)
 
 
 def plain(text: str) -> str:
@@ -190,7 +195,7 @@ def items_of(answer: str) -> list[str]:
     if len(re.findall("[=∈]", answer)) < 2:
         answer = ASSIGNMENT.sub("", answer, count=1).strip()
     # A comma that is not within brackets.
-    comma = re.compile(r"(?:,|\b(?:or|and)\b)(?![^()\[\]{}]*[)\]}])")
+    comma = re.compile(r"(?:, *(?:or|and)\b|,|\b(?:or|and)\b)(?![^()\[\]{}]*[)\]}])")
     bracketed = re.fullmatch(r"([(\[{])(.*)([)\]}])", answer, re.DOTALL)
     if bracketed and not comma.search(answer):
         return [bracketed[1] + bracketed[3], *comma.split(bracketed[2])]
