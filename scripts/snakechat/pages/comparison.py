@@ -66,8 +66,10 @@ class Group(NamedTuple):
         return [run.settings.get("seed") for run in self.runs]
 
     def points(self, key: str) -> Points:
-        """Return (step, value) of a metric, of all runs."""
-        return [point for run in self.runs for point in points_of(run.steps, key)]
+        """Return (step, value) of a metric, of all runs, at the steps that all of them have."""
+        curves = [dict(points_of(run.steps, key)) for run in self.runs]
+        shared = set(curves[0]).intersection(*curves)
+        return [(step, curve[step]) for curve in curves for step in sorted(shared)]
 
     def figures(self, path: str) -> list[Figure]:
         """Return a metric of each run; nothing if a run does not have it."""
@@ -168,25 +170,25 @@ def group_by_settings(runs: Sequence[Training], by_differences: bool = False) ->
     """
     found: dict[str, list[Training]] = {}
     for run in runs:
-        settings = json.dumps(run.compared, sort_keys=True)
+        compared = json.dumps(run.compared, sort_keys=True)
         is_apart = is_version(run.name) or not run.compared
-        found.setdefault(run.name if is_apart else settings, []).append(run)
+        found.setdefault(run.name if is_apart else compared, []).append(run)
     groups = [Group(of[0].name, of) for of in found.values()]
-    names = [
+    seedless = [
         of.name.replace(f"-seed-{of.seeds[0]}", "") if len(of.runs) > 1 else of.name
         for of in groups
     ]
-    if by_differences:
-        differences = setting_differences([group.runs[0].compared for group in groups])
-        names = [
-            ", ".join(
-                f"{key.rpartition(': ')[2]} {as_text(of[n])}" for key, of in differences.items()
-            )
-            for n in range(len(groups))
-        ]
-    if len(set(names)) < len(groups):
-        return groups
-    return [group._replace(name=name) for group, name in zip(groups, names, strict=True)]
+    columns = [group.runs[0].compared for group in groups]
+    differences = setting_differences(columns) if by_differences else {}
+    settings = [
+        ", ".join(f"{key.rpartition(': ')[2]} {as_text(of[n])}" for key, of in differences.items())
+        for n in range(len(groups))
+    ]
+    # Groups of seeds alone differ in no setting.
+    for names in (settings, seedless):
+        if all(names) and len(set(names)) == len(groups):
+            return [of._replace(name=name) for of, name in zip(groups, names, strict=True)]
+    return groups
 
 
 def long_rows(groups: Sequence[Group], metrics: Sequence[str]) -> Iterator[tuple[Any, ...]]:

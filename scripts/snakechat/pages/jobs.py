@@ -155,7 +155,7 @@ def run_table(training: Training) -> Table:
     measured = {"command": rebuild_command(training.name, run), **training.facts, **run}
     measured |= {key: last.get(f"{prefix}{key}") for key in ("skipped_steps", "loss_scale")}
     for name, key in {"losses": f"{prefix}loss", "value_losses": "value/loss"}.items():
-        if losses := [step[key] for step in steps if key in step]:
+        if losses := [step[key] for step in steps if step.get(key) is not None]:
             means = losses[0], losses[-1], statistics.fmean(losses)
             measured[name] = ", ".join(map(format_number, means))
     if "seconds_per_step" in run:

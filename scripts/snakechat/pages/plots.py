@@ -51,8 +51,11 @@ def curve_panels(
 
 
 def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
-    """Return (step, value) of a metric, from the lines of metrics.jsonl that have it."""
-    return [(line["step"], line[key]) for line in steps if key in line]
+    """Return (step, value) of a metric, from the lines of metrics.jsonl that have a number of it.
+
+    Commands of users may write nulls and texts.
+    """
+    return [(line["step"], line[key]) for line in steps if isinstance(line.get(key), int | float)]
 
 
 def averaged(points: Points) -> np.ndarray:

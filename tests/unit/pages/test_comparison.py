@@ -62,6 +62,19 @@ def test_columns_of_a_sweep_name_the_settings_that_differ():
     placed = [a_run(f"a-{stage}", 1, **{"placement: zero_stage": stage}) for stage in (0, 2)]
     names = [group.name for group in group_by_settings(placed, by_differences=True)]
     assert names == ["zero_stage 0", "zero_stage 2"]
+    seeds = [a_run(f"mine-seed-{seed}", seed, epochs=1) for seed in (1, 2)]
+    assert [group.name for group in group_by_settings(seeds, by_differences=True)] == ["mine"]
+
+
+def test_curves_of_seeds_have_the_steps_that_all_of_them_have():
+    # The second seed stopped early.
+    losses = ([1.0, 4.0], [3.0])
+    runs = [
+        a_run("a", 1)._replace(steps=[{"step": n, "loss": loss} for n, loss in enumerate(of, 1)])
+        for of in losses
+    ]
+    assert Group("a", runs).points("loss") == [(1, 1.0), (1, 3.0)]
+    assert Group("a", runs[:1]).points("loss") == [(1, 1.0), (2, 4.0)]
 
 
 METRICS = {

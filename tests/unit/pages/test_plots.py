@@ -2,8 +2,14 @@
 
 import re
 
-from snakechat.pages.plots import MAX_POINTS, averaged, curve_panels, draw_lines
+from snakechat.pages.plots import MAX_POINTS, averaged, curve_panels, draw_lines, points_of
 from support.pages import texts_in
+
+
+def test_a_curve_has_the_numbers_of_a_metric():
+    values = (None, "a", 2, 0.5)
+    lines = [{"step": 0}, *({"step": n, "loss": value} for n, value in enumerate(values, 1))]
+    assert points_of(lines, "loss") == [(3, 2), (4, 0.5)]
 
 
 def test_neighbouring_steps_and_seeds_are_averaged():
