@@ -211,7 +211,9 @@ def saved_splits(folder: Path) -> dict[str, list[str]]:
             raise InputError(f"{prefix / SAVED} is damaged: save the dataset again") from None
         if any(os.path.basename(name) != name for name in names):
             raise InputError(f"{prefix / SAVED} names files of other folders")
-        found[prefix.name or "train"] = [str(prefix / name) for name in names]
+        # A split without rows has no files.
+        if names:
+            found[prefix.name or "train"] = [str(prefix / name) for name in names]
     return found
 
 

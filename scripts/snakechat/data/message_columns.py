@@ -161,7 +161,8 @@ def _thoughts(message: Mapping[str, Any], role: str, name: str) -> str | None:
         BadRow: They are not text, occur twice and differ, or do not belong to a response.
     """
     for key, value in message.items():
-        if key not in THOUGHT_KEYS and THINKS.search(_words(key)) and not _is_empty(value):
+        is_thought = key not in THOUGHT_KEYS and THINKS.search(_words(key))
+        if is_thought and not isinstance(value, int | float) and not _is_empty(value):
             raise BadRow(f"{name} has a turn with {key}, expected thoughts in {THOUGHTS}")
     thoughts = _one_of(message, THOUGHT_KEYS, name)
     if thoughts and role != "assistant":

@@ -133,6 +133,11 @@ def test_a_dataset_that_was_saved_to_disk_is_read(saved, tmp_path):
     assert files["test"] == ["test/data-00000-of-00001.arrow"] and len(files["train"]) == 2
     assert saved_splits(folder / "test") == {"train": ["data-00000-of-00001.arrow"]}
     assert saved_splits(folder.parent) == {}
+    # A split without rows has no files.
+    none = datasets.DatasetDict({"train": datasets.Dataset.from_list(rows[:1])})
+    none["validation"] = none["train"].select([])
+    none.save_to_disk(tmp_path / "none")
+    assert list(saved_splits(tmp_path / "none")) == ["train"]
     assert [row for path in files["train"] for row in read(folder / path)] == rows
     shutil.copytree(folder, tmp_path / "mine")
     (tmp_path / "mine/test/state.json").write_text("{")
