@@ -61,15 +61,17 @@ def _local_splits(config: Config, name: str) -> Splits:
     if not source.exists():
         raise InputError(f"{place}.path: {source} does not exist")
     selection = config.selection(name)
+    # A path in place of a repository leaves what selects the repository's files.
+    chosen = {} if "hub" in config.values["datasets"][name] else selection
     try:
         if source.is_file():
             check_kinds([source.name])
-            _check_unread(selection, "a single file")
+            _check_unread(chosen, "a single file")
             return {"train": [source.name]}, None
         paths = local_paths(source)
         saved = {} if "train" in selection else saved_splits(source)
         if saved:
-            _check_unread(selection.keys() & {"name"}, "what save_to_disk wrote")
+            _check_unread(chosen.keys() & {"name"}, "what save_to_disk wrote")
             splits, remark = train_and_eval(saved, selection.get("split", {}), paths), None
         else:
             splits, remark = split_files(paths, selection, card_configs(source), splits_in_child)

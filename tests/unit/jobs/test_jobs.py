@@ -203,6 +203,12 @@ def test_a_selection_that_nothing_reads_is_an_error(load, tmp_path, path, settin
         dataset_files(local(load, path, **settings), "local")
 
 
+def test_a_file_takes_the_place_of_a_repository_and_of_what_selects_its_files(load, tmp_path):
+    write_files(tmp_path, "train.jsonl")
+    config = load({"datasets": {"gsm8k": {"path": str(tmp_path / "train.jsonl")}}})
+    assert dataset_files(config, "gsm8k").keys() == {"train/train.jsonl"}
+
+
 def test_files_that_cannot_be_read_are_errors(load, tmp_path):
     config, link = local(load), tmp_path / "mine/rows.jsonl"
     with pytest.raises(InputError, match=r"datasets\.local\.path: mine does not exist"):
