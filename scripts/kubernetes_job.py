@@ -108,14 +108,17 @@ def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
     if gpus:
         limits["nvidia.com/gpu"] = str(gpus)
     document = yaml.safe_load(TRAINING.read_text())
-    document["metadata"] = {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
+    names = {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
+    document["metadata"] = {**document.get("metadata", {}), **names}
     document["spec"]["nprocPerNode"] = str(max(gpus, 1))
     nodes = document["spec"]["pytorchReplicaSpecs"]
     container = completed(nodes["Master"]["template"]["spec"], folder, profile)
     container["command"] = command(job)
     # A node reserves some of its CPU for the system.
     requests = {**limits, "cpu": f"{950 * threads}m"}
-    container["resources"] = {"requests": requests, "limits": limits}
+    resources = container.setdefault("resources", {})
+    for kind, amounts in (("requests", requests), ("limits", limits)):
+        resources[kind] = {**resources.get(kind, {}), **amounts}
     if placement.nodes > 1:
         nodes["Worker"] = {**nodes["Master"], "replicas": placement.nodes - 1}
     return document

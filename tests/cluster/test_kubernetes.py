@@ -19,10 +19,11 @@ import yaml
 from kubeflow.training import models as operator
 
 from conftest import PYTHON, ROOT, Workflow, copy_sources
-from kubernetes_job import driver
+from kubernetes_job import driver, pytorch_job
 from launch import free_port
 from snakechat.workflow.snakemake_adapter import POD_SECURITY
 from support.pods import LOG, serving
+from support.specs import ONE_GPU
 
 FOLDER = ROOT / "profiles/kubernetes"
 PROFILE = yaml.safe_load((FOLDER / "config.yaml").read_text())
@@ -217,6 +218,23 @@ def test_manifests_are_valid_and_follow_the_profile():
     check_restricted(DRIVER_POD)
     assert DRIVER[0]["automountServiceAccountToken"] is False
     assert DRIVER_POD["automountServiceAccountToken"] is True
+
+
+def test_a_pytorch_job_has_what_a_cluster_adds_to_its_file(tmp_path, monkeypatch):
+    document = yaml.safe_load((FOLDER / "training.yaml").read_text())
+    document["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["containers"][0]["resources"] = {"limits": {"rdma/hca": "1"}}
+    (tmp_path / "training.yaml").write_text(yaml.safe_dump(document))
+    monkeypatch.setattr("kubernetes_job.TRAINING", tmp_path / "training.yaml")
+    monkeypatch.setattr("kubernetes_job.command", lambda job: [])
+    job = SimpleNamespace(placement=ONE_GPU, spec={"rule": "train_sft", "name": "66b"})
+    made = pytorch_job(job, "/volume/snakechat", PROFILE)
+    assert made["metadata"]["labels"] == document["metadata"]["labels"]
+    assert made["metadata"]["namespace"] == PROFILE["kubernetes-namespace"]
+    pod = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert limits["rdma/hca"] == "1" and limits["nvidia.com/gpu"] == "1"
 
 
 def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
