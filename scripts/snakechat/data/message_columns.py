@@ -38,7 +38,7 @@ WEIGHTS = ("weight", "loss_weight", "train", "loss")
 # What other keys look like that do, or the opposite of it.
 MASKS = re.compile(
     r"(?<![a-z])(un|non?|not)?(weight|train|loss|mask|learn|supervis|ignor|skip|exclud|gradient"
-    r"|backprop|grad(?!e))(s|es|e|p?ed|able|ing|ion)?(?![a-z])"
+    r"|backprop|grad(?![ei]))(s|es|e|p?ed|able|ing|ion)?(?![a-z])"
 )
 # Columns of a row, and keys of messages and parts, that have more than text.
 MEDIA = re.compile(
