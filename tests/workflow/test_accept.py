@@ -36,7 +36,8 @@ def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_p
     [entry] = manifest["accepted"]
     assert entry["because"] == "the refactoring | keeps all losses"
     assert entry["changes"] == ["train_sft.py changed"]
-    assert entry["from"] != entry["to"]
+    record = json.loads((workflow.folder / "output/sft/tiny/run.json").read_text())
+    assert record["spec"] == entry["from"] != entry["to"]
     page = (workflow.folder / "output/report/sft/tiny/report.html").read_text()
     assert "the refactoring | keeps all losses (train_sft.py changed)" in page
     process = workflow.run("python", "scripts/verify.py", "output/sft")

@@ -147,7 +147,7 @@ def _read_run(job: Job[Any], name: str) -> Training:
     metrics = json.loads(read_version_file(evaluation, "metrics.json"))
     metrics |= read_benchmarks(job.inputs).get(f"{stage}/{name}", {})
     settings = lineage[result]["settings"]
-    record = read_run_record(folder, lineage[result]["spec"]) or {}
+    record = read_run_record(folder, lineage[result]) or {}
     placement = Placement(**record.get("placement", {}))
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
     if batch and "seconds_per_step" in record:

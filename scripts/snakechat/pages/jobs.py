@@ -139,7 +139,7 @@ def read_runs(lineage: Lineage) -> Runs:
     None stands for a run that is unknown: the file is missing or damaged, or belongs to another run
     than the one that made the result.
     """
-    return {path: read_run_record(path, lineage[path]["spec"]) for path in upstream_first(lineage)}
+    return {path: read_run_record(path, lineage[path]) for path in upstream_first(lineage)}
 
 
 def total_cost(runs: Runs) -> str:

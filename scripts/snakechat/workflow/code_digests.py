@@ -43,7 +43,7 @@ SOURCE_READERS = {
 REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 
 # Folders of a package with files other than modules: Jinja templates, translations, tables.
-DATA_FOLDERS = ("templates", "locale", "tables")
+DATA_FOLDERS = ("templates", "tables")
 # Strings that may be names of such files.
 FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
@@ -159,7 +159,7 @@ class Modules:
         """Return the digests of a program and of what it imports, by file, and its libraries.
 
         A template, a translation or a table counts if a string in the code is its path, relative to
-        the folder `templates`, `locale` or `tables` next to one of the modules; so do the templates
+        the folder `templates` or `tables` next to one of the modules; so do the templates
         that it extends or includes.
 
         A reward function may import modules in rewards/ and our modules. A file in rewards/ that is

@@ -165,13 +165,19 @@ def replies_folder(store: Path) -> Path:
 REPRODUCED = "SNAKECHAT_RUNGS_OF"
 
 
-def read_run_record(folder: str | Path, spec: str | None = None) -> dict[str, Any] | None:
+def read_run_record(
+    folder: str | Path, entry: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """Return the record of the run that made a result; None if it is missing or damaged.
 
-    spec: The digest of a spec: the record of a run with another one counts as missing.
+    entry: Of the result in a lineage: the record of a run with another spec counts as missing.
+        Accepted results keep the record of their run.
     """
     record = read_sealed(Path(folder, RUN_RECORD))
-    return record if record and spec in (None, record["spec"]) else None
+    if record and entry:
+        specs = {entry["spec"], *(change["from"] for change in entry.get("accepted", ()))}
+        return record if record["spec"] in specs else None
+    return record
 
 
 # --- lineage --------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def test_templates_and_translations_that_a_module_names_are_part_of_the_code(wri
         "pkg/templates/base.html": "base",
         "pkg/templates/page.html": '{% extends "base.html" %}',
         "pkg/templates/other.html": '{% extends "base.html" %}',
-        "pkg/locale/texts.yaml": "one: 一",
+        "pkg/tables/texts.yaml": "one: 一",
     }
     write(texts)
     assert code_digests(program).keys() == before
@@ -179,7 +179,7 @@ def test_templates_and_translations_that_a_module_names_are_part_of_the_code(wri
     assert code_digests(program).keys() - before == pages
     # The string may be in any module of the program.
     write({"pkg/b.py": 'from pkg.c import three\n\ntwo = "texts.yaml"\n'})
-    assert code_digests(program).keys() - before == {*pages, "pkg/locale/texts.yaml"}
+    assert code_digests(program).keys() - before == {*pages, "pkg/tables/texts.yaml"}
 
 
 # --- reward functions ---------------------------------------------------------------------------

@@ -36,6 +36,16 @@ def test_any_change_of_a_value_is_noticed(tmp_path):
         assert read_manifest(path) is None
 
 
+def test_the_record_of_another_spec_counts_only_if_its_result_was_accepted(tmp_path):
+    record = {"spec": "before"}
+    (tmp_path / "run.json").write_text(sealed_json(record))
+    assert read_run_record(tmp_path) == record
+    assert read_run_record(tmp_path, {"spec": "before"}) == record
+    assert read_run_record(tmp_path, {"spec": "after"}) is None
+    accepted = [{"from": "before", "to": "between"}, {"from": "between", "to": "after"}]
+    assert read_run_record(tmp_path, {"spec": "after", "accepted": accepted}) == record
+
+
 def test_an_input_without_a_readable_manifest_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=r"toy.manifest.json cannot be read: delete it"):
