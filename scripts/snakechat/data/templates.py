@@ -122,6 +122,8 @@ class ChatTemplate:
         # Other text in front, such as empty thoughts, is left to the model.
         space = dialogue.rpartition(ASSISTANT)[0].removeprefix(prompt)
         self.space = space if is_written and space.isspace() else ""
+        # Then no text of a turn has it.
+        self.has_header = self.special.pattern.search(self.context) is not None
         # Rows report a template that rejects these turns, or starts a response with thoughts.
         if generates and is_written:
             start = START_OF_THOUGHTS.sub("", prompt)
@@ -177,6 +179,10 @@ class ChatTemplate:
             return []
         # The dialogue up to its last response, and a further question.
         whole = rendered_or_empty(self.tokenizer, [*turns[: places[-1] + 1], QUESTION])
+        if self.has_header and not has_messages(turns):
+            found = self._found(whole, turns, places)
+            if found is not None:
+                return found
         written: list[Written] = []
         # Where the response before ends in this rendering; None if it does not have it.
         stop: int | None = None
@@ -192,6 +198,40 @@ class ChatTemplate:
                 text = self.response(prompt, turns[:place], recorded_response(turns[place]))
                 stop = None
             written.append(Written(prompt, text, between))
+        return written
+
+    def _found(
+        self, whole: str, turns: Sequence[Turn], places: Sequence[int]
+    ) -> list[Written] | None:
+        """Return the responses of a dialogue of texts as its rendering as a whole has them.
+
+        This saves the rendering of each prompt. The header of a response has a special token, so
+        that no text of a turn has it. The text between header and end of a turn must be its
+        content, and the first, second, fourth ... and the last prompt must be as rendered alone.
+
+        Returns:
+            None if the rendering differs: the template treats earlier turns in another way.
+        """
+        written: list[Written] = []
+        # The ends of the last response, and of the last one in `places`.
+        stop = before = 0
+        for number, turn in enumerate(turns[: places[-1] + 1]):
+            message = message_of(turn)
+            if message["role"] != "assistant":
+                continue
+            header = whole.find(self.context, stop)
+            start = header + len(self.context)
+            stop = whole.find(self.end, start)
+            prompt, text = whole[:start], whole[start:stop]
+            if header < 0 or stop < 0 or text.strip() != message["content"].strip():
+                return None
+            if number in places:
+                count = len(written) + 1
+                is_compared = number == places[-1] or count & (count - 1) == 0
+                if is_compared and self.prompt(turns[:number]) != prompt:
+                    return None
+                written.append(Written(prompt, text, whole[before:start] if written else None))
+                before = stop
         return written
 
     def _response_in(self, whole: str, prompt: str, response: Turn) -> str:
