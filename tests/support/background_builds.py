@@ -9,8 +9,15 @@ import time
 
 from conftest import PYTHON
 
-# Starts Snakemake, which then starts its programs by the Python that is the first argument.
-START = "import sys; sys.executable = sys.argv.pop(1); from snakemake import cli; cli.main()"
+# Starts Snakemake, which then starts its programs by the Python that is the first argument. A shell
+# may have started the tests in the background, where SIGINT is ignored.
+START = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.executable = sys.argv.pop(1)
+from snakemake import cli
+cli.main()
+"""
 # Seconds after which a build counts as hanging.
 LIMIT = 600
 
