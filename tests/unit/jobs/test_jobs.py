@@ -198,7 +198,7 @@ def test_files_of_a_dataset_are_named_by_split_and_others_are_a_warning(load, tm
 )
 def test_a_selection_that_nothing_reads_is_an_error(load, tmp_path, path, settings, key):
     write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "saved/state.json")
-    (tmp_path / "saved/state.json").write_text('{"_data_files": []}')
+    (tmp_path / "saved/state.json").write_text('{"_data_files": [{"filename": "rows.arrow"}]}')
     with pytest.raises(InputError, match=f"{path}: {key} has no effect on "):
         dataset_files(local(load, path, **settings), "local")
 
