@@ -138,8 +138,9 @@ def phase_places(dataset: str, folder: Path, rows: Sequence[Row]) -> Places:
 def usage_of(
     manifest: Manifest, places: Mapping[str, Places]
 ) -> tuple[set[str], set[str], set[str]]:
-    """Return the digests of the rows that a result was made from, their phases, and the records and
-    splits of which there is no copy.
+    """Return the digests of the rows that a result was made from, their phases, and missing files.
+
+    Missing files are records and splits that the lineage names and the store does not contain.
 
     Other jobs of its lineage read no rows, or statistics of them, or write row numbers.
 

@@ -25,8 +25,8 @@ LIMIT = 600
 class Build:
     """A Snakemake process in a new process group; its output goes into a file.
 
-    It is no fork, but its programs are: they end once a process of the group that waits for them
-    does.
+    Snakemake is not a fork, but its programs are. A program ends when the process of the group that
+    waits for it ends.
     """
 
     def __init__(self, workflow, arguments, log, python):

@@ -156,7 +156,7 @@ def become(request):
     sys.argv = request["arguments"]
     sys.path[0] = str(program.resolve().parent)
     sys.path += filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    # So that the programs that it starts are forks too: those of a job with limits reach no server.
+    # So that the programs that it starts are forks too. A job with limits cannot reach the server.
     if program.name != "confined.py":
         sys.executable = str(Path(__file__).resolve().parents[1] / "bin/python")
     buffering = 1 if os.isatty(1) else -1

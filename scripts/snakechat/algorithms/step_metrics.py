@@ -109,7 +109,7 @@ def score_metrics(scores: Scores) -> dict[str, float]:
 
     `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
     `rewards/NAME/missing` of responses for which a reward function returned None; means leave them
-    out. Without anything that scores, which `distill` allows, there are no metrics.
+    out. The metrics are empty if nothing scores responses, which `distill` allows.
     """
     if not scores.by_source:
         return {}

@@ -181,8 +181,8 @@ def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
     """
     if scores and "init" in config.values["models"][name]:
         raise ConfigError(
-            f"config: {use}, which is no classifier but a language model with random weights: use a"
-            " reward recipe or a sequence classifier"
+            f"config: {use}, which is a language model with random weights, expected a sequence"
+            " classifier: use one, or a reward recipe"
         )
     source = config.source_of("models", name)
     keys = source and read_model_config(source)

@@ -44,8 +44,8 @@ from snakechat.data.message_columns import (
 # chosen, as it is, after an empty prompt.
 Record = tuple[list[Turn], str | None, str | None]
 
-# Formats of rows without a response, of texts that are no dialogues, and of single responses, each
-# labelled good or bad.
+# Formats of prompts without responses, of plain texts, and of single responses that are labelled
+# good or bad.
 PROMPTS, TEXTS, UNPAIRED = "prompt", "text", ("kto", "kto_text")
 # Fields that are neither texts nor messages.
 NUMBERS = ("first_score", "second_score", "label")

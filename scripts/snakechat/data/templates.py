@@ -172,8 +172,8 @@ class ChatTemplate:
     def responses(self, turns: Sequence[Turn], places: Sequence[int]) -> list[Written]:
         """Return the responses of a dialogue as they are written behind their prompts.
 
-        They are those of the whole dialogue, or where the template writes earlier turns in another
-        way, of the dialogue up to the response.
+        Each response is read from the rendering of the whole dialogue. If the template writes
+        earlier turns in another way, the dialogue up to the response is rendered instead.
         """
         if not places:
             return []

@@ -35,8 +35,8 @@ class Training(NamedTuple):
         steps: The lines of metrics.jsonl.
         metrics: metrics.json of the evaluation.
         run: run.json; empty if it is unknown.
-        tokens: stats.json of the tokens; of reports.
-        compared: Settings that tell its results from others, but the seed; of comparisons.
+        tokens: stats.json of the tokens. Reports have it.
+        compared: Settings, without the seed, in which trainings may differ. Comparisons have them.
     """
 
     stage: str

@@ -101,8 +101,8 @@ def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
     return "; ".join(translate("model_size", name=name, **of) for name, of in models.items())
 
 
-# The forms of NAMES, besides those of its group `units`. Other numbers with a fraction are shown as
-# in other tables, and other values as settings are.
+# How the forms in NAMES are written. Its group `units` has further forms. Without a form,
+# format_number writes floats, and as_text any other value.
 FORMS: dict[str, Callable[[Any], str]] = {
     "share": format_share,
     "duration": format_duration,

@@ -179,12 +179,16 @@ SCORER = CLASSIFIER | {"id2label": {"0": "SCORE"}}
 @pytest.mark.parametrize(
     ("keys", "recipe", "problem"),
     [
-        (LANGUAGE_MODEL, {"reward": "models/mine"}, "is no classifier but LlamaForCausalLM: use"),
+        (
+            LANGUAGE_MODEL,
+            {"reward": "models/mine"},
+            "is LlamaForCausalLM, expected a sequence classifier with one label: use",
+        ),
         (CLASSIFIER, {"reward": "models/mine"}, "has 2 labels, expected 1, the score: use"),
         (SCORER, {"actor": "models/mine"}, "is a sequence classifier, expected a language model"),
         (SCORER, {"reward": {"models/mine": 0.5, "reward/tiny": 1}}, None),
         (LANGUAGE_MODEL, {"actor": "models/mine"}, None),
-        # What cannot be read is no mistake of the config.
+        # An unreadable file is not a mistake in the config.
         (None, {"reward": "models/mine"}, None),
     ],
 )

@@ -377,7 +377,7 @@ def test_masks_of_other_programs_are_weights(mask):
     turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
     turns[1] |= mask
     more = {**dict.fromkeys(mask, True), "mask": None, "constraint": "short", "grade": 3}
-    # Numbers and flags are no thoughts.
+    # Numbers and flags are not thoughts.
     more |= {"grading": "-", "thinking_elapsed_secs": 2.5, "thinkEnabled": True}
     turns = [{**more, **turn} for turn in turns]
     assert read({"messages": turns})[0] == [("user", "a"), ("untrained", "b"), ("user", "c")]

@@ -91,7 +91,7 @@ def test_another_folder_is_one_line(edit, message, output, source):
 
 
 def test_a_language_model_is_no_reward_model(output, source):
-    with pytest.raises(InputError, match="is no classifier but"):
+    with pytest.raises(InputError, match="expected a sequence classifier with one label"):
         check_output(output, source, is_classifier=True)
 
 

@@ -39,7 +39,10 @@ def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
 
 
 def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
-    with pytest.raises(InputError, match="causal is no classifier but OPTForCausalLM: use"):
+    with pytest.raises(
+        InputError,
+        match="causal is OPTForCausalLM, expected a sequence classifier with one label: use",
+    ):
         load_scorer(folder, "fp32", tokenizer)
     # Without architectures, the weights decide.
     change_config(folder, architectures=None)
