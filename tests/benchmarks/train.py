@@ -29,12 +29,12 @@ from measuring import (
     SETTINGS,
     THREADS,
     VOCABULARIES,
-    figures_of,
     in_process,
     interleaved,
     make_tokenizer,
     peak_mb,
     read_rows,
+    records_of,
     rss_mb,
     run,
 )
@@ -46,13 +46,13 @@ MICRO_BATCH_TOKENS = 4096
 
 
 def measure(folder, rounds):
-    """Prepare and measure; return the figures."""
+    """Prepare and measure; return the records."""
     program = [sys.executable, __file__]
     for vocabulary in VOCABULARIES:
         in_process(*program, "prepare", vocabulary, f"{folder}/{vocabulary}")
     cases = [(stage, f"{folder}/{name}") for name, stage in product(VOCABULARIES, STAGES)]
     methods = {method: [*program, method] for method in ("ours", "deepspeed_chat")}
-    figures = {}
+    records = []
     for (stage, path), results in interleaved(methods, cases, rounds).items():
         steps = json.loads(Path(path, "steps.json").read_text())
         tokens = sum(
@@ -61,11 +61,11 @@ def measure(folder, rounds):
             for row in step
             for response in responses_of(stage)
         )
-        figure = figures_of(results, "tokens", tokens, WARM_UP)
-        for method, of_rounds in results.items():
-            figure[method]["first_loss"] = round(of_rounds[0]["loss"], 5)
-        figures[f"{Path(path).name} {stage}"] = figure
-    return figures
+        case = f"{Path(path).name} {stage}"
+        for record in records_of(case, results, "tokens", tokens, WARM_UP):
+            loss = results[record["method"]][0]["loss"]
+            records.append({**record, "first_loss": round(loss, 5)})
+    return records
 
 
 def responses_of(stage):
