@@ -2,7 +2,6 @@
 
 import contextlib
 import fcntl
-import functools
 import json
 import os
 import re
@@ -29,9 +28,6 @@ from support.program_forks import start_server
 os.environ["OMP_NUM_THREADS"] = "1"
 # Programs print as they do for users: with it, output would always be in order.
 os.environ.pop("PYTHONUNBUFFERED", None)
-
-# Without what a test sets for itself.
-ENVIRONMENT = dict(os.environ)
 
 ROOT = Path(__file__).resolve().parent.parent
 # Runs programs as forks: support/program_forks.py.
@@ -72,10 +68,10 @@ def pytest_addoption(parser):
     )
 
 
-@functools.cache
-def program_forks():
-    """Return the environment with which programs start as forks, until the tests end."""
-    return start_server(ENVIRONMENT)
+def pytest_configure(config):
+    """Start the server of forks for all workers, in the process that starts them."""
+    if not hasattr(config, "workerinput"):
+        os.environ |= start_server()
 
 
 @pytest.fixture
@@ -137,7 +133,7 @@ class Workflow:
         """Return the environment of a command, in which `python` runs programs as forks."""
         folders = PYTHON.parent, Path(sys.executable).parent, os.environ["PATH"]
         path = os.pathsep.join(map(str, folders))
-        return {**os.environ, **program_forks(), **self.environment, "PATH": path}
+        return {**os.environ, **self.environment, "PATH": path}
 
     def build(self, *targets):
         """Build targets on two cores; a failure shows the output of Snakemake."""

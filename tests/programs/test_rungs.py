@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from conftest import PYTHON, ROOT, program_forks
+from conftest import PYTHON, ROOT
 from snakechat.workflow.placement import changed_values
 from support.stages import stages_of_small_model, toy_rows
 
@@ -57,7 +57,6 @@ def train(tokenizer, tmp_path_factory):
                 cwd=work,
                 env={**os.environ, "CUDA_VISIBLE_DEVICES": "0,1", "TMPDIR": str(folder)}
                 | {"LIMIT": str(1 << 40), "DS_ACCELERATOR": "cpu"}
-                | program_forks()
                 | environment,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

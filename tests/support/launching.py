@@ -3,7 +3,7 @@
 import os
 import subprocess
 
-from conftest import ROOT, program_forks
+from conftest import ROOT
 
 LAUNCHER = ROOT / "scripts/launch.py"
 
@@ -21,7 +21,6 @@ def launch(
         cwd=folder,
         env={
             **os.environ,
-            **program_forks(),
             "OMP_NUM_THREADS": "1",
             "DS_ACCELERATOR": device,
             # An option of torchrun that torch 2.11 does not have.

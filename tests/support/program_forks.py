@@ -8,7 +8,8 @@ to the caller reach the fork.
 
     python tests/support/program_forks.py LISTENER
 
-LISTENER is the number of an open socket. The server ends when its standard input is closed.
+LISTENER is the number of an open socket. The server imports the libraries for its first caller, and
+ends when its standard input is closed.
 """
 
 import atexit
@@ -55,11 +56,8 @@ OF_LAUNCHERS = ("PYTHONSAFEPATH", "PYTHONUTF8", "TORCHELASTIC_", "TORCH_CPP_", "
 OF_COMPILER = ("TORCHINDUCTOR_CACHE_DIR",)
 
 
-def start_server(environment):
-    """Start a server that runs until the tests end; return the variables that programs need.
-
-    environment: Variables of the server.
-    """
+def start_server():
+    """Start a server that runs until the tests end; return the variables that programs need."""
     # A process that forks must not have used a GPU.
     if Path("/dev/nvidiactl").exists():
         return {}
@@ -73,7 +71,7 @@ def start_server(environment):
             stdin=subprocess.PIPE,
             pass_fds=[listener.fileno()],
             start_new_session=True,
-            env={**environment, "PYTHONUTF8": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
+            env={**os.environ, "PYTHONUTF8": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"},
         )
 
     def stop():
@@ -195,11 +193,12 @@ def run(program):
 
 
 if __name__ == "__main__":
-    variables = imported_with(os.environ)
-    for library in LIBRARIES:
-        importlib.import_module(library)
-    # Searches for plugins, once.
-    sys.modules["snakemake.cli"].get_argument_parser()
-    # Collections in forks would visit, and copy, what they share.
-    gc.freeze()
-    run(become(serve(socket.socket(fileno=int(sys.argv[1])), variables)))
+    variables, listener = imported_with(os.environ), socket.socket(fileno=int(sys.argv[1]))
+    if listener in select.select([listener, sys.stdin], [], [])[0]:
+        for library in LIBRARIES:
+            importlib.import_module(library)
+        # Searches for plugins, once.
+        sys.modules["snakemake.cli"].get_argument_parser()
+        # Collections in forks would visit, and copy, what they share.
+        gc.freeze()
+        run(become(serve(listener, variables)))
