@@ -1,12 +1,16 @@
-"""Staleness of results on disk: each state of a result by itself."""
+"""What determines a result, which results on disk are stale, and why."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from conftest import ROOT
 from snakechat.jobs.descriptions import Description
 from snakechat.jobs.rules import Rule
+from snakechat.jobs.specs import Specs
+from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
 from snakechat.jobs.staleness import Staleness
 from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
@@ -21,18 +25,55 @@ from snakechat.workflow.manifest import (
     store_key,
     without_names,
 )
-from support.specs import specs_of_rules
+from snakechat.workflow.snapshot import write_spec
+from support.configs import load
+from support.specs import EMPTY_SPEC, specs_of_rules
+
+# --- specs --------------------------------------------------------------------------------------
+
+
+def test_the_code_of_a_spec_has_the_reward_functions_of_its_settings(tmp_path):
+    description = Description({"reward_functions": {"mine": 1}})
+    rules = {"train": Rule(lambda config, name: description, "models/train", "tool")}
+    specs = specs_of_rules(tmp_path, ["tool"], rules)
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards/mine.py").write_text("WORDS = []\n")
+    spec, _ = specs.spec("train", "a")
+    assert spec["code"].keys() == {"tool.py", "rewards/mine.py"}
+
+
+def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    spec = {"rule": "train", "name": "sft/a", "settings": {"rate": 1}}
+    path = Path(write_spec(spec))
+    path.write_text(path.read_text().replace("rate", "other", 1))
+    assert write_spec(spec) == str(path)
+    assert json.loads(path.read_text()) == spec
+
+
+def test_a_sweep_over_placements_has_a_training_of_each():
+    over = {"placement": ["cpu", "multi_node"], "learning_rate": [0.1]}
+    sweep = {"stage": "sft", "recipe": "tiny", "over": over}
+    specs = Specs(load({"sweeps": {"mine": sweep}}), ROOT)
+    names = [f"mine-placement-{each}-learning_rate-0.1" for each in over["placement"]]
+    trained = [without_names(specs.spec("train_sft", name)[0]) for name in names]
+    assert [spec.pop("placement") for spec in trained] == over["placement"]
+    tokens = [without_names(specs.spec("tokenize_sft", name)[0]) for name in names]
+    assert tokens[0] == tokens[1] and trained[0] == trained[1]
+
+
+# --- results on disk ----------------------------------------------------------------------------
 
 
 @pytest.fixture
 def specs(tmp_path, monkeypatch):
-    """Specs of `first`, and of `second`, which reads it."""
+    """Specs of `first`, and of `second`, which reads it. Both are built."""
     monkeypatch.chdir(tmp_path)
     specs = specs_of_rules(tmp_path, ("first", "second", "third"), {})
     describe(specs, "first")
     describe(specs, "second", inputs={"first": ("first", "a")})
-    build(specs, "first", tmp_path)
-    build(specs, "second", tmp_path)
+    build(specs, "first")
+    build(specs, "second")
     return specs
 
 
@@ -48,15 +89,14 @@ def describe(specs, rule, inputs=None, shows_provenance=False, **settings):
     specs.spec.cache_clear()
 
 
-def build(specs, rule, root, text=None):
+def build(specs, rule, text=None):
     """Write a result into the store and link its path to it, as a program does."""
     spec, _ = specs.spec(rule, "a")
-    result = root / "build"
+    result = Path("build")
     result.mkdir()
     (result / "rows.txt").write_text(text or rule)
     upstream = {
-        key: read_manifest(manifest_path(root / entry["path"]))
-        for key, entry in spec["inputs"].items()
+        key: read_manifest(manifest_path(entry["path"])) for key, entry in spec["inputs"].items()
     }
     inputs = recorded_inputs(spec, upstream)
     manifest = {
@@ -75,14 +115,18 @@ def build(specs, rule, root, text=None):
     link_result(spec["path"], folder)
 
 
-def stale(specs, *rules, reporting=False):
-    """Return which results of these rules are stale."""
+def decided(specs, *rules, reporting=False):
+    """Return the Staleness of the results of these rules."""
     staleness = Staleness(specs)
-    if reporting:
-        staleness.reporting = True
+    staleness.reporting = reporting
     for rule in rules:
         staleness.decide(rule, "a")
-    return set(staleness.stale)
+    return staleness
+
+
+def stale(specs, *rules):
+    """Return which results of these rules are stale."""
+    return set(decided(specs, *rules).stale)
 
 
 def delete(specs, rule):
@@ -93,28 +137,27 @@ def delete(specs, rule):
     manifest_path(path).unlink()
 
 
+def rebuild_first(specs, setting, text="first"):
+    """Build `first` from another spec, with this text."""
+    describe(specs, "first", setting=setting)
+    build(specs, "first", text)
+
+
 SECOND = {"output/second/a"}
 
 
-@pytest.mark.parametrize("damage", ["missing", "longer", "unreadable", "other spec"])
-def test_a_damaged_result_is_stale(specs, tmp_path, damage):
-    manifest = tmp_path / "output/second/a/manifest.json"
-    if damage == "missing":
-        (tmp_path / "output/second/a/rows.txt").unlink()
-    elif damage == "longer":
-        (tmp_path / "output/second/a/rows.txt").write_text("longer than before")
-    elif damage == "unreadable":
-        manifest.write_text("{")
-    else:
-        describe(specs, "second", rate=1)
-    assert stale(specs, "first") == set()
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda result: (result / "rows.txt").unlink(),
+        lambda result: (result / "rows.txt").write_text("longer than before"),
+        lambda result: (result / "manifest.json").write_text("{"),
+    ],
+)
+def test_a_damaged_result_is_stale(specs, damage):
+    assert stale(specs, "first", "second") == set()
+    damage(Path("output/second/a"))
     assert stale(specs, "first", "second") == SECOND
-
-
-def rebuild_first(specs, root, setting, text="first"):
-    """Build `first` from another spec, with this text."""
-    describe(specs, "first", setting=setting)
-    build(specs, "first", root, text)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +165,11 @@ def rebuild_first(specs, root, setting, text="first"):
     [("other", False, SECOND), ("first", False, set()), ("first", True, SECOND)],
 )
 def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(
-    specs, tmp_path, text, shows_provenance, expected
+    specs, text, shows_provenance, expected
 ):
     describe(specs, "second", shows_provenance=shows_provenance)
-    build(specs, "second", tmp_path)
-    rebuild_first(specs, tmp_path, 1, text)
+    build(specs, "second")
+    rebuild_first(specs, 1, text)
     assert stale(specs, "second") == expected
 
 
@@ -137,45 +180,94 @@ def test_a_missing_input_makes_a_result_stale_if_it_would_be_made_from_another_s
     assert stale(specs, "second") == SECOND
 
 
-def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs, tmp_path):
+def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs):
     describe(specs, "third", inputs={"second": ("second", "a")})
-    build(specs, "third", tmp_path)
+    build(specs, "third")
     delete(specs, "second")
     assert stale(specs, "third") == set()
-    rebuild_first(specs, tmp_path, 0, "other")
+    rebuild_first(specs, 0, "other")
     assert stale(specs, "third") == {"output/third/a"}
 
 
-def test_an_earlier_version_is_up_to_date_and_is_linked(specs, tmp_path):
-    first, second = Path("output/first/a").resolve(), Path("output/second/a").resolve()
-    rebuild_first(specs, tmp_path, 1, "other")
-    build(specs, "second", tmp_path)
+def test_an_earlier_version_is_up_to_date_and_is_linked(specs):
+    results = [Path("output/first/a"), Path("output/second/a")]
+    versions = [result.resolve() for result in results]
+    rebuild_first(specs, 1, "other")
+    build(specs, "second")
     describe(specs, "first")
-    staleness = Staleness(specs)
-    for rule in ("first", "second"):
-        staleness.decide(rule, "a")
+    staleness = decided(specs, "first", "second")
     assert not staleness.stale and len(staleness.links) == 2
-    staleness.link()
-    assert Path("output/first/a").resolve() == first
-    assert Path("output/second/a").resolve() == second
-    assert stale(specs, "first", "second", reporting=True) == set()
-
-
-def test_a_report_rejects_an_earlier_version(specs, tmp_path):
-    rebuild_first(specs, tmp_path, 1, "other")
-    describe(specs, "first")
     with pytest.raises(InputError, match="output/first/a is stale, and a report shows"):
-        stale(specs, "first", reporting=True)
+        decided(specs, "first", reporting=True)
+    staleness.link()
+    assert [result.resolve() for result in results] == versions
+    assert not decided(specs, "first", "second", reporting=True).stale
 
 
-def test_a_folder_without_its_manifest_is_incomplete(specs, tmp_path):
+def test_a_folder_without_its_manifest_is_incomplete(specs):
     manifests = ["output/first/a.manifest.json", "output/second/a.manifest.json"]
     staleness = Staleness(specs)
     staleness.decide_folder("output/second/a", manifests)
     assert not staleness.incomplete
-    (tmp_path / manifests[1]).unlink()
+    Path(manifests[1]).unlink()
     staleness.decide_folder("output/second/a", manifests)
     assert staleness.incomplete == {"output/second/a": manifests[1:]}
     staleness.reporting = True
     with pytest.raises(InputError, match="output/second/a is incomplete"):
         staleness.decide_folder("output/second/a", manifests)
+
+
+# --- causes -------------------------------------------------------------------------------------
+
+ONE, TWO = "1" * 64, "2" * 64
+OLD_FILES = {"train_sft.py": ONE, "snakechat/a.py": ONE, "snakechat/b.py": ONE}
+NEW_FILES = {"train_sft.py": TWO, "snakechat/a.py": ONE, "snakechat/c.py": ONE}
+OF_FILES = ["snakechat/b.py was removed", "snakechat/c.py was added", "train_sft.py changed"]
+
+
+@pytest.mark.parametrize(
+    ("part", "old", "new", "expected"),
+    [
+        ("settings", {"a": 1, "b": [1, 2]}, {"b": [1, 2], "a": 1}, []),
+        ("settings", {"a": 1}, {"a": 1.0}, ["a changed from 1 to 1.0"]),
+        ("settings", {"a": None}, {}, ["a was removed: null"]),
+        ("settings", {}, {"a": {"b": 0.5, "c": {}}}, ["a.b was added: 0.5", "a.c was added: {}"]),
+        # Specs have it only if it is true.
+        ("deterministic", None, True, ["deterministic changed from false to true"]),
+        ("code", OLD_FILES, NEW_FILES, OF_FILES),
+        (
+            "inputs",
+            # Recorded specs have no names.
+            {"model": {"rule": "init_model"}},
+            {"model": {"rule": "fetch_model", "name": "opt", "path": "b"}},
+            ['input model changed from "init_model" to "fetch_model"'],
+        ),
+        # A result of another rule has one change.
+        ("rule", "fetch_model", "init_model", ["was made by fetch_model before"]),
+    ],
+)
+def test_the_parts_of_a_spec_are_compared_by_value(part, old, new, expected):
+    before, after = (
+        EMPTY_SPEC | {"rule": "train_sft"} | ({} if value is None else {part: value})
+        for value in (old, new)
+    )
+    assert spec_changes(before, after) == expected
+
+
+def test_of_many_changes_ten_are_described():
+    old, new = ({f"{number:04}": version for number in range(1012)} for version in "12")
+    specs = (EMPTY_SPEC | {"rule": "train_sft", "requirements": each} for each in (old, new))
+    *lines, last = spec_changes(*specs)
+    assert lines == [f'library 000{number} changed from "1" to "2"' for number in range(10)]
+    assert last == "1,002 more changes like these"
+
+
+def test_a_forgotten_config_file_is_named_however_a_command_spells_the_others(tmp_path):
+    words = ["--configfile=mine.yaml", "--config", "seed=3", "--configfile", "/a/run/more.yaml"]
+    (tmp_path / "run.json").write_text(sealed_json({"spec": "", "options": {"snakemake": words}}))
+    (tmp_path / "link.yaml").symlink_to("more.yaml")
+    for more in (Path("../run/more.yaml"), tmp_path / "link.yaml"):
+        assert lacking_configfiles(tmp_path, [more]) == [
+            "it was built with --configfile mine.yaml, which this command lacks"
+        ]
+        assert lacking_configfiles(tmp_path, [more, Path("mine.yaml")]) == []
