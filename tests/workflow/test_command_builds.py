@@ -11,10 +11,9 @@ import yaml
 from conftest import ROOT, Workflow
 from support.tutorials import blocks_of
 
-COPY = "import shutil, sys; shutil.copytree(sys.argv[1], sys.argv[2], dirs_exist_ok=True)"
 FILES = {
     "copy.sh": (ROOT / "programs/copy_model.sh").read_text(),
-    "fail.py": "import sys; print('step 1'); sys.exit('the loss is nan')",
+    "fail.py": "raise SystemExit('the loss is nan')",
     "helper.py": "VALUE = 1",
     "imports.py": "import helper",
     "reads.py": "open(__import__('sys').argv[1]).read()",
@@ -96,18 +95,6 @@ def test_a_command_makes_a_result_like_ours(build):
     assert build.planned("output/dpo/copied") == set()
     verified = build.run(sys.executable, ROOT / "scripts/verify.py", "output")
     assert verified.stdout.endswith("all as recorded\n")
-    # An edit of the file, and no edit of another one, makes it stale.
-    program = build.folder / "programs/copy.sh"
-    (build.folder / "programs/helper.py").write_text("VALUE = 2")
-    assert build.planned("output/dpo/copied") == set()
-    program.write_text(program.read_text() + "# edited\n")
-    tool = [sys.executable, build.folder / "scripts/explain.py", "output/dpo/copied"]
-    explained = build.run(*tool, *build.options).stdout
-    assert "programs/copy.sh changed" in explained
-    tool[1] = build.folder / "scripts/estimate.py"
-    estimated = build.run(*tool, *build.options).stdout
-    assert "unknown: measured by run.json after the first run" not in estimated
-    program.write_text(FILES["copy.sh"])
 
 
 def test_a_killed_command_resumes_from_its_state(build):

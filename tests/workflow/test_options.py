@@ -13,9 +13,6 @@ def tree(quick, tmp_path):
     return quick.copy(tmp_path / "tree")
 
 
-LOG = "output/logs/train_sft/tiny.log"
-
-
 def states(folder):
     """Return size and times of all files of a tree but Snakemake's own."""
     return {
@@ -26,29 +23,26 @@ def states(folder):
     }
 
 
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
+def test_options_that_do_not_fit_name_what_does(quick):
+    before = states(quick.folder)
+    for options, advice in (
         (("--touch", "--config", "seed=5"), "scripts/accept.py"),
         (("--delete-all-output",), "make clean-output"),
         (("--list-untracked",), "store.py list"),
         (("--cache", "--cores", "1"), "the store keeps"),
-    ],
-)
-def test_options_that_do_not_fit_name_what_does(tree, options, advice):
-    before = states(tree.folder)
-    process = tree.snakemake("output/sft/tiny", *options)
-    last = process.stdout.strip().splitlines()[-1]
-    assert process.returncode == 1 and "Traceback" not in process.stdout
-    assert last.startswith("error: --") and advice in last
-    after = states(tree.folder)
+    ):
+        process = quick.snakemake("output/sft/tiny", *options)
+        last = process.stdout.strip().splitlines()[-1]
+        assert process.returncode == 1 and "Traceback" not in process.stdout
+        assert last.startswith("error: --") and advice in last
+    after = states(quick.folder)
     assert {path: after[path] for path in before} == before
 
 
 def test_a_dry_run_names_what_has_changed_and_writes_nothing(tree):
     """The reasons of its first jobs; those of the others are the jobs before them."""
-    module = tree.folder / "scripts/snakechat/algorithms/preference.py"
-    module.write_text(module.read_text().replace("1 / (2 * beta)", "1 / (3 * beta)"))
+    with (tree.folder / "scripts/snakechat/algorithms/preference.py").open("a") as module:
+        module.write("\nassert True\n")
     (tree.folder / "output/eval/dpo/tiny.manifest.json").unlink()
     before = states(tree.folder)
     for options in (("--forceall",), ("--config", "reward={recipes: {tiny: {epochs: 7}}}")):
@@ -78,12 +72,10 @@ def forced_runs(workflow, *options):
 
 
 def test_a_forced_job_computes_its_result_again(tree):
-    log = tree.folder / LOG
+    log = tree.folder / "output/logs/train_sft/tiny.log"
     log.write_text("the log of the last run\n")
-    assert forced_runs(tree, "output/sft/tiny", "--force") == {
-        "output/sft/tiny",
-        "output/eval/sft/tiny",
-    }
+    made = {"output/sft/tiny", "output/eval/sft/tiny"}
+    assert forced_runs(tree, "output/sft/tiny", "--force") == made
     assert "the log of the last run" not in log.read_text()
     assert tree.planned("output/eval/sft/tiny.manifest.json") == set()
 
@@ -106,8 +98,6 @@ def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
 def test_folders_and_files_of_results_are_targets(quick):
     """No rule has them as outputs: the results' manifests are."""
     target = "output/eval/sft/tiny/metrics.json"
-    up_to_date = quick.snakemake(target, "-n")
-    assert up_to_date.returncode == 0 and "Nothing to be done" in up_to_date.stdout
-    assert "missing" not in up_to_date.stdout
+    assert "Nothing to be done" in quick.snakemake(target, "-n").stdout
     forced = quick.snakemake(target, "-n", "-f")
     assert "evaluate_sft" in forced.stdout and "train_sft" not in forced.stdout, forced.stdout

@@ -43,7 +43,6 @@ def test_a_missing_card_is_written_and_an_edited_one_stays(quick, tmp_path):
     copy = quick.copy(tmp_path / "copy")
     sft, reward = (copy.folder / f"output/{stage}/tiny/README.md" for stage in ("sft", "reward"))
     text = reward.read_text()
-    assert "# tiny\n" in text and "Hardware: CPU, 1 threads" in text
     reward.unlink()
     edited = sft.read_text() + "Mine.\n"
     sft.write_text(edited)

@@ -4,14 +4,7 @@ import os
 import shutil
 import time
 
-from snakechat.workflow.manifest import UNLISTED_FILES
-from support.staleness import (
-    TINY,
-    Row,
-    fresh,
-    rows,
-    stale,
-)
+from support.staleness import TINY, Row, fresh, rows
 
 
 def touch_everything(folder):
@@ -25,10 +18,6 @@ def delete(result):
     shutil.rmtree((result / "manifest.json").resolve().parent)
 
 
-def cut_a_file(result):
-    os.truncate(next(files_of(result)).resolve(), 1)
-
-
 def delete_the_manifest(result):
     result.with_name(f"{result.name}.manifest.json").unlink()
 
@@ -38,12 +27,6 @@ def delete_manifest_touch_inputs(result):
     delete_the_manifest(result)
     for path in ("tokens/sft/tiny.manifest.json", "data/toy.manifest.json"):
         (result.parent.parent / path).touch()
-
-
-def files_of(result):
-    """Return the files that the manifest of a result lists."""
-    files = (path for path in sorted(result.iterdir()) if path.is_file())
-    return (path for path in files if path.name not in UNLISTED_FILES)
 
 
 def damaged(path, damage, rules, targets=TINY):
@@ -56,7 +39,6 @@ SFT_RULES = {"train_sft", "evaluate_sft", "draw_report"}
 RESULTS = {
     "everything touched": fresh(touch_everything),
     ".snakemake deleted": fresh(lambda folder: shutil.rmtree(folder / ".snakemake")),
-    "a truncated model": damaged("sft/tiny", cut_a_file, stale("train_sft")),
     # Results whose input is missing stay valid, unless the input itself is a target.
     "a model without its link": damaged("sft/tiny", delete_manifest_touch_inputs, set()),
     "a requested model deleted": damaged("sft/tiny", delete, SFT_RULES, SFT),
@@ -64,7 +46,6 @@ RESULTS = {
     "a requested model without its link": damaged(
         "sft/tiny", delete_the_manifest, {"draw_report"}, SFT
     ),
-    "a report without its link": damaged("report/rlhf/tiny", delete_the_manifest, set()),
 }
 
 

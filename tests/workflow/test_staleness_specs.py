@@ -4,7 +4,6 @@ import shutil
 
 import yaml
 
-from snakechat.config.loading import project_files
 from snakechat.config.recipes import STAGES
 from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (
@@ -17,7 +16,6 @@ from support.staleness import (
     NEAR,
     OURS,
     QUICK,
-    RECIPES,
     SPLIT,
     TINY,
     TOKENIZED,
@@ -148,40 +146,15 @@ def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
 # --- settings without effect --------------------------------------------------------------------
 
 
-def backwards(value):
-    """Return mappings with their keys in reverse order."""
-    if not isinstance(value, dict):
-        return value
-    return {key: backwards(inner) for key, inner in reversed(value.items())}
-
-
-def reformat_the_config(folder):
-    text = yaml.safe_dump(backwards(CONFIG), sort_keys=False, default_flow_style=False)
-    (folder / "config.yaml").write_text(text)
-    for file in project_files(folder)[1:]:
-        file.write_text("{}\n")
-
-
 # Where and how jobs run; other keys are no part of specs either.
 PLACE = {"deployment": "multi_node", "threads": 3, "environment": {"NCCL_SOCKET_IFNAME": "eth1"}}
 ACCESS = {"url": "http://elsewhere/v1", "key_env": "KEY", "concurrency": 2}
 STORAGE = {"save_steps": 7, "store": "elsewhere", "store_max_size": "1G", "container": "docker://a"}
 UNAFFECTED = {
-    "order and style of the config": fresh(reformat_the_config),
     "another store and image": fresh(config(STORAGE)),
     "a deployment for all recipes": fresh(setting("deployment", "multi_node")),
-    "placement": fresh(
-        config(*(nested(f"{stage}.recipes.tiny.placement", PLACE) for stage in RECIPES))
-    ),
+    "placement": fresh(setting("rlhf.recipes.tiny.placement", PLACE)),
     "where and how a judge is asked": fresh(setting("llm_judges.wise", ACCESS)),
-    "defaults stated in the recipes": fresh(
-        config(
-            *(
-                nested(f"{stage}.recipes.tiny", {**CONFIG[stage]["defaults"], **RECIPES[stage]})
-                for stage in RECIPES
-            )
-        )
-    ),
     "globs of the same files": fresh(
         setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
     ),
@@ -189,11 +162,7 @@ UNAFFECTED = {
         setting("datasets.mine", {"hub": "lab/mine", "revision": "main"})
     ),
     # A licence changes no bytes of data, and no training.
-    "licences": Row(
-        config(nested("datasets.mine.license", "mit"), nested("models.far.license", "mit")),
-        set(),
-        (MINE,),
-    ),
+    "a licence": Row(setting("datasets.mine.license", "mit"), set(), (MINE,)),
 }
 
 

@@ -38,7 +38,6 @@ def test_a_recipe_overrides_its_preset_which_overrides_the_defaults():
     [
         ({"algorithm": "ppo"}, "rewards", "k1"),
         ({"algorithm": "rloo", "num_generations": 2}, "loss", "k2"),
-        ({"algorithm": "grpo", "num_generations": 2, "kl_in": "rewards"}, "rewards", "k1"),
         ({"preset": "grpo"}, "loss", "k3"),
     ],
 )
@@ -52,12 +51,8 @@ def test_the_algorithm_determines_where_the_kl_penalty_applies(own, kl_in, estim
     ("default", "own", "changed"),
     [
         ({"deployment": "single_node", "threads": 8}, {}, {"threads": 8}),
-        ({"deployment": "cpu", "threads": 8}, "single_node", {}),
-        (
-            {"deployment": "cpu", "threads": 8},
-            {"deployment": "single_node", "nodes": 2},
-            {"nodes": 2},
-        ),
+        ({"threads": 8}, "single_node", {}),
+        ({"threads": 8}, {"deployment": "single_node", "nodes": 2}, {"nodes": 2}),
     ],
 )
 def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, changed):
@@ -74,11 +69,10 @@ def test_placement_of_a_recipe_overrides_that_of_the_defaults(default, own, chan
         ({"sft": 3, "reward": 0, "rlhf": 1}, {"sft": 3, "reward": 0, "rlhf": 1}),
         (None, {"sft": 1, "reward": 2, "rlhf": 2}),
         ({"sft": 0.1, "reward": 0.2, "rlhf": 0.2}, {"sft": 1, "reward": 2, "rlhf": 2}),
-        ({"sft": 200, "reward": 400, "rlhf": 400}, {"sft": 1, "reward": 2, "rlhf": 2}),
     ],
 )
 def test_the_split_of_a_dataset_is_phases_or_the_ratio_of_weights(split, weights):
-    dataset = {"path": "mine", "format": "instruct"} | ({} if split is None else {"split": split})
+    dataset = {"path": "mine", "format": "instruct", **({"split": split} if split else {})}
     labels = {"label": "mine", "llm_judge": "wise"}
     judge = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
     config = load({"datasets": {"mine": dataset, "labels": labels}, "llm_judges": {"wise": judge}})

@@ -57,6 +57,9 @@ def test_an_invalid_config_raises():
         measure_size(ModelSpec(json.dumps({"model_type": "zebra"}), SFT, "bf16"))
 
 
+SHAPE = BatchShape(sequences=2, length=32, targets=16)
+
+
 def deep_spec(layers, **named):
     config = opt_config(layers, 64, 4, vocab_size=50, max_position_embeddings=64)
     return ModelSpec(json.dumps(config), SCORE, "fp32", **named)
@@ -73,15 +76,13 @@ def deep_spec(layers, **named):
     ],
 )
 def test_activations_that_a_layer_keeps_for_backward(named, states):
-    shape = BatchShape(sequences=2, length=32, targets=16)
-    deep, deeper = (activation_peak(deep_spec(layers, **named), shape, True) for layers in (6, 7))
+    deep, deeper = (activation_peak(deep_spec(layers, **named), SHAPE, True) for layers in (6, 7))
     assert deeper - deep == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
 def test_inference_keeps_no_activations():
-    shape = BatchShape(sequences=2, length=32, targets=16)
-    peak, deeper = (activation_peak(deep_spec(n), shape, False) for n in (6, 7))
-    assert peak == deeper < activation_peak(deep_spec(6), shape, True) / 4
+    peak, deeper = (activation_peak(deep_spec(n), SHAPE, False) for n in (6, 7))
+    assert peak == deeper < activation_peak(deep_spec(6), SHAPE, True) / 4
 
 
 GROUPED = {
@@ -95,7 +96,7 @@ GROUPED = {
 
 
 def kept_by_a_layer(dtype, dense_mask):
-    shape = BatchShape(sequences=2, length=32, targets=16, dense_mask=dense_mask)
+    shape = SHAPE._replace(dense_mask=dense_mask)
     specs = (
         ModelSpec(json.dumps(GROUPED | {"num_hidden_layers": n}), SCORE, dtype) for n in (6, 7)
     )
@@ -120,8 +121,6 @@ def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
         (8 * 800 * 64, 64, 1000, 2),
         # Batches of equal size: 13 + 13 instead of 25 + 1.
         (8 * 800 * 64, None, 52, 13),
-        # The processes of two GPUs divide the responses.
-        (8 * 800 * 64, None, 13, 7),
         # A split without rows.
         (8 * 800 * 64, None, 0, 1),
         # Too little for micro_batch_tokens.

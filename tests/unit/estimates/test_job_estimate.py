@@ -1,5 +1,6 @@
 """Workloads and estimates of jobs of config.yaml: whether they fit, and what they cost."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -7,12 +8,13 @@ import pytest
 
 from conftest import ROOT
 from snakechat.data.ragged_arrays import open_ragged
+from snakechat.estimates import inputs
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate
 from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
 from snakechat.jobs.specs import Specs
 from support.configs import load
-from support.specs import ONE_GPU
+from support.specs import ONE_GPU, SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("opt_hub")]
 
@@ -77,11 +79,9 @@ def test_auto_is_the_first_rung_that_fits():
 
 
 def test_a_v100_cannot_train_in_bf16():
-    def warnings(name, **recipe):
-        return JobEstimate(TRAINED, plan_sft(model="opt-125m", **recipe), GPUS[name]).warnings
-
-    assert warnings("v100-32g") == ["the GPU has no arithmetic in bf16: set dtype: fp16"]
-    assert warnings("v100-32g", dtype="fp32") == warnings("a100-40g") == []
+    for gpu, dtype, problem in (("v100-32g", "bf16", True), ("v100-32g", "fp32", False)):
+        job = estimate_sft(gpu, model="opt-125m", dtype=dtype)
+        assert ("the GPU has no arithmetic in bf16: set dtype: fp16" in job.warnings) == problem
 
 
 @pytest.mark.parametrize(("ranks", "fits"), [(1, False), (4, True)])
@@ -176,10 +176,19 @@ def test_responses_that_share_a_prompt_do_not_attend_to_each_other():
     assert (workload.length, workload.attended) == (50 + 4 * 200, 50 + 200)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 128])
-def test_a_teacher_is_in_memory_with_its_own_size(lora_rank):
-    recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": lora_rank}
+def test_a_teacher_is_in_memory_with_its_own_size():
+    recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": 128}
     workload = estimate("train_rlhf", "rlhf", recipe).workload
     actor, teacher = (run.model for run in workload.runs)
     assert '"hidden_size": 2048' in actor.config
     assert '"hidden_size": 4096' in teacher.config
+
+
+HUB = {"rule": "fetch_model", "settings": {"hub": "someone/away", "revision": "main"}}
+
+
+def test_a_fetched_model_has_its_own_config(tmp_path):
+    path = str(tmp_path)
+    plan = Plan({path: PlannedJob(HUB)}, {path})
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    assert json.loads(inputs.model_config(path, plan)) == SMALL

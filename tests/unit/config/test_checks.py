@@ -1,4 +1,4 @@
-"""Mistakes in the config: one line that names the key, before anything is planned."""
+"""Checks of the config: mistakes are one line that names the key; values get their types."""
 
 import json
 import shutil
@@ -6,12 +6,19 @@ import shutil
 import pytest
 
 from conftest import ROOT
-from snakechat.config.schema import ConfigError
-from support.configs import load, tiny
+from snakechat.config.schema import RECIPES, ConfigError, checked
+from snakechat.config.sections import PlacementKeys, Sections
+from snakechat.workflow.placement import Placement
+from support.configs import config_values, load, tiny
 
 MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}
 TEXTS = {"datasets": {"texts": {"path": "x", "format": "text"}}}
 JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
+
+
+def with_judge(**settings):
+    """Return an LLM judge with changed settings."""
+    return {"llm_judges": {"wise": {**JUDGE, **settings}}}
 
 
 def with_dataset(stage="sft", **settings):
@@ -39,9 +46,8 @@ MISTAKES = [
     ("reward.recipes.tiny.datasets", tiny("reward", datasets=["toy", "toys"])),
     ("rlhf.recipes.tiny.actor", tiny("rlhf", actor="reward/tiny")),
     ("sft.recipes.tiny.placement", tiny("sft", placement="laptop")),
-    ("rlhf.recipes.tiny.reward", tiny("rlhf", reward="llm_judges/wise")),
     # Datasets without what a recipe needs.
-    ("datasets.mine.columns", with_dataset(format="scored", columns={"prompt": "q", "first": "a"})),
+    ("datasets.mine.columns", with_dataset(format="scored", columns={"first": "a"})),
     ("datasets.mine.keep", with_dataset(keep=["first.answer", "second.answer"])),
     ("sft.recipes.tiny.datasets", tiny("sft", datasets=["toy", {"toy": 2}])),
     ("reward.recipes.mine.datasets", with_dataset("reward", format="messages")),
@@ -65,7 +71,7 @@ MISTAKES = [
     (
         "sft.recipes.tiny",
         {
-            "llm_judges": {"wise": JUDGE},
+            **with_judge(),
             "datasets": {"mine": {"label": "toy-round-1", "llm_judge": "wise"}},
             **tiny("sft", **OF_MINE),
         },
@@ -87,37 +93,21 @@ MISTAKES = [
     ),
     ("rlhf.recipes.tiny.datasets", TEXTS | tiny("rlhf", datasets=["texts"])),
     ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
-    *(
-        ("llm_judges.wise.parameters", {"llm_judges": {"wise": JUDGE | {"parameters": {key: 1}}}})
-        for key in ("n", "stream", "messages", "logprobs")
-    ),
+    ("llm_judges.wise.parameters", with_judge(parameters={"logprobs": 1})),
+    ("llm_judges.wise.scale", with_judge(scale=[1, 1])),
+    ("llm_judges.wise.url", with_judge(url="http://host:99999/v1")),
     ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
     (
         "datasets.mine.min_margin",
         {"datasets": {"mine": {"generations": "tiny", "select": "best", "min_margin": 0.5}}},
     ),
-    *(
-        ("models.tiny.template_arguments", {"models": {"tiny": settings}, "template": template})
-        for settings, template in (
-            ({"template_arguments": {"thinking": True}}, "auto"),
-            ({"template_arguments": {"thinking": True}, "template": "dialogue"}, "chat"),
-        )
-    ),
     (
-        "rlhf.recipes.tiny-grpo.placement.critic_zero_stage",
-        {"rlhf": {"recipes": {"tiny-grpo": {"placement": {"critic_zero_stage": 1}}}}},
+        "models.tiny.template_arguments",
+        {"models": {"tiny": {"template_arguments": {"thinking": True}}}},
     ),
     (
         "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
         tiny("rlhf", placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 2}),
-    ),
-    *(
-        ("llm_judges.wise.scale", {"llm_judges": {"wise": JUDGE | {"scale": scale}}})
-        for scale in ([10, 1], [1, 1])
-    ),
-    *(
-        ("llm_judges.wise.url", {"llm_judges": {"wise": JUDGE | {"url": url}}})
-        for url in ("https://me:secret@host/v1", "http://[1:2]/v1", "http://host:99999/v1")
     ),
     # Reward functions: unknown, with a syntax error, with an unknown argument, without a column,
     # with the name of the reward model in metrics.
@@ -154,12 +144,6 @@ def test_mistake_is_reported_in_one_line(root, key, changes):
     assert "\n" not in message
 
 
-def test_a_training_may_choose_its_zero_stage_and_checkpointing(root):
-    placement = {"zero_stage": "auto", "offload": "optimizer", "compile": True}
-    config = load(tiny("sft", placement=placement), root)
-    assert config.recipe("sft", "tiny")["placement"].items() >= placement.items()
-
-
 def test_datasets_of_prompts_and_kept_columns_serve_rlhf(root):
     dataset = {"path": "mine", "format": "prompt", "keep": ["answers.solution"]}
     functions = {"needs": {"weight": 0.5, "arguments": {"bonus": 1}}, "length_bounds": 1}
@@ -187,7 +171,6 @@ SCORER = CLASSIFIER | {"id2label": {"0": "SCORE"}}
         (CLASSIFIER, {"reward": "models/mine"}, "has 2 labels, expected 1, the score: use"),
         (SCORER, {"actor": "models/mine"}, "is a sequence classifier, expected a language model"),
         (SCORER, {"reward": {"models/mine": 0.5, "reward/tiny": 1}}, None),
-        (LANGUAGE_MODEL, {"actor": "models/mine"}, None),
         # An unreadable file is not a mistake in the config.
         (None, {"reward": "models/mine"}, None),
     ],
@@ -202,3 +185,110 @@ def test_a_local_model_is_of_the_kind_that_its_use_needs(keys, recipe, problem, 
         ConfigError, match=f"^config: rlhf.recipes.tiny.* names .*mine, .*{problem}"
     ):
         load(changes)
+
+
+# --- types -----------------------------------------------------------------------------------
+
+
+def dataset(**settings):
+    """Return a dataset with changed settings."""
+    return {"datasets": {"mine": settings}}
+
+
+def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
+    for values, message in (
+        (tiny("rlhf", reward=3), "rlhf.recipes.tiny.reward: Input should be a valid string or "),
+        (
+            tiny("rlhf", reward_functions={"shop": {"wieght": 1}}),
+            "rlhf.recipes.tiny.reward_functions.shop.wieght: unknown key (did you mean weight?)",
+        ),
+        (
+            tiny("dpo", lerning_rate=1, epchs=1),
+            "dpo.recipes.tiny.lerning_rate: unknown key (did you mean learning_rate or"
+            " lora_learning_rate?); 'epchs': unknown key (did you mean epochs?)",
+        ),
+        (tiny("sft", placement={"offlod": "none"}), "sft.recipes.tiny.placement.offlod: unknown"),
+        (tiny("sft", datasets=[{"toy": 0}]), "sft.recipes.tiny.datasets.0.toy: Input should be gr"),
+        (dataset(path="x"), "datasets.mine.format: this key is required"),
+        (dataset(format="plain"), "datasets.mine: expected path or hub"),
+        (dataset(path="x", format="plain", remove="("), "datasets.mine.remove: not a regular exp"),
+        (dataset(path="x", format="plain", eval="*.csv"), "datasets.mine.eval: has no effect"),
+        (dataset(path="x", generate="shop"), "datasets.mine.generate: an entry has either path"),
+        (tiny("sft", lora_rank=True), "sft.recipes.tiny.lora_rank: expected a number, found True"),
+        ({"models": {"mine\n": {"hub": "gpt2"}}}, "models.'mine\\n': String should match pattern"),
+        (tiny("rlhf", preset=3), "rlhf.recipes.tiny.preset: Input should be a valid string"),
+        ({"generations": {"recipes": {"tiny": {"preset": "modern"}}}}, "generations.recipes.tiny"),
+        ({"sft": {"recipes": {1.3: {}}}}, "sft.recipes: Input should be a valid string, found 1.3"),
+    ):
+        with pytest.raises(ConfigError) as error:
+            load(values)
+        assert str(error.value).startswith(f"config: {message}")
+        assert "\n" not in str(error.value)
+
+
+def test_a_key_that_resembles_none_is_reported_with_the_pages_that_have_all():
+    with pytest.raises(ConfigError, match=r"sft.unheard_of: unknown key \(docs/en/config.md has"):
+        load({"sft": {"unheard_of": {}}})
+
+
+@pytest.mark.parametrize("section", ["datasets", "models"])
+def test_an_unknown_path_of_a_recipe_names_the_section_that_needs_an_entry(section):
+    key = {"datasets": {"datasets": ["my/folder"]}, "models": {"model": "my/folder"}}[section]
+    with pytest.raises(ConfigError, match=f": {section} needs an entry with the path of your"):
+        load(tiny("sft", **key))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        # As YAML reads it.
+        ("actor_learning_rate", "1e-5", 1e-5),
+        ("datasets", ["toy", {"gsm8k": 1}], [["toy", 1.0], ["gsm8k", 1.0]]),
+        (
+            "reward_functions",
+            {"shop": 1, "length_bounds": {"weight": 2, "arguments": {"max_characters": 3}}},
+            {"shop": 1.0, "length_bounds": {"weight": 2.0, "arguments": {"max_characters": 3}}},
+        ),
+    ],
+)
+def test_values_become_those_of_the_type(key, value, expected):
+    recipe = load(tiny("rlhf", **{key: value})).recipe("rlhf", "tiny")
+    assert repr(recipe[key]) == repr(expected)
+
+
+@pytest.mark.parametrize("stage", RECIPES)
+def test_each_setting_has_a_default_in_the_config(stage):
+    recipe = RECIPES[stage]
+    keys = recipe.__base__.model_fields.keys() - {*recipe.not_keys, "seed"}
+    assert keys <= config_values()[stage]["defaults"].keys()
+
+
+def test_a_deployment_has_the_keys_of_a_placement():
+    assert PlacementKeys.model_fields.keys() == Placement.__dataclass_fields__.keys()
+
+
+def test_values_of_a_sweep_keep_their_types():
+    over = {"kl_coef": [1, 0.5], "algorithm": ["ppo"], "scale_by_std": [True]}
+    values = load({"sweeps": {"mine": {"stage": "rlhf", "recipe": "tiny", "over": over}}}).values
+    assert repr(values["sweeps"]["mine"]["over"]) == repr(over)
+
+
+def test_config_is_valid_and_keeps_its_values():
+    assert checked(config_values(), Sections) == config_values()
+
+
+@pytest.mark.parametrize("glob", ["/data/*.csv", "../*.csv", "data/../../*.csv"])
+def test_a_glob_names_files_inside_of_the_source(glob):
+    load(dataset(path="x", format="plain", train="a..b/*.csv?download=true"))
+    with pytest.raises(ConfigError, match=r"^config: datasets\.mine\.train: "):
+        load(dataset(path="x", format="plain", train=glob))
+
+
+@pytest.mark.parametrize(
+    "mistake", [{"url": "https://sk-secret@host/v1"}, {"key_env": "sk-secret"}]
+)
+def test_a_key_in_place_of_its_variable_or_in_an_address_is_not_printed(mistake):
+    place = rf"^config: llm_judges\.wise\.{next(iter(mistake))}: "
+    with pytest.raises(ConfigError, match=place) as error:
+        load(with_judge(**mistake))
+    assert "secret" not in str(error.value)
