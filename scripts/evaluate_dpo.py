@@ -12,7 +12,7 @@ from typing import Any
 
 from snakechat.algorithms.preference import reward_rounding
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.config.dpo import has_reference, has_reference_point
+from snakechat.config.settings import has_reference, has_reference_point
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.evaluation.sample_responses import held_out_responses, write_responses

@@ -11,7 +11,7 @@ import numpy as np
 
 from snakechat.algorithms.preference import StepScores
 from snakechat.algorithms.preference_data import PreferenceData
-from snakechat.config.dpo import DpoSettings
+from snakechat.config.settings import DpoSettings
 from snakechat.modeling.batching import num_steps, training_batches
 from snakechat.modeling.forward import Policy, sequence_sums
 from snakechat.training.trainer import Metrics, Training, trainer

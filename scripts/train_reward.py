@@ -16,7 +16,7 @@ from snakechat.algorithms.preference import (
     pairwise_loss,
     per_token_loss,
 )
-from snakechat.config.training_settings import RewardSettings
+from snakechat.config.settings import RewardSettings
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.packing import TokenBatch

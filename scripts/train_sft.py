@@ -8,7 +8,7 @@ depend on how micro-batches and processes divide the rows.
 import numpy as np
 import torch
 
-from snakechat.config.training_settings import SftSettings
+from snakechat.config.settings import SftSettings
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.trainer import Metrics, Training, trainer

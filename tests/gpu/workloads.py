@@ -22,9 +22,8 @@ from transformers import (
     OPTForCausalLM,  # noqa: F401 not within a measurement
 )
 
-from snakechat.config.dpo import DpoSettings
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.config.training_settings import RewardSettings, SftSettings
+from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data.ragged_arrays import open_ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.models import choose_device

@@ -35,7 +35,7 @@ def train():
     # Otherwise most of the memory is that of DeepSpeed's buffers.
     deepspeed_engine.BUCKET = deepspeed_engine.REUSED = deepspeed_engine.PREFETCHED = 1 << 16
     import train_sft
-    from snakechat.config.training_settings import SftSettings
+    from snakechat.config.settings import SftSettings
     from snakechat.training import engine, trainer
     from snakechat.workflow import job
 

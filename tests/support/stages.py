@@ -12,9 +12,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from conftest import INIT
-from snakechat.config.dpo import DpoSettings
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
-from snakechat.config.training_settings import RewardSettings, SftSettings
+from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data import toy
 from snakechat.data.records import open_records
 from snakechat.jobs.placements import job_placement, run_options

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from snakechat.config.dpo import PreferenceSettings, has_reference
+from snakechat.config.settings import PreferenceSettings, has_reference
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import MicroBatch
 from snakechat.workflow.distributed import all_reduce_sum

@@ -15,7 +15,7 @@ from snakechat.algorithms.preference import (
     response_rewards,
     reward_rounding,
 )
-from snakechat.config.dpo import DpoSettings, has_reference_point
+from snakechat.config.settings import DpoSettings, has_reference_point
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs

@@ -7,11 +7,11 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.dpo import has_reference_point
 from snakechat.config.recipes import Config
 from snakechat.config.references import MESSAGES, Reference, input_names, weighted_functions
 from snakechat.config.schema import RECIPES, ConfigError, checked
 from snakechat.config.sections import RecipePlacement
+from snakechat.config.settings import has_reference_point
 from snakechat.data.formats import PROMPTS, TEXTS, UNPAIRED, has_pairs, named_columns
 from snakechat.data.model_files import model_problem, read_model_config
 from snakechat.workflow.code_digests import Modules

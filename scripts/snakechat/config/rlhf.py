@@ -11,21 +11,19 @@ from snakechat.config.settings import (
     ABSENT,
     Count,
     DecayRate,
+    Dtype,
     Fraction,
+    LearningRate,
+    LrSchedule,
     NonNegative,
     NonNegativeInt,
     Positive,
     ReadIf,
     Seed,
     Settings,
-    only_with,
-)
-from snakechat.config.training_settings import (
-    Dtype,
-    LearningRate,
-    LrSchedule,
     Template,
     TrainingSettings,
+    only_with,
 )
 
 # Algorithms whose advantages compare the responses to a prompt.

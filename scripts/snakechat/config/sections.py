@@ -18,13 +18,13 @@ from pydantic import (
 )
 from pydantic.json_schema import SkipJsonSchema
 
-from snakechat.config.dpo import DpoSettings, PreferenceSettings
 from snakechat.config.references import MESSAGES, POSITIONAL, Reward
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import (
     ABSENT,
     IS_NUMBER,
     Count,
+    DpoSettings,
     Entry,
     JsonValue,
     Name,
@@ -33,14 +33,17 @@ from snakechat.config.settings import (
     NonNegativeInt,
     Number,
     Positive,
+    PreferenceSettings,
     ReadIf,
     RefersTo,
     Regex,
+    RewardSettings,
     Seed,
     Settings,
+    SftSettings,
+    Template,
     only_with,
 )
-from snakechat.config.training_settings import RewardSettings, SftSettings, Template
 from snakechat.data.formats import FORMATS, PROMPTS, TEXTS, columns_of, named_columns
 
 

@@ -7,10 +7,10 @@ rules of all stages.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snakechat.config.dpo import PreferenceSettings, has_reference, has_reference_point
 from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference, parse_reference
 from snakechat.config.schema import ConfigError, available
+from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
 from snakechat.data.formats import FORMATS
 from snakechat.jobs.descriptions import Description, Jobs, command_job
 from snakechat.workflow.commands import names_in

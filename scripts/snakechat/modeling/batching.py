@@ -8,7 +8,7 @@ from typing import NamedTuple, cast
 import numpy as np
 import torch
 
-from snakechat.config.training_settings import TrainingSettings
+from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.packing import Ids, Row, TokenBatch, collate, pack_rows

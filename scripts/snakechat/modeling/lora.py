@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from snakechat.config.training_settings import LoraSettings
+from snakechat.config.settings import LoraSettings
 from snakechat.modeling.models import Gather, Master, describe, no_gather
 from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError

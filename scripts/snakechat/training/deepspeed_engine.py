@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from snakechat.config.training_settings import TrainingSettings
+from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine, FrozenModel

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import nn
 
-from snakechat.config.training_settings import OptimizerSettings, TrainingSettings
+from snakechat.config.settings import OptimizerSettings, TrainingSettings
 from snakechat.modeling.models import DTYPES
 from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn

@@ -11,7 +11,7 @@ from typing import Any
 from safetensors import safe_open
 from transformers import PreTrainedModel
 
-from snakechat.config.training_settings import TrainingSettings
+from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.loading import weight_files
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.saving import saved_weights, weights_in_files

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snakechat.config.training_settings import TrainingSettings
+from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import HfSampler, Sampler

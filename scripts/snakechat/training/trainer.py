@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from snakechat.config.training_settings import TrainingSettings
+from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, compile_layers

@@ -13,7 +13,7 @@ from snakechat.algorithms.preference import (
     per_token_loss,
     preference_losses,
 )
-from snakechat.config.dpo import PreferenceSettings
+from snakechat.config.settings import PreferenceSettings
 
 
 def kto(**changes):
