@@ -21,8 +21,8 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 
 def main(job: Job[Any]) -> None:

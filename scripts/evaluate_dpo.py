@@ -19,8 +19,8 @@ from snakechat.evaluation.sample_responses import held_out_responses, write_resp
 from snakechat.modeling.forward import Policy
 from snakechat.training.engine import FrozenModel
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 DTYPE = "fp32"
 

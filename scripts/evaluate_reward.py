@@ -14,8 +14,8 @@ from snakechat.evaluation.held_out_pairs import write_pair_metrics
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 DTYPE = "fp32"
 

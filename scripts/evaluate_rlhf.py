@@ -51,8 +51,8 @@ from snakechat.modeling.generation import HfSampler
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 # Generated datasets with an exact check of correctness.
 EXACT_CHECKS = {"shop": toy.is_correct}

@@ -18,8 +18,8 @@ from snakechat.evaluation.sample_responses import held_out_responses, write_resp
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 MOMENTS = {"before": "base", "after": "model"}
 # Names of the models in responses.jsonl.

@@ -21,9 +21,9 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import model_size
 from snakechat.training.placed_models import init_process_group, load_frozen, make_sampler
-from snakechat.workflow.distributed import barrier, rank
+from snakechat.workflow.errors import in_batches
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.progress_lines import in_batches
+from snakechat.workflow.processes import barrier, rank
 
 # Prompts that are sampled, and saved, at a time.
 BATCH_SIZE = 256

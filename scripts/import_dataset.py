@@ -26,9 +26,8 @@ from snakechat.data.phase_splits import SPLITS
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines, warn
 from snakechat.workflow.job import READING, Job, run
-from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Additional memory that reading may use.
 MAX_MEMORY_BYTES = 800 << 20

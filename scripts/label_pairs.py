@@ -18,8 +18,8 @@ from snakechat.data.dialogues import render_prompt
 from snakechat.data.formats import Record
 from snakechat.data.phase_splits import SPLITS, limited_phases, removed_rows, split_rows
 from snakechat.data.records import read_records, write_records
+from snakechat.workflow.errors import in_batches
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.progress_lines import in_batches
 
 # Pairs that are compared at a time.
 BATCH_SIZE = 256

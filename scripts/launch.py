@@ -45,6 +45,7 @@ from typing import Any, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import uses_vllm
+from snakechat.workflow.commands import child_process, exit_code
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, hub_folder
@@ -58,7 +59,6 @@ from snakechat.workflow.placement import (
     prepare_environment,
     set_threads,
 )
-from snakechat.workflow.processes import child_process, exit_code
 from snakechat.workflow.publishing import external_files, prepare, publish_result
 
 # Variables that make a process part of a group.

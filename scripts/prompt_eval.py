@@ -18,9 +18,9 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.training.metric_logs import write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 
 def main(job: Job[Any]) -> None:

@@ -23,9 +23,9 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.training.placed_models import load_frozen, start_evaluation
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import rank
 
 DTYPE = "fp32"
 

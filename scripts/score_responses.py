@@ -23,9 +23,9 @@ from snakechat.data.records import PromptTexts, ScoredPrompt, open_scored_respon
 from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.training.placed_models import start_evaluation
-from snakechat.workflow.distributed import rank
+from snakechat.workflow.errors import in_batches
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.progress_lines import in_batches
+from snakechat.workflow.processes import rank
 
 # Prompts whose responses are scored at a time.
 BATCH_SIZE = 256

@@ -25,9 +25,8 @@ from snakechat.data.row_encoding import (
     encode_batch,
 )
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.workflow.errors import warn
+from snakechat.workflow.errors import FIRST_LINE, ProgressLines, warn
 from snakechat.workflow.job import Job, run
-from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
 
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05

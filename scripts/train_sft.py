@@ -12,8 +12,8 @@ from snakechat.config.settings import SftSettings
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.trainer import Metrics, Training, trainer
-from snakechat.workflow.distributed import all_reduce_sum
 from snakechat.workflow.job import run
+from snakechat.workflow.processes import all_reduce_sum
 
 
 @trainer

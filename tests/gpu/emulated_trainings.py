@@ -16,7 +16,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.captured_decoding import FixedDecoder
 from snakechat.modeling.generation import HfSampler
 from snakechat.training.metric_logs import StepTimer
-from snakechat.workflow import deterministic
+from snakechat.workflow import processes
 
 STEPS = 3
 # Training of workloads.TINY_CASES, and changes of the placement.
@@ -33,7 +33,7 @@ CASES = {
 
 
 def main(folder):
-    deterministic.request_deterministic_kernels()
+    processes.request_deterministic_kernels()
     results = {}
     for name, (case, changes) in CASES.items():
         placement = {"gpus_per_node": 1, **changes}

@@ -60,7 +60,7 @@ from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.training.metric_logs import StepTimer  # noqa: E402
-from snakechat.workflow import deterministic  # noqa: E402
+from snakechat.workflow import processes  # noqa: E402
 
 SECTIONS = {}
 # Seconds of all sections together.
@@ -267,7 +267,7 @@ def trainers(bench):
             examples = Examples.read(rows, "train", "chosen")
             found.append(response_logprobs(policy, examples).mean())
     bench.record(case="bf16", largest_difference=abs(found[1] / found[0] - 1), of="loss")
-    deterministic.request_deterministic_kernels()
+    processes.request_deterministic_kernels()
     for name in ("sft", "grpo"):
         twice = [tiny_metrics(name, "bf16", 1) for _ in range(2)]
         bench.record(case=f"{name} twice", is_same=twice[0] == twice[1])

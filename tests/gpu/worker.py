@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from gpu import workloads  # noqa: E402
-from snakechat.workflow import deterministic, distributed  # noqa: E402
+from snakechat.workflow import processes  # noqa: E402
 
 STEPS = 4
 STAGES = [f"{stage} {dtype}" for dtype in ("fp32", "bf16") for stage in range(4)]
@@ -43,13 +43,13 @@ def make_job(name, device, number, folder):
 
 def main(device, folder):
     # Libraries of a GPU read it once.
-    os.environ.update(deterministic.ENVIRONMENT)
+    os.environ.update(processes.ENVIRONMENT)
     with mock.patch.object(workloads, "leave_process_group"):
         for name in cases(device):
-            job = make_job(name, device, distributed.world_size(), folder)
+            job = make_job(name, device, processes.world_size(), folder)
             is_exact = "deterministic" in name
             with mock.patch.object(
-                deterministic, "are_requested", lambda is_exact=is_exact: is_exact
+                processes, "uses_deterministic_kernels", lambda is_exact=is_exact: is_exact
             ):
                 if "interrupted" in name:
                     job.options = replace(job.options, save_steps=1)

@@ -27,7 +27,7 @@ from snakechat.jobs.specs import Specs
 from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.manifest import store_key
-from snakechat.workflow.snakemake_command_line import read_config
+from snakechat.workflow.snakemake_cli import read_config
 from support.configs import project_values
 
 TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", "generations")}

@@ -34,14 +34,14 @@ from snakechat.training.checkpointing import Checkpointer  # noqa: E402
 from snakechat.training.deepspeed_engine import PartitionedModel  # noqa: E402
 from snakechat.training.engine import FrozenModel  # noqa: E402
 from snakechat.training.placed_models import init_process_group, make_engine  # noqa: E402
-from snakechat.workflow import distributed  # noqa: E402
+from snakechat.workflow import processes  # noqa: E402
 from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
 from support import engines  # noqa: E402
 from support.engines import plain_optimizer  # noqa: E402
 from support.specs import opt_config  # noqa: E402
 
 SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
-PLACEMENT = Placement(nodes=distributed.world_size(), micro_batch_tokens=16)
+PLACEMENT = Placement(nodes=processes.world_size(), micro_batch_tokens=16)
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 
@@ -77,14 +77,14 @@ def engine_for(module, placement, settings):
 
 def train_step(engine, step):
     """Run one step, with the rows of this rank in two micro-batches; return the global loss."""
-    micro_batches = rows_of(step)[distributed.rank() :: distributed.world_size()].chunk(2)
+    micro_batches = rows_of(step)[processes.rank() :: processes.world_size()].chunk(2)
     num_tokens, loss_sum = ROWS * (LENGTH - 1), torch.zeros(())
     for number, ids in enumerate(micro_batches, start=1):
         loss = engine(ids) / num_tokens
         engine.backward(loss, last=number == len(micro_batches))
         loss_sum += loss.detach().float()
     engine.step()
-    return distributed.all_reduce_sum(loss_sum).item()
+    return processes.all_reduce_sum(loss_sum).item()
 
 
 def weights_of(engine):
@@ -127,18 +127,18 @@ def stop_and_resume(folder, placement, settings=None):
     job = SimpleNamespace(
         result=folder, states=folder / "states", options=RunOptions(save_steps=3), record={}
     )
-    if distributed.rank() == 0:
+    if processes.rank() == 0:
         folder.mkdir()
         (folder / "metrics.jsonl").touch()
-    distributed.barrier()
+    processes.barrier()
 
     def train_until(stop_at=None):
         engine, losses = engine_for(LanguageModel(), placement, settings or {}), []
         with Checkpointer(job, policy=engine) as checkpointer:
             for step, _ in checkpointer.steps(range(STEPS)):
                 losses.append(train_step(engine, step - 1))
-                torch.rand(distributed.rank() + 1)
-                if step == stop_at and distributed.rank() == distributed.world_size() - 1:
+                torch.rand(processes.rank() + 1)
+                if step == stop_at and processes.rank() == processes.world_size() - 1:
                     os.kill(os.getpid(), signal.SIGTERM)
                 checkpointer.keep(step)
         return engine, losses
@@ -147,11 +147,11 @@ def stop_and_resume(folder, placement, settings=None):
         train_until(stop_at=4)
     except SystemExit as stopped:
         exit_code = stopped.code
-    distributed.barrier()
+    processes.barrier()
     saved = {
         path.name: sorted(file.name for file in path.iterdir()) for path in job.states.iterdir()
     }
-    distributed.barrier()
+    processes.barrier()
     engine, losses = train_until()
     return {
         "exit_code": exit_code,
@@ -169,7 +169,7 @@ def train_and_sample(placement):
     # A prompt at a time: batches have 16 tokens.
     sampler = HfSampler([2], 4, 1.0, 2)
     # As a reward function of the first process.
-    torch.manual_seed(1 + distributed.rank())
+    torch.manual_seed(1 + processes.rank())
     run = {"responses": [], "losses": []}
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         sampler.update(policy.model, engine.gathered)
@@ -233,7 +233,7 @@ def train_on_rollouts(placement):
             engine.backward(loss, micro_batch.is_last)
             loss_sum += loss.detach()
         engine.step()
-        run["losses"].append(distributed.all_reduce_sum(loss_sum).item())
+        run["losses"].append(processes.all_reduce_sum(loss_sum).item())
     return run
 
 
@@ -251,7 +251,7 @@ def train_and_save(folder, placement, settings):
     exact = folder / "fp32"
     exact.mkdir(exist_ok=True)
     write_weights(policy.model, exact, engine.gathered, engine.master)
-    distributed.barrier()
+    processes.barrier()
     with engine.gathered(list(policy.model.parameters())):
         merged = {name: weight.clone() for name, weight in merged_weights(policy.model)}
     saved, in_fp32 = (load_file(path / "model.safetensors") for path in (folder, exact))
@@ -263,14 +263,14 @@ def train_and_save(folder, placement, settings):
 
 def collectives():
     """Return the results of the collective operations."""
-    rank = distributed.rank()
+    rank = processes.rank()
     return {
-        "all_reduce_sum": distributed.all_reduce_sum(torch.tensor([1.0, rank])).tolist(),
+        "all_reduce_sum": processes.all_reduce_sum(torch.tensor([1.0, rank])).tolist(),
         "all_reduce_max": [
-            distributed.all_reduce_max(number) for number in (10 * rank, rank == 1, -0.5 * rank)
+            processes.all_reduce_max(number) for number in (10 * rank, rank == 1, -0.5 * rank)
         ],
         "broadcast_from_first": [
-            distributed.broadcast_from_first(value) for value in (rank == 0, 7 - rank, rank + 0.1)
+            processes.broadcast_from_first(value) for value in (rank == 0, 7 - rank, rank + 0.1)
         ],
     }
 
@@ -309,9 +309,9 @@ def main(folder, names):
     torch.set_num_threads(1)
     cases = all_cases(folder)
     results = {name: cases[name]() for name in names or cases}
-    if distributed.rank() == 0:
+    if processes.rank() == 0:
         results["torch"] = train_with_torch()
-    torch.save(results, folder / f"{distributed.rank()}.pt")
+    torch.save(results, folder / f"{processes.rank()}.pt")
 
 
 if __name__ == "__main__":

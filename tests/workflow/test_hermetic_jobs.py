@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from snakechat.workflow.landlock import landlock_version
+from snakechat.workflow.kernel_limits import landlock_version
 
 pytestmark = pytest.mark.slow
 

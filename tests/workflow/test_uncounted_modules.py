@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 PLACEMENT = "how the placement uses the hardware"
 REASONS = {
     "errors.is_out_of_memory": PLACEMENT,
-    "progress_lines.ProgressLines.is_due": "whether a line of the log is printed",
+    "errors.ProgressLines.is_due": "whether a line of the log is printed",
     "rungs.goes_down": PLACEMENT,
     "rungs.is_open": PLACEMENT,
     "rungs.noted_number": PLACEMENT,

@@ -26,11 +26,10 @@ import httpx2
 
 from snakechat.config.references import JUDGES, api_key
 from snakechat.workflow.digests import digest
-from snakechat.workflow.distributed import rank, world_size
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines, warn
 from snakechat.workflow.locks import make_folders
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
+from snakechat.workflow.processes import rank, world_size
 
 if TYPE_CHECKING:
     import openai

@@ -17,10 +17,10 @@ import numpy as np
 
 from snakechat.algorithms.chat_client import ChatClient, Messages
 from snakechat.config.references import JUDGES
-from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import replies_folder
+from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
 RATE = (
     "You rate the response to the last turn of a dialogue by this rubric:\n\n{rubric}\n\nReply with"

@@ -16,7 +16,7 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.batching import Examples, global_batches
 from snakechat.training.engine import Ema, Engine
-from snakechat.workflow.distributed import all_reduce_sum
+from snakechat.workflow.processes import all_reduce_sum
 
 # Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
 Metrics = dict[str, float | None]

@@ -12,7 +12,7 @@ from torch.nn import functional
 from snakechat.config.settings import PreferenceSettings, has_reference
 from snakechat.modeling.acceleration import copy_to_device
 from snakechat.modeling.batching import MicroBatch
-from snakechat.workflow.distributed import all_reduce_sum
+from snakechat.workflow.processes import all_reduce_sum
 
 # Rounding error of the log-probability of a token, in nats: the largest difference of 80 responses
 # between two ways to pack them (12 layers, random weights), divided by the root of their length.

@@ -23,8 +23,8 @@ from snakechat.config.references import (
 )
 from snakechat.data.records import PromptTexts
 from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.workflow.distributed import all_reduce_sum, rank
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import all_reduce_sum, rank
 
 
 class Scores(NamedTuple):

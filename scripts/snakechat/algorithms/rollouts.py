@@ -21,7 +21,7 @@ from snakechat.modeling.batching import Examples, MicroBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import Sampler
 from snakechat.modeling.packing import TokenBatch
-from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
+from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
 # Token ids, or a number for each token, by response number and prompt: [A][n].
 TokenLists = list[list[Any]]

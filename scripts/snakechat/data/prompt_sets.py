@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
+from snakechat.data.cards import load_yaml
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.limited_yaml import load_yaml
 
 # Keys of an entry of prompts/pairs.
 PAIR_KEYS = ("prompt", "chosen", "rejected")

@@ -1,7 +1,7 @@
 """Run untrusted Python code against tests: without a network, other files and other processes.
 
-The code runs in a process of its own. Landlock (snakechat/workflow/landlock.py) lets it read Python
-and its libraries, and write a temporary folder of limited size.
+The code runs in a process of its own. Landlock (snakechat/workflow/kernel_limits.py) lets it read
+Python and its libraries, and write a temporary folder of limited size.
 snakechat/evaluation/sandbox_program.py limits memory and time, and allows only system calls that
 stay inside the process. Code that imitates, from inside, the signal of passed tests is not
 detected.
@@ -21,8 +21,7 @@ from pathlib import Path
 
 from snakechat.evaluation import sandbox_program
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import hermetic_version
-from snakechat.workflow.seccomp import AUDIT_ARCH
+from snakechat.workflow.kernel_limits import AUDIT_ARCH, landlock_version
 
 # The wall-clock limit, as a multiple of the CPU limit: code may wait, or share its core.
 WAIT_FACTOR = 4
@@ -115,7 +114,7 @@ def check_sandbox() -> None:
     Raises:
         InputError: The kernel has no Landlock, or it or a container denies a filter.
     """
-    if not hermetic_version("auto") or not _passes("", [], seconds=10, memory_bytes=1 << 30):
+    if not landlock_version() or not _passes("", [], seconds=10, memory_bytes=1 << 30):
         raise InputError(
             f"unit tests of responses need Landlock (Linux 5.13) and seccomp on"
             f" {' or '.join(AUDIT_ARCH)}, which this system lacks or denies: allow them, or do not"

@@ -12,20 +12,18 @@ import platform
 import resource
 import sys
 
-from snakechat.workflow.landlock import (
+from snakechat.workflow.kernel_limits import (
     ALL_CAPABILITIES,
-    drop_capabilities,
-    end_with_parent,
-    restrict,
-)
-from snakechat.workflow.seccomp import (
     ALLOW,
     AUDIT_ARCH,
     FAIL,
     Condition,
     Rule,
+    drop_capabilities,
+    end_with_parent,
     filter_program,
     install_filter,
+    restrict,
 )
 
 # Files that the code may write, in bytes each. The output of the sandbox is one of them.

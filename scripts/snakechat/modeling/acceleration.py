@@ -22,7 +22,7 @@ import torch
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from snakechat.workflow import deterministic
+from snakechat.workflow import processes
 from snakechat.workflow.placement import SERIAL, Placement
 
 T = TypeVar("T")
@@ -111,8 +111,8 @@ def configure(placement: Placement, device: torch.device) -> None:
         # and torch prefers it on Hopper. The memory-efficient kernels need no plans.
         torch.backends.cuda.enable_cudnn_sdp(False)
     # The threads of a CPU add the gradients of indexed rows in any order, too.
-    if not on_gpu or deterministic.are_requested():
-        use_deterministic_kernels(warn_only=not deterministic.are_requested())
+    if not on_gpu or processes.uses_deterministic_kernels():
+        use_deterministic_kernels(warn_only=not processes.uses_deterministic_kernels())
 
 
 def use_deterministic_kernels(warn_only: bool) -> None:

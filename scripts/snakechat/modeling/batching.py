@@ -12,7 +12,7 @@ from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
 from snakechat.modeling import acceleration
 from snakechat.modeling.packing import Ids, Row, TokenBatch, collate, pack_rows
-from snakechat.workflow import distributed as ranks
+from snakechat.workflow import processes as ranks
 from snakechat.workflow.errors import InputError, warn
 
 # Prompts of which the rows are taken that have no responses yet.

@@ -22,8 +22,8 @@ from snakechat.modeling.batching import Examples
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import check_sequence_length, supports_packing
 from snakechat.modeling.packing import TokenBatch
-from snakechat.workflow.distributed import all_reduce_sum, rank, world_size
-from snakechat.workflow.progress_lines import FIRST_LINE, ProgressLines
+from snakechat.workflow.errors import FIRST_LINE, ProgressLines
+from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
 
 class Wrapper(nn.Module):

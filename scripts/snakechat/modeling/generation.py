@@ -23,7 +23,7 @@ from snakechat.modeling.key_value_cache import (
 )
 from snakechat.modeling.lora import merged_adapters
 from snakechat.modeling.models import Gather, no_gather
-from snakechat.workflow import deterministic
+from snakechat.workflow import processes
 
 # A decoder stays in memory while a model trains if both take at most this fraction of a GPU.
 KEPT_FRACTION = 0.8
@@ -181,6 +181,6 @@ def max_batch_tokens(model: PreTrainedModel) -> int:
     # Torch keeps memory that it does not use.
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     memory = MEMORY_FRACTION * total
-    if not deterministic.are_requested():
+    if not processes.uses_deterministic_kernels():
         memory = min(memory, FREE_FRACTION * free)
     return default_generate_tokens(model.config, model.dtype.itemsize, micro_batch_tokens, memory)

@@ -17,8 +17,8 @@ from transformers.pytorch_utils import Conv1D
 
 from snakechat.config.settings import LoraSettings
 from snakechat.modeling.models import Gather, Master, describe, no_gather
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import rank
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer

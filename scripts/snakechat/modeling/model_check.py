@@ -26,9 +26,8 @@ from snakechat.modeling.forward import Policy, Scorer, fp32_weights
 from snakechat.modeling.key_value_cache import make_cache
 from snakechat.modeling.models import describe, max_positions, whole_shape
 from snakechat.modeling.packing import Ids, Row, collate
-from snakechat.workflow.deterministic import missing_kernel
-from snakechat.workflow.distributed import all_reduce_max
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
+from snakechat.workflow.processes import all_reduce_max, missing_kernel
 
 # Compared tokens of a sequence: its last ones, which depend on all others.
 NUM_COMPARED = 16

@@ -25,7 +25,7 @@ from snakechat.modeling.lora import (
     save_adapter,
 )
 from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather, whole_shape
-from snakechat.workflow.distributed import rank
+from snakechat.workflow.processes import rank
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer

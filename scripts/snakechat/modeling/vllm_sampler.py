@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from snakechat.modeling.generation import Generations, Sampler
 from snakechat.modeling.models import DTYPES, Gather, no_gather
 from snakechat.modeling.saving import saved_weights
-from snakechat.workflow import deterministic
+from snakechat.workflow import processes
 from snakechat.workflow.errors import InputError, is_out_of_memory
 
 # Fraction of a GPU's memory for vLLM's weights, keys and values. Training uses the rest.
@@ -52,7 +52,7 @@ class VllmSampler(Sampler):
         Raises:
             InputError: vLLM cannot be imported.
         """
-        if deterministic.are_requested() and torch.cuda.is_available():
+        if processes.uses_deterministic_kernels() and torch.cuda.is_available():
             # Each response is computed as it would be alone. Read when vllm is imported.
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
         # Read when vllm is imported: the engine then runs in this process, so that weights are

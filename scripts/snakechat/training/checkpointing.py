@@ -32,17 +32,17 @@ import torch
 
 from snakechat.training.engine import StateLock
 from snakechat.training.rungs import noted_number
-from snakechat.workflow.distributed import (
+from snakechat.workflow.errors import InputError, is_out_of_memory, warn
+from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import result_files
+from snakechat.workflow.processes import (
     all_reduce_max,
     barrier,
     broadcast_from_first,
     rank,
+    stop_signals,
     world_size,
 )
-from snakechat.workflow.errors import InputError, is_out_of_memory, warn
-from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import result_files
-from snakechat.workflow.processes import stop_signals
 
 CHECKPOINTS_KEPT = 2
 # Largest fraction of the time spent on saving; checkpoints that would exceed it are skipped.

@@ -20,8 +20,8 @@ from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.training.zero_stages import samples_whole
-from snakechat.workflow.distributed import all_reduce_max, rank, world_size
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import all_reduce_max, rank, world_size
 
 # DeepSpeed chooses its accelerator when it is imported. snakechat.modeling.models, which the engine
 # imports, sets DS_ACCELERATOR on machines without a GPU.

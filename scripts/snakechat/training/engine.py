@@ -19,8 +19,8 @@ from torch import nn
 
 from snakechat.config.settings import OptimizerSettings, TrainingSettings
 from snakechat.modeling.models import DTYPES
-from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.processes import world_size
 
 M = TypeVar("M", bound=nn.Module)
 

@@ -16,9 +16,9 @@ from snakechat.modeling.loading import weight_files
 from snakechat.modeling.models import DTYPES
 from snakechat.modeling.saving import saved_weights, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values
-from snakechat.workflow.distributed import barrier, broadcast_from_first, rank
 from snakechat.workflow.errors import warn
 from snakechat.workflow.job import Job
+from snakechat.workflow.processes import barrier, broadcast_from_first, rank
 
 # Adam moves all weights by about the same distance, the sum of the learning rates of the steps at
 # most. In 16 bits, a weight takes its new value only if the distance is more than half of that to

@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 
-from snakechat.workflow.distributed import rank
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, ProgressLines
 from snakechat.workflow.job import Job, peak_memory_mb
-from snakechat.workflow.progress_lines import ProgressLines
+from snakechat.workflow.processes import rank
 
 # Metrics that lines about the progress show where a step has them: their names there.
 SHOWN = {

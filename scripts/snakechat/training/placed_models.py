@@ -25,9 +25,9 @@ from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, checkpoint_activations, choose_device
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.training.zero_stages import evaluates_partitioned, stage_used
-from snakechat.workflow.distributed import world_size
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import world_size
 
 # Other processes wait while the first one writes a large model, scores responses with slow reward
 # functions or asks LLM judges. The launcher ends all of them if one dies, so that a long timeout

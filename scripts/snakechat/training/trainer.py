@@ -48,9 +48,9 @@ from snakechat.training.rungs import (
     without_hopeless,
 )
 from snakechat.training.zero_stages import is_partitioned
-from snakechat.workflow.distributed import all_reduce_max, barrier, broadcast_from_first, rank
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
+from snakechat.workflow.processes import all_reduce_max, barrier, broadcast_from_first, rank
 
 S = TypeVar("S", bound=TrainingSettings)
 M = TypeVar("M", Policy, Scorer)

@@ -22,7 +22,7 @@ from snakechat.workflow.digests import file_digest
 # Modules that lock, link, report, place and check: no content of a result depends on them, or on
 # what only they import. Paths of modules are relative to scripts/.
 WITHOUT_EFFECT = {
-    *(f"snakechat/workflow/{name}.py" for name in ("errors", "links", "locks", "progress_lines")),
+    *(f"snakechat/workflow/{name}.py" for name in ("errors", "links", "locks")),
     "snakechat/training/rungs.py",
     "snakechat/modeling/command_outputs.py",
 }
@@ -31,7 +31,7 @@ LAUNCHED_BY = "snakechat/workflow/placement.py"
 # Only of programs whose settings choose vLLM.
 VLLM = "snakechat/modeling/vllm_sampler.py"
 # It imports torch to connect processes; programs that compute import it themselves.
-WITHOUT_LIBRARIES = "snakechat/workflow/distributed.py"
+WITHOUT_LIBRARIES = "snakechat/workflow/processes.py"
 
 # Names by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {

@@ -12,22 +12,24 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from string import Formatter
 from typing import Any
 
 from snakechat.workflow.digests import planned_files
-from snakechat.workflow.distributed import rank
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.kernel_limits import end_with_parent
 from snakechat.workflow.pins import normalized, public
-from snakechat.workflow.processes import FORWARDED, child_process, exit_code
+from snakechat.workflow.processes import FORWARDED, rank, stop_signals
 
 # What an interpreter says of itself. Folders that .pth files add are not in its environment.
 QUERY = """
@@ -230,3 +232,45 @@ def run_words(
         reader.join(timeout=5)
     code = 128 + received[0] if received and code else exit_code(process)
     return code, tail.decode(errors="replace")
+
+
+# --- child processes --------------------------------------------------------------------------
+
+
+@contextmanager
+def child_process(
+    words: Sequence[str], **options: Any
+) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """Start a child process; yield it and the signals that this process has received since.
+
+    Args:
+        words: The program and its arguments.
+        options: Of subprocess.Popen.
+
+    Raises:
+        OSError: The program cannot be started.
+    """
+    process: subprocess.Popen[bytes] | None = None
+    received: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        if process:
+            process.send_signal(number)
+
+    previous = {number: signal.signal(number, forward) for number in stop_signals()}
+    try:
+        # It inherits the descriptor of the job's lock.
+        process = subprocess.Popen(words, close_fds=False, preexec_fn=end_with_parent, **options)
+        # Signals that arrived before it was started.
+        for number in received:
+            process.send_signal(number)
+        yield process, received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def exit_code(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of a process that has ended; 128 + N if signal N ended it."""
+    return process.returncode if process.returncode >= 0 else 128 - process.returncode

@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.progress_lines import ProgressLines
+from snakechat.workflow.errors import InputError, ProgressLines
 
 AnyPath = TypeVar("AnyPath", bound=str | Path)
 

@@ -20,9 +20,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
-from snakechat.workflow.deterministic import request_deterministic_kernels
 from snakechat.workflow.digests import canonical_json, digest
-from snakechat.workflow.distributed import barrier, rank, world_size
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.manifest import (
     MANIFEST,
@@ -46,6 +44,7 @@ from snakechat.workflow.placement import (
     parse_options,
     parse_placement,
 )
+from snakechat.workflow.processes import barrier, rank, request_deterministic_kernels, world_size
 
 # The launcher sets it to the key of the job that it has prepared for its processes.
 PREPARED = "SNAKECHAT_PREPARED"

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
+from confined import CONFINED
 from snakechat.algorithms import reward_functions as rewards
 from snakechat.algorithms.reward_functions import function_columns, load_functions
 from snakechat.data.dialogues import parse_prompt
 from snakechat.data.records import PromptTexts, open_prompt_texts
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import CONFINED
 
 PROMPTS = ["\n\nHuman: My name is Pia and I need a pie.\n\nAssistant:"] * 3
 RESPONSES = [

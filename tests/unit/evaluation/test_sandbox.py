@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from snakechat.evaluation import sandbox, sandbox_program
-from snakechat.workflow import seccomp
+from snakechat.workflow import kernel_limits
 from snakechat.workflow.errors import InputError
 
 MEMORY = 256 << 20
@@ -94,7 +94,7 @@ def test_the_numbers_of_system_calls_are_those_of_the_kernel(machine, header):
     known = {name: int(number) for name, number in numbers}
     # The name of the call on other machines.
     known.setdefault("newfstatat", known.get("fstatat"))
-    column = 1 + list(seccomp.AUDIT_ARCH).index(machine)
+    column = 1 + list(kernel_limits.AUDIT_ARCH).index(machine)
     calls = f"{sandbox_program.ALLOWED},{sandbox_program.OF_ITSELF}"
     table = [call.split() for call in calls.split(",")]
     assert {row[0]: row[column] for row in table if row[column] != "-"} == {
@@ -176,7 +176,7 @@ def fresh_check():
 
 
 def test_a_kernel_without_landlock_is_named(monkeypatch, fresh_check):
-    monkeypatch.setattr(sandbox, "hermetic_version", lambda _: 0)
+    monkeypatch.setattr(sandbox, "landlock_version", lambda: 0)
     with pytest.raises(InputError, match=r"need Landlock \(Linux 5\.13\)"):
         sandbox.passes("pass", [], 5, MEMORY)
 
@@ -190,33 +190,33 @@ def test_a_system_that_denies_isolation_is_named(monkeypatch, fresh_check):
 def decide(program, machine, number, *arguments):
     """Run a filter on a system call, as the kernel's interpreter does; return its decision."""
     words = [*arguments, *[0] * 6][:6]
-    data = struct.pack("=IIQ6Q", number, seccomp.AUDIT_ARCH[machine], 0, *words)
+    data = struct.pack("=IIQ6Q", number, kernel_limits.AUDIT_ARCH[machine], 0, *words)
     instructions = [*struct.iter_unpack("=HBBI", program)]
     position, accumulator = 0, 0
     while True:
         operation, if_true, if_false, value = instructions[position]
         position += 1
-        if operation == seccomp.LOAD:
+        if operation == kernel_limits.LOAD:
             [accumulator] = struct.unpack_from("=I", data, value)
-        elif operation == seccomp.AND:
+        elif operation == kernel_limits.AND:
             accumulator &= value
-        elif operation == seccomp.JUMP:
+        elif operation == kernel_limits.JUMP:
             position += value
-        elif operation == seccomp.RETURN:
+        elif operation == kernel_limits.RETURN:
             return value
         else:
             taken = {
-                seccomp.JUMP_EQUAL: accumulator == value,
-                seccomp.JUMP_GREATER_EQUAL: accumulator >= value,
+                kernel_limits.JUMP_EQUAL: accumulator == value,
+                kernel_limits.JUMP_GREATER_EQUAL: accumulator >= value,
             }[operation]
             position += if_true if taken else if_false
 
 
-@pytest.mark.parametrize("machine", seccomp.AUDIT_ARCH)
+@pytest.mark.parametrize("machine", kernel_limits.AUDIT_ARCH)
 def test_the_filter_of_each_machine(machine):
     program = sandbox_program.sandbox_filter(machine)
-    other = next(name for name in seccomp.AUDIT_ARCH if name != machine)
-    denied, allowed = seccomp.FAIL | 1, seccomp.ALLOW
+    other = next(name for name in kernel_limits.AUDIT_ARCH if name != machine)
+    denied, allowed = kernel_limits.FAIL | 1, kernel_limits.ALLOW
     always = sandbox_program.numbers_of(sandbox_program.ALLOWED, machine)
     of_itself = sandbox_program.numbers_of(sandbox_program.OF_ITSELF, machine)
     clone, fcntl = sandbox_program.CLONE[machine], sandbox_program.FCNTL[machine]
@@ -229,6 +229,6 @@ def test_the_filter_of_each_machine(machine):
     assert decide(program, machine, clone, sandbox_program.CLONE_THREAD | 1) == allowed
     assert decide(program, machine, fcntl, 0, 1) == allowed
     assert decide(program, machine, fcntl, 0, 10) == denied
-    assert decide(program, machine, sandbox_program.CLONE3) == seccomp.FAIL | 38
-    assert decide(program, machine, seccomp.X32 + 1) == seccomp.KILL
-    assert decide(program, other, 0) == seccomp.KILL
+    assert decide(program, machine, sandbox_program.CLONE3) == kernel_limits.FAIL | 38
+    assert decide(program, machine, kernel_limits.X32 + 1) == kernel_limits.KILL
+    assert decide(program, other, 0) == kernel_limits.KILL

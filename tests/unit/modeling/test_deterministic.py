@@ -6,13 +6,13 @@ import torch
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import choose_device
 from snakechat.modeling.packing import collate
-from snakechat.workflow.deterministic import (
+from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.processes import (
     ENVIRONMENT,
     REQUEST,
     missing_kernel,
     request_deterministic_kernels,
 )
-from snakechat.workflow.placement import SERIAL
 
 
 @pytest.fixture(autouse=True)

@@ -30,7 +30,7 @@ from torch import distributed
 
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.metric_logs import MetricsLogger
-from snakechat.workflow.distributed import all_reduce_sum, barrier, rank, world_size
+from snakechat.workflow.processes import all_reduce_sum, barrier, rank, world_size
 from snakechat.workflow.job import run
 
 

@@ -13,7 +13,7 @@ from conftest import ROOT
 from snakechat.workflow import hermetic
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
-from snakechat.workflow.landlock import landlock_version
+from snakechat.workflow.kernel_limits import landlock_version
 
 FILES = {
     "other/data.json": '{"a": 1}',
@@ -106,9 +106,8 @@ def test_modes(monkeypatch):
 WITHOUT_LANDLOCK = """
 import errno, platform
 from snakechat.evaluation.sandbox import check_sandbox
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.preflight import check_limits
-from snakechat.workflow.seccomp import ALLOW, FAIL, Rule, filter_program, install_filter
+from snakechat.workflow.hermetic import check_limits
+from snakechat.workflow.kernel_limits import ALLOW, FAIL, Rule, filter_program, install_filter
 
 unknown = [Rule(number, FAIL | errno.ENOSYS) for number in (444, 445, 446)]
 install_filter(filter_program(platform.machine(), unknown, ALLOW))

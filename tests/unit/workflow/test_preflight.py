@@ -6,7 +6,7 @@ import pytest
 
 from conftest import ROOT
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.preflight import import_reward_functions
+from snakechat.workflow.hermetic import import_reward_functions
 
 
 @pytest.fixture

@@ -4,15 +4,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.workflow import progress_lines
-from snakechat.workflow.progress_lines import ProgressLines, format_duration
+from snakechat.workflow import errors
+from snakechat.workflow.errors import ProgressLines, format_duration
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """A clock whose time a test sets."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(progress_lines, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(errors, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

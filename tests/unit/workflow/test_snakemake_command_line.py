@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_command_line import (
+from snakechat.workflow.snakemake_cli import (
     config_options,
     parse_options,
     read_config,

@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakechat.workflow.snakemake_messages import hide_messages, repeat_errors
+from snakechat.workflow.snakemake_cli import hide_messages, repeat_errors
 
 MISSING = (
     "MissingRuleException:\nNo rule to produce sft/tiny (if you use input functions make sure that"
@@ -18,7 +18,7 @@ MISSING = (
 def messages(monkeypatch):
     """A logger in place of Snakemake's, without handlers and filters."""
     logger = logging.Logger("test of messages")
-    monkeypatch.setattr("snakechat.workflow.snakemake_messages.logger", logger)
+    monkeypatch.setattr("snakechat.workflow.snakemake_cli.logger", logger)
     return logger
 
 

@@ -1,0 +1,294 @@
+"""What the kernel denies to a process: files and ports by Landlock, system calls by a filter.
+
+Landlock (landlock(7), Linux 5.13) lets a process read, write and connect to what it names, and
+nothing else. A filter (seccomp(2)) sees the number of a system call and its arguments, but no
+memory that they point to. Both hold for all threads that the calling thread starts later and for
+all programs that these run, whichever language reads, and nothing can lift them.
+
+Standard library only: it runs before the first import of a program.
+"""
+
+import ctypes
+import errno
+import os
+import platform
+import signal
+import stat
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+# --- Landlock ---------------------------------------------------------------------------------
+
+# System calls, with the same numbers on x86_64 and aarch64.
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CREATE_RULESET_VERSION = 1
+RULE_PATH_BENEATH, RULE_NET_PORT = 1, 2
+
+# Rights on files, and the version of Landlock that has them (linux/landlock.h).
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+READ = EXECUTE | READ_FILE | READ_DIR
+# Remove and make files of all kinds, apart from devices.
+MAKE = (1 << 4) | (1 << 5) | (1 << 7) | (1 << 8) | (1 << 9) | (1 << 10) | (1 << 12)
+WRITE = READ | WRITE_FILE | MAKE | REFER | TRUNCATE
+DEVICE = READ_FILE | WRITE_FILE | READ_DIR | IOCTL_DEV
+ON_FILES = EXECUTE | READ_FILE | WRITE_FILE | TRUNCATE | IOCTL_DEV
+FILE_RIGHTS = ((1, (1 << 13) - 1), (2, REFER), (3, TRUNCATE), (5, IOCTL_DEV))
+# Rights on TCP ports (version 4), and what stays inside: abstract Unix sockets and signals (6).
+BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
+NETWORK_VERSION, SCOPE_VERSION = 4, 6
+SCOPE_SOCKETS_AND_SIGNALS = (1 << 0) | (1 << 1)
+
+PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
+# With one of these, a process reads the memory and the environment of others: CAP_SYS_PTRACE,
+# CAP_SYS_ADMIN and CAP_PERFMON.
+READING_CAPABILITIES = (19, 21, 38)
+ALL_CAPABILITIES = range(64)
+CAPABILITY_VERSION = 0x20080522
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def landlock_version() -> int:
+    """Return the version of the kernel's Landlock; 0 if it has none, or has disabled it.
+
+    It is 0 also on a machine whose system calls this module does not know.
+    """
+    if platform.machine() not in AUDIT_ARCH:
+        return 0
+    return max(int(libc.syscall(CREATE_RULESET, None, 0, CREATE_RULESET_VERSION)), 0)
+
+
+def restrict(
+    *,
+    read: Iterable[str],
+    folders: Iterable[str] = (),
+    write: Iterable[str] = (),
+    devices: Iterable[str] = (),
+    ports: Iterable[int] | None = (),
+    listens: Iterable[int] = (),
+) -> None:
+    """Limit this thread, and what it starts from now on, for good.
+
+    The rights that the kernel's version of Landlock does not know stay unlimited. A path that does
+    not exist is skipped.
+
+    Args:
+        read: Files, and folders below which all may be read and run.
+        folders: Folders below which file names may be read, but no files.
+        write: Files and folders that may also be written.
+        devices: Device files, and folders of them.
+        ports: TCP ports to which it may connect; None for all. It may bind the free port that the
+            kernel chooses (port 0), and with None any.
+        listens: Further ports that it may bind.
+
+    Raises:
+        OSError: The kernel has no Landlock, or denies a call.
+    """
+    version = landlock_version()
+    if not version:
+        raise OSError(errno.ENOSYS, "the kernel has no Landlock")
+    handled = sum(right for first, right in FILE_RIGHTS if version >= first)
+    limits_ports = version >= NETWORK_VERSION and ports is not None
+    attributes = struct.pack(
+        "=QQQ",
+        handled,
+        BIND_TCP | CONNECT_TCP if limits_ports else 0,
+        SCOPE_SOCKETS_AND_SIGNALS if version >= SCOPE_VERSION else 0,
+    )
+    # Kernels ignore the zeros of attributes that they do not know.
+    ruleset = _call(CREATE_RULESET, attributes, len(attributes), 0)
+    try:
+        for paths, allowed in (
+            (read, READ),
+            (folders, READ_DIR),
+            (write, WRITE),
+            (devices, DEVICE),
+        ):
+            for path in paths:
+                _add_path(ruleset, path, allowed & handled)
+        if limits_ports:
+            rules = [(BIND_TCP, port) for port in (0, *listens)]
+            for rule in (*rules, *((CONNECT_TCP, port) for port in ports or ())):
+                _call(ADD_RULE, ruleset, RULE_NET_PORT, struct.pack("=QQ", *rule), 0)
+        forbid_new_privileges()
+        _call(RESTRICT_SELF, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def forbid_new_privileges() -> None:
+    """Let no program that this process runs gain privileges, which limits require."""
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the process that started it ends."""
+    check(libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0))
+
+
+def drop_capabilities(capabilities: Iterable[int]) -> None:
+    """Give up capabilities, which only processes of root have, for good."""
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    check(libc.capget(header, data))
+    # Effective, permitted and inheritable capabilities, 32 bits each, then the higher bits.
+    words = list(struct.unpack("=6I", data.raw))
+    for capability in capabilities:
+        half, bit = divmod(capability, 32)
+        for kind in range(3):
+            words[3 * half + kind] &= ~(1 << bit) & 0xFFFFFFFF
+        # Programs that it runs get them from here. It fails, as it may, for all but root.
+        libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
+    check(libc.capset(header, struct.pack("=6I", *words)))
+
+
+def _add_path(ruleset: int, path: str, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        is_folder = stat.S_ISDIR(os.fstat(beneath).st_mode)
+        allowed = rights if is_folder else rights & ON_FILES
+        if allowed:
+            rule = struct.pack("=Qi", allowed, beneath)
+            _call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
+    finally:
+        os.close(beneath)
+
+
+def _call(number: int, *arguments: bytes | int) -> int:
+    return check(int(libc.syscall(number, *arguments)))
+
+
+def check(result: int) -> int:
+    """Return what a call returned; raise OSError if the kernel denied it."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+# --- filters of system calls ------------------------------------------------------------------
+
+# The machines whose system calls are known (linux/audit.h).
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+# The first number of the x32 system calls, a second table of x86_64.
+X32 = 0x40000000
+
+# Berkeley Packet Filter (linux/bpf_common.h, linux/seccomp.h): operations and return values.
+LOAD, AND, JUMP, JUMP_EQUAL, JUMP_GREATER_EQUAL, RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
+# Offsets in struct seccomp_data: the lower half of argument n is at ARGUMENTS + 8 * n.
+NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+
+
+class Condition(NamedTuple):
+    """A test of an argument of a call: whether argument & mask is one of values."""
+
+    argument: int
+    values: Sequence[int]
+    mask: int = 0xFFFFFFFF
+
+    def instructions(self, length: int) -> list[bytes]:
+        """Return the instructions that skip the next `length` ones unless the condition holds."""
+        start = [_instruction(LOAD, ARGUMENTS + 8 * self.argument), _instruction(AND, self.mask)]
+        lefts = range(len(self.values), 0, -1)
+        tests = [_instruction(JUMP_EQUAL, *each) for each in zip(self.values, lefts, strict=True)]
+        return [*start, *tests, _instruction(JUMP, length)]
+
+
+class Rule(NamedTuple):
+    """What happens to a call if all conditions hold; the first rule of a call that holds decides.
+
+    action: ALLOW, or FAIL | errno.
+    """
+
+    number: int
+    action: int
+    conditions: Sequence[Condition] = ()
+
+
+def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes:
+    """Return a filter of a machine, as an array of struct sock_filter.
+
+    otherwise: What happens to calls for which no rule holds.
+    """
+    program = [
+        _instruction(LOAD, ARCHITECTURE),
+        _instruction(JUMP_EQUAL, AUDIT_ARCH[machine], if_true=1),
+        _instruction(RETURN, KILL),
+        _instruction(LOAD, NUMBER),
+        _instruction(JUMP_GREATER_EQUAL, X32, if_false=1),
+        _instruction(RETURN, KILL),
+    ]
+    for rule in rules:
+        # Each condition jumps to the end of the rule, where the number is loaded again.
+        body: list[bytes] = [_instruction(RETURN, rule.action)]
+        for condition in reversed(rule.conditions):
+            body = [*condition.instructions(len(body)), *body]
+        if rule.conditions:
+            body.append(_instruction(LOAD, NUMBER))
+        program += [_instruction(JUMP_EQUAL, rule.number, if_false=len(body)), *body]
+    program.append(_instruction(RETURN, otherwise))
+    return b"".join(program)
+
+
+def _instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", operation, if_true, if_false, value)
+
+
+def install_filter(program: bytes) -> None:
+    """Deny system calls to this process for good.
+
+    Raises:
+        OSError: The kernel rejects the filter.
+    """
+    buffer = ctypes.create_string_buffer(program, len(program))
+    # struct sock_fprog: the number of instructions and their address.
+    header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
+    forbid_new_privileges()
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.c_char_p(header)))
+
+
+# Numbers on x86_64 and aarch64 of the calls that jobs may not make, or not in every way.
+SOCKET_CALL, TRUNCATE_CALL, IO_URING_CALLS = (41, 198), (76, 45), (425, 426, 427)
+AF_UNIX, AF_INET, AF_INET6, AF_NETLINK = 1, 2, 10, 16
+SOCK_STREAM, SOCK_TYPE_MASK, IPPROTO_TCP = 1, 0xF, 6
+
+
+def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
+    """Deny calls that reach what Landlock does not cover: other sockets than TCP, and io_uring.
+
+    A socket of NETLINK_ROUTE lists the interfaces of the machine, which gloo needs.
+
+    Args:
+        has_network: Whether the process may open any socket.
+        has_unix_sockets: Whether it may open Unix sockets, as NCCL does between processes.
+
+    Raises:
+        OSError: The kernel rejects the filter.
+    """
+    column = list(AUDIT_ARCH).index(platform.machine())
+    denied = FAIL | errno.EPERM
+    rules = [Rule(number, denied) for number in IO_URING_CALLS]
+    # Before version 3, Landlock does not limit truncate.
+    if landlock_version() < 3:
+        rules.append(Rule(TRUNCATE_CALL[column], denied))
+    if not has_network:
+        is_tcp = [
+            Condition(0, (AF_INET, AF_INET6)),
+            Condition(1, (SOCK_STREAM,), SOCK_TYPE_MASK),
+            Condition(2, (0, IPPROTO_TCP)),
+        ]
+        rules += [
+            Rule(SOCKET_CALL[column], ALLOW, is_tcp),
+            Rule(SOCKET_CALL[column], ALLOW, [Condition(0, (AF_NETLINK,)), Condition(2, (0,))]),
+        ]
+        if has_unix_sockets:
+            rules.append(Rule(SOCKET_CALL[column], ALLOW, [Condition(0, (AF_UNIX,))]))
+        rules.append(Rule(SOCKET_CALL[column], denied))
+    install_filter(filter_program(platform.machine(), rules, ALLOW))
