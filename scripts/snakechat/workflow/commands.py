@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from string import Formatter
-from typing import Any
+from typing import IO, Any
 
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
@@ -210,8 +210,8 @@ def run_words(
     """
     tail = bytearray()
 
-    def show(output: int) -> None:
-        while chunk := os.read(output, TAIL):
+    def show(output: IO[bytes]) -> None:
+        while chunk := os.read(output.fileno(), TAIL):
             os.write(sys.stdout.fileno(), chunk)
             tail.extend(chunk)
             del tail[:-TAIL]
@@ -226,7 +226,7 @@ def run_words(
     ) as (process, received):
         assert process.stdout
         # What the command left running may keep its output open.
-        reader = threading.Thread(target=show, args=[process.stdout.fileno()], daemon=True)
+        reader = threading.Thread(target=show, args=[process.stdout], daemon=True)
         reader.start()
         code = process.wait()
         reader.join(timeout=5)
