@@ -1,7 +1,6 @@
 """What is shown of hostile text: no control characters, limited length."""
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import random
 
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.printable import printable_line, printable_text
@@ -15,14 +14,17 @@ def test_control_characters_are_escaped():
     assert printable_text("a\n\tb\x1b") == "a\n\tb\\x1b"
 
 
-@settings(max_examples=200, derandomize=True)
-@given(st.text(st.characters(codec=None)))
-def test_any_text_is_shown_on_one_line(text):
-    shown = printable_line(text)
-    assert len(shown.splitlines()) <= 1 and "\x1b" not in shown
-    assert shown == printable_line(shown)
-    shown.encode()
-    printable_text(text).encode()
+def test_any_text_is_shown_on_one_line():
+    # Each character below the first emoji, surrogates included, and some of the others.
+    numbers = [*range(0x1F000), *range(0x1F000, 0x110000, 97)]
+    random.Random(1).shuffle(numbers)
+    for start in range(0, len(numbers), 500):
+        text = "".join(map(chr, numbers[start : start + 500]))
+        shown = printable_line(text)
+        assert len(shown.splitlines()) == 1 and "\x1b" not in shown
+        assert shown == printable_line(shown)
+        shown.encode()
+        printable_text(text).encode()
 
 
 def test_long_messages_are_shortened_in_the_middle():
