@@ -47,6 +47,8 @@ PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^]]*\])?==([\w.!+-]+)", re.MULTILI
 REMOVED = ("PYTHON", "VIRTUAL_ENV", "SNAKECHAT_", "RANK")
 # Bytes of the end of the output, whose last line is the error.
 TAIL = 1 << 14
+# Seconds to wait for the end of the output, which what a command leaves running may keep open.
+MAX_WAIT = 5
 # How programs report a file that they may not read, or that is not in their folder.
 UNREAD = re.compile("Permission denied|No such file or directory|ModuleNotFoundError")
 
@@ -225,11 +227,10 @@ def run_words(
         stderr=subprocess.STDOUT,
     ) as (process, received):
         assert process.stdout
-        # What the command left running may keep its output open.
         reader = threading.Thread(target=show, args=[process.stdout], daemon=True)
         reader.start()
         code = process.wait()
-        reader.join(timeout=5)
+        reader.join(MAX_WAIT)
     code = 128 + received[0] if received and code else exit_code(process)
     return code, tail.decode(errors="replace")
 

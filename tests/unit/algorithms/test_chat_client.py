@@ -119,7 +119,7 @@ DRIPS = {
 def test_a_request_ends_at_the_deadline_whatever_the_server_sends(
     drip, server, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(chat_client, "DEADLINE", 0.5)
+    monkeypatch.setattr(chat_client, "DEADLINE", 0.2)
     start, more = DRIPS[drip]
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

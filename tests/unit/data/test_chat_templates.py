@@ -18,10 +18,10 @@ from support.chat_templates import CHATML
 TURNS = [("user", "Hello")]
 PROGRAM = """
 import sys
-from transformers import AutoTokenizer
 from snakechat.data import chat_templates, tokenizers
 chat_templates.MAX_SECONDS = 0.2
-tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+# Without torch.
+tokenizer = tokenizers.load_tokenizer(sys.argv[1], is_result=True)
 for template in sys.argv[2:]:
     tokenizer.chat_template = template
     chat_templates.render_turns(tokenizer, [("user", "Hello")])

@@ -127,7 +127,9 @@ def test_paths_folders_and_globs_name_files(root):
         list(named_files(root, ["programs/*.sh"]))
 
 
-def test_a_command_gets_the_signals_of_its_job(tmp_path):
+def test_a_command_gets_the_signals_of_its_job(tmp_path, monkeypatch):
+    # What it leaves running has its output open.
+    monkeypatch.setattr(commands, "MAX_WAIT", 0.2)
     before = [signal.getsignal(number) for number in FORWARDED]
     # It asks the job to stop, which forwards the signal to it.
     script = "trap 'echo saved; exit 3' TERM; kill -TERM $PPID; sleep 20 & wait"
@@ -139,7 +141,7 @@ def test_a_command_gets_the_signals_of_its_job(tmp_path):
 def test_a_command_that_nohup_started_outlives_its_terminal(tmp_path):
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        script = "kill -HUP $PPID $$; sleep 1; echo saved"
+        script = "kill -HUP $PPID $$; sleep 0.2; echo saved"
         assert run_words(["bash", "-c", script], tmp_path, os.environ) == (0, "saved\n")
     finally:
         signal.signal(signal.SIGHUP, before)
