@@ -7,7 +7,7 @@ The response is matched without the whitespace at its ends, and a dot matches ne
 import re
 from collections.abc import Sequence
 
-from snakechat.evaluation.verification import is_verified
+from snakechat.evaluation.sandbox import is_verified
 
 
 def score(prompts: Sequence[str], responses: Sequence[str], pattern: str) -> list[float]:

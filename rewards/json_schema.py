@@ -15,7 +15,7 @@ from jsonschema.validators import validator_for
 from referencing import Registry
 
 from snakechat.data.cells import parse_json
-from snakechat.evaluation.verification import is_verified
+from snakechat.evaluation.sandbox import is_verified
 
 BLOCK = re.compile(r"```json\s*\n(.*?)```", re.DOTALL)
 

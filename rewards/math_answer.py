@@ -12,7 +12,7 @@ Rows without a solution give 0.
 from collections.abc import Sequence
 
 from snakechat.evaluation.answers import answer_of, are_equal, last_boxed
-from snakechat.evaluation.verification import is_verified
+from snakechat.evaluation.sandbox import is_verified
 
 
 def score(

@@ -9,7 +9,7 @@ from typing import Any
 from snakechat.pages.comparison import comparison
 from snakechat.pages.page import write_page
 from snakechat.pages.report import report
-from snakechat.pages.responses import response_page, score_page
+from snakechat.pages.rows import response_page, score_page
 from snakechat.pages.texts import set_language
 from snakechat.workflow.job import Job, run
 

@@ -10,7 +10,7 @@ import torch
 
 from snakechat.algorithms.preference import SCORE_ROUNDING, pairwise_loss
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.held_out_pairs import write_pair_metrics
+from snakechat.evaluation.held_out_rows import write_pair_metrics
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores
 from snakechat.training.placed_models import load_frozen, start_evaluation

@@ -72,14 +72,11 @@ def main(job: Job[SimpleNamespace]) -> None:
     }
     evaluator.add_kl(models)
     evaluator.add_scores(models)
-    evaluator.add_pass_rates(models)
     rates = None
     if settings.llm_judge and rank() == 0:
         rates = evaluator.llm_win_rates(models, job.result / "llm_judge.jsonl")
     # All processes add up what they used.
     record_usage(job, judges.values())
-    if judges:
-        job.facts["unreadable_replies"] = evaluator.unreadable
     if rank() > 0:
         return
 
@@ -131,13 +128,6 @@ class ModelResponses:
         """Return values of responses [B] as [S, n]."""
         return np.reshape(values, self.rollouts.examples.response_lengths.shape)
 
-    def add(self, name: str, values: np.ndarray) -> None:
-        """Add values of responses [B] to a metric; NaN adds nothing."""
-        added, known = self.table(values), self.metrics.get(name)
-        if known is not None:
-            added = np.where(np.isnan(added), known, added + np.nan_to_num(known))
-        self.metrics[name] = added
-
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield each response with its scores, prompt by prompt."""
         tables = {name: self.metrics[name] for name in SCORES if name in self.metrics}
@@ -153,16 +143,11 @@ class ModelResponses:
 
 
 class Evaluator:
-    """Samples and scores responses to the held-out prompts of a job.
-
-    Attributes:
-        unreadable: Number of unreadable ratings by LLM judge and model.
-    """
+    """Samples and scores responses to the held-out prompts of a job."""
 
     def __init__(self, job: Job[SimpleNamespace], judges: Mapping[str, LlmJudge]) -> None:
         self.job, self.settings, self.inputs = job, job.settings, job.inputs
         self.judges = judges
-        self.unreadable: dict[str, dict[str, int]] = {}
         self.device = start_evaluation(job.placement, self.settings.dtype)
         self.tokenizer = load_tokenizer(job.inputs["rlhf"])
         self.stop_ids = stop_ids(self.tokenizer, job.inputs["rlhf"])
@@ -174,6 +159,7 @@ class Evaluator:
         self.texts = PromptTexts(job.inputs["tokens"], "eval")
         self.prompts = [list(map(int, held_out[row])) for row in self.rows]
         self.functions = load_functions(self.settings.reward_functions)
+        self.function_sum = RewardSum([], self.functions, self.texts)
         self.is_correct = EXACT_CHECKS.get(self.settings.exact_check)
 
     def evaluate(self, folder: Path) -> ModelResponses:
@@ -188,8 +174,7 @@ class Evaluator:
                 if self.is_correct:
                     responses.metrics["greedy_success"] = greedy.metrics["success"]
                 if self.functions:
-                    scorer = RewardSum([], self.functions, self.texts)
-                    self._add("function_score", {"greedy": greedy}, scorer)
+                    self._add("score", {"greedy": greedy}, self.function_sum)
                     scores = greedy.metrics["function_score"]
                     responses.metrics["greedy_function_score"] = scores
         return responses
@@ -208,40 +193,53 @@ class Evaluator:
                 responses.metrics[f"kl_to_{initial}"] = responses.table(kl)
 
     def add_scores(self, models: dict[str, ModelResponses]) -> None:
-        """Add score (reward functions, reward models and LLM judges) and judge_score, if any."""
-        if self.functions:
-            self._add("score", models, RewardSum([], self.functions, self.texts))
-            for responses in models.values():
-                responses.metrics["function_score"] = responses.metrics["score"]
-        for key, name in (("reward", "score"), ("judge", "judge_score")):
-            references = getattr(self.settings, key)
-            for input_name in model_names(references):
-                reward = load_reward(self.job, input_name, "rlhf", "fp32", "eval")
-                with closing(reward.module):
-                    self._add(name, models, RewardSum([reward], {}, self.texts))
-            if judges := weighted_judges(references, self.judges):
-                self._add(name, models, RewardSum([], {}, self.texts, judges))
+        """Add score (reward functions, reward models and LLM judges) and judge_score, if any.
 
-    def add_pass_rates(self, models: dict[str, ModelResponses]) -> None:
-        """Add pass_at_K: a response passes if it is right or, without a check, if each function
+        Add pass_at_K, too: a response passes if it is right or, without a check, if each function
         that judges it gives 1.
         """
+        for key, name in (("reward", "score"), ("judge", "judge_score")):
+            for scorer in self._scorers(key):
+                self._add(name, models, scorer)
         for responses in models.values():
             if responses.passed is not None:
                 responses.metrics |= pass_rates(responses.passed)
 
+    def _scorers(self, key: str) -> Iterator[RewardSum]:
+        """Yield the parts of a score (reward or judge), with one reward model loaded at a time."""
+        references = getattr(self.settings, key)
+        if key == "reward" and self.functions:
+            yield self.function_sum
+        for name in model_names(references):
+            reward = load_reward(self.job, name, "rlhf", "fp32", "eval")
+            with closing(reward.module):
+                yield RewardSum([reward], {}, self.texts)
+        if judges := weighted_judges(references, self.judges):
+            yield RewardSum([], {}, self.texts, judges)
+
     def _add(self, name: str, models: Mapping[str, ModelResponses], scorer: RewardSum) -> None:
-        """Add scores to a metric of each model; count the unreadable ones."""
+        """Add scores to a metric of each model; NaN adds nothing.
+
+        The scores of functions, which come first, are function_score as well. The numbers of
+        unreadable ratings, by LLM judge and model, are facts.
+        """
         for model, responses in models.items():
             scores = scorer.score(responses.rollouts, 0, self.rows)
-            responses.add(name, scores.sum.double().cpu().numpy())
-            if scorer.functions and not self.is_correct:
+            added = responses.table(scores.sum.double().cpu().numpy())
+            known = responses.metrics.get(name)
+            if known is not None:
+                added = np.where(np.isnan(added), known, added + np.nan_to_num(known))
+            responses.metrics[name] = added
+            if scorer.functions:
+                responses.metrics["function_score"] = added
                 # NaN only where all are.
                 lowest = np.fmin.reduce([each.cpu().numpy() for each in scores.by_source.values()])
-                passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
-                responses.passed = responses.table(passed)
+                if not self.is_correct:
+                    passed = np.where(np.isnan(lowest), np.nan, lowest >= 1)
+                    responses.passed = responses.table(passed)
             for judge, number in scores.unreadable.items():
-                self.unreadable.setdefault(judge, {})[model] = number
+                unreadable = self.job.facts.setdefault("unreadable_replies", {})
+                unreadable.setdefault(judge, {})[model] = number
 
     def llm_win_rates(self, models: dict[str, ModelResponses], log: Path) -> dict[str, Any]:
         """Return the win rates of the chat model over the initial model by the LLM judge.

@@ -11,18 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.held_out_rows import write_metrics
+from snakechat.evaluation.held_out_rows import sampled_models, write_metrics
 from snakechat.evaluation.intervals import ratio_interval
-from snakechat.evaluation.sample_responses import held_out_responses, write_responses
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, response_logprobs
-from snakechat.training.placed_models import load_frozen, start_evaluation
+from snakechat.modeling.forward import response_logprobs
+from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
-MOMENTS = {"before": "base", "after": "model"}
-# Names of the models in responses.jsonl.
+# Names of the models in metrics.json and in responses.jsonl, by the job's inputs.
+MOMENTS = {"base": "before", "model": "after"}
 NAMES = {"base": "base", "model": "sft"}
 # Names of the metrics: whether prompts count.
 PREFIXES = {"": True, "response_": False}
@@ -33,26 +31,19 @@ Logprobs = dict[str, dict[str, np.ndarray]]
 
 def main(job: Job[Any]) -> None:
     """Evaluate both models one after the other."""
-    placement, dtype = job.placement, job.settings.dtype
-    start_evaluation(placement, dtype)
+    start_evaluation(job.placement, job.settings.dtype)
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
-    tokenizer = load_tokenizer(job.inputs["model"])
     logprobs: Logprobs = {}
-    responses = {}
-    for moment, key in MOMENTS.items():
-        folder = job.inputs[key]
-        with load_frozen(Policy, folder, dtype, tokenizer, placement, examples, True) as model:
-            logprobs[moment] = {
-                prefix: response_logprobs(model.module, examples, with_prompts=whole)[0]
-                for prefix, whole in PREFIXES.items()
-            }
-            responses[NAMES[key]] = held_out_responses(model, tokenizer, folder, examples)
+    for key, model in sampled_models(job, job.settings.dtype, examples, NAMES):
+        logprobs[MOMENTS[key]] = {
+            prefix: response_logprobs(model.module, examples, with_prompts=whole)[0]
+            for prefix, whole in PREFIXES.items()
+        }
     if rank() > 0:
         return
-    write_responses(job.result / "responses.jsonl", tokenizer, examples, responses)
     tokens = {prefix: examples.num_tokens(whole) for prefix, whole in PREFIXES.items()}
     metrics = write_metrics(job, partial(perplexities, logprobs, tokens))
-    before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS)
+    before, after = (metrics[moment]["response_perplexity"] for moment in MOMENTS.values())
     print(f"perplexity of responses {before:.3f} -> {after:.3f}")
 
 

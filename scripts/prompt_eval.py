@@ -13,7 +13,7 @@ from snakechat.data.encoder import Encoder
 from snakechat.data.prompt_sets import read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import evaluated_models
-from snakechat.evaluation.sample_responses import Response, respond
+from snakechat.evaluation.held_out_rows import Response, respond
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.training.metric_logs import write_json_lines

@@ -16,8 +16,11 @@ from snakechat.data.dialogues import render_response
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.prompt_sets import read_pairs
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.evaluation.held_out_pairs import held_out_pair_metrics, pair_margins
-from snakechat.evaluation.held_out_rows import metrics_by_dataset
+from snakechat.evaluation.held_out_rows import (
+    held_out_pair_metrics,
+    metrics_by_dataset,
+    pair_margins,
+)
 from snakechat.evaluation.intervals import clusters_of
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, response_scores

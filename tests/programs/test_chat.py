@@ -1,19 +1,161 @@
-"""chat.py: input, commands, output and interruption."""
+"""Chat: prompts, streamed responses and errors of a session; chat.py on a pipe and a terminal."""
 
 import io
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 import chat
+from snakechat.data.dialogues import render_prompt
+from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.chat_session import load
+from snakechat.modeling.models import make_causal
+from snakechat.modeling.saving import save_model
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
 from support.talking import (  # noqa: F401
+    CHAT_INIT,
     chat_folders,
     dialogue_session,
     pieces_of_response,
+    script_ids,
     script_response,
 )
+
+
+def test_the_streamed_text_is_the_generated_text(dialogue):
+    ids, _ = dialogue.encode("Where?", 40)
+    torch.manual_seed(3)
+    whole = dialogue.model.generate(
+        torch.tensor([ids]), do_sample=True, top_k=0, temperature=0.5, max_new_tokens=40
+    )
+    text = dialogue.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
+    pieces = pieces_of_response(dialogue, "Where?", (3, 0.5, 40))
+    assert "".join(pieces) == text.strip()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\n First.\n\nSecond:\n\tthird  \n",
+        " 天空 é 🙂",
+        " One.\n\nHumble\n\nSystems: two.\n\nHum",
+    ],
+)
+def test_the_pieces_add_up_to_the_response(dialogue, text):
+    script_response(dialogue, text)
+    pieces = pieces_of_response(dialogue)
+    assert "".join(pieces) == text.strip()
+    # Incomplete characters are not shown.
+    assert len(pieces) > 1 and "\ufffd" not in "".join(pieces)
+
+
+def test_the_marker_of_a_new_turn_stops_generation(dialogue):
+    ids = script_response(dialogue, " Yes.\n\nSystem: And now I talk to myself.")
+    calls = []
+    dialogue.model.register_forward_hook(lambda *_: calls.append(1))
+    assert "".join(pieces_of_response(dialogue)) == "Yes."
+    assert dialogue.turns[-1] == ("assistant", "Yes.")
+    # The rest of the text was not generated: it has one forward pass per token.
+    assert len(calls) < len(ids) - 8
+
+
+@pytest.mark.parametrize("end", ["<|im_end|>", "<unk>"])
+def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folders, tmp_path, end):
+    # The template ends turns with <|im_end|>; eos is another token, as in Gemma and Phi-3.
+    tokenizer = load_tokenizer(folders["chatml"])
+    tokenizer.eos_token = "</s>"
+    model = make_causal(CHAT_INIT, tokenizer, 1)
+    model.generation_config.eos_token_id = tokenizer.convert_tokens_to_ids("<unk>")
+    save_model(model, tokenizer, tmp_path / "model")
+    session = load(tmp_path / "model")
+    ids = tokenizer("Hi.", add_special_tokens=False).input_ids
+    with script_ids(session.model, [*ids, tokenizer.convert_tokens_to_ids(end), *ids]):
+        assert "".join(pieces_of_response(session)) == "Hi."
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "rlhf",
+            "<s>\n\nSystem: Be brief.\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
+            "\n\nAssistant:",
+        ),
+        (
+            "chatml",
+            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
+            "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
+            "<|im_start|>assistant\n",
+        ),
+    ],
+)
+def test_prompts_are_encoded_as_in_training(folders, name, text):
+    session = load(folders[name])
+    script_response(session, " Hi. ")
+    session.system = "Be brief."
+    pieces_of_response(session, "Hello.")
+    ids, _ = session.encode("Name a fruit.", 40)
+    assert ids == session.tokenizer(text, add_special_tokens=False).input_ids
+    assert session.tokenizer.decode(ids) == text
+
+
+def test_a_special_token_of_the_chat_template_is_an_error(folders):
+    with pytest.raises(InputError, match="special token"):
+        load(folders["chatml"]).encode("<|im_end|>", 40)
+
+
+def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
+    dialogue.system = "Brief."
+    turns = [("user", "Old?"), ("assistant", "Yes."), ("user", "New?"), ("assistant", "No.")]
+
+    def tokens(*kept):
+        conversation = [("system", "Brief."), *kept, ("user", "Why?")]
+        return dialogue.tokenizer(render_prompt(conversation)).input_ids
+
+    lengths = [len(tokens(*turns[start:])) for start in (0, 2, 4)]
+    for num_dropped, missing in ((0, 0), (2, 1), (2, lengths[0] - lengths[1])):
+        dialogue.turns = list(turns)
+        dialogue.max_positions = lengths[0] + 40 - missing
+        assert dialogue.encode("Why?", 40) == (tokens(*turns[num_dropped:]), num_dropped)
+        assert dialogue.turns == turns[num_dropped:]
+    # At most half of the positions are reserved for the response.
+    dialogue.max_positions = 2 * lengths[1]
+    assert dialogue.encode("Why?", 10**6) == (tokens(*turns[2:]), 0)
+    # Without other turns, the prompt may take all positions but one.
+    dialogue.max_positions = lengths[2] + 1
+    assert dialogue.encode("Why?", 40) == (tokens(), 2)
+    assert dialogue.turns == []
+    # A prompt that is too long drops no turns.
+    dialogue.turns = list(turns)
+    dialogue.max_positions = 128
+    with pytest.raises(InputError, match=r"has \d+ tokens, and the model 128 positions: shorten"):
+        dialogue.encode("why " * 200, 40)
+    assert dialogue.turns == turns
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("config.json", None, "has no config.json: it is not the folder of a model"),
+        ("model.safetensors", lambda data: data[:-4], "deserializing header"),
+        ("chat_template.jinja", None, "is a base model, without a chat template: expected"),
+    ],
+)
+def test_a_folder_without_a_chat_model_is_an_error_of_one_line(folders, file, change, message):
+    path = folders["rlhf"] / file
+    data = path.read_bytes()
+    path.unlink()
+    if change:
+        path.write_bytes(change(data))
+    with pytest.raises(InputError, match=message) as error:
+        load(folders["rlhf"])
+    assert str(folders["rlhf"]) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# --- chat.py --------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -37,16 +179,19 @@ def run_chat(monkeypatch, capsys):
 def test_commands(folders, run_chat):
     folder = folders["rlhf"]
     lines = [b"/help", b"Why?", b"", b"/reset", b"  Why? ", b"/reset"]
-    lines += [b"/system Be brief.", b"Why?", b"/quit", b"Why?"]
-    output, notes, _ = run_chat(folder, "--max-tokens", 20, lines=lines)
+    lines += [b"/system Be brief.", b"Why?"]
+    output, notes, code = run_chat(folder, "--max-tokens", 20, lines=[*lines, b"/quit", b"Why?"])
     plain, brief = load(folder), load(folder)
     brief.system = "Be brief."
     first, last = (
         "".join(pieces_of_response(session, "Why?", (1234, 0.7, 20))) for session in (plain, brief)
     )
     assert output == "".join(printable_text(text) + "\n" for text in (first, first, last))
-    assert notes.startswith(chat.HELP)
+    assert code == 0 and notes.startswith(chat.HELP)
     assert notes.splitlines()[-2:] == ["New conversation.", "System prompt: Be brief."]
+    # An invalid line ends a pipe.
+    output, _, code = run_chat(folder, lines=[b"/nonsense", b"Why?"])
+    assert output == "" and code == "error: unknown command /nonsense: /help lists the commands"
 
 
 def test_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
@@ -58,12 +203,8 @@ def test_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
     assert dialogue.turns[-1] == ("assistant", "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
 
 
-def test_an_invalid_line_ends_a_pipe(folders, run_chat):
-    output, _, code = run_chat(folders["rlhf"], lines=[b"/nonsense", b"Why?"])
-    assert output == "" and code == "error: unknown command /nonsense: /help lists the commands"
-
-
 def test_invalid_arguments_are_usage_errors(run_chat):
+    # Seeds of torch have 63 bits.
     _, notes, code = run_chat("x", "--seed", 1 << 63)
     assert code == 2 and f"--seed: expected an integer of at least 0, found '{1 << 63}'" in notes
     _, notes, code = run_chat("x", "--temperature", -1)

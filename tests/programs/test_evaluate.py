@@ -1,5 +1,6 @@
 """Evaluation of chat models: compared models, scores, judges, success and written files."""
 
+import json
 import math
 import weakref
 
@@ -17,6 +18,7 @@ from snakechat.modeling.saving import save_model
 from snakechat.training import placed_models
 from snakechat.workflow.errors import InputError
 from support.evaluation import evaluated, evaluation_job  # noqa: F401
+from support.llm_endpoint import llm_server, use_judge  # noqa: F401
 
 CORRECT = " Hello Pia, get a pie at the bakery. You are welcome!"
 INCORRECT = " Hello Pia, get a pie at the garage. You are welcome!"
@@ -145,3 +147,44 @@ def test_a_model_with_too_few_positions_is_an_error(job, tokenizer):
     save_model(small, tokenizer, job.inputs["base"])
     with pytest.raises(InputError, match=r"base: .* exceed the model's 8 positions"):
         main(job)
+
+
+# --- LLM judges ----------------------------------------------------------------------------------
+
+
+def test_an_llm_judge_compares_the_first_responses_of_rlhf_and_sft(job, server):
+    use_judge(job, server)
+    job.settings.llm_judge = "wise"
+    server.replies = ["A", "B"]
+    metrics, responses = evaluated(job)
+    # The first and the last of three prompts, both orders; each has two lines of responses.
+    assert len(server.texts) == 4
+    for number, text in enumerate(server.texts):
+        row = (0, 4)[number // 2]
+        ours, theirs = (responses[model][row]["response"].strip() for model in ("rlhf", "sft"))
+        first, second = text.split("[RESPONSE A ")[1].split("[RESPONSE B ")
+        assert (ours in first and theirs in second) if number % 2 == 0 else ours in second
+        assert responses["rlhf"][row]["prompt"].strip() in text
+    lines = (job.result / "llm_judge.jsonl").read_text().splitlines()
+    assert [json.loads(line)["messages"][1]["content"] for line in lines] == server.texts
+    # A, B, then B twice: a win, and a tie.
+    rates = metrics["wins"]["rlhf"]["sft"]["llm_judge"]
+    assert (rates["mean"], rates["prompts"], rates["unreadable"]) == (0.75, 2, 0)
+    # Two prompts say nearly nothing about others.
+    assert 0 <= rates["interval_95"][0] < 0.1 and rates["interval_95"][1] == 1
+    assert "longer" in rates
+    assert job.record["llm_judges"]["wise"]["requests"] == 4
+
+
+def test_the_score_is_the_weighted_sum_of_ratings_and_of_the_other_sources(job, server):
+    use_judge(job, server)
+    job.settings.reward = {"llm_judges/wise": 0.5}
+    job.settings.reward_functions = {"length_bounds": 0}
+    server.replies = [lambda body: str(1 + len(body["messages"][1]["content"]) % 9)]
+    metrics, responses = evaluated(job)
+    scores = [line["score"] for lines in responses.values() for line in lines]
+    assert len(scores) == 3 * 3 * 2 and set(scores) <= {n / 2 for n in range(1, 10)}
+    assert len(set(scores)) > 1
+    unreadable = {"base": 0, "sft": 0, "rlhf": 0}
+    assert job.facts["unreadable_replies"] == {"llm_judges/wise": unreadable}
+    assert "llm_judge" not in metrics["wins"]["rlhf"]["sft"]

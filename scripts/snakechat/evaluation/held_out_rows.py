@@ -1,16 +1,42 @@
-"""Metrics of the rows of the evaluation split: of all, and of each dataset."""
+"""Held-out rows: their metrics with intervals, of all and of each dataset, and responses to them.
 
-from collections.abc import Callable, Mapping
+Rows are single responses, pairs, or labelled responses (KTO). Shapes: n rows.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.ragged_arrays import Ragged, read_statistics
-from snakechat.evaluation.intervals import clusters_of
-from snakechat.training.metric_logs import write_json
+from snakechat.algorithms.preference import labelled_metrics, pair_metrics, placements
+from snakechat.algorithms.rollouts import sample_on_all_ranks
+from snakechat.data.ragged_arrays import Ragged, read_statistics, whole_lengths_path
+from snakechat.data.special_tokens import stop_ids
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
+from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy
+from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.models import check_sequence_length, max_positions
+from snakechat.training.engine import FrozenModel
+from snakechat.training.metric_logs import write_json, write_json_lines
+from snakechat.training.placed_models import load_frozen
 from snakechat.workflow.job import Job
+from snakechat.workflow.processes import rank
+
+# As in Guo et al. 2017.
+CALIBRATION_BINS = 15
+# Held-out prompts that reports show, and tokens of a response to one of them.
+PROMPTS, MAX_RESPONSE_LENGTH = 10, 256
+
+# A response as text, and whether it ended: {"text", "ended"}.
+Response = dict[str, Any]
 
 
 def write_metrics(
@@ -43,3 +69,227 @@ def metrics_by_dataset(
             name: metrics_of(slice(*of)) for name, of in zip(names, bounds, strict=True)
         }
     return metrics
+
+
+# --- pairs, and labelled responses ----------------------------------------------------------------
+
+
+def calibration_error(margins: Tensor, num_bins: int = CALIBRATION_BINS) -> float:
+    """Return the expected calibration error of a reward model (Guo et al. 2017, eq. 3).
+
+    The confidence of a pair is sigmoid(|margin|), from 1/2 to 1: the probability of the response
+    with the higher score under the Bradley-Terry model. The error is the mean distance of accuracy
+    and confidence, over bins of pairs with similar confidences.
+
+    margins: [n], chosen - rejected score.
+    """
+    confidences = torch.sigmoid(margins.abs())
+    correct = (margins > 0).to(confidences.dtype)
+    bin_of = ((confidences - 0.5) * 2 * num_bins).long().clamp(max=num_bins - 1)
+    distances = confidences.new_zeros(num_bins).index_add(0, bin_of, correct - confidences)
+    return (distances.abs().sum() / len(margins)).item()
+
+
+def pair_margins(scores: Tensor, rounding: Tensor) -> Tensor:
+    """Return chosen - rejected score [n] of scores [2, n]; 0 within rounding errors [2, n]."""
+    margins = scores[0] - scores[1]
+    return margins.where(margins.abs() > rounding.sum(dim=0), 0)
+
+
+def held_out_pair_metrics(
+    losses: Tensor, scores: Tensor, lengths: Tensor, rounding: Tensor, clusters: Tensor
+) -> dict[str, Any]:
+    """Return pair_metrics, calibration_error, and the accuracy of choosing the longer response.
+
+    Args:
+        losses: [n].
+        scores, lengths, rounding: [2, n], of chosen and rejected responses.
+        clusters: [n].
+    """
+    margins = pair_margins(scores, rounding)
+    shares = {
+        "accuracy": margins > 0,
+        "ties": margins == 0,
+        "longer_wins_accuracy": lengths[0] > lengths[1],
+    }
+    intervals = {
+        name: mean_with_interval(values.numpy(), clusters.numpy())
+        for name, values in shares.items()
+    }
+    return {
+        "pairs": len(losses),
+        **pair_metrics(losses, scores, rounding.sum(dim=0)),
+        "calibration_error": calibration_error(margins),
+        "longer_wins_accuracy": intervals["longer_wins_accuracy"][0],
+        "intervals_95": {name: interval for name, (_, interval) in intervals.items()},
+    }
+
+
+def held_out_labelled_metrics(
+    losses: Tensor, scores: Tensor, lengths: Tensor, rounding: Tensor, clusters: Tensor
+) -> dict[str, Any]:
+    """Return labelled_metrics; and longer_wins_auc, the AUC of the length as a score.
+
+    Arguments as of held_out_pair_metrics, of good and bad responses. Those with a length of 0 do
+    not exist.
+    """
+    present = lengths > 0
+    limit = 2 * rounding[present].mean().item()
+    metrics: dict[str, Any] = labelled_metrics(losses, scores, present, limit)
+    metrics["intervals_95"] = {}
+    if present.any(dim=1).all():
+        tables = {"auc": (scores, limit), "longer_wins_auc": (lengths.double(), 0.0)}
+        for name, (table, tied) in tables.items():
+            metrics[name], metrics["intervals_95"][name] = auc_with_interval(
+                (table[0][present[0]], table[1][present[1]]),
+                (clusters[present[0]], clusters[present[1]]),
+                tied,
+            )
+    return metrics
+
+
+def auc_with_interval(
+    scores: tuple[Tensor, Tensor], clusters: tuple[Tensor, Tensor], rounding: float = 0.0
+) -> tuple[float, list[float]]:
+    """Return the area under the ROC curve and its 95 % interval.
+
+    DeLong et al. 1988 have its variance, Obuchowski 1997 its variance over clusters.
+
+    Args:
+        scores: Of good and of bad responses, at least one each.
+        clusters: Their clusters.
+        rounding: Scores that differ by no more are ties.
+    """
+    good, bad = scores
+    of_good, of_bad = placements(good, bad, rounding), 1 - placements(bad, good, rounding)
+    auc = of_good.mean().item()
+    influences = torch.cat([(of_good - auc) / len(good), (of_bad - auc) / len(bad)])
+    # The fewer of the two determine the degrees of freedom.
+    count = min(len(each.unique()) for each in clusters)
+    interval = share_interval(auc, influences.numpy(), torch.cat(clusters).numpy(), count)
+    return auc, interval
+
+
+def write_pair_metrics(
+    job: Job[Any], losses: Tensor, scores: Tensor, rounding: Tensor, labelled: bool = False
+) -> None:
+    """Write metrics.json of the rows of the evaluation split, and print a summary.
+
+    Args:
+        losses: [n].
+        scores: [2, n], of chosen and rejected, or of good and bad responses.
+        rounding: Rounding errors of the scores [2, n].
+        labelled: Whether the responses are labelled good or bad, and make no pairs.
+    """
+    path = whole_lengths_path(job.inputs["tokens"], "eval")
+    tensors = losses, scores, torch.from_numpy(np.load(path, allow_pickle=False)), rounding
+    metrics_of = held_out_labelled_metrics if labelled else held_out_pair_metrics
+    metrics = write_metrics(
+        job,
+        lambda clusters, rows: metrics_of(
+            *(tensor[..., rows] for tensor in (*tensors, torch.from_numpy(clusters)))
+        ),
+    )
+    summary = ("responses", "share_good", "auc") if labelled else ("accuracy", "ties")
+    print(", ".join(f"{name} {metrics[name]:.4g}" for name in summary if name in metrics))
+
+
+# --- responses ------------------------------------------------------------------------------------
+
+
+def sampled_models(
+    job: Job[Any], dtype: str, examples: Examples, names: Mapping[str, str]
+) -> Iterator[tuple[str, FrozenModel[Policy]]]:
+    """Yield language models one after the other, and write their responses to held-out prompts.
+
+    Each model responds with greedy decoding once the caller is done with it, and is closed then.
+    All processes of the job take all models; the first one writes responses.jsonl.
+
+    Args:
+        names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
+    """
+    tokenizer, responses = load_tokenizer(job.inputs["model"]), {}
+    prompts = [list(map(int, examples.prompts[row])) for row in first_prompts(examples)]
+    for key, name in names.items():
+        folder = job.inputs[key]
+        with load_frozen(
+            Policy, folder, dtype, tokenizer, job.placement, examples, samples=True
+        ) as model:
+            yield key, model
+            responses[name] = respond(model, tokenizer, folder, prompts, MAX_RESPONSE_LENGTH, 0)
+    if rank() == 0:
+        write_responses(job.result / "responses.jsonl", tokenizer, examples, responses)
+
+
+def respond(
+    policy: FrozenModel[Policy],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    prompts: Sequence[Sequence[int]],
+    max_response_length: int,
+    temperature: float,
+) -> list[Response]:
+    """Return a response to each prompt. All processes of the job call it together.
+
+    The longest prompt limits all responses.
+
+    Args:
+        folder: The folder of the model, which names the tokens that end a response.
+        prompts: Token ids of each prompt.
+        temperature: 0 is greedy decoding.
+
+    Raises:
+        InputError: A prompt leaves no positions for a response.
+    """
+    ends, longest = stop_ids(tokenizer, folder), max(map(len, prompts))
+    check_sequence_length(policy.module.model, longest + 1)
+    positions = max_positions(policy.module.model)
+    length = min(max_response_length, positions - longest) if positions else max_response_length
+    sampler = HfSampler(ends, length, temperature)
+    sampler.update(policy.module.model)
+    [responses], _ = sample_on_all_ranks(sampler, prompts, policy.sampling)
+    return [
+        {"text": as_text(tokenizer, ids), "ended": bool(ids) and ids[-1] in ends}
+        for ids in responses
+    ]
+
+
+def first_prompts(examples: Examples) -> list[int]:
+    """Return the rows of the first different prompts."""
+    rows: dict[tuple[int, ...], int] = {}
+    for row in range(len(examples)):
+        rows.setdefault(tuple(examples.prompts[row]), row)
+        if len(rows) == PROMPTS:
+            break
+    return list(rows.values())
+
+
+def write_responses(
+    path: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    examples: Examples,
+    responses: Mapping[str, Sequence[Response]],
+) -> None:
+    """Write the responses of each model to the first held-out prompts as JSON lines.
+
+    The rows' own responses come first, under the model "data".
+
+    responses: By model, as respond returns them.
+    """
+    rows = first_prompts(examples)
+    texts = {"data": [as_text(tokenizer, examples.responses[0][row]) for row in rows]}
+    for model, of_model in responses.items():
+        texts[model] = [response["text"] for response in of_model]
+    prompts = [as_text(tokenizer, examples.prompts[row]) for row in rows]
+    lines = [
+        {"model": model, "prompt": prompt, "response": text}
+        for model, of_model in texts.items()
+        for prompt, text in zip(prompts, of_model, strict=True)
+    ]
+    write_json_lines(path, lines)
+
+
+def as_text(tokenizer: PreTrainedTokenizerBase, ids: Any) -> str:
+    """Return the text of token ids, without special tokens."""
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    return str(text)

@@ -1,29 +1,36 @@
-"""Run untrusted Python code against tests: without a network, other files and other processes.
+"""Verify responses, text or Python code of a model, so that none ends or holds up a training.
 
-The code runs in a process of its own. Landlock (snakechat/workflow/kernel_limits.py) lets it read
-Python and its libraries, and write a temporary folder of limited size.
-snakechat/evaluation/sandbox_program.py limits memory and time, and allows only system calls that
-stay inside the process. Code that imitates, from inside, the signal of passed tests is not
-detected.
+Text may overflow a number, nest without end, or make a regular expression search for hours. It has
+failed then; whoever wrote the verifier reads why in the log.
+
+Code runs against tests in a process of its own: without a network, other files and other processes.
+Landlock (snakechat/workflow/kernel_limits.py) lets it read Python and its libraries, and write a
+temporary folder of limited size. snakechat/evaluation/sandbox_program.py limits memory and time,
+and allows only system calls that stay inside the process. Code that imitates, from inside, the
+signal of passed tests is not detected.
 """
 
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from snakechat.evaluation import sandbox_program
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.kernel_limits import AUDIT_ARCH, landlock_version
 
-# The wall-clock limit, as a multiple of the CPU limit: code may wait, or share its core.
+# Seconds for a verifier of text, which usually takes less than 1 ms.
+MAX_SECONDS = 5.0
+# The wall-clock limit of code, as a multiple of the CPU limit: code may wait, or share its core.
 WAIT_FACTOR = 4
 # What the code may write, in files and bytes. They are counted every POLL_SECONDS.
 MAX_FOLDER_FILES, MAX_FOLDER_BYTES = 1024, 64 << 20
@@ -34,22 +41,63 @@ SYSTEM_FOLDERS = ("/usr", "/lib", "/lib64", "/bin")
 SCRIPTS = Path(__file__).resolve().parents[2]
 
 
+# --- text -----------------------------------------------------------------------------------------
+
+
+def is_verified(verify: Callable[[str], bool], response: str) -> bool:
+    """Return whether a verifier accepts a response: False if it raises or takes over MAX_SECONDS.
+
+    Each reason is printed once.
+    """
+    try:
+        with _time_limit(MAX_SECONDS):
+            return bool(verify(response))
+    except (Exception, TimeLimit) as error:
+        _print_once(f"{getattr(verify, '__name__', 'verifier')}: {type(error).__name__}: {error}")
+        return False
+
+
+class TimeLimit(BaseException):
+    """A verifier took too long. Not an Exception, which the verifier may catch."""
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeLimit after some seconds, in the main thread.
+
+    Python's regular expressions also look for signals while they search.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeLimit(f"took more than {seconds:g} s")
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+@cache
+def _print_once(reason: str) -> None:
+    print(f"a response was scored 0: {reason}"[:300], file=sys.stderr)
+
+
+# --- code -----------------------------------------------------------------------------------------
+
+
 def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> bool:
     """Return whether code and then each of its tests run without an exception.
+
+    False for any code on a system that cannot isolate it (check_sandbox).
 
     Args:
         tests: Programs, such as assert statements. They see what the code defines.
         seconds: Limit for the CPU time; WAIT_FACTOR times as much may pass.
         memory_bytes: Limit for the address space.
-
-    Raises:
-        InputError: The system cannot isolate the code.
     """
-    check_sandbox()
-    return _passes(code, tests, seconds, memory_bytes)
-
-
-def _passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> bool:
     token = secrets.token_hex()
     request = {
         "code": code,
@@ -114,7 +162,7 @@ def check_sandbox() -> None:
     Raises:
         InputError: The kernel has no Landlock, or it or a container denies a filter.
     """
-    if not landlock_version() or not _passes("", [], seconds=10, memory_bytes=1 << 30):
+    if not landlock_version() or not passes("", [], seconds=10, memory_bytes=1 << 30):
         raise InputError(
             f"unit tests of responses need Landlock (Linux 5.13) and seccomp on"
             f" {' or '.join(AUDIT_ARCH)}, which this system lacks or denies: allow them, or do not"

@@ -16,11 +16,11 @@ from snakechat.pages.texts import (
     run_value,
     translate,
 )
-from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
+from snakechat.workflow.manifest import Lineage
 
 Statistics = Mapping[str, Any]
 Runs = dict[str, dict[str, Any] | None]
-QUANTILES = ("p1", "p10", "p50", "p90", "p99")
+QUANTILES = {key: key for key in ("p1", "p10", "p50", "p90", "p99")}
 # What the table of costs shows of run.json.
 COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 
@@ -60,6 +60,7 @@ def row_section(trainings: Sequence[Training], datasets: Mapping[str, Statistics
 
     datasets: stats.json of the datasets, by name.
     """
+    columns = {"mean": translate("mean"), **QUANTILES, "p100": translate("maximum")}
     repeated: dict[str, dict[str, Any]] = {}
     counts: dict[str, dict[str, int]] = {}
     lengths: dict[str, dict[str, float]] = {}
@@ -76,9 +77,7 @@ def row_section(trainings: Sequence[Training], datasets: Mapping[str, Statistics
                 for what, number in of[kind].items()
             }
             for what, found in of["tokens"].items():
-                quantiles = {key: found[key] for key in QUANTILES}
-                ends = {translate("mean"): found["mean"]}, {translate("maximum"): found["p100"]}
-                lengths[f"{name}: {what}"] = ends[0] | quantiles | ends[1]
+                lengths[f"{name}: {what}"] = {head: found[key] for key, head in columns.items()}
     tables = [
         table_of(translate("datasets"), repeated),
         table_of(translate("phases"), counts),
@@ -90,7 +89,9 @@ def row_section(trainings: Sequence[Training], datasets: Mapping[str, Statistics
 def job_section(lineage: Lineage, licenses: Mapping[str, str | None], runs: Runs) -> Section:
     """Return the table of the jobs that a report was made from, each below its inputs.
 
-    licenses: The licences of the sources, by path.
+    Args:
+        licenses: The licences of the sources, by path.
+        runs: run.json of each job, by path; None if it is unknown.
     """
     rows = {}
     for path, run in runs.items():
@@ -131,15 +132,6 @@ def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str
     else:
         return ""
     return origin + (translate("licence", license=license) if license else "")
-
-
-def read_runs(lineage: Lineage) -> Runs:
-    """Read run.json of each job of a lineage, by path.
-
-    None stands for a run that is unknown: the file is missing or damaged, or belongs to another run
-    than the one that made the result.
-    """
-    return {path: read_run_record(path, lineage[path]) for path in upstream_first(lineage)}
 
 
 def total_cost(runs: Runs) -> str:

@@ -34,18 +34,19 @@ class Figure(NamedTuple):
         value: The number.
         interval: Its 95 % interval, if it has one.
         n: Of how many seeds it is the mean.
-        scale: Of a difference, the size of the values that differ; 0 if it is unknown.
+        scale: Of a difference, the size of the values that differ, 0 if it is unknown; otherwise
+            None.
     """
 
     value: float
     interval: Sequence[float] | None = None
     n: int = 1
-    scale: float = 0
+    scale: float | None = None
 
     @property
     def direction(self) -> int:
-        """1 if the interval is above 0, -1 if below; 0 otherwise, and for mere rounding."""
-        if abs(self.value) <= ROUNDING * self.scale:
+        """1 if a difference is above 0, -1 if below; 0 for mere rounding, or if 0 is possible."""
+        if self.scale is None or abs(self.value) <= ROUNDING * self.scale:
             return 0
         low, high = self.interval or (0, 0)
         return (low > 0) - (high < 0)
@@ -107,7 +108,9 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
     """
     value = _find(metrics, path)
     if isinstance(value, Mapping):
-        return Figure(value["mean"], value["interval_95"]) if "interval_95" in value else None
+        scale = 0 if path.endswith("_difference") else None
+        mean, interval = value.get("mean"), value.get("interval_95")
+        return None if mean is None else Figure(mean, interval, scale=scale)
     if not isinstance(value, int | float):
         return None
     # The intervals of a dataset are beside its metrics.
@@ -192,9 +195,9 @@ def _find(values: Mapping[str, Any], path: str) -> Any:
     """Return the value at a path in nested mappings; None if there is none."""
     if path in values:
         return values[path]
-    for key, inner in values.items():
-        if isinstance(inner, Mapping) and path.startswith(f"{key}."):
-            found = _find(inner, path.removeprefix(f"{key}."))
-            if found is not None:
-                return found
-    return None
+    found = (
+        _find(inner, path.removeprefix(f"{key}."))
+        for key, inner in values.items()
+        if isinstance(inner, Mapping) and path.startswith(f"{key}.")
+    )
+    return next((value for value in found if value is not None), None)

@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from snakechat.pages.metrics import ROUNDING, Figure, better_sign, is_fraction, label_of
+from snakechat.pages.metrics import Figure, better_sign, is_fraction, label_of
 from snakechat.pages.texts import (
     DIGITS,
     MAX_DIGITS,
@@ -27,7 +27,7 @@ from snakechat.pages.texts import (
 from snakechat.workflow.printable import printable_text
 
 TEMPLATES = Path(__file__).with_name("templates")
-Tone = Literal["", "best", "better", "worse"]
+Tone = Literal["", "better", "worse"]
 
 
 class Cell(NamedTuple):
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
     Attributes:
         value: The number.
         interval: Its interval, and further facts in small print.
-        tone: "best" of the row; "better" or "worse" for a difference that excludes 0.
+        tone: "better" or "worse" for a difference that excludes 0.
     """
 
     value: str
@@ -136,53 +136,32 @@ def metric_table(
 ) -> Table:
     """Return a table with a row for each metric that a column has.
 
-    differences: Whether the figures are differences, of which those whose interval excludes 0 are
-        marked; otherwise the best value of a row is, if its interval is apart from all others.
+    differences: Whether the figures are differences.
     """
     rows: list[list[Any]] = []
     for path in paths:
         figures = [figure_at(path) for figure_at in columns.values()]
         if any(figures):
-            best = None if differences else best_figure(path, figures)
-            cells = [of and figure_cell(path, of, differences, of is best) for of in figures]
+            cells = [figure and figure_cell(path, figure) for figure in figures]
             rows.append([label_of(path), *cells])
     note = translate("differences_note") if differences else ""
-    if any(cell and cell.tone == "best" for row in rows for cell in row[1:]):
-        note = translate("best_note")
     return Table(caption, ["", *columns], rows, note)
 
 
-def best_figure(path: str, figures: Sequence[Figure | None]) -> Figure | None:
-    """Return the figure that is better than all others by more than their intervals, or None."""
-    sign = better_sign(path)
-    found = sorted(filter(None, figures), key=lambda figure: sign * figure.value, reverse=True)
-    if sign == 0 or len(found) < 2 or not all(figure.interval for figure in found):
-        return None
-    best, *others = found
-    worst_bound = min(sign * bound for bound in best.interval or ())
-    next_bound = max(sign * bound for other in others for bound in other.interval or ())
-    is_apart = worst_bound > next_bound and not math.isclose(
-        best.value, others[0].value, rel_tol=ROUNDING
-    )
-    return best if is_apart else None
-
-
-def figure_cell(
-    path: str, figure: Figure, is_difference: bool = False, is_best: bool = False
-) -> Cell:
+def figure_cell(path: str, figure: Figure) -> Cell:
     """Return the cell of a metric, or of a difference: better or worse if it excludes 0.
 
     Both number and interval have the digits in which the bounds of a narrow interval differ.
     """
-    digits, notes = DIGITS, []
+    digits, notes, is_difference = DIGITS, [], figure.scale is not None
     if figure.interval:
         digits = digits_of(figure.interval)
         low, high = (format_metric(path, end, is_difference, digits) for end in figure.interval)
         notes.append(f"[{low}, {high}]")
     if figure.n > 1:
         notes.append(f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}")
-    direction = better_sign(path) * figure.direction if is_difference else 0
-    tone: Tone = "best" if is_best else ("", "better", "worse")[direction]
+    tones: tuple[Tone, ...] = "", "better", "worse"
+    tone = tones[better_sign(path) * figure.direction]
     text = format_metric(path, figure.value, is_difference, digits)
     return Cell(text, " ".join(notes), tone)
 
@@ -237,18 +216,19 @@ def write_headline(path: Path, cards: Mapping[str, Cell]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def without_control_characters(value: Any) -> Any:
-    """Escape the control characters of a text, except in markup of our own."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    return printable_text(value)
+def of_texts(change: Callable[[str], str]) -> Callable[[Any], Any]:
+    """Return a function that changes texts; other values, and markup of our own, stay."""
+
+    def finalize(value: Any) -> Any:
+        is_text = isinstance(value, str) and not isinstance(value, Markup)
+        return change(value) if is_text else value
+
+    return finalize
 
 
-def escape_markdown(value: Any) -> Any:
+def escape_markdown(text: str) -> Markup:
     """Escape a text for Markdown: on one line, without HTML, links or separators of table cells."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    line = printable_text(" ".join(value.split()))
+    line = printable_text(" ".join(text.split()))
     # Quotation marks are harmless outside of attributes, and entities are not decoded in code.
     escaped = str(escape(line)).replace("&#34;", '"').replace("&#39;", "'")
     return Markup(escaped.replace("|", "&#124;").replace("](", "]&#40;"))
@@ -257,11 +237,11 @@ def escape_markdown(value: Any) -> Any:
 HTML = Environment(
     loader=FileSystemLoader(TEMPLATES),
     autoescape=True,
-    finalize=without_control_characters,
+    finalize=of_texts(printable_text),
     keep_trailing_newline=True,
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=StrictUndefined,
 )
 HTML.filters["cell"] = format_cell
-MARKDOWN = HTML.overlay(finalize=escape_markdown)
+MARKDOWN = HTML.overlay(finalize=of_texts(escape_markdown))

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.evaluation import verification
+from snakechat.evaluation import sandbox
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
 
@@ -89,7 +89,7 @@ def test_json_schema():
 
 
 def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
-    monkeypatch.setattr(verification, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
     started = time.monotonic()
     # No float holds the integer; the pattern takes 2^40 steps.
     assert scores("json_schema", ["1" + "0" * 400, "4"], schema={"multipleOf": 0.5}) == [0, 1]

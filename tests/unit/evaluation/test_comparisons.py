@@ -55,16 +55,16 @@ def test_means_intervals_and_differences():
 # Win rates.
 
 
-def rates_of(ours, theirs, num_prompts):
-    """Win rates of responses with the given scores and lengths."""
+def rates_of(ours, theirs):
+    """Win rates of responses to one prompt, with the given scores and lengths."""
     ours, theirs = ({key: np.array(each) for key, each in them.items()} for them in (ours, theirs))
-    return win_rates(ours, theirs, "score", np.arange(num_prompts))
+    return win_rates(ours, theirs, "score", np.arange(1))
 
 
 def test_win_rates_by_hand():
-    # One prompt: 1 and 3 against 2 and 3. Of four pairs, 3 > 2 is a win and 3 = 3 half a win.
+    # 1 and 3 against 2 and 3. Of four pairs, 3 > 2 is a win and 3 = 3 half a win.
     metrics = rates_of(
-        {"score": [[1], [3]], "length": [[5], [9]]}, {"score": [[2], [3]], "length": [[5], [7]]}, 1
+        {"score": [[1], [3]], "length": [[5], [9]]}, {"score": [[2], [3]], "length": [[5], [7]]}
     )
     assert metrics == {
         "mean": 1.5 / 4,
@@ -74,14 +74,10 @@ def test_win_rates_by_hand():
         "when_longer": 0.75,
         "when_not_longer": 0.0,
     }
-
-
-def test_rates_without_any_pair_are_omitted():
+    # Rates without any pair are omitted.
     one = {"score": [[1.0]], "length": [[2]]}
-    metrics = rates_of(one, {"score": [[0.0]], "length": [[1]]}, 1)
+    metrics = rates_of(one, {"score": [[0.0]], "length": [[1]]})
     assert "when_not_longer" not in metrics and metrics["when_longer"] == 1
-    metrics = rates_of(one, one, 1)
-    assert metrics["mean"] == metrics["when_not_longer"] == 0.5 and "when_longer" not in metrics
 
 
 def test_models_are_compared_with_the_base_model_as_well():

@@ -11,18 +11,6 @@ from snakechat.evaluation.held_out_prompts import count_contamination, draw_held
 from support.dialogues import make_record
 
 
-@pytest.fixture
-def draw(tmp_path):
-    """A function that draws prompts from a number of rows of each dataset."""
-
-    def draw_from(kept_of, num_prompts, seed=1, weight=1.0):
-        stats = {"kept_of": kept_of, "weights": [weight, 1.0]}
-        (tmp_path / "stats.json").write_text(json.dumps({"eval": stats}))
-        return draw_held_out_prompts(tmp_path, num_prompts, seed)
-
-    return draw_from
-
-
 @pytest.mark.parametrize(
     ("kept_of", "weight", "num_prompts", "expected"),
     [
@@ -34,16 +22,22 @@ def draw(tmp_path):
         ([2, 50], 100.0, 12, {0: 2, 1: 10}),
     ],
 )
-def test_shares(draw, kept_of, weight, num_prompts, expected):
-    _, datasets = draw(kept_of, num_prompts, weight=weight)
+def test_prompts_are_drawn_in_proportion(tmp_path, kept_of, weight, num_prompts, expected):
+    stats = {"kept_of": kept_of, "weights": [weight, 1.0]}
+    (tmp_path / "stats.json").write_text(json.dumps({"eval": stats}))
+    (rows, datasets), again, other = (
+        draw_held_out_prompts(tmp_path, num_prompts, seed) for seed in (1, 1, 2)
+    )
     assert Counter(datasets) == expected
-
-
-def test_a_first_part_is_in_proportion_and_the_seed_determines_the_draw(draw):
-    first, again, other = (draw([800, 200], 100, seed) for seed in (1, 1, 2))
-    assert first == again != other
-    for length in (5, 10, 50):
-        assert first[1][:length].count(1) == length // 5
+    # Each row once, from its dataset and in order.
+    assert [int(row >= kept_of[0]) for row in rows] == datasets
+    for dataset in expected:
+        own = [row for row, of in zip(rows, datasets, strict=True) if of == dataset]
+        assert own == sorted(set(own)) and own[-1] < sum(kept_of)
+    # Any first part is in proportion too, and the seed determines the draw.
+    if num_prompts == 40:
+        assert [datasets[:length].count(1) for length in (4, 12, 20)] == [1, 3, 5]
+    assert (rows, datasets) == again != other
 
 
 @pytest.fixture

@@ -76,9 +76,7 @@ def test_a_declared_license_replaces_the_recorded_one():
 
 def test_a_card_has_the_rows_of_its_data():
     data = entry("import_dataset", "lab/public", "cc-by-nc-4.0")
-    data["facts"] |= {
-        "size": {"train": {"rows": 76_256}, "eval": {"rows": 5103}},
-    }
+    data["facts"]["size"] = {"train": {"rows": 76_256}, "eval": {"rows": 5103}}
     # Files without a source on the Hub, and a job whose inputs are jobs alone.
     local = data | {"settings": {}, "files": {"number": 3, "digest": "0123456789abcdef" * 4}}
     split = data | {"settings": {"by": "row", "seed": 7}, "inputs": ["output/data/local"]}
@@ -104,23 +102,20 @@ def test_the_text_of_a_card_is_that_of_its_run():
     assert "The model is from step 40 of its training." in text
 
 
-def results_of(rule, metrics, lineage=LINEAGE):
-    """Return the values of the results by the path of the metric, and the first result."""
-    results = card_of(rule, lineage, metrics=metrics)[0].eval_results or []
-    return {result.metric_name: result.metric_value for result in results}, results[:1]
-
-
 def test_results_of_the_evaluation_are_metadata():
-    values, [result] = results_of("train_reward", {"pairs": 100, "accuracy": 0.75, "loss": 0.5})
-    assert values == {"accuracy": 0.75, "loss": 0.5}
-    assert (result.dataset_type, result.dataset_name) == ("mine/pairs", "held-out rows of pairs")
+    data, _ = card_of("train_reward", metrics={"pairs": 100, "accuracy": 0.75, "loss": 0.5})
+    found = [(of.metric_name, of.metric_value, of.dataset_name) for of in data.eval_results]
+    held_out = "held-out rows of pairs"
+    assert found == [("accuracy", 0.75, held_out), ("loss", 0.5, held_out)]
+    assert data.eval_results[0].dataset_type == "mine/pairs"
     metrics = {
         "sft": {},
         "rlhf": {"kl_to_sft": float("nan")},
         "score_difference": {"mean": 1.5, "interval_95": [1, 2]},
         "wins": {"rlhf": {"sft": {"score": 0.6}}},
     }
-    found, _ = results_of("train_rlhf", metrics)
+    data, _ = card_of("train_rlhf", metrics=metrics)
+    found = {result.metric_name: result.metric_value for result in data.eval_results}
     assert found == {"score_difference": 1.5, "wins.rlhf.sft.score": 0.6}
 
 

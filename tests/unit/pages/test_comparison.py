@@ -8,12 +8,14 @@ from snakechat.pages.comparison import (
     Group,
     comparable_settings,
     group_by_settings,
+    read_log,
     result_tables,
     setting_differences,
     setting_table,
 )
 from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import result_paths
+from snakechat.workflow.errors import InputError
 from support.pages import text_of
 
 
@@ -34,21 +36,17 @@ def texts_of(table):
     return [[*map(text_of, row)] for row in table.rows]
 
 
-def test_runs_that_differ_only_in_their_seed_are_one_group():
-    runs = [a_run("a", 1, kl=1), a_run("b", 1, kl=2), a_run("a2", 2, kl=1), a_run("a3", 3, kl=1)]
-    groups = group_by_settings(runs)
-    assert [[run.name for run in group.runs] for group in groups] == [["a", "a2", "a3"], ["b"]]
-    assert [group.name for group in groups] == ["a", "b"]
+def test_runs_that_differ_only_in_their_seed_are_one_group_of_a_name_without_it():
+    def grouped(*runs):
+        return {group.name: [run.name for run in group.runs] for group in group_by_settings(runs)}
 
-
-def test_names_of_groups_have_no_seed_and_are_distinct():
-    def named(*runs):
-        return [group.name for group in group_by_settings(runs)]
-
+    runs = a_run("a", 1, kl=1), a_run("b", 1, kl=2), a_run("a2", 2, kl=1), a_run("a3", 3, kl=1)
+    assert grouped(*runs) == {"a": ["a", "a2", "a3"], "b": ["b"]}
     seeds = [a_run(f"mine-beta-{b}-seed-{s}", s, beta=b) for b in (1, 2) for s in (1, 2)]
-    assert named(*seeds) == ["mine-beta-1", "mine-beta-2"]
-    assert named(*seeds[1:]) == ["mine-beta-1-seed-2", "mine-beta-2"]
-    assert named(*seeds, a_run("mine-beta-1", 1, beta=3))[0] == "mine-beta-1-seed-1"
+    assert [*grouped(*seeds)] == ["mine-beta-1", "mine-beta-2"]
+    assert [*grouped(*seeds[1:])] == ["mine-beta-1-seed-2", "mine-beta-2"]
+    # Names stay distinct.
+    assert "mine-beta-1-seed-1" in grouped(*seeds, a_run("mine-beta-1", 1, beta=3))
 
 
 def test_columns_of_a_sweep_name_the_settings_that_differ():
@@ -114,13 +112,7 @@ def test_results_before_training_stand_beside_those_after_it():
     groups = [Group("a", [a_run("a", 1, metrics=METRICS)])]
     [table] = result_tables(groups, result_paths("rlhf", ["sft"]))
     assert texts_of(table)[:2] == [["score of SFT", "1.00"], ["score", "2.00 [1.50, 2.50]"]]
-    perplexities = {"before": {"response_perplexity": 8.4}, "after": {"response_perplexity": 5.9}}
-    groups = [Group("a", [a_run("a", 1, metrics=perplexities)])]
-    [table] = result_tables(groups, result_paths("sft"))
-    assert texts_of(table) == [
-        ["perplexity of responses before training", "8.40"],
-        ["perplexity of responses", "5.90"],
-    ]
+    assert result_paths("sft")[:2] == ["before.response_perplexity", "after.response_perplexity"]
 
 
 def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
@@ -146,38 +138,65 @@ def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
 # --- settings that differ ------------------------------------------------------------------
 
 
-def job(path, settings, *inputs, files=0):
-    """A job of a lineage, by RULE/KEY."""
-    files = {"number": files, "digest": "0123456789abcdef"}
-    entry = {"rule": path.partition("/")[0], "settings": settings, "files": files}
-    return path, entry | {"inputs": dict(enumerate(inputs))}
+def lineage(**jobs):
+    """The lineage of a training, the first of jobs: their settings, and the jobs they read."""
+    return {
+        name: {
+            "rule": name.partition("__")[0],
+            "settings": settings,
+            "files": {"number": settings.get("rows", 0), "digest": "0123456789abcdef"},
+            "inputs": dict(enumerate(inputs)),
+        }
+        for name, (settings, *inputs) in jobs.items()
+    }
 
 
 def differences(*lineages):
     """The differences between trainings, the first jobs of lineages."""
-    return setting_differences(
-        [comparable_settings(lineage, next(iter(lineage))) for lineage in lineages]
-    )
+    return setting_differences([comparable_settings(of, next(iter(of))) for of in lineages])
 
 
 def rlhf(actor, actor_epochs, reward_epochs=1):
     """RLHF from sft/ACTOR with a reward model, which was trained from sft/tiny."""
-    return dict(
-        [
-            job(
-                "train_rlhf/a",
-                {"seed": actor_epochs},
-                f"train_sft/{actor}",
-                "train_reward/tiny",
-                "tokenize_rlhf/a",
-            ),
-            job("train_reward/tiny", {"epochs": reward_epochs}, "train_sft/tiny"),
-            job("train_sft/tiny", {"epochs": 1}, "init_model/tiny"),
-            job(f"train_sft/{actor}", {"epochs": actor_epochs}, "init_model/tiny"),
-            job("tokenize_rlhf/a", {"weights": [actor_epochs], "seed": actor_epochs}),
-            job("init_model/tiny", {"seed": 1}),
-        ]
+    actor = f"train_sft__{actor}"
+    seed = {"seed": actor_epochs}
+    jobs = {
+        "train_rlhf": (seed, actor, "train_reward", "tokenize_rlhf"),
+        "train_reward": ({"epochs": reward_epochs}, "train_sft__tiny"),
+        "train_sft__tiny": ({"epochs": 1}, "init_model"),
+        actor: ({"epochs": actor_epochs}, "init_model"),
+        "tokenize_rlhf": ({"weights": [actor_epochs], **seed},),
+        "init_model": ({"seed": 1},),
+    }
+    return lineage(**jobs)
+
+
+def test_earlier_jobs_are_matched_by_rule_and_equal_changes_of_several_are_one_row():
+    assert differences(rlhf("mine", 3), rlhf("tiny", 1)) == {"train_sft: epochs": [[3, 1], 1]}
+    changed = differences(rlhf("tiny", 1), rlhf("tiny", 2, reward_epochs=2))
+    assert changed == {"train_sft: epochs": [1, 2]}
+
+
+def test_datasets_and_base_models_are_compared_by_their_settings_and_files():
+    # A name alone is no difference.
+    first, second = (
+        lineage(
+            train_dpo=({}, "tokenize_dpo"),
+            tokenize_dpo=({}, f"import_dataset__{name}"),
+            **{f"import_dataset__{name}": ({"rows": rows},)},
+        )
+        for name, rows in (("d", 0), ("e", 1))
     )
+    assert differences(first, second) == {
+        "dataset: rows": [0, 1],
+        "dataset: files": ["", "0123456789ab"],
+    }
+    # Other rules make base models, too.
+    made = [
+        lineage(train_sft=({}, rule), **{rule: ({key: "x"},)})
+        for rule, key in (("init_model", "init"), ("fetch_model", "hub"))
+    ]
+    assert differences(*made) == {"model: init": ["x", ""], "model: hub": ["", "x"]}
 
 
 def test_a_log_has_no_settings_that_differ():
@@ -188,58 +207,102 @@ def test_a_log_has_no_settings_that_differ():
     assert texts_of(table) == [["kl", "1", "2", "", ""], ["seed", "1", "1", "", ""]]
 
 
-def test_earlier_jobs_are_matched_by_rule_and_not_by_name():
-    assert differences(rlhf("mine", 3), rlhf("tiny", 1)) == {
-        "train_sft: epochs": [[3, 1], 1],
-    }
-
-
-def test_equal_changes_of_several_jobs_are_one_row():
-    assert differences(rlhf("tiny", 1), rlhf("tiny", 2, reward_epochs=2)) == {
-        "train_sft: epochs": [1, 2]
-    }
-
-
-def dpo(dataset, rows):
-    """DPO on a dataset."""
-    return dict(
-        [
-            job("train_dpo/a", {}, "tokenize_dpo/a"),
-            job("tokenize_dpo/a", {}, f"import_dataset/{dataset}"),
-            job(f"import_dataset/{dataset}", {"rows": rows}, files=rows),
-        ]
-    )
-
-
-def test_datasets_are_compared_by_their_settings_and_files():
-    # A name alone is no difference.
-    assert differences(dpo("d", 0), dpo("e", 1)) == {
-        "dataset: rows": [0, 1],
-        "dataset: files": ["", "0123456789ab"],
-    }
-    # Other rules make datasets and base models, too.
-    made = [
-        dict([job("train_sft/a", {}, f"{rule}/b"), job(f"{rule}/b", {key: "x"})])
-        for rule, key in (("init_model", "init"), ("fetch_model", "hub"))
-    ]
-    assert differences(*made) == {"model: init": ["x", ""], "model: hub": ["", "x"]}
-
-
-# --- stars and arrows -----------------------------------------------------------------------
+# --- arrows ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("values", "others", "marks"),
+    ("values", "others", "mark"),
     [
         # Apart by more than their intervals; the same, but one of them overlaps.
-        ([10.0, 10.1, 10.2], [12.0, 12.1, 12.2], ("best", "worse")),
-        ([10.0, 10.1, 10.2], [10.1, 10.2, 10.3], ("", "")),
+        ([10.0, 10.1, 10.2], [12.0, 12.1, 12.2], "worse"),
+        ([10.0, 10.1, 10.2], [10.1, 10.2, 10.3], ""),
         # Rounding, as between ZeRO stages: apart, but in the fifth digit.
-        ([595.001, 595.002, 595.003], [595.021, 595.022, 595.023], ("", "")),
+        ([595.001, 595.002, 595.003], [595.021, 595.022, 595.023], ""),
     ],
 )
-def test_neither_noise_nor_rounding_has_a_star_or_an_arrow(values, others, marks):
+def test_neither_noise_nor_rounding_has_an_arrow(values, others, mark):
     groups = [seeds_of("a", "loss", values), seeds_of("b", "loss", others)]
-    differences, results = result_tables(groups, ["loss"])
-    assert (results.rows[0][1].tone, differences.rows[0][1].tone) == marks
-    assert results.rows[0][2].tone == ""
+    table, _ = result_tables(groups, ["loss"])
+    assert table.rows[0][1].tone == mark
+
+
+# --- training logs of DeepSpeed-Chat --------------------------------------------------------------
+
+TIMER = "worker-0: [INFO] epoch=0/micro_step=20/global_step=10, RunningAvgSamplesPerSec=171.5,"
+TIMER += " CurrSamplesPerSec=170.25, MemAllocated=4.3GB, MaxMemAllocated=22.5GB\n"
+OLD = "chosen_last_scores (higher is better) : 2.75, acc (higher is better) : 0.5\n"
+NEW = "chosen_last_scores (higher is better) : 2.25, rejected_last_scores (lower is better) : -1.5,"
+NEW += " acc (higher is better) : 0.75\n"
+RECORD = {"rows_per_second": 171.5, "peak_gpu_memory_mb": 22.5 * 1024}
+# The stage, the log, and its metrics and measurements.
+LOGS = [
+    (
+        "sft",
+        f"worker-0: ppl: 4998.5, loss: 8.5\n{TIMER}ppl: 2.125, loss: 0.75\nppl: 2.0\n",
+        {"before": {"perplexity": 4998.5}, "after": {"perplexity": 2.0}},
+        RECORD,
+    ),
+    # A training that has ended early.
+    ("sft", "ppl: inf", {"before": {"perplexity": float("inf")}, "after": {}}, {}),
+    (
+        "reward",
+        OLD + TIMER + NEW,
+        {
+            "before": {"chosen_score": 2.75, "accuracy": 0.5},
+            "chosen_score": 2.25,
+            "rejected_score": -1.5,
+            "accuracy": 0.75,
+        },
+        RECORD,
+    ),
+    (
+        "dpo",
+        "chosen: 0.0, rejected: -1e-3, loss: 0.75\nchosen: -31.5, rejected: -34.0, loss: 0.5\n",
+        {
+            "before": {"chosen_score": 0.0, "rejected_score": -0.001, "loss": 0.75},
+            **{"chosen_score": -31.5, "rejected_score": -34.0, "loss": 0.5},
+        },
+        {},
+    ),
+]
+
+
+@pytest.fixture
+def read(tmp_path):
+    """A function that reads a log with a text."""
+
+    def read(text, stage):
+        (tmp_path / "training.log").write_text(text)
+        training = read_log(tmp_path / "training.log", "mine", stage)
+        return training.steps, training.metrics, training.run
+
+    return read
+
+
+@pytest.mark.parametrize(("stage", "text", "metrics", "record"), LOGS)
+def test_an_evaluation_before_and_the_last_one_are_results(read, stage, text, metrics, record):
+    assert read(text, stage) == ([], metrics, record)
+
+
+@pytest.mark.parametrize(
+    ("latency", "record"),
+    [
+        (
+            "|E2E latency={}s |CurSamplesPerSec=17.0 |AvgSamplesPerSec=16.5",
+            {"rows_per_second": 16.5},
+        ),
+        ("End-to-End => Latency: {}s, TFLOPs: 9.5, Samples/sec: 1.0", {}),
+    ],
+)
+def test_rewards_of_rlhf_are_a_curve(read, latency, record):
+    lines = [f"{latency.format(n)}\nAverage reward score: {n / 4} | EMA" for n in (3, 4, 8)]
+    steps, metrics, measured = read("\n".join(lines), "rlhf")
+    assert steps[0] == {"step": 1, "objective/scores": 0.75} and len(steps) == 3
+    assert (metrics, measured) == ({}, {"seconds_per_step": 4.0, **record})
+
+
+def test_a_log_of_another_program_is_an_error(read):
+    with pytest.raises(
+        InputError, match="of another program: expected one of DeepSpeed-Chat's dpo"
+    ):
+        read("Epoch 1", "dpo")

@@ -36,9 +36,7 @@ def test_the_same_data_gives_the_same_bytes_and_figures_refer_to_ids_of_their_ow
     assert first == again
     ids = [set(re.findall(r'url\(#(.*?)\)|href="#(.*?)"', panel.svg)) for panel in (first, other)]
     assert ids[0] and not ids[0] & ids[1]
-
-
-def test_names_are_escaped_and_text_stays_text_for_other_scripts():
+    # Names are escaped, and text stays text for other scripts.
     points = [(1, 0.5)]
     panel = draw_lines("ties", {"<script>&": points, "损失": points}, percent=True)
     assert "&lt;script&gt;&amp;" in panel.svg and "<script" not in panel.svg

@@ -5,25 +5,18 @@ import json
 import pytest
 
 from snakechat.estimates import flops
-from snakechat.pages.jobs import (
-    Training,
-    job_section,
-    read_runs,
-    row_section,
-    run_table,
-    throughput,
-    total_cost,
-)
+from snakechat.pages.jobs import Training, job_section, row_section, run_table, throughput
 from snakechat.pages.metrics import label_of, numbers_of, read_benchmarks, with_metrics_before
-from snakechat.pages.responses import response_sections
-from snakechat.pages.results import (
+from snakechat.pages.report import (
     benchmark_change,
     benchmark_sections,
     headline,
     remarks_on,
     result_section,
 )
+from snakechat.pages.rows import response_sections
 from snakechat.workflow.digests import sealed_json
+from snakechat.workflow.manifest import read_run_record
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 
@@ -93,51 +86,36 @@ def test_the_headline_has_results_intervals_and_n():
         "KL to the SFT model (nats per response)": "0.250 [-0.250, 0.750]",
         "held-out prompts": "1,000",
     }
-    assert text_of(headline("reward", REWARD)["accuracy"]) == "96.8 % [94.5 %, 98.1 %]"
 
 
 def test_perplexities_of_each_dataset_are_before_and_after_training():
-    sft = {
-        "rows": 200,
-        "before": {"response_perplexity": 568.0},
-        "after": {"response_perplexity": 1.29},
-        "intervals_95": {"after": {"response_perplexity": [1.25, 1.33]}},
-    }
-    cards = {name: text_of(cell) for name, cell in headline("sft", sft).items()}
-    assert cards == {"perplexity of responses": "1.29 [1.25, 1.33]", "held-out rows": "200"}
+    sft = {"rows": 200, "before": {"response_perplexity": 568.0}}
+    sft |= {"after": {"response_perplexity": 1.29}}
+    sft |= {"intervals_95": {"after": {"response_perplexity": [1.25, 1.33]}}}
     [table] = result_section("sft", sft | {"by_dataset": {"a": sft}}).tables
-    assert table.head[1:] == [
-        *("before training", "after training"),
-        *("a before training", "a after training"),
-    ]
-    assert rows_of(table)["perplexity of responses"][:2] == ["568", "1.29 [1.25, 1.33]"]
+    moments = ["before training", "after training"]
+    assert table.head[1:] == [*moments, *(f"a {moment}" for moment in moments)]
+    assert rows_of(table)["perplexity of responses"] == 2 * ["568", "1.29 [1.25, 1.33]"]
 
 
-def test_models_come_in_the_order_of_training_and_the_best_is_marked():
-    _, table, _ = result_section("rlhf", METRICS).tables
-    assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
-    rows = rows_of(table)
-    assert rows["score"][2:] == ["3.00 [2.50, 3.50] best", "1.75 [1.25, 2.25]"]
-    # Metrics that were not computed have no row; neither direction of a length is better.
-    assert "correct" not in rows
-    assert rows["response length (tokens)"][0] == "30.0 [29.5, 30.5]"
-
-
-def test_differences_that_exclude_zero_are_better_or_worse():
+def test_models_come_in_the_order_of_training_with_their_differences():
     metrics = METRICS | {"dpo/tiny_score_difference": {"mean": -1.0, "interval_95": [-2, -0.5]}}
     metrics |= {"base_score_difference": {"mean": -1.0, "interval_95": [-2, 0.5]}}
-    table, _, _ = result_section("rlhf", metrics).tables
-    assert list(map(text_of, table.head)) == ["", "base - SFT", "RLHF - SFT", "dpo/tiny - SFT"]
-    assert rows_of(table)["score"] == [
+    differences, table, wins = result_section("rlhf", metrics).tables
+    heads = ["base - SFT", "RLHF - SFT", "dpo/tiny - SFT"]
+    assert list(map(text_of, differences.head))[1:] == heads
+    assert rows_of(differences)["score"] == [
         "-1.00 [-2, +0.500]",
         "+2.00 [+1.50, +2.50] better",
         "-1.00 [-2, -0.500] worse",
     ]
-
-
-def test_win_rates_of_each_pair_of_models():
-    _, _, table = result_section("rlhf", METRICS).tables
-    assert [row[0] for row in table.rows] == [
+    assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
+    rows = rows_of(table)
+    assert rows["score"][2:] == ["3.00 [2.50, 3.50]", "1.75 [1.25, 2.25]"]
+    # Metrics that were not computed have no row; neither direction of a length is better.
+    assert "correct" not in rows
+    assert rows["response length (tokens)"][0] == "30.0 [29.5, 30.5]"
+    assert [row[0] for row in wins.rows] == [
         "win rate of SFT against base, by score",
         "win rate of RLHF against SFT, by score",
         "win rate of RLHF against SFT, by the judge",
@@ -145,11 +123,9 @@ def test_win_rates_of_each_pair_of_models():
         "win rate of dpo/tiny against SFT, by score",
     ]
     cells = ["75.0 % [62.5 %, 87.5 %]", "50.0 %", "100.0 %", ""]
-    assert list(map(text_of, table.rows[1][1:])) == cells
-    assert len(table.head) == len(table.rows[1])
-
-
-def test_the_name_of_a_model_may_have_dots():
+    assert list(map(text_of, wins.rows[1][1:])) == cells
+    assert len(wins.head) == len(wins.rows[1])
+    # The name of a model may have dots.
     label = label_of("wins.dpo/gsm8k-qwen2.5.sft.score")
     assert label == "win rate of dpo/gsm8k-qwen2.5 against SFT, by score"
 
@@ -212,24 +188,14 @@ def test_results_that_call_for_caution_have_a_remark(stage, changes, text):
     assert len(remarks) == (text is not None) and all(text in remark for remark in remarks)
 
 
-@pytest.mark.parametrize(
-    ("facts", "text"),
-    [
-        ({"saved_step": 9, "changed_weights": 0.9}, None),
-        (
-            {"saved_step": 1, "changed_weights": 0.0, "unchanged_because": "learning_rate"},
-            "0.0 % of the trained weights differ from the start: the learning rate was 0 until",
-        ),
-        (
-            {"saved_step": 9, "changed_weights": 0.1, "unchanged_because": "rounding"},
-            "10.0 % of the trained weights differ from the start: rounding to bf16 has discarded",
-        ),
-    ],
-)
-def test_a_remark_names_why_few_weights_changed(facts, text):
-    remarks = list(remarks_on(trained(facts=facts)))
-    assert len(remarks) == (text is not None)
-    assert all(text_of(remark).startswith(text) for remark in remarks)
+def test_a_remark_names_why_few_weights_changed():
+    facts = {"saved_step": 9, "changed_weights": 0.1}
+    assert list(remarks_on(trained(facts=facts))) == []
+    reasons = {"learning_rate": "the learning rate was 0", "rounding": "rounding to bf16"}
+    for reason, text in reasons.items():
+        [remark] = remarks_on(trained(facts=facts | {"unchanged_because": reason}))
+        start = f"10.0 % of the trained weights differ from the start: {text}"
+        assert text_of(remark).startswith(start)
 
 
 # --- data -----------------------------------------------------------------------------------
@@ -251,40 +217,35 @@ def test_rows_are_counted_with_those_that_were_truncated_or_dropped():
 # --- responses ------------------------------------------------------------------------------
 
 
-def sections_of(responses, num_generations=1):
-    """Sections of responses, from (prompt, response, score) of each response by model."""
-    lines = [
+def lines_of(**responses):
+    """Lines of responses.jsonl, from (prompt, response, score) of each response by model."""
+    return [
         {"model": model, "prompt": prompt, "response": response, "score": score}
         for model, of_model in responses.items()
         for prompt, response, score in of_model
     ]
-    return response_sections(lines, num_generations)
 
 
 def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
     prompts = [f"prompt {number}" for number in range(20)]
     # Two responses to each; RLHF scores higher, except on prompts 15 to 18.
-    scores = {15: -1, 16: -4, 17: -2, 18: -3}
-    responses = {
-        "sft": [(p, f"sft {p} {s}", 0.0) for p in prompts for s in "ab"],
-        "rlhf": [
-            (p, f"rlhf {p} {s}", scores.get(row, 1)) for row, p in enumerate(prompts) for s in "ab"
-        ],
-    }
-    first, decreased = sections_of(responses, num_generations=2)
+    scores = {prompts[15]: -1, prompts[16]: -4, prompts[17]: -2, prompts[18]: -3}
+    sft = [(p, f"sft {p} {s}", 0.0) for p in prompts for s in "ab"]
+    rlhf = [(p, f"rlhf {p} {s}", scores.get(p, 1)) for p in prompts for s in "ab"]
+    first, decreased = response_sections(lines_of(sft=sft, rlhf=rlhf), 2)
     assert [table.caption for table in first.tables] == prompts[:10]
     assert [table.caption for table in decreased.tables] == [prompts[n] for n in (16, 18, 17)]
     assert rows_of(first.tables[3]) == {
         "SFT": ["sft prompt 3 a", "0"],
         "RLHF": ["rlhf prompt 3 a", "1"],
     }
+    # Without a decrease, there is no section of them.
+    assert len(response_sections(lines_of(sft=[("p", "a", 1.0)], rlhf=[("p", "c", 1.0)]), 1)) == 1
     # SFT and DPO have no decrease, and the rows themselves have no score.
     [section] = response_sections(
         [{"model": model, "prompt": "p", "response": "a"} for model in ("data", "base", "sft")], 1
     )
     assert [row[0] for row in section.tables[0].rows] == ["held-out response", "base", "SFT"]
-    # Without a decrease, there is no section of them.
-    assert len(sections_of({"sft": [("p", "a", 1.0)], "rlhf": [("p", "c", 1.0)]})) == 1
 
 
 # --- costs ----------------------------------------------------------------------------------
@@ -300,13 +261,13 @@ def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch
         if recorded:
             (tmp_path / name).mkdir()
             (tmp_path / name / "run.json").write_text(sealed_json(run | {"spec": recorded}))
-    runs = read_runs(lineage)
+    runs = {path: read_run_record(path, lineage[path]) for path in ("data", "rlhf", "sft")}
     assert runs == {"data": run | {"spec": "a"}, "sft": None, "rlhf": None}
     [table] = job_section(lineage, {}, runs).tables
     cells = [[row[0], *row[5:]] for row in table.rows]
     assert cells[0] == ["data", "2026-01-02 03:04", "0:01:01", "1.23\xa0GB", ""]
     assert cells[1:3] == [["rlhf", *"????"], ["sft", *"????"]]
-    assert cells[3][2] == total_cost(runs) == "0:01:01"
+    assert cells[3][2] == "0:01:01"
 
 
 MODEL = {"weights": 100, "trained": 100, "layers": 2, "hidden_size": 4}
@@ -338,12 +299,10 @@ def test_throughput_of_a_run():
     # The peak rate is one of 16 bits, and of a known GPU.
     for settings, run in ((SETTINGS | {"dtype": "fp32"}, RUN), (SETTINGS, RUN | {"gpu": "x"})):
         assert throughput(trained(settings=settings, run=run))["utilization"] is None
-
-
-def test_responses_of_a_pair_do_not_attend_to_each_other():
+    # The responses of a pair do not attend to each other: 3 tokens of the prompt and 4 of a
+    # response, on average.
     train = {"rows": 100, "tokens": TRAIN["tokens"] | {"rejected": {"sum": 600}}}
     found = throughput(trained("dpo", train=train))
-    # A prompt of 3 tokens and a response of 4, on average.
     assert found["tokens_per_second"] == 16 * 11
     assert found["flops_per_second"] == 16 * 11 * flops.training_flops(MODEL, 7)
 
@@ -384,9 +343,8 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     assert rows_of(table)["loss: first step, last step, mean"] == ["0.500, 0.500, 0.500"]
     assert rows_of(table)["value loss: first step, last step, mean"] == ["7.00, 7.00, 7.00"]
     # Without a measured step.
-    run = RUN | {"seconds": 75.0}
-    del run["seconds_per_step"]
-    table = run_table(trained(run=run))
+    run = {key: value for key, value in RUN.items() if key != "seconds_per_step"}
+    table = run_table(trained(run=run | {"seconds": 75.0}))
     assert ["time", "0:01:15"] in table.rows and "tokens per second" not in dict(table.rows)
 
 

@@ -1,16 +1,19 @@
-"""Rows as they are trained: tokens as text, those that count in the loss, truncation."""
+"""Rows as they are trained, by token; pages of the prompts of users."""
 
 import json
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import show_rows
 from snakechat.data.ragged_arrays import open_ragged, save_array, whole_lengths_path
-from snakechat.pages.page import Page, Section, Token, Tokens, write_page
-from snakechat.pages.rows import TokenizedRows, row_tables
+from snakechat.pages.page import Token, Tokens, write_page
+from snakechat.pages.rows import TokenizedRows, response_page, score_page
+from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.workflow.errors import InputError
+from support.pages import texts_in
 
 
 @pytest.fixture
@@ -56,15 +59,6 @@ def test_tokens_have_the_text_of_the_row_and_say_what_counts(phase, tokenizer):
     assert [token.text for token in row["chosen"].tokens if token.counts] == [tokenizer.eos_token]
 
 
-def test_text_of_rows_is_escaped_on_a_page(phase, tmp_path):
-    folder, _, _ = phase
-    rows = TokenizedRows(folder, "train", folder / "model")
-    section = Section("rows", tables=row_tables(rows, [0]))
-    write_page(tmp_path / "page.html", "en", Page("Rows", "mine", [section]))
-    page = (tmp_path / "page.html").read_text()
-    assert "<i>" not in page and '<span class="token counts special">&lt;/s&gt;</span>' in page
-
-
 def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys, tmp_path):
     folder, texts, _ = phase
     result = (folder / "model").relative_to(folder.parents[1]).as_posix()
@@ -81,11 +75,72 @@ def test_a_terminal_shows_the_rows_with_marks(phase, monkeypatch, capsys, tmp_pa
     assert f"chosen:\n⟦{texts['chosen']}⟪</s>⟫⟧\n" in printed
     monkeypatch.setattr(sys, "argv", ["", str(folder), "--page", str(tmp_path / "page.html")])
     show_rows.main()
-    assert summary in (tmp_path / "page.html").read_text()
+    page = (tmp_path / "page.html").read_text()
+    assert summary in page and "<i>" not in page
+    assert '<span class="token counts special">&lt;/s&gt;</span>' in page
     with pytest.raises(InputError, match="expected the eval split of a tokenized phase"):
         TokenizedRows(folder, "eval", folder / "model")
-
-
-def test_marks_do_not_let_through_control_characters():
+    # Marks do not let through control characters.
     row = Tokens([Token("\x1b[2J", True, False)])
     assert "\x1b" not in "".join(show_rows.marked(row, show_rows.BRACKETS))
+
+
+# --- prompts of users -----------------------------------------------------------------------------
+
+PROMPTS = ["I need a hat.", "Where is a\nplum?"]
+SETTINGS = {"temperature": 1.0, "seed": 1, "max_response_length": 12}
+
+
+def drawn(folder, page, stage, **files):
+    """Return the page of a result with files: lines of NAME.jsonl, or the content of NAME.json."""
+    for name, content in files.items():
+        if isinstance(content, list):
+            write_json_lines(folder / f"{name}.jsonl", content)
+        else:
+            write_json(folder / f"{name}.json", content)
+    job = SimpleNamespace(
+        settings=SimpleNamespace(stage=stage, name="tiny"),
+        inputs={"results": folder},
+        spec={"inputs": {"results": {"path": "results"}}},
+        lineage={"results": {"settings": SETTINGS}},
+    )
+    write_page(folder / "page.html", "en", page(job))
+    return (folder / "page.html").read_text(encoding="utf-8")
+
+
+def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path):
+    lines = [
+        {"set": "ours", "prompt": prompt, "model": model, "decoder": decoder}
+        | {"text": f" {model} {decoder}\x07 ", "ended": decoder == "greedy"}
+        for prompt in PROMPTS
+        for model in ("base", "sft")
+        for decoder in ("greedy", "sampled")
+    ]
+    page = drawn(tmp_path, response_page, "sft", responses=lines)
+    assert texts_in(page, "caption") == PROMPTS
+    assert texts_in(page, "th") == 2 * ["model", "greedy", "sampled", "base", "sft"]
+    cells = [
+        text
+        for model in ("base", "sft")
+        for text in (f"{model} greedy\\x07", f"{model} sampled\\x07 […]")
+    ]
+    assert texts_in(page, "td") == 2 * cells
+    assert "A response has at most 12 tokens" in page
+
+
+def test_a_margin_is_better_or_worse_unless_it_is_rounding(tmp_path):
+    pairs = [(2.0, 1.0), (1.0, 1.0), (0.5, 2.5), (595.00001, 595.0)]
+    lines = [
+        {"set": "toy", "prompt": "A plum?", "chosen": "At the <market>.", "rejected": "No."}
+        | {"chosen_score": chosen, "rejected_score": rejected, "margin": chosen - rejected}
+        | {"base_margin": 0.25}
+        for chosen, rejected in pairs
+    ]
+    metrics = {"pairs": 4, "accuracy": 0.5, "ties": 0.25, "base": {"accuracy": 1.0}}
+    page = drawn(tmp_path, score_page, "reward", scores=lines, metrics=metrics)
+    cells = texts_in(page, "td")
+    rows = [cells[start : start + 7] for start in range(0, len(cells), 7)]
+    assert [row[5] for row in rows] == ["+1.00▲", "0", "\N{MINUS SIGN}2.00▼", "+1.00e-05"]
+    assert rows[0][6] == "0.250" and rows[0][1] == "At the <market>." and "<market>" not in page
+    for shown in ("50.0", "accuracy of base", "100.0", "25.0"):
+        assert shown in page

@@ -1,13 +1,24 @@
-"""Metrics of preference pairs and of labelled responses, against numbers computed by hand."""
+"""Metrics of held-out rows against numbers computed by hand, and responses to their prompts."""
 
+import json
+import math
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 
-from snakechat.evaluation.held_out_pairs import (
+from evaluate_sft import perplexities
+from snakechat.evaluation.held_out_rows import (
+    PROMPTS,
     calibration_error,
+    first_prompts,
     held_out_labelled_metrics,
     held_out_pair_metrics,
+    metrics_by_dataset,
+    write_responses,
 )
+from snakechat.modeling.batching import Examples
 
 
 def test_calibration_by_hand():
@@ -29,11 +40,10 @@ LENGTHS = torch.tensor([[7, 5, 5, 4], [3, 9, 5, 4]])
 ROUNDING = torch.full((2, 4), 1e-6, dtype=torch.float64)
 # The last two pairs have the same prompt.
 CLUSTERS = torch.tensor([0, 1, 2, 2])
-PAIRS = [LOSSES, SCORES, LENGTHS, ROUNDING, CLUSTERS]
 
 
 def test_held_out_pairs():
-    metrics = held_out_pair_metrics(*PAIRS)
+    metrics = held_out_pair_metrics(LOSSES, SCORES, LENGTHS, ROUNDING, CLUSTERS)
     intervals = metrics.pop("intervals_95")
     assert intervals.keys() == {"accuracy", "ties", "longer_wins_accuracy"}
     low, high = intervals["accuracy"]
@@ -82,3 +92,51 @@ def test_labelled_responses_have_no_pairs():
         **{"loss": 0.5, "responses": 1, "share_good": 1.0, "good_score": 2.0},
         "intervals_95": {},
     }
+
+
+# Of three rows: -log p of the whole row and of the response, and their tokens. Row 2 is mostly
+# prompt.
+NATS = {"": np.array([8.0, 4.0, 30.0]), "response_": np.array([4.0, 2.0, 2.0])}
+TOKENS = {"": np.array([4, 4, 100]), "response_": np.array([2, 2, 1])}
+
+
+def test_perplexities_of_all_rows_and_of_each_dataset():
+    logprobs = {"before": {name: -nats for name, nats in NATS.items()}}
+    logprobs["after"] = {name: -nats / 2 for name, nats in NATS.items()}
+    metrics_of = partial(perplexities, logprobs, TOKENS, np.arange(3))
+    metrics = metrics_by_dataset(metrics_of, {"a": 2, "empty": 0, "b": 1})
+    assert metrics["rows"] == 3
+    assert metrics["before"]["response_perplexity"] == pytest.approx(math.exp(8 / 5))
+    assert metrics["after"]["perplexity"] == pytest.approx(math.exp(21 / 108))
+    assert (metrics["after"]["response_tokens"], metrics["after"]["tokens"]) == (5, 108)
+    assert list(metrics["by_dataset"]) == ["a", "b"]
+    a, b = metrics["by_dataset"].values()
+    assert (a["rows"], b["rows"]) == (2, 1)
+    assert b["before"]["response_perplexity"] == pytest.approx(math.exp(2))
+    # Ratio 6 / 4, residuals 1 and -1, Student's t of one degree of freedom 12.706.
+    half = 12.7062 * math.sqrt(2 * 2) / 4
+    assert a["intervals_95"]["before"]["response_perplexity"] == pytest.approx(
+        [math.exp(1.5 - half), math.exp(1.5 + half)], rel=1e-3
+    )
+    # One row has no interval.
+    assert b["intervals_95"] == {"before": {}, "after": {}}
+    assert metrics_by_dataset(lambda rows: {}, {"a": 3, "empty": 0}) == {}
+
+
+def test_the_first_different_prompts_are_chosen():
+    prompts = [[5, number // 2] for number in range(2 * PROMPTS + 4)]
+    assert first_prompts(Examples(prompts, prompts)) == list(range(0, 2 * PROMPTS, 2))
+    assert first_prompts(Examples([[5]] * 3, [[6]] * 3)) == [0]
+
+
+def test_the_row_itself_comes_before_the_models(tokenizer, tmp_path):
+    prompt, response = (tokenizer(text).input_ids for text in ("A hat?", " Yes."))
+    examples = Examples([prompt], [[*response, tokenizer.eos_token_id]])
+    path = tmp_path / "responses.jsonl"
+    write_responses(path, tokenizer, examples, {"sft": [{"text": "No.", "ended": True}]})
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["model"], line["response"].strip()) for line in lines] == [
+        ("data", "Yes."),
+        ("sft", "No."),
+    ]
+    assert lines[0]["prompt"] == lines[1]["prompt"] == "A hat?"
