@@ -208,7 +208,8 @@ def sampled_models(
     Args:
         names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
     """
-    tokenizer, responses = load_tokenizer(job.inputs["model"]), {}
+    tokenizer = load_tokenizer(job.inputs["model"])
+    responses: dict[str, list[Response]] = {}
     prompts = [list(map(int, examples.prompts[row])) for row in first_prompts(examples)]
     for key, name in names.items():
         folder = job.inputs[key]
