@@ -28,9 +28,9 @@ from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.config.references import model_names
 from snakechat.data import toy
+from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts
-from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.comparisons import (
     ResponseMetrics,

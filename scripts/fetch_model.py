@@ -6,8 +6,7 @@ The result has safetensors.
 import tempfile
 from pathlib import Path
 
-from snakechat.data.cards import card_facts
-from snakechat.data.hub import fetch
+from snakechat.data.hub import card_facts, fetch
 from snakechat.data.model_files import check_files, model_files
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.copying import copy_model

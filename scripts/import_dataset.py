@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from snakechat.data.cards import card_configs, card_facts
 from snakechat.data.cells import BadRow, DroppedRow
-from snakechat.data.dataset_files import split_files
+from snakechat.data.dataset_files import resolve_splits, split_files
 from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import (
     Columns,
@@ -21,7 +20,9 @@ from snakechat.data.formats import (
     record_of,
     with_instructions,
 )
+from snakechat.data.hub import card_configs, card_facts, fetch
 from snakechat.data.limits import limited_memory
+from snakechat.data.model_files import CARD
 from snakechat.data.phase_splits import SPLITS
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
@@ -77,11 +78,6 @@ def source_files(job: Job) -> dict[str, dict[str, Path]]:
 
 def hub_files(job: Job) -> dict[str, dict[str, Path]]:
     """Return {split: {name: path}} of a hub source; record its commit and the facts of its card."""
-    # Imported here because it takes a second, which other sources need not spend.
-    from snakechat.data.hub import fetch
-    from snakechat.data.model_files import CARD
-    from snakechat.data.resolution import resolve_splits
-
     settings = job.settings
     keys = ("train", "eval", "name", "split")
     selection = {key: getattr(settings, key) for key in keys if hasattr(settings, key)}

@@ -39,9 +39,9 @@ from snakechat.algorithms.step_metrics import (
     step_metrics,
 )
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
+from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
-from snakechat.data.special_tokens import stop_ids
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import Examples, prompt_examples, training_batches

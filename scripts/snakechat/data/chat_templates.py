@@ -1,4 +1,4 @@
-"""Turns rendered by chat templates.
+"""Turns rendered by chat templates, and the special tokens that end a turn, stop sampling and pad.
 
 A chat template is a program that comes with a tokenizer. transformers runs it in a sandbox that
 denies access to Python, but neither endless loops nor 9 ** 9999999999, which nothing in Python can
@@ -6,18 +6,23 @@ interrupt: the kernel ends the process, and scripts/launch.py says why. What wou
 conversation another text at another time is rejected: the day, and random values.
 """
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.defaults import DEFAULT_FILTERS, DEFAULT_NAMESPACE
+from tokenizers import AddedToken, Tokenizer
+from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from snakechat.data.dialogues import Turn, messages_of, tools_of
-from snakechat.data.limits import limited_time
+from snakechat.data.limits import limited_steps, limited_time
 from snakechat.workflow.errors import InputError
 
 # CPU time (s) of all threads that rendering one conversation may take, usually less than 1 ms.
@@ -27,6 +32,15 @@ MAX_MEMORY = 8 << 30
 REPLACE = "replace the template in the tokenizer's files"
 # The function that formats the current day.
 DAY = "strftime_now"
+# Turns that show what a chat template writes around them.
+USER, ASSISTANT = "Question", "Answer"
+QUESTION, ANSWER = ("user", USER), ("assistant", ASSISTANT)
+# "<pad>", "[PAD]", "<|padding|>", "<|finetune_right_pad_id|>", "<|fim_pad|>".
+PADDING = re.compile(r"(?<![a-z])pad(ding)?(?![a-z])", re.IGNORECASE)
+# The byte 0xFF in the alphabet of byte-level vocabularies. UTF-8 has no such byte.
+IMPOSSIBLE_BYTE = "ÿ"
+# The bytes in that alphabet, each of which is a letter, too.
+LETTERS = frozenset(ByteLevel.alphabet())
 
 
 def _random(*_: object, **__: object) -> NoReturn:
@@ -166,3 +180,161 @@ def _written(tokenizer: PreTrainedTokenizerBase) -> set[str]:
             text = _render(tokenizer, CONVERSATION[:length], tools, prompt=False)
             written |= {what for what, words in WORDS.items() if all(w in text for w in words)}
     return written
+
+
+# --- special tokens -------------------------------------------------------------------------
+
+
+def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the id of the token that ends a response: see end_of_turn."""
+    return end_of_turn(tokenizer)[1]
+
+
+def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
+    """Return the text between an assistant turn and the token that ends it, and this token.
+
+    The token is the first added one that the chat template writes after the text of the turn,
+    special or not; eos if the template writes none, or if there is no template.
+    """
+    _, _, after = rendered_or_empty(tokenizer, [QUESTION, ANSWER]).rpartition(ASSISTANT)
+    contents = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    if match := _pattern({*contents, tokenizer.eos_token}).search(after):
+        found: Any = tokenizer.convert_tokens_to_ids(match[0])
+        return after[: match.start()], int(found)
+    return "", int(tokenizer.eos_token_id)
+
+
+def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make the token that ends a turn a special one, as decoding and sampling expect it to be."""
+    token = tokenizer.added_tokens_decoder.get(end_of_turn_id(tokenizer))
+    if token is not None and not token.special:
+        # It matches the same texts as before.
+        token.special = True
+        tokenizer.add_tokens([token], special_tokens=True)
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[int, ...]:
+    """Return the ids that end a response: end of turn, eos, and what the model's folder names.
+
+    The folder's are all of eos_token_id in generation_config.json or, without that file, in
+    config.json, as in transformers.
+
+    Args:
+        folder: The folder of the model that responds.
+
+    Raises:
+        InputError: It names something else.
+    """
+    ids = [end_of_turn_id(tokenizer), int(tokenizer.eos_token_id)]
+    for name in ("generation_config.json", "config.json"):
+        path = Path(folder, name)
+        if path.is_file():
+            value = json.loads(path.read_text()).get("eos_token_id")
+            found = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(each) is int and abs(each) < 2**31 for each in found):
+                raise InputError(f"{path}: eos_token_id is {value!r}, expected ids of tokens")
+            ids += found
+            break
+    # Without duplicates, in this order.
+    return tuple(dict.fromkeys(ids))
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer, as they occur in texts."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        added = tokenizer.added_tokens_decoder.values()
+        special = {token.content for token in added if token.special}
+        self.pattern = _pattern(special | set(map(str, tokenizer.all_special_tokens)))
+        # These match a text after its normalization, such as "<S>" in lower case.
+        self.normalizer, self.source = tokenizer.backend_tokenizer.normalizer, source_of(tokenizer)
+        normalized = {token.content for token in added if token.special and token.normalized}
+        self.matches_normalized = bool(normalized) and self.normalizer is not None
+        if self.matches_normalized:
+            with limited_steps(self.source):
+                self.normalized = _pattern(map(self.normalizer.normalize_str, normalized))
+
+    def occur_in(self, text: str) -> bool:
+        """Return whether a text would be encoded to special tokens."""
+        if self.pattern.search(text):
+            return True
+        if not self.matches_normalized:
+            return False
+        with limited_steps(self.source):
+            return self.normalized.search(self.normalizer.normalize_str(text)) is not None
+
+
+def _pattern(tokens: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that matches tokens in a text, without those that are letters of it."""
+    # The longest one where several match.
+    ordered = sorted({*tokens} - LETTERS, key=lambda text: (-len(text), text))
+    # Without tokens, nothing matches.
+    return re.compile("|".join(map(re.escape, ordered)) or "(?!)")
+
+
+def text_backend(tokenizer: PreTrainedTokenizerBase) -> Tokenizer:
+    """Return the tokenizer of the tokenizers library, for which a letter in a text is a letter.
+
+    A byte that serves as pad ("ÿ", "!") is an added token, which would match its letter.
+    """
+    backend: Tokenizer = tokenizer.backend_tokenizer
+    if any(token.content in LETTERS for token in tokenizer.added_tokens_decoder.values()):
+        data = json.loads(backend.to_str())
+        data["added_tokens"] = [
+            token for token in data["added_tokens"] if token["content"] not in LETTERS
+        ]
+        backend = Tokenizer.from_str(json.dumps(data))
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Set a pad token that has an id already, and that does not end a turn.
+
+    It is the first of pad_token, unk_token, an added token that is named padding, the last of the
+    other special ones, in a byte-level vocabulary the byte 0xFF, which UTF-8 does not have, and
+    bos, which starts a text. As a special token, the byte changes the ids of no text except a "ÿ"
+    that stands alone. Added tokens that the chat template writes do not count.
+
+    Raises:
+        InputError: There is none.
+    """
+    token = next(_pad_candidates(tokenizer), None)
+    if token is None:
+        raise InputError(
+            f"{tokenizer.name_or_path}: the tokenizer has no token that can serve as pad: set"
+            " pad_token in tokenizer_config.json"
+        )
+    if token == tokenizer.pad_token:
+        return
+    if token == IMPOSSIBLE_BYTE:
+        added = AddedToken(token, single_word=True, normalized=False, special=True)
+        tokenizer.add_special_tokens({"pad_token": added})
+    else:
+        tokenizer.pad_token = token
+
+
+def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """Yield the tokens that can serve as pad, the best one first."""
+    named: Mapping[str, Any] = tokenizer.special_tokens_map
+    ends = {tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer))}
+    ended = {None, *ends}
+    yield from (named[key] for key in ("pad_token", "unk_token") if named.get(key) not in ended)
+    # What the chat template writes, literally or put together.
+    turns = [("system", USER), QUESTION, ANSWER, QUESTION]
+    texts = [rendered_or_empty(tokenizer, some, prompt=True) for some in (turns, turns[1:])]
+    texts.append(str(tokenizer.chat_template or ""))
+    taken = ends | {named.get("bos_token")}
+    # From the last one: the first ones often mark the start of a document or a turn.
+    added = [
+        token
+        for _, token in sorted(tokenizer.added_tokens_decoder.items(), reverse=True)
+        if token.content not in taken and not any(token.content in text for text in texts)
+    ]
+    yield from (token.content for token in added[::-1] if PADDING.search(token.content))
+    yield from (token.content for token in added if token.special)
+    if tokenizer.get_vocab().keys() >= LETTERS:
+        yield IMPOSSIBLE_BYTE
+    if named.get("bos_token") not in ended:
+        yield named["bos_token"]

@@ -1,13 +1,19 @@
 """Which files of a dataset belong to its splits, train and eval.
 
-Standard library only: the workflow imports this module while it plans.
+The datasets library finds its own splits, whose names differ. Its import takes a second: planning,
+which imports this module, asks a process of its own, which runs main().
 """
 
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
+from importlib.metadata import version
+from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +40,13 @@ DOCUMENTS = re.compile(
 )
 # Splits of the datasets library that are held out, the first one that a dataset has.
 HELD_OUT = ("validation", "test")
+# Where the library sees the files, of which it knows the names alone.
+ROOT = "memory:///dataset"
+# Characters of an error of the library, which explains with examples.
+MAX_REASON = 150
+SCRIPTS = Path(__file__).resolve().parents[2]
 
-# Returns the files of each split of the datasets library: see resolution.py.
+# resolve_splits, or splits_in_child while planning.
 Resolve = Callable[[Sequence[str], Any, str | None], dict[str, list[str]]]
 # The files of train, and of eval if there is one, and a remark on files of neither.
 Splits = tuple[dict[str, list[str]], str | None]
@@ -54,30 +65,21 @@ def kind_of(path: str | Path) -> str | None:
 
 
 def local_paths(folder: str | Path) -> list[str]:
-    """Return the sorted paths of all files in a folder, relative to it.
-
-    The folder may be a link itself. Links to folders are followed, each folder once, and not to a
-    folder that contains the link: folders that link to one another have endless paths.
+    """Return the sorted paths of all files in a folder, which may be a link, relative to it.
 
     Raises:
-        InputError: A link to a folder leads out of it.
+        InputError: There is a link to a folder: the folder could contain itself, or a file twice.
     """
     paths = []
-    followed = {os.path.realpath(folder)}
-    for parent, folders, names in os.walk(folder, followlinks=True):
+    for parent, folders, names in os.walk(folder):
         paths += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
-        for name in sorted(folders):
-            path = os.path.join(parent, name)
-            if not os.path.islink(path):
-                continue
-            if not name.startswith("."):
-                check_link(folder, os.path.relpath(path, folder))
-            real = os.path.realpath(path)
-            if real in followed or Path(os.path.realpath(parent)).is_relative_to(real):
-                folders.remove(name)
-            else:
-                followed.add(real)
-        folders.sort()
+        for name in folders:
+            path = Path(parent, name)
+            if path.is_symlink() and not name.startswith("."):
+                raise InputError(
+                    f"{path.relative_to(folder)} is a link to a folder: name what it leads to as"
+                    " `path`, or copy it there"
+                )
     return sorted(paths)
 
 
@@ -113,7 +115,7 @@ def split_files(
         paths: All files of a folder or repository, relative to it.
         source: train, eval, name and split of a dataset in the config, as far as they are set.
         configs: What the card says of configs, or None.
-        resolve: resolve_splits or splits_in_child.
+        resolve: Finds the files of each split of the datasets library.
 
     Raises:
         InputError: A split has no files, a file belongs to both splits, or files cannot be read
@@ -230,11 +232,132 @@ def _listed(paths: Sequence[str]) -> str:
 
 def matches(path: str, glob: str) -> bool:
     """Return whether a path matches a glob in which ** matches folders, as in pathlib."""
-    return _pattern(glob).fullmatch(path) is not None
+    patterns = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
+    pattern = "".join(patterns.get(piece, re.escape(piece)) for piece in pieces)
+    return re.fullmatch(pattern, path) is not None
+
+
+# --- the splits of the datasets library -----------------------------------------------------
+
+
+def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict[str, list[str]]:
+    """Return the files of each split: train, validation, test, or as a card calls them.
+
+    Args:
+        paths: The files with rows, relative to the folder.
+        configs: What the card says of configs, or None.
+        name: The config of the card or, without configs, the folder that is read; None for the
+            default config or all folders.
+
+    Raises:
+        InputError: There is no such config, or the card names no files.
+    """
+    from datasets.data_files import get_data_patterns, resolve_pattern, sanitize_patterns
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    folder, patterns = _chosen_config(paths, configs, name)
+    for path in (folder, *_texts(patterns)):
+        if "://" in path or path.startswith("/") or ".." in path.split("/"):
+            raise InputError(f"the card names {path!r}: expected files of the repository")
+    files = MemoryFileSystem()
+    files.store.clear()
+    for path in paths:
+        files.pipe_file(f"{ROOT}/{path}", b"")
+    base = f"{ROOT}/{folder}".rstrip("/")
+    try:
+        of_splits = sanitize_patterns(patterns) if patterns else get_data_patterns(base)
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InputError(f"the card has invalid data_files: {error}") from None
+    splits = {}
+    for split, globs in of_splits.items():
+        found: set[str] = set()
+        for glob in globs:
+            # A pattern may match nothing.
+            with suppress(FileNotFoundError):
+                found |= {path.removeprefix(f"{ROOT}/") for path in resolve_pattern(glob, base)}
+        if found:
+            splits[str(split)] = sorted(found)
+    return splits
+
+
+def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tuple[str, Any]:
+    """Return the folder and the patterns of the files of a config; no patterns for the default."""
+    from datasets.utils.metadata import MetadataConfigs
+    from huggingface_hub import DatasetCardData
+
+    # The types of columns are of no use here.
+    if isinstance(configs, list):
+        configs = [
+            {key: value for key, value in config.items() if key != "features"}
+            for config in configs
+            if isinstance(config, dict)
+        ]
+    try:
+        found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs or []))
+        chosen = name or found.get_default_config_name()
+    except (ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise InputError(f"the card has invalid configs: {reason}") from None
+    if not found:
+        if name is not None and not any(path.startswith(f"{name}/") for path in paths):
+            raise InputError(f"name: expected a config of the card or a folder, found {name}")
+        return name or "", None
+    if chosen not in found:
+        problem = "several configs" if chosen is None else f"no config {chosen}"
+        raise InputError(f"the card has {problem}: set name to one of {', '.join(found)}")
+    return found[chosen].get("data_dir") or "", found[chosen].get("data_files")
+
+
+def _texts(patterns: Any) -> list[str]:
+    """Return all texts in lists and objects."""
+    if isinstance(patterns, dict):
+        patterns = list(patterns.values())
+    if isinstance(patterns, list):
+        return [text for each in patterns for text in _texts(each)]
+    return [] if patterns is None else [str(patterns)]
+
+
+def splits_in_child(paths: Sequence[str], configs: Any, name: str | None) -> dict[str, list[str]]:
+    """Return what resolve_splits does, from another process.
+
+    Raises:
+        InputError: As resolve_splits.
+    """
+    return _ask(json.dumps([paths, configs, name], default=str))
 
 
 @cache
-def _pattern(glob: str) -> re.Pattern[str]:
-    patterns = {"**/": "(.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", glob)
-    return re.compile("".join(patterns.get(piece, re.escape(piece)) for piece in pieces))
+def _ask(request: str) -> dict[str, list[str]]:
+    # -P: no module of the working directory takes the place of a library.
+    process = subprocess.run(
+        [sys.executable, "-P", "-m", "snakechat.data.dataset_files"],
+        input=request,
+        env={**os.environ, "PYTHONPATH": str(SCRIPTS), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    if process.returncode:
+        raise InputError((process.stderr.strip() or "the datasets library failed").splitlines()[-1])
+    return dict(json.loads(process.stdout))
+
+
+def main() -> None:
+    """Read a request of splits_in_child, and write the splits, or an error as the last line."""
+    # The package without its __init__, which would import all of its modules: half of the time.
+    spec = find_spec("datasets")
+    if spec is None:
+        sys.exit("datasets is not installed: pip install -r requirements.txt")
+    package = module_from_spec(spec)
+    package.__dict__["__version__"] = version("datasets")
+    sys.modules["datasets"] = package
+    try:
+        json.dump(resolve_splits(*json.load(sys.stdin)), sys.stdout)
+    except InputError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,9 +8,15 @@ from typing import Any, NamedTuple, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
-from snakechat.data.chat_templates import TurnsRejected, render_turns, source_of
+from snakechat.data.chat_templates import (
+    SpecialTokens,
+    TurnsRejected,
+    end_of_turn_id,
+    render_turns,
+    source_of,
+    text_backend,
+)
 from snakechat.data.dialogues import Turn
-from snakechat.data.special_tokens import SpecialTokens, end_of_turn_id, text_backend
 from snakechat.data.templates import ChatTemplate, DialogueTemplate, Written
 from snakechat.data.tokenizers import encode_texts, resolved_template
 from snakechat.workflow.errors import InputError

@@ -11,11 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from snakechat.data.cells import (
+    ROLES,
     BadRow,
     DroppedRow,
+    check_columns,
     checked_number,
     checked_text,
     is_one,
+    response_of,
+    tools_turns,
+    turns_of_messages,
 )
 from snakechat.data.dialogues import (
     RESPONSE,
@@ -27,14 +32,6 @@ from snakechat.data.dialogues import (
     is_trained,
     parse_prompt,
     render_response,
-)
-from snakechat.data.message_columns import (
-    ROLES,
-    check_context,
-    check_media,
-    response_of,
-    tools_turns,
-    turns_of_messages,
 )
 
 # The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front,
@@ -83,9 +80,8 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
         DroppedRow: The row has a tie, dialogues that differ before their last response, no item
             at an index of a column's path, or the like.
     """
-    mapped = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
-    check_media(row, "the row", mapped)
-    check_context(row, mapped, FORMATS[format].optional)
+    read = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
+    check_columns(row, read, FORMATS[format].optional)
     has_messages = FORMATS[format].has_messages
     fields = {}
     for name, column in columns.items():
@@ -150,11 +146,12 @@ def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
     """
     if isinstance(keep, Mapping):
         return dict(keep)
-    columns = {path.rpartition(".")[2]: path for path in keep}
-    if len(columns) < len(keep):
-        names = [path.rpartition(".")[2] for path in keep]
-        name = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"two columns have the name {name}: set {{NAME: COLUMN}}")
+    columns: dict[str, str] = {}
+    for path in keep:
+        name = path.rpartition(".")[2]
+        if name in columns:
+            raise ValueError(f"two columns have the name {name}: set {{NAME: COLUMN}}")
+        columns[name] = path
     return columns
 
 

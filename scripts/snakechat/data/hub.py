@@ -1,26 +1,28 @@
-"""Files of the Hugging Face hub.
+"""Files of the Hugging Face hub, and what the card (README.md) of a dataset or model declares.
 
 huggingface_hub downloads, resumes broken connections, caches and locks. This module adds what the
 library lacks, as tests/unit/data/test_hub.py shows: every file is verified against its digest on
-the hub, offline too, and errors are one line.
+the hub, offline too, and errors are one line. The workflow imports this module while it plans.
 """
 
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-# The HTTP library of huggingface_hub.
-import httpx2
-from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+import yaml
 
+from snakechat.data.limits import load_yaml
+from snakechat.data.model_files import CARD
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
 
+METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
+# Metadata are at the start of a card; a file of a stranger may be of any size.
+MAX_BYTES = 1 << 20
 # Seconds after which a request for the list of files fails.
 TIMEOUT = 30
-UNREACHABLE = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
 UNKNOWN = "check the name, and set HF_TOKEN if it is private or gated"
 WITHOUT_NETWORK = (
     "the Hub is unreachable: set path to a local copy, or HF_HUB_OFFLINE=1 if its cache has the"
@@ -53,6 +55,11 @@ def fetch(
             file of the cache is damaged. A damaged file is deleted unless HF_HUB_OFFLINE is set.
             Errors of choose propagate.
     """
+    # They take a second. httpx2 is the HTTP library of huggingface_hub.
+    import httpx2
+    from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
+
     # The hub's digest of each file.
     listed: dict[str, str | None] = {}
     try:
@@ -65,8 +72,9 @@ def fetch(
             names = sorted(path.relative_to(folder).as_posix() for path in found)
             paths = choose(names, lambda path: folder / path)
         else:
-            ask = HfApi().model_info if kind == "model" else HfApi().dataset_info
-            info = ask(repository, revision=revision, files_metadata=True, timeout=TIMEOUT)
+            info = HfApi().repo_info(
+                repository, repo_type=kind, revision=revision, files_metadata=True, timeout=TIMEOUT
+            )
             for file in info.siblings or ():
                 listed[file.rfilename] = file.lfs.sha256 if file.lfs else file.blob_id
             commit = str(info.sha)
@@ -102,7 +110,8 @@ def fetch(
         cause = error.__cause__ if is_hidden else error
         # The first line is often only "404 Client Error.".
         reason = " ".join(str(cause).split()) or type(cause).__name__
-        hint = f": {WITHOUT_NETWORK}" if isinstance(cause, UNREACHABLE) else ""
+        unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
+        hint = f": {WITHOUT_NETWORK}" if isinstance(cause, unreachable) else ""
         if isinstance(cause, RepositoryNotFoundError):
             reason, hint = reason.partition(". Please make sure")[0], f": {UNKNOWN}"
         source = f"hub {kind} {repository} at {revision}"
@@ -122,3 +131,42 @@ def is_whole(path: Path, digest: str | None) -> bool:
     found = hashlib.sha256() if is_large else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
     with path.open("rb") as file:
         return hashlib.file_digest(file, lambda: found).hexdigest() == digest
+
+
+def card_facts(folder: Path) -> dict[str, Any]:
+    """Return the licence (or None) that the card in a folder declares.
+
+    A licence that the Hub does not know is "other (NAME)". Only words are returned, because they
+    appear in generated pages.
+    """
+    metadata = _metadata(folder / CARD)
+    license = normalized_license(metadata.get("license"))
+    if license == "other":
+        name = normalized_license(metadata.get("license_name"))
+        license = f"other ({name})" if name else license
+    return {"licence": license}
+
+
+def card_configs(folder: Path) -> Any:
+    """Return what the card in a folder says of the configs of a dataset, or None."""
+    return _metadata(folder / CARD).get("configs")
+
+
+def _metadata(path: Path) -> dict[str, Any]:
+    """Return the metadata of a card; {} if there are none that can be read."""
+    try:
+        with path.open("rb") as file:
+            found = METADATA.match(file.read(MAX_BYTES).decode("utf-8-sig", "replace"))
+        metadata = load_yaml(found[1]) if found else None
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return metadata if isinstance(metadata, dict) else {}
+
+
+def normalized_license(text: Any) -> str | None:
+    """Return the identifier of a licence in lower case, or None if it is not a single word.
+
+    Identifiers come from cards of strangers and appear in generated pages.
+    """
+    is_word = isinstance(text, str) and re.fullmatch(r"[\w.+-]+", text)
+    return text.lower() if is_word else None

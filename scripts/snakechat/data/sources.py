@@ -1,32 +1,37 @@
-"""Rows of source files: parquet, arrow, jsonl, json, csv and tsv.
+"""Rows of source files: parquet, arrow, jsonl, json, csv and tsv, of which text may be compressed.
 
 A few rows are held at a time. The datasets library does not read them, because it loses what
 tests/unit/data/test_sources.py requires: the row number of a bad row, memory bounds for a json
-array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates.
+array (1.2 GB for a file of 130 MB), and texts that look like numbers or dates. Bytes of text that
+are not UTF-8 are kept as surrogates, so that only their row is a bad one.
 """
 
+import bz2
 import csv
+import gzip
+import io
+import json
 import lzma
+import re
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snakechat.data.cells import BadRow, check_names
+from snakechat.data.cells import CONTEXT, MEDIA, BadRow, JsonDecoder, parse_json
 from snakechat.data.dataset_files import check_kinds, kind_of
 from snakechat.data.dialogues import TOOLS
 from snakechat.data.formats import missing_hint
-from snakechat.data.message_columns import CONTEXT, MEDIA
 from snakechat.data.model_files import LFS_POINTER
-from snakechat.data.text_rows import read_csv, read_json, read_lines
 from snakechat.workflow.errors import InputError
 
 # Row number from 1, and the row: a dict, or a BadRow in its place.
-NumberedRow = tuple[int, Any]
+Rows = Iterator[tuple[int, Any]]
 
 # Rows may have megabytes: the batches are small so that memory stays bounded.
 ROWS_AT_A_TIME = 64
@@ -34,7 +39,23 @@ ROWS_AT_A_TIME = 64
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 # The start of an Arrow file, which has its batches at positions.
 ARROW_FILE = b"ARROW1"
-
+BOM = b"\xef\xbb\xbf"
+# Characters of an array that are read at once.
+CHUNK = 4 << 20
+# Characters of an item of an array, of which each chunk decodes a long one from its start again,
+# and of a cell of csv, for which Python's default is 128 KiB.
+MAX_ITEM = MAX_CELL = 16 << 20
+SPACE = " \t\n\r"
+# What follows an item of an array.
+SEPARATOR = re.compile(rf"[{SPACE}]*([\],])[{SPACE}]*")
+# The first bytes of compressed files. Names do not decide: browsers decompress what they download.
+COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\x00": lzma.open,
+    b"\x28\xb5\x2f\xfd": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"),
+    b"\x04\x22\x4d\x18": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "lz4"),
+}
 # What the readers raise for a file that does not have the format of its name.
 DAMAGES: tuple[type[Exception], ...] = (
     pa.ArrowException,
@@ -49,9 +70,7 @@ DAMAGES: tuple[type[Exception], ...] = (
 )
 
 
-def read_rows(
-    path: str | Path, columns: Collection[str] | None = None
-) -> Iterator[tuple[int, dict[str, Any] | BadRow]]:
+def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
     """Yield the number, from 1, of each row of a file, and the row or a BadRow in its place.
 
     Args:
@@ -87,8 +106,10 @@ def read_rows(
         raise InputError(f"{path}: no rows")
 
 
-def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
-    """Read the rows of a parquet file in batches."""
+# --- tables ---------------------------------------------------------------------------------
+
+
+def _read_parquet(path: Path, columns: Collection[str] | None) -> Rows:
     # Not read_table, which parses "a=b" in a path as a partition. The options avoid reading whole
     # row groups ahead.
     file = pq.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False)
@@ -96,22 +117,18 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> Iterator
     return _rows_of(file.iter_batches(ROWS_AT_A_TIME, columns=selected, use_threads=False))
 
 
-def read_arrow(path: Path, columns: Collection[str] | None = None) -> Iterator[tuple[int, Any]]:
+def _read_arrow(path: Path, columns: Collection[str] | None) -> Rows:
     """Read record batches: a stream, as the datasets library saves them, or an Arrow file."""
     with pa.memory_map(str(path)) as file:
-        if file.read(len(ARROW_FILE)) == ARROW_FILE:
-            table = pa.ipc.open_file(file)
-            selected = _select_columns(path, table.schema.names, columns)
-            batches = map(table.get_batch, range(table.num_record_batches))
-            yield from _rows_of(_slices(batches, selected))
-            return
+        is_stream = file.read(len(ARROW_FILE)) != ARROW_FILE
         file.seek(0)
-        batches = pa.ipc.open_stream(file)
-        selected = _select_columns(path, batches.schema.names, columns)
-        yield from _rows_of(_slices(batches, selected))
-        file.seek(file.size() - len(END_OF_STREAM))
-        if file.read() != END_OF_STREAM:
-            raise EOFError("the end of the stream is missing")
+        table: Any = pa.ipc.open_stream(file) if is_stream else pa.ipc.open_file(file)
+        batches = table if is_stream else map(table.get_batch, range(table.num_record_batches))
+        yield from _rows_of(_slices(batches, _select_columns(path, table.schema.names, columns)))
+        if is_stream:
+            file.seek(file.size() - len(END_OF_STREAM))
+            if file.read() != END_OF_STREAM:
+                raise EOFError("the end of the stream is missing")
 
 
 def _slices(batches: Iterable[Any], columns: list[str]) -> Iterator[Any]:
@@ -141,15 +158,20 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
             f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
             f"{missing_hint(missing[-1])}"
         )
-    more = (name for name in names if name in (TOOLS, *CONTEXT) or MEDIA.fullmatch(name))
-    wanted = required | set(more)
-    selected = [name for name in names if name in wanted]
-    check_names(path, selected)
+    others = {name for name in names if name in (TOOLS, *CONTEXT) or MEDIA.fullmatch(name)}
+    selected = [name for name in names if name in required | others]
+    _check_names(path, selected)
     return selected
 
 
-def _rows_of(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of batches."""
+def _check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise InputError if a file has two columns of a name: a row would keep one of them."""
+    twice = [name for name, number in Counter(names).items() if number > 1]
+    if twice:
+        raise InputError(f"{path}: column {twice[0]} occurs twice: rename one of them")
+
+
+def _rows_of(batches: Iterable[Any]) -> Rows:
     number = 0
     for batch in batches:
         try:
@@ -172,11 +194,133 @@ def _row_of(batch: Any) -> Any:
         return BadRow(f"{error}")
 
 
-READERS: dict[str, Callable[[Path, Collection[str] | None], Iterator[NumberedRow]]] = {
-    "parquet": read_parquet,
-    "arrow": read_arrow,
-    "jsonl": read_lines,
-    "json": read_json,
-    "csv": read_csv,
-    "tsv": partial(read_csv, delimiter="\t"),
+# --- text -----------------------------------------------------------------------------------
+
+
+def _open_bytes(path: Path) -> io.BufferedReader:
+    """Open a file that may be compressed.
+
+    Raises:
+        InputError: The text is in UTF-16.
+        ValueError: The name says that the file is compressed, and it is neither that nor text.
+    """
+    with path.open("rb") as plain:
+        start = plain.read(6)
+    openers = [opener for magic, opener in COMPRESSIONS.items() if start.startswith(magic)]
+    if not openers and b"\0" in start and kind_of(path.stem):
+        raise ValueError("expected a compressed file")
+    file = io.BufferedReader(openers[0](path)) if openers else path.open("rb")
+    # UTF-16 of ASCII has a zero in each pair of bytes, with a byte-order mark or without one.
+    if re.match(rb"\xff\xfe|\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]", file.peek(4)[:4]):
+        file.close()
+        raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
+    return file
+
+
+def _text_of(file: BinaryIO) -> TextIO:
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+
+
+def _read_lines(path: Path, _: Collection[str] | None) -> Rows:
+    """Read one object per line; empty lines are skipped but counted."""
+    with _open_bytes(path) as file:
+        yield from _rows_of_lines(file)
+
+
+def _rows_of_lines(file: BinaryIO) -> Rows:
+    # Bytes split at \n only: U+2028 is text.
+    for number, line in enumerate(file, start=1):
+        if line.strip():
+            try:
+                row = parse_json(line.removeprefix(BOM).decode("utf-8", "surrogateescape"))
+            except ValueError as error:
+                row = BadRow(f"invalid JSON: {error}")
+            yield number, row
+
+
+def _read_json(path: Path, _: Collection[str] | None) -> Rows:
+    """Read an array of objects, or one object per line: such files are often named .json too.
+
+    Raises:
+        InputError: The file is neither.
+        ValueError: As _items.
+    """
+    with _open_bytes(path) as file:
+        if file.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
+            yield from enumerate(_items(_text_of(file)), start=1)
+            return
+        for index, (number, row) in enumerate(_rows_of_lines(file)):
+            if index == 0 and isinstance(row, BadRow) and row.reason.startswith("invalid JSON: E"):
+                raise InputError(f"{path}: expected an array of objects or one object per line")
+            yield number, row
+
+
+def _items(file: TextIO) -> Iterator[Any]:
+    """Yield the items of a JSON array, of which a few megabytes are held at a time.
+
+    Raises:
+        ValueError: Text follows the array, or an item is invalid, too long or nested too deeply:
+            nothing tells where the next one starts.
+    """
+    decoder = JsonDecoder()
+    # Characters that have been read, and the position of the first that has not been used.
+    text, start = file.read(CHUNK).partition("[")[2].lstrip(SPACE), 0
+    end = 1 if text.startswith("]") else 0
+    while not end:
+        problem = "',' or ']' is missing"
+        try:
+            item, stop = decoder.raw_decode(text, start)
+            separator = SEPARATOR.match(text, stop)
+        except RecursionError:
+            raise ValueError("an item is nested too deeply") from None
+        except json.JSONDecodeError as error:
+            problem, separator = error.msg, None
+        if separator and separator.end() - start <= MAX_ITEM:
+            yield BadRow(decoder.problem) if decoder.problem else item
+            start = separator.end()
+            end = start if separator[1] == "]" else 0
+            continue
+        # The item is invalid, too long, or not yet read to its end.
+        chunk = file.read(CHUNK)
+        if not chunk or len(text) - start > MAX_ITEM:
+            raise ValueError(f"an item is invalid or longer than {MAX_ITEM:,} bytes: {problem}")
+        text, start = (text[start:] + chunk).lstrip(SPACE), 0
+    rest = text[end:]
+    while rest:
+        if rest.strip(SPACE):
+            raise ValueError("text follows the array")
+        rest = file.read(CHUNK)
+
+
+def _read_csv(path: Path, columns: Collection[str] | None, delimiter: str = ",") -> Rows:
+    """Read rows with the columns of the header.
+
+    Raises:
+        csv.Error: A quotation mark is at a wrong place or has no end, or a cell is too long.
+        InputError: The header has one of the columns to read twice.
+    """
+    csv.field_size_limit(MAX_CELL)
+    with _open_bytes(path) as data, _text_of(data) as file:
+        reader = csv.reader(file, strict=True, delimiter=delimiter)
+        names = next(reader, [])
+        _check_names(path, [name for name in names if name in (columns or ())])
+        for number, cells in enumerate(filter(None, reader), start=1):
+            if cells[0].startswith("\ufeff"):
+                row: Any = BadRow(
+                    "starts with a byte-order mark, as where files were joined: remove the mark"
+                )
+            elif len(cells) != len(names):
+                row = BadRow(f"{len(cells)} cells, the header has {len(names)} columns")
+            else:
+                row = dict(zip(names, cells, strict=True))
+            yield number, row
+
+
+READERS: dict[str, Callable[[Path, Collection[str] | None], Rows]] = {
+    "parquet": _read_parquet,
+    "arrow": _read_arrow,
+    "jsonl": _read_lines,
+    "json": _read_json,
+    "csv": _read_csv,
+    "tsv": partial(_read_csv, delimiter="\t"),
 }

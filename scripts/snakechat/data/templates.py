@@ -7,7 +7,13 @@ from typing import NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.chat_templates import (
+    ANSWER,
+    ASSISTANT,
+    QUESTION,
+    USER,
+    SpecialTokens,
     TurnsRejected,
+    end_of_turn,
     render_turns,
     rendered_or_empty,
     source_of,
@@ -23,14 +29,6 @@ from snakechat.data.dialogues import (
     render_prompt,
     response_content,
     response_turn,
-)
-from snakechat.data.special_tokens import (
-    ANSWER,
-    ASSISTANT,
-    QUESTION,
-    USER,
-    SpecialTokens,
-    end_of_turn,
 )
 
 # Characters of a difference between two texts that an error shows, before and after its start.

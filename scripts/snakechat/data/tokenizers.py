@@ -16,13 +16,15 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from snakechat.data.chat_templates import (
     DAY,
     MAX_MEMORY,
+    mark_end_of_turn,
+    set_pad_token,
     source_of,
     syntax_problem,
+    text_backend,
 )
 from snakechat.data.dialogues import chat_template
 from snakechat.data.limits import limited_memory, limited_steps, limited_time
 from snakechat.data.model_files import load_pretrained
-from snakechat.data.special_tokens import mark_end_of_turn, set_pad_token, text_backend
 from snakechat.workflow.errors import InputError
 
 # The parts of a tokenizer of the tokenizers library, apart from its added tokens.

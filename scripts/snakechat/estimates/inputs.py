@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
+from snakechat.data.hub import fetch
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.jobs.planner import Plan
 from snakechat.jobs.stale_causes import job_name
@@ -128,8 +129,5 @@ def model_config(path: str, plan: Plan) -> str:
 def hub_config(name: str, revision: str) -> str:
     """Return the config of a model of the Hub, the only file of it that is downloaded."""
     print(f"reading config.json of {name} from the Hub", file=sys.stderr, flush=True)
-    # The client of the Hub takes a second to import.
-    from snakechat.data.hub import fetch
-
     folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
     return Path(folder, "config.json").read_text()

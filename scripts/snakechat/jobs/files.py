@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
-from snakechat.data.cards import card_configs, card_facts, normalized_license
 from snakechat.data.dataset_files import (
     Splits,
     check_kinds,
@@ -17,10 +16,11 @@ from snakechat.data.dataset_files import (
     local_paths,
     saved_splits,
     split_files,
+    splits_in_child,
     train_and_eval,
 )
+from snakechat.data.hub import card_configs, card_facts, normalized_license
 from snakechat.data.model_files import CARD, TEXTS, model_files
-from snakechat.data.resolution import splits_in_child
 from snakechat.workflow.errors import InputError, warn
 
 

@@ -25,8 +25,8 @@ from transformers import (
 )
 from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
+from snakechat.data.chat_templates import stop_ids
 from snakechat.data.model_files import load_pretrained, model_problem, read_model_config
-from snakechat.data.special_tokens import stop_ids
 from snakechat.modeling.models import DTYPES, SPECIAL_IDS
 from snakechat.workflow.errors import InputError
 

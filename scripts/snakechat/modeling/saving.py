@@ -16,7 +16,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
 
-from snakechat.data.special_tokens import end_of_turn_id
+from snakechat.data.chat_templates import end_of_turn_id
 from snakechat.modeling.lora import (
     adapted_layers,
     adapter_weights,

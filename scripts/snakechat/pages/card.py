@@ -14,13 +14,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from snakechat.data.cards import source_licenses
 from snakechat.data.model_files import CARD
 from snakechat.jobs.files import declared_licenses
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.specs import Specs
 from snakechat.jobs.staleness import Staleness
-from snakechat.pages.jobs import describe_origin, rebuild_command
+from snakechat.pages.jobs import describe_origin, rebuild_command, source_licenses
 from snakechat.pages.metrics import headline_paths, read_figure
 from snakechat.pages.page import MARKDOWN
 from snakechat.workflow.digests import digest, write_atomically

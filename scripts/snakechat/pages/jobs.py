@@ -21,6 +21,8 @@ from snakechat.workflow.manifest import Lineage
 Statistics = Mapping[str, Any]
 Runs = dict[str, dict[str, Any] | None]
 QUANTILES = {key: key for key in ("p1", "p10", "p50", "p90", "p99")}
+# The rules whose results come from outside of the build, unless they generate them.
+SOURCE_RULES = ("import_dataset", "fetch_model")
 # What the table of costs shows of run.json.
 COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 
@@ -132,6 +134,18 @@ def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str
     else:
         return ""
     return origin + (translate("licence", license=license) if license else "")
+
+
+def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the licence of each external dataset and model of a lineage, by path.
+
+    declared: Licences that the config declares, by path; the others are those that were recorded.
+    """
+    return {
+        path: declared.get(path) or entry["facts"].get("licence")
+        for path, entry in lineage.items()
+        if entry["rule"] in SOURCE_RULES and "generate" not in entry["settings"]
+    }
 
 
 def total_cost(runs: Runs) -> str:

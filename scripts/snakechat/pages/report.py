@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.cards import source_licenses
 from snakechat.evaluation.comparisons import initial_model, mean_difference
 from snakechat.pages import jobs
 from snakechat.pages.jobs import Training
@@ -100,7 +99,7 @@ def report(job: Job[Any]) -> Page:
             *responses,
             *(training_section(of, inputs) for of in trainings),
             jobs.row_section(trainings, datasets),
-            jobs.job_section(lineage, source_licenses(lineage, job.options.licenses), runs),
+            jobs.job_section(lineage, jobs.source_licenses(lineage, job.options.licenses), runs),
         ],
         notes=[translate("report_note")],
     )

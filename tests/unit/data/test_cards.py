@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from snakechat.data.cards import card_facts, source_licenses
+from snakechat.data.hub import card_facts
+from snakechat.pages.jobs import source_licenses
 
 UNKNOWN = {"licence": None}
 

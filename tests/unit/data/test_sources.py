@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from import_dataset import record_and_cells
-from snakechat.data import text_rows
+from snakechat.data import sources
 from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import saved_splits
 from snakechat.data.formats import columns_of, record_of
@@ -315,15 +315,15 @@ def test_items_may_end_anywhere_in_a_chunk(tmp_path, monkeypatch):
     items = [{"a": 'x\\"]},[{'}, {"b": [1.5, {"c": None}]}, {}]
     path = put(tmp_path / "rows.json", json.dumps(items, indent=1).encode())
     for chunk in range(2, 40):
-        monkeypatch.setattr(text_rows, "CHUNK", chunk)
+        monkeypatch.setattr(sources, "CHUNK", chunk)
         assert read(path) == items
 
 
 @pytest.mark.parametrize("name", ["rows.json", "rows.csv"])
 def test_text_whose_end_is_unknown_is_an_error(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(text_rows, "CHUNK", 20_000)
-    monkeypatch.setattr(text_rows, "MAX_ITEM", 400_000)
-    monkeypatch.setattr(text_rows, "MAX_CELL", 400_000)
+    monkeypatch.setattr(sources, "CHUNK", 20_000)
+    monkeypatch.setattr(sources, "MAX_ITEM", 400_000)
+    monkeypatch.setattr(sources, "MAX_CELL", 400_000)
     # A cell of csv that Python's own limit would reject, and one over ours.
     short, long = ({**GOOD, "chosen": 'x"\n' * number} for number in (50_000, 200_000))
     assert read(write(tmp_path, name, [GOOD, short, GOOD])) == [GOOD, short, GOOD]

@@ -7,8 +7,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from snakechat.data.chat_templates import end_of_turn_id, set_pad_token, stop_ids
 from snakechat.data.encoder import Encoder
-from snakechat.data.special_tokens import end_of_turn_id, set_pad_token, stop_ids
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import InputError
 from support.chat_templates import CHATML
