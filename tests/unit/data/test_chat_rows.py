@@ -167,33 +167,6 @@ def test_few_prompts_of_a_long_dialogue_are_rendered(chat_tokenizer, monkeypatch
     assert len(prompts) == 7
 
 
-def test_turns_whose_thoughts_the_template_keeps_share_a_row(chat_tokenizer):
-    tokenizer = chat_tokenizer(
-        CHATML.replace(
-            "{{ message.content }}",
-            "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>"
-            "{% endif %}{{ message.content }}",
-        )
-    )
-    prompt, chosen = record(*THOUGHTS)
-    [[row]] = encode_turns(Encoder(tokenizer, "chat"), LONG, [prompt], [chosen])
-    whole = rendered(tokenizer, [*prompt, response_turn(chosen)])
-    assert whole[: len(row[0]) + len(row[1])] == [*row[0], *row[1]]
-    end = "<|im_end|>"
-    assert (
-        trained_text(tokenizer, row) == f"<think>so</think>yes{end}<think>or\n\nnot</think>no{end}"
-    )
-
-
-def test_real_dialogues_have_the_ids_of_the_template(family):
-    tokenizer = family("qwen3")
-    for text in ["这是什么", "`code`\n\n- a\n- b", "  spaces  ", "é🙂 1234567", "\n\nline\n"]:
-        response = {"from": "gpt", "value": text + "!", "reasoning_content": text.strip() + "?"}
-        prompt, chosen = record({"from": "human", "value": text}, response)
-        ids = [*chain(*encode_pair(Encoder(tokenizer, "chat"), prompt, chosen))]
-        assert rendered(tokenizer, [*prompt, response_turn(chosen)])[: len(ids)] == ids
-
-
 # --- rows that are rejected -------------------------------------------------------------------
 
 
@@ -375,9 +348,6 @@ TURNS = [("user", "aa"), ("assistant", "bbbb"), ("user", "cc"), ("assistant", "d
         # 2 + 3 + 5 + 3 + 2 + 3 = 18 tokens of prompt, 4 of response.
         (TURNS, 22, TURNS),
         (TURNS, 21, TURNS[2:]),
-        # 2 + 3 + 2 + 3 = 10 tokens of prompt.
-        (TURNS, 14, TURNS[2:]),
-        (TURNS, 13, TURNS[4:]),
         # 5 tokens of prompt: the response loses its end.
         (TURNS, 6, TURNS[4:]),
         (TURNS, 5, None),
@@ -391,7 +361,6 @@ TURNS = [("user", "aa"), ("assistant", "bbbb"), ("user", "cc"), ("assistant", "d
         # A prompt may end with a turn of the assistant.
         (TURNS[:4], 11, TURNS[2:4]),
         # Without a user turn, or without turns, a prompt is kept whole or not at all.
-        ([SYSTEM], 7, [SYSTEM]),
         ([SYSTEM], 6, None),
         ([(UNMARKED, "text")], 8, [(UNMARKED, "text")]),
     ],

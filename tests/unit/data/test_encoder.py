@@ -197,7 +197,6 @@ def test_a_response_that_would_share_a_token_with_its_prompt_has_its_own_ids(sen
 @pytest.mark.parametrize(
     ("name", "template"),
     [
-        ("tokenizers/llama2", "dialogue"),
         ("tokenizers/llama2", "chat"),
         ("tokenizers/qwen3", "chat"),
     ],

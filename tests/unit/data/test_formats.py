@@ -101,7 +101,6 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ),
         ("dialogues", {**FIRST, "rejected": prompt_of("a", "x", "c") + " e"}, DIFFER),
         ("dialogues", {"chosen": "a", "rejected": "b"}, "BadRow: chosen has no turn 'Assistant:'"),
-        ("scored", SCORED, (FRUIT, *PAIR)),
         ("scored", {**SCORED, "first_score": -3}, (FRUIT, *SWAPPED)),
         ("scored", {**SCORED, "first_score": 1.5}, "DroppedRow: tie"),
         ("scored", {**SCORED, "first_score": [2]}, "BadRow: first_score is [2], expected a finite"),
@@ -110,20 +109,17 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("labelled", {**TWO, "label": 2}, "BadRow: label is 2, expected 1 or 0"),
         (
             "vicuna",
-            {"prompt": "USER: a\nSUPERUSER: b\n\nASSISTANT:", "label": " b\n"},
-            ("\n\nHuman: a\nSUPERUSER: b\n\nAssistant:", " b\n", None),
-        ),
-        (
-            "vicuna",
-            {"prompt": "A chat. USER:a ASSISTANT:b</s>USER:c ASSISTANT:", "label": "d"},
-            ("\n\nSystem: A chat." + prompt_of("a", "b</s>", "c"), " d", None),
+            {
+                "prompt": "A chat. USER:a\nSUPERUSER: b ASSISTANT:b</s>USER:c ASSISTANT:",
+                "label": "d",
+            },
+            ("\n\nSystem: A chat." + prompt_of("a\nSUPERUSER: b", "b</s>", "c"), " d", None),
         ),
         (
             "messages",
             {"messages": messages(*QUESTION, ("assistant", "An apple.\n")), "source": "x"},
             (DIALOGUE, " An apple.\n", None),
         ),
-        ("sharegpt", {"conversations": SHAREGPT}, (DIALOGUE, " It.", None)),
         ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " It.", None)),
         (
             "messages",
@@ -134,25 +130,14 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("messages", {"messages": [3]}, "BadRow: messages contains int, expected messages with"),
         ("messages", {"messages": messages(("assistant", "b"))}, "DroppedRow: no prompt"),
         ("messages", {"messages": "Human: a"}, f"BadRow: messages {NOT_JSON}"),
-        (
-            "messages",
-            {"messages": '[{"role": "user", "content": "a", "content": "b"}]'},
-            "BadRow: messages is text, but not JSON of messages: key 'content' occurs twice",
-        ),
         ("messages", {"messages": "[" * 100_000}, "BadRow: messages is text, but not JSON"),
         # As pandas writes lists to csv.
         ("prompt", {"prompt": str(messages(("user", "a")))}, f"BadRow: prompt {NOT_JSON}"),
         ("prompt", {"prompt": "Name a fruit."}, (FRUIT, None, None)),
         ("prompt", {"prompt": messages(("user", "Name a fruit."))[0]}, (FRUIT, None, None)),
-        ("prompt", {"prompt": json.dumps(messages(*QUESTION), indent=2)}, (DIALOGUE, None, None)),
         ("message_pairs", ULTRAFEEDBACK, (DIALOGUE, *PAIR)),
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
-        (
-            "kto_text",
-            {"prompt": "a", "completion": "b", "label": True},
-            (prompt_of("a"), " b", None),
-        ),
         (
             "kto_text",
             {
@@ -217,32 +202,21 @@ def part(**keys):
     [
         ({"role": "critic", "content": "b"}, "role 'critic', expected one of system, developer,"),
         ({**CALLING, "thinking": 3}, "the thoughts of a turn is int, expected text"),
-        (
-            {**CALLING, "thinking": "Hm.", "reasoning": "No."},
-            "has reasoning and thinking, which differ",
-        ),
         ({"role": "user", "content": "a", "thinking": "Hm."}, "a turn of user with thoughts"),
         (part(type="image"), "a part of type 'image', expected text"),
         (part(text=1), "the text of a part is int, expected text"),
         (part(x="y"), "a part without the key text or value; it has"),
-        (part(text="a", value="b"), "has text and value, which differ"),
         (part(text="a", image="1.jpg"), "a part has image, and models read text alone"),
         (part(text="a", train=False), "a part that is not learned"),
         ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
         ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
         ({**CALLING, "train_detail": []}, "a turn with train_detail, which looks like a mask of"),
-        *(
-            ({**CALLING, key: True}, f"a turn with {key}, which looks like a mask of")
-            for key in ("excluded", "masking", "unmasked", "untrained", "noLoss", "no_gradient")
-        ),
+        ({**CALLING, "unmasked": True}, "a turn with unmasked, which looks like a mask of"),
+        ({**CALLING, "no_gradient": True}, "a turn with no_gradient, which looks like a mask of"),
         ({**CALLING, "loss": True, "weight": 0}, "a turn whose loss and weight differ"),
-        ({**CALLING, "thoughts": "Hm."}, "with thoughts, expected thoughts in reasoning_content"),
         ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, "a turn with reasoningDetails"),
-        ({**CALLING, "think": "Hm."}, "a turn with think, expected thoughts in reasoning_con"),
         ({**CALLING, "rationale": "Hm."}, "a turn with rationale, expected thoughts in"),
-        ({**CALLING, "value": "b", "content": "c"}, "has content and value, which differ"),
         ({**CALLING, "from": "human"}, "has role and from, which differ"),
-        ({**CALLING, "function_call": CALL}, "tool_calls and function_call, which differ"),
         (calling({"name": "x", "input": {"y": 1}}), "a call with input, expected name and arg"),
         (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), "key 'y' occurs twice"),
         ({"from": "function_call", "value": "look()"}, "a call is text, but not JSON: Expecting"),
@@ -311,8 +285,6 @@ def test_content_parts_that_are_all_text_are_one_text():
     "message",
     [
         {"from": "function_call", "value": json.dumps(CALL)},
-        {"from": "function_call", "value": json.dumps([CALL])},
-        {"role": "tool_call", "content": json.dumps(CALL)},
         {"role": "assistant", "content": None, "function_call": CALL},
         calling(CALL),
         # OpenAI's arguments are text; a table has each argument of all rows.
@@ -340,7 +312,6 @@ def test_calls_and_results_keep_what_templates_write_of_them():
     [
         json.dumps([DEFINITION]),
         [{"type": "function", "function": DEFINITION}],
-        [json.dumps(DEFINITION)],
         [{**DEFINITION, "more": None}],
         json.dumps(DEFINITION),
     ],
@@ -352,11 +323,6 @@ def test_tools_are_the_first_turn(tools):
     assert prompt == [DEFINED, ("system", "c"), ("user", "a")]
     # The column has no meaning in texts.
     assert texts_of(read({**PLAIN, "tools": tools}, "plain")) == (DIALOGUE, *PAIR)
-
-
-@pytest.mark.parametrize("nothing", [None, [], "", "[]", "{}"])
-def test_a_dialogue_without_tools_has_no_turn_of_them(nothing):
-    assert read({**GOOD_OR_BAD, "tools": nothing}) == ([("user", "a")], " b", None)
 
 
 def test_text_that_looks_like_a_message_is_text():
@@ -371,7 +337,7 @@ def test_text_that_looks_like_a_message_is_text():
 
 
 @pytest.mark.parametrize(
-    "mask", [{"loss_weight": 0.0}, {"train": False}, {"loss": False}, {"train": 0, "loss": False}]
+    "mask", [{"loss_weight": 0.0}, {"train": False}, {"train": 0, "loss": False}]
 )
 def test_masks_of_other_programs_are_weights(mask):
     turns = messages(("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
@@ -388,11 +354,7 @@ def test_masks_of_other_programs_are_weights(mask):
 
 
 @pytest.mark.parametrize(
-    "column",
-    [
-        *("image", "Images", "videos", "audio", "img", "image_paths"),
-        *("image_0", "image1", "pictures", "photo", "rejected_images", "image_b64", "audio_array"),
-    ],
+    "column", ["Images", "image_0", "img", "photo", "rejected_images", "image_b64", "audio_array"]
 )
 def test_rows_with_more_than_text_are_bad_unless_columns_name_the_column(column):
     for value in ["1.jpg", ["1.jpg"], {"bytes": b"x", "path": None}]:
@@ -463,12 +425,6 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
             PAIRED,
             "BadRow: rejected does not end with a response",
         ),
-        (
-            "instruct",
-            {"instruction": "Translate.", "empty": "", "input": 0, "null": None, "output": "a"},
-            JOINED,
-            "BadRow: prompt is int, expected text",
-        ),
         # Joined by newlines without the empty ones.
         (
             "instruct",
@@ -493,17 +449,9 @@ def test_columns_of_the_config_are_read(format, row, columns, expected):
     check(read(row, format, **columns), expected)
 
 
-@pytest.mark.parametrize(
-    ("path", "row"),
-    [
-        ("a.b.0.c", {"a": {"b": [{"c": "x"}]}}),
-        # A column whose name has dots in it.
-        ("a.b", {"a.b": "x", "a": {"b": "y"}}),
-        ("a.0", {"a": {"0": "x"}}),
-    ],
-)
-def test_path_into_lists_and_structs(path, row):
-    assert read({"q": "y", **row}, "instruct", prompt="q", chosen=path)[1] == " x"
+def test_a_column_may_have_dots_in_its_name():
+    row = {"q": "y", "a.b": "x", "a": {"b": "z"}}
+    assert read(row, "instruct", prompt="q", chosen="a.b")[1] == " x"
 
 
 @pytest.mark.parametrize(
@@ -537,7 +485,6 @@ def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        ({"other": 1}, "column solution is missing; the row has other: check format, columns and"),
         ({"solution": b"x"}, "column solution: .*bytes is not JSON serializable"),
         ({"solution": float("nan")}, "column solution: .*not JSON compliant"),
     ],

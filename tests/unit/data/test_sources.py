@@ -39,29 +39,14 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_texts_are_exact(tmp_path, name):
+def test_values_are_exact(tmp_path, name):
     # A byte-order mark at the start of a row of csv is no text.
     rows = [{"number": "1", "prompt": text, "chosen": text} for text in TEXTS]
+    if "csv" not in name and "tsv" not in name:
+        rows = [
+            {**row, "list": [{"a": ["x"], "n": None}], "count": 2**62, "is": True} for row in rows
+        ]
     assert read(write(tmp_path, name, rows)) == rows
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in WRITERS if "csv" not in name and "tsv" not in name]
-)
-def test_lists_and_structs_are_read(tmp_path, name):
-    row = {
-        "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
-        "answers": {"ja": ["一", "二"], "en": []},
-        "score": 0.5,
-        "label": True,
-        "count": 2**62,
-        "nothing": None,
-    }
-    rows = [row, {**row, "messages": [], "answers": {"ja": None, "en": ["x"]}}]
-    found = read(write(tmp_path, name, rows))
-    assert found == rows
-    types = [type(value) for value in found[0].values()]
-    assert types == [list, dict, float, bool, int, type(None)]
 
 
 def test_empty_lines_are_skipped(tmp_path):
@@ -154,7 +139,6 @@ BAD_LINES = [
     (b"[", "invalid JSON: Expecting value: line 2 column 1 (char 2), found '["),
     # More digits than Python takes.
     (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
-    (b"null", "is NoneType, expected an object with columns"),
     (b'{"a": %b}' % DEEP, "invalid JSON: nested too deeply"),
     (b'{"a": [{"b": 1, "b": 1}]}', "invalid JSON: key 'b' occurs twice in an object: keep one"),
 ]
@@ -174,7 +158,7 @@ def test_invalid_lines_are_bad_rows(tmp_path):
     [
         (
             "rows.json",
-            '[{"a": "1"}, {"a": {"b": 1, "b": 2}}, {"a": "3"}]',
+            '[{"a": "1"}, {"a": [{"b": 1, "b": 2}]}, {"a": "3"}]',
             "key 'b' occurs twice in",
         ),
         ("rows.csv", "a\n1\n2,2\n3\n", "2 cells, the header has 1 columns"),
@@ -291,7 +275,7 @@ def test_damaged_offsets_of_arrow_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "end", [b"", b', {"a": 2} {"a": 3}]', b', {"a": ' + b"9" * 5000 + b"}]", b"] x", b", " + DEEP]
+    "end", [b', {"a": 2} {"a": 3}]', b', {"a": ' + b"9" * 5000 + b"}]", b"] x", b", " + DEEP]
 )
 def test_invalid_array_is_an_error(tmp_path, end):
     # Nothing tells where the next item starts.
@@ -299,11 +283,9 @@ def test_invalid_array_is_an_error(tmp_path, end):
     assert found[:1] == [{"a": 1}]
 
 
-@pytest.mark.parametrize("row", [1, 3])
-def test_unclosed_quote_in_csv_is_an_error(tmp_path, row):
-    lines = ["p,q", *["1,2"] * (row - 1), '"3,4', "5,6", ""]
-    path = put(tmp_path / "rows.csv", "\n".join(lines).encode())
-    assert rows_before_damage(path) == [{"p": "1", "q": "2"}] * (row - 1)
+def test_unclosed_quote_in_csv_is_an_error(tmp_path):
+    path = put(tmp_path / "rows.csv", b'p,q\n1,2\n"3,4\n5,6\n')
+    assert rows_before_damage(path) == [{"p": "1", "q": "2"}]
 
 
 # --- bounds of rows, and of the memory that reading takes ----------------------------------------
@@ -330,54 +312,33 @@ def test_text_whose_end_is_unknown_is_an_error(tmp_path, monkeypatch, name):
     assert rows_before_damage(write(tmp_path, name, [GOOD, long, GOOD])) == [GOOD]
 
 
-def bomb_of_text(path):
-    """Write a compressed file with one line of 300 MB."""
-    path.write_bytes(gzip.compress(b"x" * 300_000_000, 1))
-
-
-def bomb_of_a_table(path):
-    """Write a table with one text in all rows: the file has it once, in a dictionary."""
-    rows = pa.array([0] * 250, pa.int32())
-    texts = pa.DictionaryArray.from_arrays(rows, pa.array(["x" * 5_000_000]))
-    pq.write_table(pa.table({"prompt": texts}), path, compression="zstd")
-
-
-@pytest.mark.parametrize(
-    ("name", "make"), [("rows.jsonl.gz", bomb_of_text), ("rows.parquet", bomb_of_a_table)]
-)
-def test_decompression_bomb_is_an_error(tmp_path, name, make):
-    path = tmp_path / name
-    make(path)
-    with pytest.raises(MemoryError), limited_memory(200 << 20):
-        sum(1 for _ in read_rows(path))
+def test_decompression_bomb_is_an_error(tmp_path):
+    # A line of 300 MB; and one text in all rows, which the file has once, in a dictionary.
+    text, table = tmp_path / "rows.jsonl.gz", tmp_path / "rows.parquet"
+    text.write_bytes(gzip.compress(b"x" * 300_000_000, 1))
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 250), pa.array(["x" * 5_000_000]))
+    pq.write_table(pa.table({"prompt": texts}), table, compression="zstd")
+    for path in (text, table):
+        with pytest.raises(MemoryError), limited_memory(200 << 20):
+            sum(1 for _ in read_rows(path))
 
 
 # 100 rows of 20,000 characters; a hundred times as many make 200 MB.
 LARGE = [{**GOOD, "prompt": "x" * 20_000}] * 100
 
 
-def large_array(path):
-    with path.open("w") as file:
-        file.write("[")
-        file.writelines([json.dumps(LARGE)[1:-1] + ","] * 100)
-        file.write(json.dumps(GOOD) + "]")
-
-
-def large_table(path):
-    """Write one row group."""
+def test_a_file_is_read_in_less_memory_than_its_size(tmp_path):
+    array, group = tmp_path / "rows.json", tmp_path / "rows.parquet"
+    with array.open("w") as file:
+        file.writelines(["[", *[json.dumps(LARGE)[1:-1] + ","] * 100, json.dumps(GOOD) + "]"])
     table = pa.concat_tables([pa.Table.from_pylist(LARGE)] * 100 + [pa.Table.from_pylist([GOOD])])
-    pq.write_table(table, path, use_dictionary=False, compression="none")
-
-
-@pytest.mark.parametrize(("kind", "make"), [("json", large_array), ("parquet", large_table)])
-def test_a_file_is_read_in_less_memory_than_its_size(tmp_path, kind, make):
-    path = tmp_path / f"rows.{kind}"
-    make(path)
-    assert path.stat().st_size > 200_000_000
-    with limited_memory(150 << 20):
-        assert sum(1 for _ in read_rows(path)) == 10_001
-    # pytest keeps its folders of several runs.
-    path.unlink()
+    pq.write_table(table, group, use_dictionary=False, compression="none")
+    for path in (array, group):
+        assert path.stat().st_size > 200_000_000
+        with limited_memory(150 << 20):
+            assert sum(1 for _ in read_rows(path)) == 10_001
+        # pytest keeps its folders of several runs.
+        path.unlink()
 
 
 NESTED = []

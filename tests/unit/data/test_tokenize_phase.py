@@ -352,12 +352,6 @@ def test_pairs_have_messages_and_texts_that_end_in_the_token_that_ends_a_respons
     assert dropped == {"equal responses": 1}
 
 
-def test_a_chat_template_writes_the_texts(render, chat_tokenizer):
-    _, [line], _ = render([PAIR], tokenizer=chat_tokenizer().name_or_path, template="chat")
-    assert line["prompt"].endswith("<|im_start|>user\nFar?<|im_end|>\n<|im_start|>assistant\n")
-    assert line["chosen"] == "No.<|im_end|>"
-
-
 FIRST = {"prompt": "\n\nHuman: a\n\nAssistant:", "completion": " b</s>"}
 LAST = "\n\nHuman: a\n\nAssistant: b\n\nHuman: c\n\nAssistant:"
 LAST = {"prompt": LAST, "completion": " d</s>"}
