@@ -16,7 +16,7 @@ from pathlib import Path
 from snakechat.pages.page import Page, Section, Tokens, write_page
 from snakechat.pages.rows import TokenizedRows, row_tables
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.manifest import MANIFEST, Manifest, read_manifest, read_run_record
+from snakechat.workflow.manifest import MANIFEST, read_manifest
 from snakechat.workflow.printable import printable_text
 
 # Start and end of tokens that count in the loss, and of special tokens.
@@ -42,7 +42,7 @@ def main() -> None:
         raise InputError(f"{folder} is not a tokenized phase, such as output/tokens/sft/NAME")
     # Both are STORE/RULE/KEY.
     store = folder.resolve().parents[1]
-    train_on = trained_tokens(folder, manifest)
+    train_on = manifest["spec"]["settings"].get("train_on")
     rows = TokenizedRows(
         folder, arguments.split, store / tokenizer["result"], train_on == "all_tokens"
     )
@@ -50,8 +50,8 @@ def main() -> None:
     if not numbers:
         parser.error(f"{folder} has the {arguments.split} rows 0 to {len(rows) - 1}")
     summary = f"{len(rows):,} rows"
-    if manifest["spec"]["rule"] == "tokenize_sft":
-        summary += f"; train_on: {train_on or 'unknown: name output/tokens/sft/NAME'}"
+    if train_on:
+        summary += f"; train_on: {train_on}"
     for kind in ("truncated", "dropped"):
         counts = [f"{count:,} {why}" for why, count in rows.stats[kind].items()]
         summary += f"; {kind}: {', '.join(counts) or 'none'}"
@@ -65,30 +65,6 @@ def main() -> None:
         for name, tokens in rows.row(number).items():
             print(f"{name}{f' ({tokens.kept})' if tokens.kept else ''}:")
             print("".join(marked(tokens, COLOURS if sys.stdout.isatty() else BRACKETS)))
-
-
-def trained_tokens(folder: Path, manifest: Manifest) -> str | None:
-    """Return train_on of the recipe of tokens/sft/NAME, None if nothing says it.
-
-    The tokens are the same for some of its values: then the training says it or, before it, the
-    config with which they were made.
-
-    Raises:
-        InputError: The config no longer has the recipe, or is invalid.
-    """
-    stage, name = folder.absolute().parts[-2:]
-    training = read_manifest(folder.absolute().parents[2] / stage / name / MANIFEST)
-    settings = (training or manifest)["spec"]["settings"]
-    is_ours = folder.absolute() == Path("output/tokens/sft", name).absolute()
-    if "train_on" not in settings and is_ours:
-        # It takes a second.
-        from snakechat.jobs.planner import plan_build
-
-        path, record = f"output/sft/{name}", read_run_record(folder)
-        words = record["options"].get("snakemake", []) if record else []
-        settings = plan_build([path, *words]).jobs[path].spec["settings"]
-    found: str | None = settings.get("train_on")
-    return found
 
 
 def marked(tokens: Tokens, marks: tuple[tuple[str, str], ...]) -> Iterator[str]:

@@ -122,26 +122,18 @@ def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
-def test_a_row_with_an_image_is_bad_though_nothing_names_its_column(imported, kind):
-    rows = [{**ROW, "image": each} for each in ("", "x")]
-    with pytest.raises(InputError, match="row 2: the row has image, and models read text alone"):
-        imported(rows, "plain", kind=kind)
-
-
-@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
 @pytest.mark.parametrize(
-    ("format", "key", "todo"),
+    ("format", "key", "reason"),
     [
-        ("plain", "history", "write the row as a list of messages"),
-        ("plain", "system", "write the row as a list of messages"),
-        ("messages", "system", "add `system: system` to `columns`"),
+        ("plain", "image", "and models read text alone"),
+        ("plain", "history", "which is not read: write the row as a list of messages"),
+        ("messages", "system", "which is not read: add `system: system` to `columns`"),
     ],
 )
-def test_what_precedes_a_question_is_not_left_out(imported, kind, format, key, todo):
+def test_images_and_what_precedes_a_question_are_not_left_out(imported, kind, format, key, reason):
     row = {**ROW, "messages": json.dumps([QUESTION, RESPONSE])}
-    rows = [{**row, key: each} for each in ("", "x")]
-    with pytest.raises(InputError, match=f"row 2: the row has {key}, which is not read: {todo}"):
-        imported(rows, format, kind=kind)
+    with pytest.raises(InputError, match=f"row 2: the row has {key}, {reason}"):
+        imported([{**row, key: each} for each in ("", "x")], format, kind=kind)
 
 
 def test_what_is_removed_changes_neither_calls_nor_text_that_looks_like_one(imported):

@@ -51,6 +51,7 @@ def _current_day(*_: object) -> NoReturn:
     raise InputError(
         "the chat template writes the current day, which would make prompts differ from day to day:"
         f" add template_arguments: {{{DAY}: '2026-01-31'}} to the model, with a date of your choice"
+        " (or replace a call that computes its format)"
     )
 
 

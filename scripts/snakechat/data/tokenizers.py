@@ -29,10 +29,8 @@ from snakechat.workflow.errors import InputError
 
 # The parts of a tokenizer of the tokenizers library, apart from its added tokens.
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
-# A use of the function that formats the current day, apart from tests such as "is defined", and a
-# call with a format that is a text.
-DAY_USE = re.compile(rf"\b{DAY}\b(?!\s+is\b)")
-DAY_FORMAT = re.compile(rf"{DAY}\s*\(\s*(?:'([^']*)'|\"([^\"]*)\")\s*\)")
+# A call of the function that formats the current day, with a format that is a text.
+DAY_CALL = re.compile(rf"\b{DAY}\s*\(\s*(['\"])(.*?)\1\s*\)")
 # CPU time (s) of all threads that loading tokenizer.json may take, usually less than 10 s: its
 # regular expressions search the added tokens.
 MAX_SECONDS = 60.0
@@ -156,7 +154,7 @@ def set_template_defaults(
 
     Args:
         arguments: The values. That of strftime_now, a function which formats the current day, is a
-            date that replaces this day: "2026-01-31".
+            date that the template has in place of its calls: "2026-01-31".
 
     Raises:
         InputError: There is no chat template, it does not read a variable, or a date is not one.
@@ -183,29 +181,24 @@ def set_template_defaults(
                 f"template_arguments: the chat template does not read {name}, but"
                 f" {', '.join(sorted(variables)) or 'nothing'}: correct the name or remove it"
             )
-    # The newline leaves the template at the start of a line, where Jinja strips white space.
-    tokenizer.chat_template = (
-        "".join(
-            _frozen_day(template, value)
-            if name == DAY
-            else f"{{%- if {name} is not defined %}}{{%- set {name} = {_jinja(value)} %}}"
-            "{%- endif %}\n"
-            for name, value in arguments.items()
-        )
-        + template
-    )
+    defaults = ""
+    for name, value in arguments.items():
+        if name == DAY:
+            template = _with_day(template, value)
+        else:
+            # As Jinja writes a value, JSON does too.
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            # The newline leaves the template at the start of a line, where Jinja strips space.
+            defaults += f"{{%- if {name} is not defined %}}{{%- set {name} = {text} %}}"
+            defaults += "{%- endif %}\n"
+    tokenizer.chat_template = defaults + template
 
 
-def _jinja(value: object) -> str:
-    """Return a value as Jinja writes it, which JSON does too."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-def _frozen_day(template: str, value: object) -> str:
-    """Return a macro that formats a date as the calls of strftime_now in a template do.
+def _with_day(template: str, value: object) -> str:
+    """Return a template with a date in place of the calls that format the current day.
 
     Raises:
-        InputError: The value is not a date, or a call computes its format.
+        InputError: The value is not a date.
     """
     try:
         day = date.fromisoformat(str(value))
@@ -213,14 +206,7 @@ def _frozen_day(template: str, value: object) -> str:
         raise InputError(
             f"template_arguments: {DAY} is {value!r}, expected a date as text: '2026-01-31'"
         ) from None
-    formats = [single or double for single, double in DAY_FORMAT.findall(template)]
-    if len(formats) < len(DAY_USE.findall(template)):
-        raise InputError(
-            f"template_arguments: the chat template computes the format of {DAY}, expected a text:"
-            " replace the call in the template by a date"
-        )
-    texts = _jinja({form: day.strftime(form) for form in formats})
-    return f"{{%- macro {DAY}(format) -%}}{{{{- {texts}[format] -}}}}{{%- endmacro %}}\n"
+    return DAY_CALL.sub(lambda call: json.dumps(day.strftime(call[2])), template)
 
 
 def resolved_template(tokenizer: PreTrainedTokenizerBase, template: str) -> str:

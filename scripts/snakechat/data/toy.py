@@ -57,17 +57,13 @@ def all_prompts() -> list[str]:
 def is_correct(prompt: str, response: str) -> bool:
     """Return whether a response is one of the correct responses to a prompt, letter by letter."""
     name, item = _name_and_item(prompt)
-    return response in {_response(name, item, PLACE_OF[item], ending) for ending in ENDINGS}
+    return response in {_text(name, item, [], {"polite": ending}) for ending in ENDINGS}
 
 
 def _name_and_item(prompt: str) -> tuple[str, str]:
     name = next(name for name in NAMES if re.search(rf"\b{name}\b", prompt))
     item = next(item for item in ITEMS if re.search(rf"\b{item}\b", prompt))
     return name, item
-
-
-def _response(name: str, item: str, place: str, ending: str) -> str:
-    return f" Hello {name}, get a {item} at the {place}. {ending}".rstrip()
 
 
 def _variant(rng: random.Random) -> dict[str, Any]:
@@ -83,6 +79,7 @@ def _variant(rng: random.Random) -> dict[str, Any]:
 
 
 def _text(name: str, item: str, defects: list[str], variant: dict[str, Any]) -> str:
+    """Return the response with some defects, in the forms of a variant."""
     place, greeting = PLACE_OF[item], f"Hello {name},"
     if "place" in defects:
         place = next(other for other in (variant["place"], *PLACES) if other != place)

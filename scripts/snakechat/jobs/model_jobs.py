@@ -4,14 +4,13 @@ A function has the name of the rule whose jobs it describes. `tokenize` is for t
 rules of all stages.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference, parse_reference
 from snakechat.config.schema import ConfigError, available
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
-from snakechat.data.formats import FORMATS
 from snakechat.jobs.descriptions import Description, Jobs, command_job
 from snakechat.workflow.commands import names_in
 
@@ -51,7 +50,7 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
             # Numbers of datasets whose rows may be rejected by the chat template.
             **({"skip_rejected": skipping} if skipping else {}),
             length: recipe[length],
-            **_train_on(config, recipe, names),
+            **({"train_on": recipe["train_on"]} if "train_on" in recipe else {}),
         },
         inputs=inputs,
     )
@@ -63,15 +62,6 @@ def render_rows(config: Config, stage: str, name: str) -> Description:
     lengths = ("max_length", "max_prompt_length")
     settings = {key: value for key, value in rows.settings.items() if key not in lengths}
     return rows._replace(settings=settings)
-
-
-def _train_on(config: Config, recipe: Mapping[str, Any], datasets: Sequence[str]) -> dict[str, str]:
-    """Return train_on where tokens depend on it, or where responses may have weight 0."""
-    formats = [config.values["datasets"][name].get("format") for name in datasets]
-    has_weights = any(format and FORMATS[format].has_messages for format in formats)
-    train_on = recipe.get("train_on")
-    matters = train_on == "all_turns" or (train_on == "all_tokens" and has_weights)
-    return {"train_on": str(train_on)} if matters else {}
 
 
 def _skips_bad_rows(config: Config, name: str) -> bool:

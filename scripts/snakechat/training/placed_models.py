@@ -180,7 +180,7 @@ def make_sampler(
 
     Args:
         settings: RlhfSettings or GenerationSettings.
-        stop_ids: token ids that end a response (snakechat.data.special_tokens).
+        stop_ids: token ids that end a response (snakechat.data.chat_templates).
         folder: a model of the same architecture, from which vLLM starts.
         placement: vllm_tensor_parallel_size, processes that divide the weights of a vLLM engine.
     """

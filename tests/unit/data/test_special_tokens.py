@@ -32,13 +32,7 @@ def test_tokenizer_without_eos_is_an_error(tmp_path):
 END = "<|endoftext|>"
 # Special tokens, names of some of them, and the pad token.
 PADS = {
-    "unk": (["<unk>", "<s>", "</s>"], {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}, "<unk>"),
     "Pythia": ([END, "<|padding|>"], {"bos": END, "eos": END, "unk": END}, "<|padding|>"),
-    "Llama 3.2": (
-        ["<|begin|>", "<|eot_id|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>"],
-        {"bos": "<|begin|>", "eos": "<|eot_id|>"},
-        "<|finetune_right_pad_id|>",
-    ),
     "Qwen base": (
         [END, "<|im_start|>", "<|fim_pad|>", "<|video_pad|>"],
         {"eos": END, "pad": END},
@@ -84,15 +78,10 @@ GEMMA_LIKE = (
     "{{ message.content }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-PHI_LIKE = (
-    "{% for message in messages %}{{ '<|' + message.role + '|>\n' + message.content }}<|end|>\n"
-    "{% endfor %}{{ '<|assistant|>\n' if add_generation_prompt else eos_token }}"
-)
 # Special tokens, the template, and the token that ends a turn; eos is <eos>. Templates that do not
 # write this token are no good for training.
 TURNS = {
     "Gemma": (["<start_of_turn>", "<end_of_turn>"], GEMMA_LIKE, "<end_of_turn>"),
-    "Phi-3": (["<|user|>", "<|assistant|>", "<|end|>"], PHI_LIKE, "<|end|>"),
     # Their tokens are text to the tokenizer.
     "ChatML without tokens": ([], CHATML, "<eos>"),
     "no dialogues": ([], "{{ raise_exception('no') }}", "<eos>"),
