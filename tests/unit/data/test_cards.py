@@ -46,9 +46,9 @@ EQUAL_HASHES = ", ".join(f"{number * (2**61 - 1)}: 1" for number in range(15_000
 @pytest.mark.parametrize("text", ["!!timestamp x", f"{{{EQUAL_HASHES}}}"])
 def test_metadata_that_cannot_be_read_are_none_at_once(tmp_path, text):
     (tmp_path / "README.md").write_text(f"---\nlicense: mit\nother: {text}\n---\n")
-    start = time.monotonic()
+    start = time.process_time()
     assert card_facts(tmp_path) == {"licence": None}
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def test_sources_are_what_the_build_does_not_generate():
