@@ -14,6 +14,7 @@ from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.placement import SERIAL, RunOptions
+from support.configs import project_values
 from support.files import as_jsonl, write
 
 ROWS = [(f"\n\nHuman: {number}?\n\nAssistant:", f" {number}", " No.") for number in range(50)]
@@ -77,8 +78,9 @@ def imported(tmp_path):
         path = tmp_path / f"data/rows.{kind}"
         write(path, rows)
         settings = {"format": format, "on_bad_row": "fail", "card": {}, "keep": {}, **more}
+        settings["columns"] = columns_of(format, more.get("columns"))
         spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
-        spec |= {"settings": settings | {"columns": columns_of(format, None)}, "inputs": {}}
+        spec |= {"settings": settings, "inputs": {}}
         spec["files"] = {f"train/{path.name}": file_digest(path)}
         options = RunOptions(source=str(path.parent))
         job = Job(spec, {}, SERIAL, options, SimpleNamespace)
@@ -144,3 +146,53 @@ def test_what_is_removed_changes_neither_calls_nor_text_that_looks_like_one(impo
     text, message = (chosen for _, chosen, _ in read_records(path))
     assert text == ' {"c": 1}'
     assert json.loads(message)["tool_calls"][0]["function"]["name"] == "look"
+
+
+# --- a row of a dataset of each kind in the config, in its real layout ------------------------
+
+DATASETS = project_values()["datasets"]
+WEBGPT = {
+    "question": {"dataset": "triviaqa", "full_text": "Which character of x [1] is the deacon?"},
+    "answer_0": "Ned Flanders [1, 2].",
+    "score_0": -0.25,
+    "answer_1": "[3] Reverend [it] (2) [a1] Lovejoy [1].\n\nVoiced by x[4] [1][2] (see above).",
+    "score_1": 0.25,
+}
+SHP = {
+    "history": "What's the best way to disassemble raspberries?\n\nLike this: [picture]",
+    "human_ref_A": "Pectinex, perhaps?",
+    "human_ref_B": "Raspberry juice will likely work.",
+    "labels": 1,
+}
+MIRACL_ZH = {
+    "query": "中国历史上最后一个皇帝是谁?",
+    "positive_passages": [{"text": "溥仪是清朝末代皇帝。"}, {"text": "他在位三年。"}],
+    "negative_passages": [{"text": "皇帝是君主的称号。"}],
+}
+MKQA = {
+    "queries": {"en": "what is the capital of france", "zh_cn": "法国首都"},
+    "answers": {"en": [{"text": "Paris"}], "zh_cn": [{"text": "巴黎"}, {"text": "巴黎市"}]},
+}
+FINAL = 'Let\'s think step by step and output the final answer after "####".'
+# A row, and the texts of its record. Citation marks are removed from the responses of webgpt.
+REAL_ROWS = {
+    "webgpt_comparisons": (
+        WEBGPT,
+        "Which character of x [1] is the deacon?",
+        " Reverend [it] (2) [a1] Lovejoy.\n\nVoiced by x (see above).",
+        " Ned Flanders.",
+    ),
+    "SHP": (SHP, SHP["history"], " Pectinex, perhaps?", " Raspberry juice will likely work."),
+    "miracl-zh": (MIRACL_ZH, MIRACL_ZH["query"], " 溥仪是清朝末代皇帝。", " 皇帝是君主的称号。"),
+    "mkqa-zh": (MKQA, "法国首都", " 巴黎", None),
+    "gsm8k": ({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}, f"2 + 3? {FINAL}", None, None),
+}
+
+
+@pytest.mark.parametrize("name", REAL_ROWS)
+def test_a_row_of_a_dataset_of_the_config_becomes_a_record(imported, name):
+    row, question, *responses = REAL_ROWS[name]
+    used = {"format", "columns", "remove", "prompt_template"} & DATASETS[name].keys()
+    # Parquet keeps lists and structs.
+    path = imported([row], kind="parquet", **{key: DATASETS[name][key] for key in used})
+    assert list(read_texts(path)) == [(f"\n\nHuman: {question}\n\nAssistant:", *responses)]

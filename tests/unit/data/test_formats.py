@@ -56,23 +56,18 @@ def weighted(*turns):
     return [{"role": role, "content": text, "weight": weight} for role, text, weight in turns]
 
 
-FRUIT = prompt_of("Name a fruit.")
-DIALOGUE = prompt_of("Hello.", "Hi.", "Name a fruit.")
-QUESTION = [("user", "Hello."), ("assistant", "Hi."), ("user", "Name a fruit.")]
-SHAREGPT = sharegpt(("human", "Hello."), ("gpt", "Hi."), ("human", "Name a fruit."), ("gpt", "It."))
-PLAIN = {"prompt": DIALOGUE, "chosen": " An apple.", "rejected": " A stone."}
-PAIR = (" An apple.", " A stone.")
-SWAPPED = PAIR[::-1]
-TWO = {"prompt": "Name a fruit.", "first": "An apple.", "second": "A stone."}
+DIALOGUE = prompt_of("a", "b", "c")
+QUESTION = [("user", "a"), ("assistant", "b"), ("user", "c")]
+SHAREGPT = sharegpt(("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d"))
+PLAIN = {"prompt": DIALOGUE, "chosen": " d", "rejected": " e"}
+TWO = {"prompt": "a", "first": "d", "second": "e"}
 SCORED = {**TWO, "first_score": 2, "second_score": 1.5}
 ULTRAFEEDBACK = {
-    "prompt": "Name a fruit.",
-    "chosen": messages(*QUESTION, ("assistant", "An apple.")),
-    "rejected": messages(*QUESTION, ("assistant", "A stone.")),
+    "chosen": messages(*QUESTION, ("assistant", "d")),
+    "rejected": messages(*QUESTION, ("assistant", "e")),
 }
 GOOD_OR_BAD = {"messages": messages(("user", "a"), ("assistant", "b"))}
-# A row that differs from another one before the last response, or has more turns.
-FIRST = {"chosen": prompt_of("a", "b", "c") + " d"}
+ASKED = messages(("user", "a"))
 DIFFER = "DroppedRow: dialogues differ before the last response"
 WEIGHT_0 = "DroppedRow: response with weight 0"
 ZERO = [("user", "a", None), ("assistant", "b", "0"), ("user", "c", None)]
@@ -87,25 +82,21 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         # Responses without the dialogue.
         (
             "last_turn",
-            {
-                "prompt": "\n\nHuman: Name a fruit.\n\n",
-                "chosen": "Assistant: An apple.",
-                "rejected": "Assistant: A stone.",
-            },
-            (FRUIT, *PAIR),
+            {"prompt": "\n\nHuman: a\n\n", "chosen": "Assistant: d", "rejected": "Assistant: e"},
+            (prompt_of("a"), " d", " e"),
         ),
         (
             "dialogues",
-            {**FIRST, "rejected": prompt_of("a", "b", "c") + " e"},
-            (prompt_of("a", "b", "c"), " d", " e"),
+            {"chosen": DIALOGUE + " d", "rejected": DIALOGUE + " e"},
+            (DIALOGUE, " d", " e"),
         ),
-        ("dialogues", {**FIRST, "rejected": prompt_of("a", "x", "c") + " e"}, DIFFER),
+        ("dialogues", {"chosen": DIALOGUE + " d", "rejected": prompt_of("a", "x", "c")}, DIFFER),
         ("dialogues", {"chosen": "a", "rejected": "b"}, "BadRow: chosen has no turn 'Assistant:'"),
-        ("scored", {**SCORED, "first_score": -3}, (FRUIT, *SWAPPED)),
+        ("scored", {**SCORED, "first_score": -3}, (prompt_of("a"), " e", " d")),
         ("scored", {**SCORED, "first_score": 1.5}, "DroppedRow: tie"),
         ("scored", {**SCORED, "first_score": [2]}, "BadRow: first_score is [2], expected a finite"),
         # As text, as csv has it.
-        ("labelled", {**TWO, "label": "0"}, (FRUIT, *SWAPPED)),
+        ("labelled", {**TWO, "label": "1"}, (prompt_of("a"), " d", " e")),
         ("labelled", {**TWO, "label": 2}, "BadRow: label is 2, expected 1 or 0"),
         (
             "vicuna",
@@ -115,36 +106,28 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
             },
             ("\n\nSystem: A chat." + prompt_of("a\nSUPERUSER: b", "b</s>", "c"), " d", None),
         ),
-        (
-            "messages",
-            {"messages": messages(*QUESTION, ("assistant", "An apple.\n")), "source": "x"},
-            (DIALOGUE, " An apple.\n", None),
-        ),
-        ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " It.", None)),
+        ("messages", {**GOOD_OR_BAD, "source": "x"}, (prompt_of("a"), " b", None)),
+        ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " d", None)),
         (
             "messages",
             {"messages": messages(("developer", "Be brief."), ("user", "a"), ("assistant", "b"))},
             ("\n\nSystem: Be brief." + prompt_of("a"), " b", None),
         ),
-        ("messages", {"messages": messages(("user", "b"))}, "DroppedRow: no response"),
+        ("messages", {"messages": ASKED}, "DroppedRow: no response"),
         ("messages", {"messages": [3]}, "BadRow: messages contains int, expected messages with"),
         ("messages", {"messages": messages(("assistant", "b"))}, "DroppedRow: no prompt"),
         ("messages", {"messages": "Human: a"}, f"BadRow: messages {NOT_JSON}"),
         ("messages", {"messages": "[" * 100_000}, "BadRow: messages is text, but not JSON"),
         # As pandas writes lists to csv.
-        ("prompt", {"prompt": str(messages(("user", "a")))}, f"BadRow: prompt {NOT_JSON}"),
-        ("prompt", {"prompt": "Name a fruit."}, (FRUIT, None, None)),
-        ("prompt", {"prompt": messages(("user", "Name a fruit."))[0]}, (FRUIT, None, None)),
-        ("message_pairs", ULTRAFEEDBACK, (DIALOGUE, *PAIR)),
+        ("prompt", {"prompt": str(ASKED)}, f"BadRow: prompt {NOT_JSON}"),
+        ("prompt", {"prompt": "a"}, (prompt_of("a"), None, None)),
+        ("prompt", {"prompt": ASKED[0]}, (prompt_of("a"), None, None)),
+        ("message_pairs", ULTRAFEEDBACK, (DIALOGUE, " d", " e")),
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
         (
             "kto_text",
-            {
-                "prompt": [{"role": "user", "content": "a"}],
-                "completion": [{"role": "assistant", "content": "b"}],
-                "label": 0,
-            },
+            {"prompt": ASKED, "completion": messages(("assistant", "b")), "label": 0},
             (prompt_of("a"), None, " b"),
         ),
         ("messages", {"messages": weighted(*ZERO)}, WEIGHT_0),
@@ -322,7 +305,7 @@ def test_tools_are_the_first_turn(tools):
     prompt, _, _ = read({**row, "system": "c"}, messages="messages", system="system")
     assert prompt == [DEFINED, ("system", "c"), ("user", "a")]
     # The column has no meaning in texts.
-    assert texts_of(read({**PLAIN, "tools": tools}, "plain")) == (DIALOGUE, *PAIR)
+    assert read({**PLAIN, "tools": tools}, "plain") == read(PLAIN, "plain")
 
 
 def test_text_that_looks_like_a_message_is_text():
@@ -379,9 +362,8 @@ def test_calls_and_earlier_responses_with_weight_0_are_not_learned():
 # --- columns and fields ---------------------------------------------------------------------
 
 PAIRED = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
-JOINED = {"prompt": ["instruction", "empty", "input", "null"], "chosen": "output"}
-ROW, ASKED = {"q": "y", "c": "x"}, (prompt_of("y"), " x", None)
-FROM_Q = {"prompt": "q", "chosen": "c"}
+PAIR = {"chosen": "messages", "rejected": "rejected_response"}
+FROM_Q, ROW = {"prompt": "q", "chosen": "c"}, {"q": "y", "c": "x", "a": []}
 
 
 @pytest.mark.parametrize(
@@ -393,35 +375,37 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
             {"prompt": "prompt", "system": "system"},
             "BadRow: system is JSON of messages, expected text",
         ),
-        # A prompt column is not repeated.
-        ("message_pairs", ULTRAFEEDBACK, PAIRED, (DIALOGUE, *PAIR)),
-        # Responses that are texts.
+        # A prompt column is not repeated; responses may be texts.
+        ("message_pairs", {**ULTRAFEEDBACK, "prompt": "a"}, PAIRED, (DIALOGUE, " d", " e")),
         (
             "message_pairs",
-            {"prompt": messages(*QUESTION), "chosen": "An apple.", "rejected": "A stone."},
+            {"prompt": messages(*QUESTION), "chosen": "d", "rejected": "e"},
             PAIRED,
-            (DIALOGUE, *PAIR),
+            (DIALOGUE, " d", " e"),
         ),
         # The rejected response alone, as in ms-swift's rows.
         *(
             (
                 "message_pairs",
                 {"messages": ULTRAFEEDBACK["chosen"], "rejected_response": rejected},
-                {"chosen": "messages", "rejected": "rejected_response"},
-                (DIALOGUE, *PAIR),
+                PAIR,
+                (DIALOGUE, " d", " e"),
             )
-            for rejected in ("A stone.", messages(("assistant", "A stone.")))
+            for rejected in ("e", messages(("assistant", "e")))
         ),
         # Which turn of two it follows is unknown.
         (
             "message_pairs",
-            {**ULTRAFEEDBACK, "rejected": messages(*QUESTION[1:2], ("assistant", "A stone."))},
-            {"chosen": "chosen", "rejected": "rejected"},
+            {
+                "messages": ULTRAFEEDBACK["chosen"],
+                "rejected_response": messages(*QUESTION[1:2], ("assistant", "e")),
+            },
+            PAIR,
             DIFFER,
         ),
         (
             "message_pairs",
-            {"prompt": "a", "chosen": "b", "rejected": messages(("user", "a"))},
+            {"prompt": "a", "chosen": "b", "rejected": ASKED},
             PAIRED,
             "BadRow: rejected does not end with a response",
         ),
@@ -429,12 +413,19 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
         (
             "instruct",
             {"instruction": "Translate.", "empty": "", "input": "cat", "null": None, "output": "a"},
-            JOINED,
+            {"prompt": ["instruction", "empty", "input", "null"], "chosen": "output"},
             (prompt_of("Translate.\ncat"), " a", None),
         ),
+        # A column whose name has dots in it.
+        (
+            "instruct",
+            {**ROW, "a.b": "x"},
+            {**FROM_Q, "chosen": "a.b"},
+            (prompt_of("y"), " x", None),
+        ),
         # Paths without a value. The rejected response is optional.
-        ("instruct", {**ROW, "a": []}, {**FROM_Q, "chosen": "a.0.b"}, "DroppedRow: no chosen"),
-        ("instruct", {**ROW, "a": []}, {**FROM_Q, "rejected": "a.0.b"}, ASKED),
+        ("instruct", ROW, {**FROM_Q, "chosen": "a.0.b"}, "DroppedRow: no chosen"),
+        ("instruct", ROW, {**FROM_Q, "rejected": "a.0.b"}, (prompt_of("y"), " x", None)),
         ("instruct", ROW, {**FROM_Q, "chosen": "c.0"}, "BadRow: c.0: str has no key 0"),
         # A misspelled key would drop every rejected response.
         (
@@ -447,11 +438,6 @@ FROM_Q = {"prompt": "q", "chosen": "c"}
 )
 def test_columns_of_the_config_are_read(format, row, columns, expected):
     check(read(row, format, **columns), expected)
-
-
-def test_a_column_may_have_dots_in_its_name():
-    row = {"q": "y", "a.b": "x", "a": {"b": "z"}}
-    assert read(row, "instruct", prompt="q", chosen="a.b")[1] == " x"
 
 
 @pytest.mark.parametrize(

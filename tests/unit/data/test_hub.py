@@ -1,4 +1,4 @@
-"""Downloads from a local server that implements the hub's protocol.
+"""Cards, and downloads from a local server that implements the hub's protocol.
 
 Downloads run in a subprocess, because huggingface_hub reads its environment when it is imported.
 """
@@ -9,13 +9,59 @@ import random
 import re
 import subprocess
 import sys
+import time
 
 import pytest
 
 from conftest import ROOT
+from snakechat.data.hub import card_facts
 from support.hub import serving
 
-pytestmark = pytest.mark.slow
+UNKNOWN = {"licence": None}
+
+
+@pytest.mark.parametrize(
+    ("card", "facts"),
+    [
+        # Identifiers of SPDX are converted to identifiers of the Hub.
+        (b"---\nlicense: CC-BY-4.0\n---\n# Mine", {"licence": "cc-by-4.0"}),
+        (
+            b"---\nlicense: other\nlicense_name: qwen-research\n---\n",
+            {"licence": "other (qwen-research)"},
+        ),
+        (b"# Mine", UNKNOWN),
+        (b"---\nlicense: [mit\n---\n", UNKNOWN),
+        (b"---\nlicense: 'mit | [x](http://x)'\n---\n", UNKNOWN),
+        (b"---\nx: " + b"[" * 100_000 + b"\n---\n", UNKNOWN),
+        # Numbers and aliases that would take hours.
+        (b"---\nx: 1" + b":1" * 400_000 + b"\nlicense: mit\n---\n", UNKNOWN),
+        (
+            b"---\na: &a [1, 2]\n"
+            + b"".join(b"%c: &%c [%b]\n" % (n, n, b"*%c," % (n - 1) * 9) for n in range(98, 120))
+            + b"license: mit\n---\n",
+            UNKNOWN,
+        ),
+    ],
+)
+def test_facts_are_words_of_the_metadata(tmp_path, card, facts):
+    assert card_facts(tmp_path) == UNKNOWN
+    (tmp_path / "README.md").write_bytes(card)
+    assert card_facts(tmp_path) == facts
+
+
+# Of the first keys, all have the same hash.
+EQUAL_HASHES = ", ".join(f"{number * (2**61 - 1)}: 1" for number in range(15_000))
+
+
+@pytest.mark.parametrize("text", ["!!timestamp x", f"{{{EQUAL_HASHES}}}"])
+def test_metadata_that_cannot_be_read_are_none_at_once(tmp_path, text):
+    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nother: {text}\n---\n")
+    start = time.process_time()
+    assert card_facts(tmp_path) == {"licence": None}
+    assert time.process_time() - start < 2
+
+
+# --- downloads --------------------------------------------------------------------------------
 
 DATA = {
     "a.parquet": random.Random(1).randbytes(3_000_000),
@@ -78,6 +124,7 @@ DATASET = "dataset/lab/data"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
+@pytest.mark.slow
 def test_files_are_downloaded_once_and_then_read_from_the_cache(hub, tmp_path):
     (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", **OFFLINE)
     assert line.startswith("hub dataset lab/data at main: Cannot find an appropriate cached")
@@ -101,6 +148,7 @@ def test_files_are_downloaded_once_and_then_read_from_the_cache(hub, tmp_path):
     check(result, commit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "replaced"), [("a.parquet", False), ("folder/c.txt", True)])
 def test_an_edited_file_of_the_cache_is_an_error_and_then_downloaded(hub, tmp_path, name, replaced):
     ((folder, *_),), _ = fetch(hub.endpoint, tmp_path, "lab/data")
@@ -120,6 +168,7 @@ def test_an_edited_file_of_the_cache_is_an_error_and_then_downloaded(hub, tmp_pa
     check(result, hub.commit(DATASET))
 
 
+@pytest.mark.slow
 def test_errors_of_the_hub_are_one_line(hub, tmp_path):
     cases = {
         "lab/list": "500 Internal Server Error",
