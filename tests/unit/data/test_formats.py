@@ -59,6 +59,7 @@ def weighted(*turns):
 DIALOGUE = prompt_of("a", "b", "c")
 QUESTION = [("user", "a"), ("assistant", "b"), ("user", "c")]
 SHAREGPT = sharegpt(("human", "a"), ("gpt", "b"), ("human", "c"), ("gpt", "d"))
+DE = (DIALOGUE, " d", " e")
 PLAIN = {"prompt": DIALOGUE, "chosen": " d", "rejected": " e"}
 TWO = {"prompt": "a", "first": "d", "second": "e"}
 SCORED = {**TWO, "first_score": 2, "second_score": 1.5}
@@ -85,11 +86,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
             {"prompt": "\n\nHuman: a\n\n", "chosen": "Assistant: d", "rejected": "Assistant: e"},
             (prompt_of("a"), " d", " e"),
         ),
-        (
-            "dialogues",
-            {"chosen": DIALOGUE + " d", "rejected": DIALOGUE + " e"},
-            (DIALOGUE, " d", " e"),
-        ),
+        ("dialogues", {"chosen": f"{DIALOGUE} d", "rejected": f"{DIALOGUE} e"}, DE),
         ("dialogues", {"chosen": DIALOGUE + " d", "rejected": prompt_of("a", "x", "c")}, DIFFER),
         ("dialogues", {"chosen": "a", "rejected": "b"}, "BadRow: chosen has no turn 'Assistant:'"),
         ("scored", {**SCORED, "first_score": -3}, (prompt_of("a"), " e", " d")),
@@ -100,11 +97,8 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("labelled", {**TWO, "label": 2}, "BadRow: label is 2, expected 1 or 0"),
         (
             "vicuna",
-            {
-                "prompt": "A chat. USER:a\nSUPERUSER: b ASSISTANT:b</s>USER:c ASSISTANT:",
-                "label": "d",
-            },
-            ("\n\nSystem: A chat." + prompt_of("a\nSUPERUSER: b", "b</s>", "c"), " d", None),
+            {"prompt": "A chat. USER:a\nMYUSER: b ASSISTANT:b</s>USER:c ASSISTANT:", "label": "d"},
+            ("\n\nSystem: A chat." + prompt_of("a\nMYUSER: b", "b</s>", "c"), " d", None),
         ),
         ("messages", {**GOOD_OR_BAD, "source": "x"}, (prompt_of("a"), " b", None)),
         ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " d", None)),
@@ -122,7 +116,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("prompt", {"prompt": str(ASKED)}, f"BadRow: prompt {NOT_JSON}"),
         ("prompt", {"prompt": "a"}, (prompt_of("a"), None, None)),
         ("prompt", {"prompt": ASKED[0]}, (prompt_of("a"), None, None)),
-        ("message_pairs", ULTRAFEEDBACK, (DIALOGUE, " d", " e")),
+        ("message_pairs", ULTRAFEEDBACK, DE),
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
         (
@@ -364,6 +358,7 @@ def test_calls_and_earlier_responses_with_weight_0_are_not_learned():
 PAIRED = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"}
 PAIR = {"chosen": "messages", "rejected": "rejected_response"}
 FROM_Q, ROW = {"prompt": "q", "chosen": "c"}, {"q": "y", "c": "x", "a": []}
+YX = (prompt_of("y"), " x", None)
 
 
 @pytest.mark.parametrize(
@@ -376,12 +371,12 @@ FROM_Q, ROW = {"prompt": "q", "chosen": "c"}, {"q": "y", "c": "x", "a": []}
             "BadRow: system is JSON of messages, expected text",
         ),
         # A prompt column is not repeated; responses may be texts.
-        ("message_pairs", {**ULTRAFEEDBACK, "prompt": "a"}, PAIRED, (DIALOGUE, " d", " e")),
+        ("message_pairs", {**ULTRAFEEDBACK, "prompt": "a"}, PAIRED, DE),
         (
             "message_pairs",
             {"prompt": messages(*QUESTION), "chosen": "d", "rejected": "e"},
             PAIRED,
-            (DIALOGUE, " d", " e"),
+            DE,
         ),
         # The rejected response alone, as in ms-swift's rows.
         *(
@@ -389,7 +384,7 @@ FROM_Q, ROW = {"prompt": "q", "chosen": "c"}, {"q": "y", "c": "x", "a": []}
                 "message_pairs",
                 {"messages": ULTRAFEEDBACK["chosen"], "rejected_response": rejected},
                 PAIR,
-                (DIALOGUE, " d", " e"),
+                DE,
             )
             for rejected in ("e", messages(("assistant", "e")))
         ),
@@ -417,15 +412,10 @@ FROM_Q, ROW = {"prompt": "q", "chosen": "c"}, {"q": "y", "c": "x", "a": []}
             (prompt_of("Translate.\ncat"), " a", None),
         ),
         # A column whose name has dots in it.
-        (
-            "instruct",
-            {**ROW, "a.b": "x"},
-            {**FROM_Q, "chosen": "a.b"},
-            (prompt_of("y"), " x", None),
-        ),
+        ("instruct", {**ROW, "a.b": "x"}, {**FROM_Q, "chosen": "a.b"}, YX),
         # Paths without a value. The rejected response is optional.
         ("instruct", ROW, {**FROM_Q, "chosen": "a.0.b"}, "DroppedRow: no chosen"),
-        ("instruct", ROW, {**FROM_Q, "rejected": "a.0.b"}, (prompt_of("y"), " x", None)),
+        ("instruct", ROW, {**FROM_Q, "rejected": "a.0.b"}, YX),
         ("instruct", ROW, {**FROM_Q, "chosen": "c.0"}, "BadRow: c.0: str has no key 0"),
         # A misspelled key would drop every rejected response.
         (
