@@ -72,7 +72,7 @@ def fetch(
             names = sorted(path.relative_to(folder).as_posix() for path in found)
             paths = choose(names, lambda path: folder / path)
         else:
-            info = HfApi().repo_info(
+            info: Any = HfApi().repo_info(
                 repository, repo_type=kind, revision=revision, files_metadata=True, timeout=TIMEOUT
             )
             for file in info.siblings or ():
