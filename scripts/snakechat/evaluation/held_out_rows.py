@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.preference import labelled_metrics, pair_metrics, placements
 from snakechat.algorithms.rollouts import sample_on_all_ranks
-from snakechat.data.ragged_arrays import Ragged, read_statistics, whole_lengths_path
 from snakechat.data.chat_templates import stop_ids
+from snakechat.data.ragged_arrays import Ragged, read_statistics, whole_lengths_path
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.intervals import clusters_of, mean_with_interval, share_interval
 from snakechat.modeling.batching import Examples
