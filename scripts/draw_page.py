@@ -7,10 +7,10 @@ differ between two builds.
 from typing import Any
 
 from snakechat.pages.comparison import comparison
+from snakechat.pages.metrics import set_language
 from snakechat.pages.page import write_page
 from snakechat.pages.report import report
 from snakechat.pages.rows import response_page, score_page
-from snakechat.pages.texts import set_language
 from snakechat.workflow.job import Job, run
 
 

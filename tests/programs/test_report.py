@@ -6,8 +6,8 @@ import re
 import pytest
 
 from conftest import Workflow
+from snakechat.pages.metrics import NAMES, format_number, run_value
 from snakechat.pages.page import format_metric
-from snakechat.pages.texts import NAMES, format_number, run_value
 from snakechat.workflow.digests import read_sealed, sealed_json
 
 REPORT = "output/report/rlhf/tiny/report.html"

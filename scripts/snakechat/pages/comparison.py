@@ -7,34 +7,32 @@ comparison.csv has the same numbers.
 
 import io
 import json
-import re
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.evaluation.intervals import difference_interval, mean_interval
-from snakechat.pages.jobs import Training
+from snakechat.pages.jobs import Training, read_log
 from snakechat.pages.metrics import (
-    STAGES,
     Figure,
+    as_text,
     benchmark_paths,
     curve_labels,
     is_fraction,
+    name_of,
     read_benchmarks,
     read_figure,
     read_json,
     result_paths,
+    run_value,
+    translate,
     with_metrics_before,
 )
 from snakechat.pages.page import Page, Section, Table, metric_table, write_csv
 from snakechat.pages.plots import Points, curve_panels, points_of
-from snakechat.pages.texts import TABLES, as_text, name_of, run_value, translate
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version, read_version_file
 from snakechat.workflow.manifest import (
@@ -57,18 +55,6 @@ DERIVED = ("tokenize_", "compute_reference")
 # Rules of which each makes a dataset or a base model: their settings are those of one job.
 SOURCES = dict.fromkeys(("import_dataset", "label_pairs", "select_responses"), "dataset")
 SOURCES |= dict.fromkeys(("init_model", "fetch_model"), "model")
-# What DeepSpeed-Chat's mains print: an evaluation before training and after each epoch, in step 3
-# the mean reward of each batch. Measurements are DeepSpeed's own.
-NUMBER = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
-PRINTED = yaml.safe_load(
-    (TABLES / "deepspeed_chat.yaml").read_text("utf-8").replace("NUMBER", NUMBER)
-)
-# What a training has of all measurements that a log has.
-MEASURED: dict[str, Callable[[list[float]], float]] = {
-    "rows_per_second": lambda rates: rates[-1],
-    "seconds_per_step": statistics.median,
-    "peak_gpu_memory_mb": lambda peaks: 1024 * peaks[-1],
-}
 
 
 class Group(NamedTuple):
@@ -292,41 +278,3 @@ def setting_differences(columns: Sequence[Mapping[str, Any]]) -> dict[str, list[
         if all(job in of_column for of_column in jobs) and len(set(texts)) > 1:
             found.setdefault((setting, *texts), (key, values))
     return dict(found.values())
-
-
-def read_log(path: Path, name: str, stage: str) -> Training:
-    """Return what a log of DeepSpeed-Chat has of a training.
-
-    Args:
-        path: The log.
-        name: Its name in `logs`.
-        stage: sft, reward, dpo or rlhf.
-
-    Raises:
-        InputError: It has no evaluation of this stage.
-    """
-    text = path.read_text(encoding="utf-8", errors="replace")
-    printed = PRINTED | PRINTED[stage]
-    found = [
-        {
-            name: float(value)
-            for name, value in zip(printed["names"], match.groups(), strict=True)
-            if value
-        }
-        for match in re.finditer(printed["evaluation"], text)
-    ]
-    if not found:
-        stages = (each for each in STAGES if re.search(PRINTED[each]["evaluation"], text))
-        raise InputError(
-            f"logs.{name}: {path} is a log of {next(stages, 'another program')}: expected one of"
-            f" DeepSpeed-Chat's {stage}"
-        )
-    measured = {key: [*map(float, re.findall(printed[key], text))] for key in MEASURED}
-    run = {key: MEASURED[key](values) for key, values in measured.items() if values}
-    if stage == "rlhf":
-        steps = [{"step": step, **values} for step, values in enumerate(found, 1)]
-        return Training(stage, name, {}, {}, steps, {}, run)
-    # A training that has ended early has no evaluation after it.
-    last = found[-1] if len(found) > 1 else {}
-    metrics = {"before": found[0], **({"after": last} if stage == "sft" else last)}
-    return Training(stage, name, {}, {}, [], metrics, run)

@@ -1,14 +1,22 @@
-"""The jobs behind a result: their data, sources, costs and throughput, as sections of a page."""
+"""The jobs behind a result: their data, sources, costs and throughput, as sections of a page.
 
+A training may be the log of one by DeepSpeed-Chat.
+"""
+
+import re
 import shlex
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+import yaml
+
 from snakechat.estimates.flops import flops_per_token, peak_flops
-from snakechat.pages.page import Section, Table, table_of, value_table
-from snakechat.pages.texts import (
+from snakechat.pages.metrics import (
     NAMES,
+    STAGES,
+    TABLES,
     format_duration,
     format_number,
     format_share,
@@ -16,6 +24,8 @@ from snakechat.pages.texts import (
     run_value,
     translate,
 )
+from snakechat.pages.page import Section, Table, table_of, value_table
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import Lineage
 
 Statistics = Mapping[str, Any]
@@ -25,6 +35,18 @@ QUANTILES = {key: key for key in ("p1", "p10", "p50", "p90", "p99")}
 SOURCE_RULES = ("import_dataset", "fetch_model")
 # What the table of costs shows of run.json.
 COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
+# What DeepSpeed-Chat's mains print: an evaluation before training and after each epoch, in step 3
+# the mean reward of each batch. Measurements are DeepSpeed's own.
+NUMBER = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
+PRINTED = yaml.safe_load(
+    (TABLES / "deepspeed_chat.yaml").read_text("utf-8").replace("NUMBER", NUMBER)
+)
+# What a training has of all measurements that a log has.
+MEASURED: dict[str, Callable[[list[float]], float]] = {
+    "rows_per_second": lambda rates: rates[-1],
+    "seconds_per_step": statistics.median,
+    "peak_gpu_memory_mb": lambda peaks: 1024 * peaks[-1],
+}
 
 
 class Training(NamedTuple):
@@ -55,6 +77,44 @@ class Training(NamedTuple):
     def title(self) -> str:
         """The stage as people know it."""
         return name_of("stages", self.stage)
+
+
+def read_log(path: Path, name: str, stage: str) -> Training:
+    """Return what a log of DeepSpeed-Chat has of a training.
+
+    Args:
+        path: The log.
+        name: Its name in `logs`.
+        stage: sft, reward, dpo or rlhf.
+
+    Raises:
+        InputError: It has no evaluation of this stage.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    printed = PRINTED | PRINTED[stage]
+    found = [
+        {
+            name: float(value)
+            for name, value in zip(printed["names"], match.groups(), strict=True)
+            if value
+        }
+        for match in re.finditer(printed["evaluation"], text)
+    ]
+    if not found:
+        stages = (each for each in STAGES if re.search(PRINTED[each]["evaluation"], text))
+        raise InputError(
+            f"logs.{name}: {path} is a log of {next(stages, 'another program')}: expected one of"
+            f" DeepSpeed-Chat's {stage}"
+        )
+    measured = {key: [*map(float, re.findall(printed[key], text))] for key in MEASURED}
+    run = {key: MEASURED[key](values) for key, values in measured.items() if values}
+    if stage == "rlhf":
+        steps = [{"step": step, **values} for step, values in enumerate(found, 1)]
+        return Training(stage, name, {}, {}, steps, {}, run)
+    # A training that has ended early has no evaluation after it.
+    last = found[-1] if len(found) > 1 else {}
+    metrics = {"before": found[0], **({"after": last} if stage == "sft" else last)}
+    return Training(stage, name, {}, {}, [], metrics, run)
 
 
 def row_section(trainings: Sequence[Training], datasets: Mapping[str, Statistics]) -> Section:

@@ -14,14 +14,17 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from snakechat.pages.metrics import Figure, better_sign, is_fraction, label_of
-from snakechat.pages.texts import (
+from snakechat.pages.metrics import (
     DIGITS,
     MAX_DIGITS,
+    Figure,
     as_text,
+    better_sign,
     format_cell,
     format_number,
     format_share,
+    is_fraction,
+    label_of,
     translate,
 )
 from snakechat.workflow.printable import printable_text

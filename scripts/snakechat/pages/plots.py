@@ -19,9 +19,8 @@ from markupsafe import Markup
 from matplotlib import pyplot as plt
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from snakechat.pages.metrics import is_fraction
+from snakechat.pages.metrics import is_fraction, translate
 from snakechat.pages.page import TEMPLATES, Panel
-from snakechat.pages.texts import translate
 
 # Width of a figure in inches: text has the size of the page's on a phone.
 WIDTH = 4.4

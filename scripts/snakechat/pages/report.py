@@ -13,17 +13,22 @@ from snakechat.pages import jobs
 from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import (
     BENCHMARKS,
+    NAMES,
     STAGES,
     Figure,
     benchmark_paths,
     curve_labels,
+    format_number,
+    format_share,
     headline_paths,
     label_of,
+    name_of,
     numbers_of,
     read_benchmarks,
     read_figure,
     read_json,
     read_json_lines,
+    translate,
     with_metrics_before,
 )
 from snakechat.pages.page import (
@@ -41,7 +46,6 @@ from snakechat.pages.page import (
 )
 from snakechat.pages.plots import curve_panels, points_of
 from snakechat.pages.rows import TokenizedRows, response_sections, row_tables
-from snakechat.pages.texts import NAMES, format_number, format_share, name_of, translate
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import read_run_record, upstream_first
 

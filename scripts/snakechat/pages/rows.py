@@ -13,9 +13,16 @@ from tokenizers import Tokenizer
 
 from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.pages.metrics import Figure, label_of, read_figure, read_json, read_json_lines
+from snakechat.pages.metrics import (
+    Figure,
+    label_of,
+    name_of,
+    read_figure,
+    read_json,
+    read_json_lines,
+    translate,
+)
 from snakechat.pages.page import Page, Section, Table, Token, Tokens, figure_cell
-from snakechat.pages.texts import name_of, translate
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 

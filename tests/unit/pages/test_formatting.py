@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from snakechat.pages.metrics import Figure
+from snakechat.pages.metrics import Figure, format_duration, format_number, run_value
 from snakechat.pages.page import figure_cell, format_metric
-from snakechat.pages.texts import format_duration, format_number, run_value
 
 
 def test_pages_show_three_significant_digits():

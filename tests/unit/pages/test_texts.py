@@ -7,7 +7,7 @@ import jinja2
 
 from conftest import ROOT
 from snakechat.config.recipes import STAGES
-from snakechat.pages.texts import NAMES, TEXTS
+from snakechat.pages.metrics import NAMES, TEXTS
 from support.sources import code_digests
 
 PAGES = ROOT / "scripts/snakechat/pages"
