@@ -5,7 +5,6 @@ another ZeRO stage are columns of their own, and so are training logs of DeepSpe
 comparison.csv has the same numbers.
 """
 
-import io
 import json
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.evaluation.intervals import difference_interval, mean_interval
-from snakechat.pages.jobs import Training, read_log
+from snakechat.pages.jobs import Training, read_log, read_training
 from snakechat.pages.metrics import (
     Figure,
     as_text,
@@ -29,19 +28,12 @@ from snakechat.pages.metrics import (
     result_paths,
     run_value,
     translate,
-    with_metrics_before,
 )
 from snakechat.pages.page import Page, Section, Table, metric_table, write_csv
 from snakechat.pages.plots import Points, curve_panels, points_of
 from snakechat.workflow.job import Job
-from snakechat.workflow.links import is_version, read_version_file
-from snakechat.workflow.manifest import (
-    MANIFEST,
-    Lineage,
-    merge_lineages,
-    read_run_record,
-    result_id,
-)
+from snakechat.workflow.links import is_version
+from snakechat.workflow.manifest import MANIFEST, Lineage, merge_lineages, result_id
 from snakechat.workflow.placement import Placement
 
 # Columns of comparison.csv.
@@ -146,20 +138,16 @@ def _read_run(job: Job[Any], name: str) -> Training:
     )
     manifest = read_json(Path(folder, MANIFEST))
     lineage, result = merge_lineages([manifest]), result_id(manifest)
-    steps = read_version_file(folder, "metrics.jsonl")
-    metrics = json.loads(read_version_file(evaluation, "metrics.json"))
-    metrics |= read_benchmarks(job.inputs).get(f"{stage}/{name}", {})
-    settings = lineage[result]["settings"]
-    record = read_run_record(folder, lineage[result]) or {}
-    placement = Placement(**record.get("placement", {}))
+    training = read_training(stage, name, lineage[result], folder, evaluation)
+    settings, run = training.settings, {**training.run}
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
-    if batch and "seconds_per_step" in record:
-        record["rows_per_second"] = batch / record["seconds_per_step"]
-    lines = [*map(json.loads, io.StringIO(steps))]
+    if batch and "seconds_per_step" in run:
+        run["rows_per_second"] = batch / run["seconds_per_step"]
+    placement = Placement(**run.get("placement", {}))
     compared = comparable_settings(lineage, result)
     compared |= {f"placement: {key}": getattr(placement, key) for key in PLACEMENT}
-    metrics = with_metrics_before(metrics, lines)
-    return Training(stage, name, settings, {}, lines, metrics, record, compared=compared)
+    metrics = {**training.metrics, **read_benchmarks(job.inputs).get(f"{stage}/{name}", {})}
+    return training._replace(metrics=metrics, run=run, compared=compared)
 
 
 def group_by_settings(runs: Sequence[Training], by_differences: bool = False) -> list[Group]:

@@ -3,6 +3,8 @@
 A training may be the log of one by DeepSpeed-Chat.
 """
 
+import io
+import json
 import re
 import shlex
 import statistics
@@ -23,10 +25,12 @@ from snakechat.pages.metrics import (
     name_of,
     run_value,
     translate,
+    with_metrics_before,
 )
 from snakechat.pages.page import Section, Table, table_of, value_table
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import Lineage
+from snakechat.workflow.links import read_version_file
+from snakechat.workflow.manifest import Lineage, read_run_record
 
 Statistics = Mapping[str, Any]
 Runs = dict[str, dict[str, Any] | None]
@@ -77,6 +81,24 @@ class Training(NamedTuple):
     def title(self) -> str:
         """The stage as people know it."""
         return name_of("stages", self.stage)
+
+
+def read_training(
+    stage: str, name: str, entry: Mapping[str, Any], folder: str | Path, evaluation: str | Path
+) -> Training:
+    """Read a training and its evaluation.
+
+    Args:
+        entry: Of the training, in the lineage.
+        folder, evaluation: The folders of their results.
+
+    Raises:
+        InputError: A file is missing or damaged.
+    """
+    lines = [*map(json.loads, io.StringIO(read_version_file(folder, "metrics.jsonl")))]
+    metrics = with_metrics_before(json.loads(read_version_file(evaluation, "metrics.json")), lines)
+    run = read_run_record(folder, entry) or {}
+    return Training(stage, name, entry["settings"], entry["facts"], lines, metrics, run)
 
 
 def read_log(path: Path, name: str, stage: str) -> Training:

@@ -29,7 +29,6 @@ from snakechat.pages.metrics import (
     read_json,
     read_json_lines,
     translate,
-    with_metrics_before,
 )
 from snakechat.pages.page import (
     Cell,
@@ -67,20 +66,14 @@ def report(job: Job[Any]) -> Page:
     """
     stage, lineage, inputs = job.settings.stage, job.lineage, job.inputs
     runs = {path: read_run_record(path, lineage[path]) for path in upstream_first(lineage)}
-    trainings: list[Training] = []
+    trainings = []
     # RLHF from a plain model has no SFT model, and with reward functions only, no reward model.
     for each in (each for each in NAMES["stages"] if f"train_{each}" in inputs):
         path = job.spec["inputs"][f"train_{each}"]["path"]
-        settings, facts = (lineage[path][key] for key in ("settings", "facts"))
-        steps = read_json_lines(inputs[f"train_{each}"] / "metrics.jsonl")
-        evaluation = read_json(inputs[f"evaluate_{each}"] / "metrics.json")
+        folders = inputs[f"train_{each}"], inputs[f"evaluate_{each}"]
+        training = jobs.read_training(each, path, lineage[path], *folders)
         tokens = read_json(inputs[f"tokens.{each}"] / "stats.json")
-        trainings.append(
-            Training(
-                *(each, path, settings, facts, steps),
-                *(with_metrics_before(evaluation, steps), runs[path] or {}, tokens),
-            )
-        )
+        trainings.append(training._replace(tokens=tokens))
     # The recipe first, then the models behind it.
     own, *others = sorted(trainings, key=lambda training: training.stage != stage)
     responses = []
