@@ -22,12 +22,15 @@ TOKENS = ON_PROMPTS["max_response_length"]
 
 # All sections of measure.py, and the other programs, in one process, which imports torch once.
 PROGRAM = """
+import gc
 import sys
 from pathlib import Path
 
 from gpu import emulated_families, emulated_trainings, measure
 from gpu.emulated_cuda import rehearsal
 
+# Of what the imports made, passes of the collector would take minutes.
+gc.freeze()
 folder, trainings = Path(sys.argv[1]), Path(sys.argv[1], "trainings")
 trainings.mkdir()
 emulated_families.main()

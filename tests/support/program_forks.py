@@ -12,6 +12,7 @@ LISTENER is the number of an open socket. The server imports the libraries for i
 ends when its standard input is closed.
 """
 
+import _imp
 import atexit
 import contextlib
 import gc
@@ -28,6 +29,7 @@ import sys
 import tempfile
 import threading
 import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import numpy
@@ -92,6 +94,22 @@ def imported_with(environment):
         for name, value in environment.items()
         if name.startswith(READ_AT_IMPORT) and not name.startswith((*OF_LAUNCHERS, *OF_COMPILER))
     }
+
+
+def compile_once(folder):
+    """Compile the modules of a folder, so that forks which import their copies need not."""
+    compile_source = SourceFileLoader.source_to_code
+    sources = {path.read_bytes(): path for path in folder.rglob("*.py")}
+    compiled = {source: compile(source, path, "exec") for source, path in sources.items()}
+
+    def source_to_code(loader, source, path, **options):
+        if source not in compiled:
+            return compile_source(loader, source, path, **options)
+        # As Python does where the file of compiled code was moved.
+        _imp._fix_co_filename(compiled[source], path)
+        return compiled[source]
+
+    SourceFileLoader.source_to_code = source_to_code
 
 
 def serve(listener, variables):
@@ -195,10 +213,13 @@ def run(program):
 if __name__ == "__main__":
     variables, listener = imported_with(os.environ), socket.socket(fileno=int(sys.argv[1]))
     if listener in select.select([listener, sys.stdin], [], [])[0]:
+        gc.disable()
         for library in LIBRARIES:
             importlib.import_module(library)
+        compile_once(Path(__file__).resolve().parents[2] / "scripts")
         # Searches for plugins, once.
         sys.modules["snakemake.cli"].get_argument_parser()
         # Collections in forks would visit, and copy, what they share.
         gc.freeze()
+        gc.enable()
         run(become(serve(listener, variables)))

@@ -11,6 +11,7 @@ from conftest import Workflow, copy_sources
 from support import llm_endpoint
 from support.hub import serving
 from support.staleness import (
+    FAR,
     QUICK_FILE,
     TARGETS,
     build_stubs,
@@ -58,6 +59,9 @@ def built(quick, make_once, tmp_path_factory):
                 "HF_HUB_OFFLINE": "0",
                 "NO_PROXY": "127.0.0.1,localhost",
             }
+            workflow.build(FAR, "output/models/far.manifest.json")
+            # Without these variables, programs are forks.
+            workflow.environment = {"NO_PROXY": "127.0.0.1,localhost"}
             workflow.build(*TARGETS)
         write_config(folder)
         assert workflow.planned(*TARGETS) == set()

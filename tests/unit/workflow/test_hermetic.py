@@ -107,6 +107,7 @@ WITHOUT_LANDLOCK = """
 import errno, platform
 from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.hermetic import check_limits
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.kernel_limits import ALLOW, FAIL, Rule, filter_program, install_filter
 
 unknown = [Rule(number, FAIL | errno.ENOSYS) for number in (444, 445, 446)]
