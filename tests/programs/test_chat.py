@@ -1,5 +1,6 @@
 """Chat: prompts, streamed responses and errors of a session; chat.py on a pipe and a terminal."""
 
+import copy
 import io
 from types import SimpleNamespace
 
@@ -7,21 +8,52 @@ import pytest
 import torch
 
 import chat
-from snakechat.data.dialogues import render_prompt
+from conftest import INIT
+from snakechat.data.dialogues import chat_template, render_prompt
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.evaluation.chat_session import load
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
-from support.talking import (  # noqa: F401
-    CHAT_INIT,
-    chat_folders,
-    dialogue_session,
-    pieces_of_response,
-    script_ids,
-    script_response,
-)
+from support.talking import GREEDY, as_chatml, script_ids
+
+# Positions for several turns, and weights large enough for responses to depend on the prompt.
+CHAT_INIT = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}
+
+
+@pytest.fixture
+def folders(tokenizer, tmp_path):
+    """Folders of a model with the dialogue template and of one with ChatML, by name."""
+    dialogue = copy.deepcopy(tokenizer)
+    dialogue.chat_template = chat_template(dialogue)
+    tokenizers = {"rlhf": dialogue, "chatml": as_chatml(tokenizer)}
+    for seed, (name, each) in enumerate(tokenizers.items()):
+        save_model(make_causal(CHAT_INIT, each, seed), each, tmp_path / name)
+    return {name: tmp_path / name for name in tokenizers}
+
+
+@pytest.fixture
+def dialogue(folders):
+    """A session with the dialogue template."""
+    return load(folders["rlhf"])
+
+
+def script_response(session, text):
+    """Make the model of a session generate a text, whatever the prompt is; return its token ids."""
+    tokenizer = session.tokenizer
+    ids = [*tokenizer(text, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+    script_ids(session.model, ids)
+    return ids
+
+
+def pieces_of_response(session, prompt="Why?", settings=GREEDY):
+    """The pieces of text of a response."""
+    ids, _ = session.encode(prompt, settings[2])
+    pieces = []
+    response = session.respond(prompt, ids, *settings, pieces.append)
+    assert "".join(pieces) == response
+    return pieces
 
 
 def test_the_streamed_text_is_the_generated_text(dialogue):
@@ -194,15 +226,6 @@ def test_commands(folders, run_chat):
     assert output == "" and code == "error: unknown command /nonsense: /help lists the commands"
 
 
-def test_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
-    script_response(dialogue, " \x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
-    output, _, _ = run_chat("x", lines=[b"Why?"])
-    assert output == "\\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.\n"
-    # The session keeps the original text.
-    assert dialogue.turns[-1] == ("assistant", "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.")
-
-
 def test_invalid_arguments_are_usage_errors(run_chat):
     # Seeds of torch have 63 bits.
     _, notes, code = run_chat("x", "--seed", 1 << 63)
@@ -247,11 +270,18 @@ def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
     assert second and dialogue.turns[0] == ("user", "Two?")
 
 
-def test_ctrl_c_ends_a_pipe(dialogue, run_chat, monkeypatch):
+def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_chat, monkeypatch):
     monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
-    script_response(dialogue, " Yes indeed.")
+    text = "\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀."
+    script_response(dialogue, f" {text}")
+    output, _, _ = run_chat("x", lines=[b"Why?"])
+    assert output == "\\x1b[31mred\nand\ttabs, 天空 é 👩\u200d🚀.\n"
+    # The session keeps the original text.
+    assert dialogue.turns == [("user", "Why?"), ("assistant", text)]
+    dialogue.turns.clear()
     interrupt_first_response(dialogue)
     output, _, code = run_chat("x", lines=[b"One?", b"Two?"])
-    assert code == 130 and "Yes indeed.".startswith(output) and output != "Yes indeed."
     # What was shown is part of the conversation.
-    assert dialogue.turns == [("user", "One?"), ("assistant", output)]
+    [_, (_, shown)] = dialogue.turns
+    assert code == 130 and output == printable_text(shown)
+    assert text.startswith(shown) and shown != text
