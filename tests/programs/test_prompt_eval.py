@@ -64,31 +64,25 @@ def evaluated(job):
     return {(line["model"], line["decoder"], line["prompt"]): line for line in lines}
 
 
-def test_each_model_responds_to_each_prompt_with_each_decoder(job):
+def test_each_model_responds_to_each_prompt_with_each_decoder(job, tokenizer):
     responses = evaluated(job)
-    models, decoders = ["base", "sft", "rlhf", "ema"], ["greedy", "sampled"]
+    models, decoders = ["base", "sft", "rlhf", "ema"], {"greedy": 0, "sampled": 1.0}
     assert list(responses) == [
         (m, d, prompt) for prompt in PROMPTS for m in models for d in decoders
     ]
-    for decoder in decoders:
-        for prompt in PROMPTS:
-            texts = [responses[model, decoder, prompt]["text"] for model in models]
-            # Only the models with the same weights respond the same.
-            assert texts[1] == texts[3] and len(set(texts)) == 3
-
-
-def test_greedy_and_sampled_responses_are_those_of_the_sampler(job, tokenizer):
-    responses = evaluated(job)
     # As in training.
     ids = [tokenizer(f"\n\nHuman: {prompt}\n\nAssistant:").input_ids for prompt in PROMPTS]
     model = load_causal(job.inputs["rlhf"], "fp32", tokenizer)
-    for decoder, temperature in (("greedy", 0), ("sampled", 1.0)):
+    for decoder, temperature in decoders.items():
         torch.manual_seed(1)
         [drawn] = sample_responses(model, ids, HfSampler([tokenizer.eos_token_id], 12, temperature))
         for prompt, response in zip(PROMPTS, drawn, strict=True):
             line = responses["rlhf", decoder, prompt]
             assert line["text"] == tokenizer.decode(response, skip_special_tokens=True)
             assert line["ended"] == (response[-1] == tokenizer.eos_token_id)
+            texts = [responses[model, decoder, prompt]["text"] for model in models]
+            # Only the models with the same weights respond the same.
+            assert texts[1] == texts[3] and len(set(texts)) == 3
     job.settings.seed = 2
     again = evaluated(job)
     changed = {key[1] for key in responses if responses[key] != again[key]}

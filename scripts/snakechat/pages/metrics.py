@@ -225,9 +225,10 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
     """
     value = _find(metrics, path)
     if isinstance(value, Mapping):
+        if "interval_95" not in value:
+            return None
         scale = 0 if path.endswith("_difference") else None
-        mean, interval = value.get("mean"), value.get("interval_95")
-        return None if mean is None else Figure(mean, interval, scale=scale)
+        return Figure(value["mean"], value["interval_95"], scale=scale)
     if not isinstance(value, int | float):
         return None
     # The intervals of a dataset are beside its metrics.
