@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 
@@ -47,18 +47,18 @@ def draw_held_out_prompts(tokens: Path, num_prompts: int, seed: int) -> tuple[li
     return [int(next(rows_of[dataset])) for dataset in datasets], datasets
 
 
-def normalized_fingerprint(text: str) -> int:
-    """Return a hash of a text in lower case without punctuation, apart from operators."""
-    return fingerprint(re.sub(r"[^\w+*/=<>^%-]+", " ", text.casefold()))
-
-
-KEYS = {"exact": fingerprint, "normalized": normalized_fingerprint}
+def normalized_fingerprints(texts: Iterable[str]) -> np.ndarray:
+    """Return hashes of texts in lower case without punctuation, apart from operators."""
+    normalized = (re.sub(r"[^\w+*/=<>^%-]+", " ", text.casefold()) for text in texts)
+    return np.array([*map(fingerprint, normalized)], np.uint64)
 
 
 def count_contamination(
     prompts: Sequence[str], phases_of: Mapping[str, Sequence[str]], inputs: Mapping[str, Path]
-) -> dict[str, dict[str, int]]:
+) -> dict[str, int]:
     """Count evaluation prompts that are training prompts of a phase too; print a note if any are.
+
+    Texts count as equal if they are but for case, whitespace and punctuation.
 
     Args:
         prompts: Texts of the evaluation prompts.
@@ -66,27 +66,24 @@ def count_contamination(
         inputs: Folders of the job's inputs: records.DATASET and rows.DATASET.
 
     Returns:
-        For each PHASE/DATASET the number of prompts with the same text (exact), and with the same
-        text but for case, whitespace and punctuation (normalized).
+        The number of such prompts of each PHASE/DATASET.
     """
-    keys = {kind: np.array([*map(key, prompts)], np.uint64) for kind, key in KEYS.items()}
+    evaluated = normalized_fingerprints(prompts)
     counts = {}
     for dataset, phases in phases_of.items():
         records = inputs[f"records.{dataset}"] / "train.parquet"
         for phase in phases:
             rows = np.load(inputs[f"rows.{dataset}"] / f"{phase}.train.npy")
-            found = {kind: np.zeros(len(prompts), bool) for kind in KEYS}
+            found = np.zeros(len(prompts), bool)
             for batch in read_record_batches(records, rows, columns=["prompt"]):
-                texts = list(map(render_prompt, batch["prompt"]))
-                for kind, key in KEYS.items():
-                    trained_on = np.array([*map(key, texts)], np.uint64)
-                    found[kind] |= np.isin(keys[kind], trained_on)
-            counts[f"{phase}/{dataset}"] = {kind: int(mask.sum()) for kind, mask in found.items()}
-    for name, count in counts.items():
-        if count["normalized"]:
-            print(
-                f"note: {count['normalized']:,} of {len(prompts):,} evaluation prompts are also"
-                f" training prompts of {name}: set split.by: prompt, or use other datasets",
-                file=sys.stderr,
-            )
+                trained_on = normalized_fingerprints(map(render_prompt, batch["prompt"]))
+                found |= np.isin(evaluated, trained_on)
+            counts[f"{phase}/{dataset}"] = int(found.sum())
+            if found.any():
+                print(
+                    f"note: {found.sum():,} of {len(prompts):,} evaluation prompts are also"
+                    f" training prompts of {phase}/{dataset}: set split.by: prompt, or use other"
+                    " datasets",
+                    file=sys.stderr,
+                )
     return counts

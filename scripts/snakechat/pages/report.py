@@ -298,7 +298,7 @@ def _response_remarks(metrics: Metrics) -> Iterator[str]:
     for key in ("judge_score", "success"):
         if direction("score") > 0 > direction(key):
             yield translate("remark_exploited", initial=name, metric=label_of(key))
-    counts = [count["normalized"] for count in metrics.get("contamination", {}).values()]
+    counts = metrics.get("contamination", {}).values()
     if any(counts):
         count, total = map(format_number, (max(counts), metrics["num_prompts"]))
         yield translate("remark_contamination", count=count, total=total)

@@ -56,9 +56,7 @@ def inputs(tmp_path):
 
 def test_contamination_of_each_phase(inputs, capsys):
     prompts = ["Who are you?\n", "who are you", "What is 2 * 2?", "Where?"]
-    assert count_contamination(prompts, {"a": ["sft", "reward"]}, inputs) == {
-        "sft/a": {"exact": 1, "normalized": 2},
-        "reward/a": {"exact": 0, "normalized": 2},
-    }
+    counts = count_contamination(prompts, {"a": ["sft", "reward"]}, inputs)
+    assert counts == {"sft/a": 2, "reward/a": 2}
     message = capsys.readouterr().err
     assert "2 of 4 evaluation prompts are also training prompts of sft/a" in message

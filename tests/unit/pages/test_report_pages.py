@@ -162,7 +162,7 @@ def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
         ),
         (
             "rlhf",
-            {"contamination": {"sft/toy": {"exact": 3, "normalized": 4}}},
+            {"contamination": {"sft/toy": 4, "rlhf/toy": 0}},
             "4 of the 1,000 evaluated prompts also occur in training data",
         ),
         (
