@@ -25,7 +25,6 @@ from snakechat.pages.metrics import (
     name_of,
     run_value,
     translate,
-    with_metrics_before,
 )
 from snakechat.pages.page import Section, Table, table_of, value_table
 from snakechat.workflow.errors import InputError
@@ -99,6 +98,20 @@ def read_training(
     metrics = with_metrics_before(json.loads(read_version_file(evaluation, "metrics.json")), lines)
     run = read_run_record(folder, entry) or {}
     return Training(stage, name, entry["settings"], entry["facts"], lines, metrics, run)
+
+
+def with_metrics_before(
+    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Return metrics.json with the evaluation before a reward model or DPO, if it had one.
+
+    steps: The lines of metrics.jsonl.
+    """
+    if not {"accuracy", "auc"} & metrics.keys() or not steps or steps[0]["step"] > 0:
+        return metrics
+    line = steps[0].items()
+    before = {key.removeprefix("eval_"): value for key, value in line if key.startswith("eval_")}
+    return {**metrics, "before": before}
 
 
 def read_log(path: Path, name: str, stage: str) -> Training:

@@ -54,14 +54,9 @@ def translate(key: str, /, **values: object) -> str:
     return TEXTS[key][_language].format(**values)
 
 
-def in_language(names: Mapping[str, Any]) -> str:
-    """Return a name, by languages, in the language of the program."""
-    return str(names[_language])
-
-
 def name_of(group: str, key: str) -> str:
     """Return the name of a key of NAMES in the language of the program; others are their names."""
-    return in_language(NAMES[group].get(key, {_language: key}))
+    return str(NAMES[group].get(key, {_language: key})[_language])
 
 
 def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> str:
@@ -84,13 +79,6 @@ def format_number(value: float, signed: bool = False, digits: int = DIGITS) -> s
     else:
         text = f"{value:{sign}.{digits - 1}e}" if value and math.isfinite(value) else f"{value:g}"
     return text.replace("-", "\N{MINUS SIGN}", 1) if value < 0 else text
-
-
-def format_cell(value: Any) -> str:
-    """Format a cell of a table: text as it is, numbers by format_number, None as an empty cell."""
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else format_number(value)
 
 
 def as_text(value: Any) -> str:
@@ -174,7 +162,7 @@ def label_of(path: str) -> str:
     first, _, rest = path.partition(".")
     if first == BENCHMARKS:
         return rest
-    label = in_language(names_of(path))
+    label = str(names_of(path)[_language])
     if first == "wins":
         # The name of a model may have dots.
         model, other, _ = (name_of("models", name) for name in rest.rsplit(".", 2))
@@ -237,20 +225,6 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
     return Figure(value, interval or _find(metrics.get("intervals_95", {}), path))
 
 
-def with_metrics_before(
-    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return metrics.json with the evaluation before a reward model or DPO, if it had one.
-
-    steps: The lines of metrics.jsonl.
-    """
-    if not {"accuracy", "auc"} & metrics.keys() or not steps or steps[0]["step"] > 0:
-        return metrics
-    line = steps[0].items()
-    before = {key.removeprefix("eval_"): value for key, value in line if key.startswith("eval_")}
-    return {**metrics, "before": before}
-
-
 def read_json(path: Path) -> dict[str, Any]:
     """Read a .json file."""
     values: dict[str, Any] = json.loads(path.read_text())
@@ -291,7 +265,8 @@ def curve_labels(
 
     A user's command has metrics of its own, which our trainings of the stage do not have.
     """
-    labels = {key: in_language(names) for key, names in NAMES[STAGES[stage]["curves"]].items()}
+    group = STAGES[stage]["curves"]
+    labels = {key: name_of(group, key) for key in NAMES[group]}
     if "command" in settings:
         found = (key.removeprefix("eval_") for line in steps for key in line)
         labels |= {key: labels.get(key, key) for key in found if key != "step"}

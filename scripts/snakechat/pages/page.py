@@ -20,7 +20,6 @@ from snakechat.pages.metrics import (
     Figure,
     as_text,
     better_sign,
-    format_cell,
     format_number,
     format_share,
     is_fraction,
@@ -217,6 +216,13 @@ def write_headline(path: Path, cards: Mapping[str, Cell]) -> None:
     """Write the main results as a part of the start page of Snakemake's report."""
     text = HTML.get_template("report_headline.html").render(cards=cards)
     path.write_text(text, encoding="utf-8")
+
+
+def format_cell(value: Any) -> str:
+    """Format a cell of a table: text as it is, numbers by format_number, None as an empty cell."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else format_number(value)
 
 
 def of_texts(change: Callable[[str], str]) -> Callable[[Any], Any]:

@@ -5,8 +5,15 @@ import json
 import pytest
 
 from snakechat.estimates import flops
-from snakechat.pages.jobs import Training, job_section, row_section, run_table, throughput
-from snakechat.pages.metrics import label_of, numbers_of, read_benchmarks, with_metrics_before
+from snakechat.pages.jobs import (
+    Training,
+    job_section,
+    row_section,
+    run_table,
+    throughput,
+    with_metrics_before,
+)
+from snakechat.pages.metrics import label_of, numbers_of, read_benchmarks
 from snakechat.pages.report import (
     benchmark_change,
     benchmark_sections,
@@ -144,6 +151,8 @@ def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
 
 # --- remarks --------------------------------------------------------------------------------
 
+FALL = {"mean": -1.0, "interval_95": [-2.0, -0.5]}
+
 
 @pytest.mark.parametrize(
     ("stage", "changes", "text"),
@@ -155,11 +164,8 @@ def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
             {"base_score_difference": {"mean": 0.5, "interval_95": [0.1, 0.9]}},
             "The base model scores higher (0) than SFT (1.00).",
         ),
-        (
-            "rlhf",
-            {"judge_score_difference": {"mean": -1.0, "interval_95": [-2.0, -0.5]}},
-            "another metric falls (score by the judge)",
-        ),
+        ("rlhf", {"judge_score_difference": FALL}, "another metric falls (score by the judge)"),
+        ("rlhf", {"score_difference": FALL, "judge_score_difference": FALL}, None),
         (
             "rlhf",
             {"contamination": {"sft/toy": 4, "rlhf/toy": 0}},
