@@ -23,8 +23,7 @@ import torch
 
 from snakechat.algorithms.llm_judge import LlmJudge, load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.reward_models import load_reward
-from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
+from snakechat.algorithms.rewards import RewardSum, load_reward, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.config.references import model_names
 from snakechat.data import toy

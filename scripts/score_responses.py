@@ -11,8 +11,7 @@ import numpy as np
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.reward_models import load_reward
-from snakechat.algorithms.reward_sum import RewardSum, weighted_judges
+from snakechat.algorithms.rewards import RewardSum, load_reward, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import GenerationSettings

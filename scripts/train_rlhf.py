@@ -20,34 +20,42 @@ import torch
 from torch import Tensor
 
 from snakechat.algorithms.experience import (
-    KLController,
+    Experience,
+    SanityChecks,
     ScoreNormalization,
     evaluate_tokens,
     make_experience,
 )
 from snakechat.algorithms.llm_judge import load_judges, record_usage
-from snakechat.algorithms.policy_updates import Updater, minibatch_prompts
+from snakechat.algorithms.policy_updates import (
+    Metrics,
+    evaluation_metrics,
+    informative_rows,
+    kl_name,
+    policy_gradients,
+    sample_text,
+    step_metrics,
+    value_gradients,
+)
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.reward_sum import RewardSum, Scores, weighted_judges
+from snakechat.algorithms.rewards import RewardSum, Scores, weighted_judges
 from snakechat.algorithms.rlhf_models import load_models, make_engines
 from snakechat.algorithms.rollouts import Rollouts, TokenLists, sample_on_all_ranks
-from snakechat.algorithms.step_metrics import (
-    SanityChecks,
-    evaluation_metrics,
-    kl_name,
-    response_kl,
-    step_metrics,
-)
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
-from snakechat.modeling.batching import Examples, prompt_examples, training_batches
+from snakechat.modeling.batching import (
+    Examples,
+    global_batches,
+    prompt_examples,
+    training_batches,
+)
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.model_check import check_model
-from snakechat.training.engine import Ema
+from snakechat.training.engine import Ema, Engine
 from snakechat.training.evaluations import Evaluations
 from snakechat.training.placed_models import make_sampler
 from snakechat.training.trainer import Step, Training, save_trained, trainer
@@ -78,6 +86,8 @@ class RlhfTrainer:
         job, settings = training.job, training.settings
         self.settings, self.timer, self.record = settings, training.timer, job.record
         self.device = training.device
+        # Prompts of an update.
+        self.minibatch = settings.global_batch_size // settings.num_generations
         # Of a whole step, for its throughput.
         self.record["evaluated_in_update"] = evaluated_in_update(settings)
         # Before the models are loaded: a missing API key is noticed at once.
@@ -112,16 +122,15 @@ class RlhfTrainer:
         if models.critic and self.critic:
             check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
-        self.kl_controller = KLController(settings)
         self.checks = SanityChecks(has_rewards=bool(rewards))
-        ptx = Examples.read(job.inputs["ptx"], "train", "chosen") if "ptx" in job.inputs else None
-        self.updater = Updater(settings, self.actor, self.critic, self.ema, ptx)
+        self.ptx: Examples | None = None
+        if "ptx" in job.inputs:
+            self.ptx = Examples.read(job.inputs["ptx"], "train", "chosen")
         components = {
             "actor": self.actor,
             "critic": self.critic,
             "ema": self.ema,
             "scorer": self.normalization,
-            "kl_controller": self.kl_controller,
             "checks": self.checks,
         }
         # All state that a step changes, for checkpoints.
@@ -141,9 +150,7 @@ class RlhfTrainer:
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
                 self.checks.check_scores(scores.sum, step)
-            normalized_scores = self.normalization.normalize(
-                scores.sum, rollouts.ended, rollouts.lengths
-            )
+            normalized_scores = self.normalization.normalize(scores.sum, rollouts)
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
         in_update = evaluated_in_update(settings, rollouts.num_responses, step)
@@ -152,28 +159,60 @@ class RlhfTrainer:
             evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)
 
         # 4. Compute rewards, advantages and returns.
-        kl_coef = self.kl_controller.coef
-        experience = make_experience(
-            settings, rollouts, evaluation, normalized_scores, kl_coef, not in_update
-        )
+        experience = make_experience(settings, rollouts, evaluation, normalized_scores, in_update)
 
         # 5. Update actor and critic.
         with self.timer("train"):
-            updates = self.updater.update(step, rollouts, experience)
+            updates = self.update(step, rollouts, experience)
         self.sampler.step_ended()
         if self.sampler.asleep_bytes:
             self.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
-        kl = response_kl(rollouts, evaluation)
-        self.kl_controller.update(kl.mean().item(), rollouts.num_responses)
-
-        metrics = step_metrics(
-            settings.algorithm, rollouts, evaluation, experience, scores, updates
-        )
+        metrics = step_metrics(settings.algorithm, rollouts, experience, scores, updates)
         shown = ["objective/scores", kl_name(settings.algorithm)]
         logged: list[dict[str, Any]] = []
         if step % settings.log_responses_steps == 0 or step == 1:
+            kl = evaluation.kl(rollouts)
             logged = response_lines(settings.algorithm, rollouts, scores, kl)
         return Step(metrics, shown, int(rollouts.lengths.sum()), logged)
+
+    def update(self, step: int, rollouts: Rollouts, experience: Experience) -> list[Metrics]:
+        """Update actor and critic on each minibatch, ppo_epochs times; return metrics of each."""
+        settings = self.settings
+        minibatches = global_batches(
+            rollouts.num_prompts, self.minibatch, settings.ppo_epochs, settings.seed + step
+        )
+        return [
+            self.update_minibatch(step, number, rows, rollouts, experience)
+            for number, rows in enumerate(minibatches)
+        ]
+
+    def update_minibatch(
+        self, step: int, number: int, rows: np.ndarray, rollouts: Rollouts, experience: Experience
+    ) -> Metrics:
+        """Update actor and critic on the responses to the given prompts; return metrics.
+
+        number: Number of the update in its step.
+        """
+        settings = self.settings
+        engines: dict[str, Engine] = {}
+        metrics: Metrics = {}
+        if step > settings.critic_warmup_steps:
+            engines["policy"] = self.actor
+            text = sample_text(self.ptx, settings, step, number) if self.ptx else None
+            used = informative_rows(rows, experience) if settings.drop_uniform_groups else rows
+            metrics |= policy_gradients(self.actor, rollouts, used, experience, settings, text)
+        if self.critic:
+            engines["value"] = self.critic
+            metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
+        for name, engine in engines.items():
+            metrics[f"{name}/learning_rate"] = engine.learning_rate
+        for engine in engines.values():
+            engine.step()
+        if self.ema and "policy" in engines:
+            self.ema.update()
+        for name, engine in engines.items():
+            metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
+        return metrics
 
     def try_step(self) -> None:
         """Run all models on the longest prompts and the longest responses, and update.
@@ -190,11 +229,11 @@ class RlhfTrainer:
         RewardSum(self.scorer.rewards, {}, self.scorer.prompt_texts).score(rollouts, 0, rows)
         evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
         scores = torch.zeros(rollouts.num_responses, device=self.device)
-        experience = make_experience(settings, rollouts, evaluation, scores, 0.0)
-        minibatch = np.arange(min(len(rows), minibatch_prompts(settings)))
+        experience = make_experience(settings, rollouts, evaluation, scores)
+        minibatch = np.arange(min(len(rows), self.minibatch))
         # After the warmup of the critic, actor and critic are updated.
         step = settings.critic_warmup_steps + 1
-        self.updater.update_minibatch(step, 0, minibatch, rollouts, experience)
+        self.update_minibatch(step, 0, minibatch, rollouts, experience)
         self.sampler.step_ended()
 
     def evaluate(self) -> dict[str, float]:
@@ -205,12 +244,9 @@ class RlhfTrainer:
         rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
         torch.default_generator.set_state(generator_state)
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
-        normalized = self.normalization.normalized(scores.sum, rollouts.ended, rollouts.lengths)
+        normalized = self.normalization.normalized(scores.sum, rollouts)
         evaluation = evaluate_tokens(rollouts, self.models.actor, self.models.reference, None)
-        settings = self.settings
-        return evaluation_metrics(
-            settings.algorithm, rollouts, evaluation, scores, normalized, settings.kl_coef
-        )
+        return evaluation_metrics(self.settings, rollouts, evaluation, scores, normalized)
 
     def sample(self, prompts: list[np.ndarray]) -> Rollouts:
         """Sample responses from the actor."""

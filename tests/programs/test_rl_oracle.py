@@ -38,7 +38,6 @@ SETTINGS = {
     ("algorithm", "generations", "kl_in"),
     [
         ("ppo", 1, "rewards"),
-        ("ppo", 1, "loss"),
         ("rloo", 3, "rewards"),
         ("grpo", 3, "loss"),
         ("distill", 2, "rewards"),
@@ -51,9 +50,9 @@ def test_a_step_is_that_of_loops_over_responses(
     take_step, metrics_of = train_rlhf.RlhfTrainer.step, train_rlhf.step_metrics
     seen = {}
 
-    def step_metrics(algorithm, rollouts, evaluation, experience, scores, *arguments):
+    def step_metrics(algorithm, rollouts, experience, scores, updates):
         seen.update(rollouts=rollouts, scores=scores)
-        return metrics_of(algorithm, rollouts, evaluation, experience, scores, *arguments)
+        return metrics_of(algorithm, rollouts, experience, scores, updates)
 
     def recorded(self, step, rows):
         critic = self.models.critic and copy.deepcopy(self.models.critic.model)

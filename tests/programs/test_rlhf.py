@@ -59,7 +59,7 @@ def test_distillation_decreases_the_kl_to_the_teacher(train):
     for line in job.metrics[1:]:
         assert line["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
         # A KL to the initial model, and scores, are not measured.
-        assert not {"objective/kl", "objective/kl_coef", "objective/scores"} & line.keys()
+        assert not {"objective/kl", "objective/scores"} & line.keys()
         assert "policy/kl_to_teacher" in line and "policy/kl" not in line
     assert "score" not in lines_of(job.result / "responses.jsonl")[0]
 
@@ -127,30 +127,20 @@ def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, mon
     assert (job.result / "adapter/adapter_model.safetensors").exists()
 
 
-def test_ptx_trains_on_text_in_addition(train):
-    settings = {"actor_learning_rate": 0.01, "warmup_steps": 0}
-    losses = {coef: values(train(ptx_coef=coef, **settings), "ptx/loss") for coef in (1e-9, 27.8)}
-    # With a negligible weight, and with one that dominates.
-    assert losses[27.8][-1] < losses[1e-9][-1] - 0.3
-
-
 def test_only_the_critic_is_trained_in_its_warmup_steps(train, inputs):
-    # A target that no KL reaches: 20 % less after each horizon of responses.
-    job = train(critic_warmup_steps=2, kl_target=1e6, kl_horizon=120)
+    job = train(critic_warmup_steps=2)
     assert torch.equal(weights_of(job), weights_in(Path(inputs["actor"]["path"])))
     assert not values(job, "policy/loss")
     assert len(values(job, "value/loss")) == 2
-    first, second = values(job, "objective/kl_coef")
-    assert second == pytest.approx(0.8 * first)
 
 
 ALL = {
     "ema_decay": 0.9,
-    "kl_target": 1.0,
-    "kl_horizon": 1000,
-    "standardize_scores": "running",
-    "epochs": 2,
+    "standardize_scores": "first",
+    "ptx_coef": 27.8,
     "log_responses_steps": 1,
+    "rollout_batch_size": 60,
+    "max_steps": 3,
 }
 STOPS = """
 import os, signal
@@ -175,20 +165,24 @@ def test_a_resumed_run_ends_with_the_same_bytes(train, functions):
     program.write_text(STOPS.format(at=0, action="pass"))
     job = train(**settings)
     assert job.record["resumed_after_step"] == 1
+    # The text is trained on as well.
+    assert values(job, "ptx/loss")[-1] < values(job, "ptx/loss")[0]
     assert result_files(job.result) == whole
     assert {"ema/model.safetensors", "responses.jsonl"} <= whole.keys()
 
 
 def test_zero_stages_agree(train):
-    first, *others = (
-        train({"zero_stage": stage, "critic_zero_stage": critic}, ema_decay=0.9)
-        for stage, critic in ((0, 0), (2, 3), (3, 2))
+    first, other = (
+        train(
+            {"zero_stage": stage, "critic_zero_stage": critic},
+            **{"ema_decay": 0.9, "rollout_batch_size": 32, "global_batch_size": 16, "max_steps": 2},
+        )
+        for stage, critic in ((0, 0), (3, 2))
     )
-    for job in others:
-        for line, expected in zip(job.metrics, first.metrics, strict=True):
-            assert line == pytest.approx(expected, rel=1e-3, abs=1e-4)
-        for folder in (".", "ema"):
-            assert (weights_of(job, folder) - weights_of(first, folder)).abs().max() < 1e-3
+    for line, expected in zip(other.metrics, first.metrics, strict=True):
+        assert line == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    for folder in (".", "ema"):
+        assert (weights_of(other, folder) - weights_of(first, folder)).abs().max() < 1e-3
 
 
 def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch):

@@ -1,26 +1,19 @@
-"""Training programs: with LoRA, each loss and algorithm of config.yaml, the best model.
+"""Training programs: with LoRA, each loss and algorithm of config.yaml.
 
 In one process; tests/unit/training/test_processes.py trains adapters in two.
 """
 
 import json
 import math
-import random
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
-from snakechat.algorithms.preference import pairwise_loss
 from snakechat.config.recipes import STAGES
-from snakechat.data import toy
-from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Scorer, response_scores
-from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import DTYPES
 from support.configs import load
-from support.stages import stages_of_small_model
+from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -60,13 +53,9 @@ SHIPPED = shipped_kinds()
 @pytest.fixture(scope="module")
 def stages(tokenizer, group, tmp_path_factory):
     """The results of recipes on a small model, in a working directory of their own."""
-    rows, _ = toy.make_rows(16, 0, random.Random(1))
-    train = [tuple(row.values()) for row in rows]
-    # The models learn these pairs, and would need more to do well on others.
-    records = {"train": train, "eval": train[:12]}
     recipes = {"sft": {"plain": recipe("fp32")}, "reward": {"plain": recipe("fp32", epochs=8)}}
     folder = tmp_path_factory.mktemp("lora")
-    with stages_of_small_model(folder, tokenizer, records, recipes) as stages:
+    with stages_of_small_model(folder, tokenizer, toy_rows(16), recipes) as stages:
         yield stages
 
 
@@ -150,23 +139,6 @@ def test_each_trainer_trains_adapters(
     trains_others = train_base != "none"
     assert ("embed_tokens" in others, "layer_norm" in others) == (trains_others, trains_others)
     assert trains_others or not others
-
-
-def test_the_best_reward_model_is_saved(train, stages):
-    # At this rate, some later evaluation is worse than an earlier one.
-    changes = {"save_strategy": "best", "early_stopping_patience": 3, "eval_steps": 2}
-    folder = train("reward", "fp32", learning_rate=0.3, **changes | {"epochs": 20})
-    evaluated = [line for line in metrics_of(folder) if "eval_loss" in line]
-    best = min(evaluated[1:], key=lambda line: line["eval_loss"])
-    assert evaluated.index(best) == len(evaluated) - 4
-    assert {"eval_accuracy", "eval_margin"} <= best.keys()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    saved = Scorer(load_scorer(folder, "fp32", tokenizer)).eval()
-    tokens = stages.result("tokenize_reward", folder.name)
-    pairs = Examples.read(tokens, "eval", "chosen", "rejected")
-    scores = torch.from_numpy(response_scores(saved, pairs))
-    loss = pairwise_loss(*scores).mean().item()
-    assert loss == pytest.approx(best["eval_loss"], rel=1e-4)
 
 
 def test_max_steps_ends_a_training_and_its_schedule(train):

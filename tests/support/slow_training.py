@@ -1,11 +1,12 @@
-"""A training of two processes of which one takes its time, for test_signals.py.
+"""A training of two processes, for tests/unit/training/test_processes.py.
 
-    slow_training.py FOLDER PHASE
+    slow_training.py FOLDER
 
-PHASE is where the first process takes a minute, while the others wait for it: `sample`, before the
-update of step 4, `evaluate`, after it, or `none`. A file FOLDER/waiting says that it has begun.
+With SLOW in the environment, the first process takes a minute in the evaluation after step 4, while
+the other one waits for it. A file FOLDER/waiting says that it has begun.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -29,7 +30,7 @@ SETTINGS = {"eval_steps": 2, "early_stopping_patience": 0, "save_strategy": "bes
 SETTINGS |= {"dtype": "fp32", "seed": 1}
 
 
-def main(folder, phase):
+def main(folder):
     placement = Placement(nodes=world_size())
     job = SimpleNamespace(
         spec={"rule": "train_sft", "name": "slow"},
@@ -51,14 +52,11 @@ def main(folder, phase):
     torch.manual_seed(rank())
     inputs, targets = rows(8)
 
-    def wait(now, step):
-        if now == phase and step == SLOW_STEP and rank() == 0:
+    def evaluate():
+        if rank() == 0 and "SLOW" in os.environ and engine.scheduler.last_epoch == SLOW_STEP:
             (folder / "waiting").touch()
             time.sleep(60)
         barrier()
-
-    def evaluate():
-        wait("evaluate", int(engine.scheduler.last_epoch))
         return {"loss": squared_error(engine.module(inputs), targets, 8).item()}
 
     def save(target):
@@ -68,7 +66,6 @@ def main(folder, phase):
 
     def take_step(step, _):
         draws = torch.rand(1)
-        wait("sample", step)
         with training.timer("train"):
             own = slice(rank(), None, world_size())
             loss = squared_error(engine(inputs[own]), targets[own], 8) + 0 * draws.sum()
@@ -82,4 +79,4 @@ def main(folder, phase):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]))

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from torch.nn import functional
 from transformers import OPTConfig, OPTForCausalLM
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks  # noqa: E402
+from snakechat.modeling.batching import Examples  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
@@ -43,31 +43,20 @@ from support.specs import opt_config  # noqa: E402
 SETTINGS = engines.SETTINGS | {"lr_schedule": "linear", "max_grad_norm": 0.5}
 PLACEMENT = Placement(nodes=processes.world_size(), micro_batch_tokens=16)
 STEPS, ROWS, LENGTH, VOCABULARY = 6, 8, 7, 50
+NUM_TOKENS, CPU = ROWS * (LENGTH - 1), torch.device("cpu")
 PROMPTS = [list(range(3, 3 + length)) for length in (5, 2, 7, 3, 4)]
 
 
-class LanguageModel(nn.Module):
-    """A causal LM whose forward reads the output layer's weight, which is tied to the embedding."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        sizes = {"ffn_dim": 32, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
-        config = OPTConfig(**opt_config(2, 16, 2, **sizes, dropout=0.0, init_std=0.3))
-        self.model = OPTForCausalLM(config).eval()
-
-    def external_parameters(self):
-        return [self.model.get_output_embeddings().weight]
-
-    def forward(self, ids):
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = functional.linear(hidden[:, :-1], *self.external_parameters()).float()
-        return functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="sum")
+def make_model():
+    torch.manual_seed(0)
+    sizes = {"ffn_dim": 32, "vocab_size": VOCABULARY, "max_position_embeddings": 32}
+    config = OPTConfig(**opt_config(2, 16, 2, **sizes, dropout=0.0, init_std=0.3))
+    return OPTForCausalLM(config).eval()
 
 
 def rows_of(step):
     generator = torch.Generator().manual_seed(step)
-    return torch.randint(0, VOCABULARY, (ROWS, LENGTH), generator=generator)
+    return torch.randint(3, VOCABULARY, (ROWS, LENGTH), generator=generator)
 
 
 def engine_for(module, placement, settings):
@@ -77,11 +66,11 @@ def engine_for(module, placement, settings):
 
 def train_step(engine, step):
     """Run one step, with the rows of this rank in two micro-batches; return the global loss."""
-    micro_batches = rows_of(step)[processes.rank() :: processes.world_size()].chunk(2)
-    num_tokens, loss_sum = ROWS * (LENGTH - 1), torch.zeros(())
-    for number, ids in enumerate(micro_batches, start=1):
-        loss = engine(ids) / num_tokens
-        engine.backward(loss, last=number == len(micro_batches))
+    ids, loss_sum = rows_of(step).tolist(), torch.zeros(())
+    examples = Examples([row[:1] for row in ids], [row[1:] for row in ids])
+    for micro_batch in examples.micro_batches(np.arange(ROWS), True, CPU):
+        loss = -micro_batch.counted / NUM_TOKENS * engine(micro_batch.batch, return_sum=True)
+        engine.backward(loss, micro_batch.is_last)
         loss_sum += loss.detach().float()
     engine.step()
     return processes.all_reduce_sum(loss_sum).item()
@@ -96,7 +85,7 @@ def weights_of(engine):
 
 def train(placement, settings=None):
     """Train; return the losses, gradient norms and final weights."""
-    engine = engine_for(LanguageModel(), placement, settings or {})
+    engine = engine_for(Policy(make_model()), placement, settings or {})
     run = {"losses": [], "norms": []}
     for step in range(STEPS):
         run["losses"].append(train_step(engine, step))
@@ -106,16 +95,18 @@ def train(placement, settings=None):
 
 def train_with_torch():
     """Train with torch alone, on whole batches."""
-    module = LanguageModel().train()
-    optimizer = plain_optimizer(module)
+    model = make_model()
+    optimizer = plain_optimizer(model)
     run = {"losses": [], "norms": []}
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = engines.RATE * (1 - step / STEPS)
         optimizer.zero_grad()
-        loss = module(rows_of(step)) / (ROWS * (LENGTH - 1))
+        ids = rows_of(step)
+        # The mean over all tokens but the first of each row.
+        loss = model(input_ids=ids, labels=ids).loss
         loss.backward()
-        norm = nn.utils.clip_grad_norm_(module.parameters(), SETTINGS["max_grad_norm"])
+        norm = nn.utils.clip_grad_norm_(model.parameters(), SETTINGS["max_grad_norm"])
         optimizer.step()
         run["losses"].append(loss.item())
         run["norms"].append(norm.item())
@@ -133,7 +124,7 @@ def stop_and_resume(folder, placement, settings=None):
     processes.barrier()
 
     def train_until(stop_at=None):
-        engine, losses = engine_for(LanguageModel(), placement, settings or {}), []
+        engine, losses = engine_for(Policy(make_model()), placement, settings or {}), []
         with Checkpointer(job, policy=engine) as checkpointer:
             for step, _ in checkpointer.steps(range(STEPS)):
                 losses.append(train_step(engine, step - 1))
@@ -164,7 +155,7 @@ def stop_and_resume(folder, placement, settings=None):
 
 def train_and_sample(placement):
     """Sample from adapters between steps; two processes have different numbers of prompts."""
-    policy = Policy(add_lora(LanguageModel().model, 4, 8))
+    policy = Policy(add_lora(make_model(), 4, 8))
     engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
     # A prompt at a time: batches have 16 tokens.
     sampler = HfSampler([2], 4, 1.0, 2)
@@ -175,7 +166,7 @@ def train_and_sample(placement):
         sampler.update(policy.model, engine.gathered)
         responses, _ = sample_on_all_ranks(sampler, prompts, engine.sampling)
         run["responses"].append(responses)
-        rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, torch.device("cpu"))
+        rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, CPU)
         for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):
             loss = -micro_batch.counted / 100 * engine(micro_batch.batch).sum()
             engine.backward(loss, micro_batch.is_last)
@@ -187,13 +178,13 @@ def train_and_sample(placement):
 def evaluate_frozen(zero_stage, offload):
     """Evaluate frozen models; return their log-probabilities."""
     tables = []
-    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, torch.device("cpu"))
+    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, CPU)
     for _ in range(2):
-        policy = Policy(LanguageModel().model)
+        policy = Policy(make_model())
         frozen = (
             PartitionedModel(policy, "fp32", offload)
             if zero_stage == 3
-            else FrozenModel(policy, torch.device("cpu"), offload)
+            else FrozenModel(policy, CPU, offload)
         )
         with frozen.on_device():
             tables += [rollouts.logprobs(policy) for _ in range(2)]
@@ -217,11 +208,11 @@ def reversed_prompts(prompts):
 
 def train_on_rollouts(placement):
     """Train adapters on rollouts; return their log-probabilities before each step, and losses."""
-    policy, rows = Policy(add_lora(LanguageModel().model, 4, 8)), np.arange(len(PROMPTS))
+    policy, rows = Policy(add_lora(make_model(), 4, 8)), np.arange(len(PROMPTS))
     engine = engine_for(policy, placement, {})
     responses = reversed_prompts(PROMPTS)
     # With 16 tokens per micro-batch, one process has three to four of them.
-    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, torch.device("cpu"))
+    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, CPU)
     run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
     for _ in range(3):
         run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))
@@ -239,7 +230,7 @@ def train_on_rollouts(placement):
 
 def train_and_save(folder, placement, settings):
     """Train adapters and save the merged model; return its weights and those of the saved one."""
-    policy = Policy(add_lora(LanguageModel().model, 4, 8))
+    policy = Policy(add_lora(make_model(), 4, 8))
     engine = engine_for(policy, placement, settings)
     ids = rows_of(0)
     for _ in range(3):
@@ -261,24 +252,10 @@ def train_and_save(folder, placement, settings):
 # --- all cases ----------------------------------------------------------------------------------
 
 
-def collectives():
-    """Return the results of the collective operations."""
-    rank = processes.rank()
-    return {
-        "all_reduce_sum": processes.all_reduce_sum(torch.tensor([1.0, rank])).tolist(),
-        "all_reduce_max": [
-            processes.all_reduce_max(number) for number in (10 * rank, rank == 1, -0.5 * rank)
-        ],
-        "broadcast_from_first": [
-            processes.broadcast_from_first(value) for value in (rank == 0, 7 - rank, rank + 0.1)
-        ],
-    }
-
-
 def all_cases(folder):
     """Return a function for each case, by name."""
     runs = itertools.count()
-    cases = {"collectives": collectives}
+    cases = {}
     for stage in range(4):
         cases[f"stage {stage}"] = lambda stage=stage: train({"zero_stage": stage})
     for offload in ("optimizer", "parameters"):

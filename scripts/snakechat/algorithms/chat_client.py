@@ -292,7 +292,7 @@ class ChatClient:
         return " ".join(self._without_key(text).split())[:MAX_QUOTED]
 
 
-# --- stored replies -----------------------------------------------------------------------------
+# --- stored replies -------------------------------------------------------------------------------
 
 
 def find_reply(folder: Path, request: Request) -> Reply | None:

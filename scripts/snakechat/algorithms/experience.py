@@ -1,12 +1,12 @@
-"""From rollouts to experience: token values, normalized scores, rewards, advantages, returns.
+"""From rollouts to experience: checks, token values, normalized scores, rewards, advantages.
 
-Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py; N response tokens of a micro-batch.
+Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py.
 """
 
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,13 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.training.checkpointing import Attributes
+from snakechat.workflow.errors import InputError
 
+# Number of responses after which reward functions that have returned a single score are considered
+# useless. Before, sparse rewards may have found no success yet.
+MAX_EQUAL_SCORES = 1000
+# Number of consecutive responses without eos after which the actor is considered unable to end.
+MAX_UNENDED = 500
 # Returns a context with the reference model.
 Reference = Callable[[], AbstractContextManager[nn.Module]]
 
@@ -24,48 +30,39 @@ Reference = Callable[[], AbstractContextManager[nn.Module]]
 class TokenEvaluation(NamedTuple):
     """What the models compute at each response token: tables [B, R].
 
-    logprobs, entropies: Of the actor before the updates.
+    logprobs, entropies: Of the actor before the updates. Where the update of a step evaluates the
+        actor by itself (evaluated_in_update), it fills in both.
     ref_logprobs: Of the reference model; with `distill`, of the teacher.
+    values: None without a critic.
     """
 
     logprobs: Tensor
     entropies: Tensor
     ref_logprobs: Tensor
-    # None without a critic.
     values: Tensor | None
+
+    def kl(self, rollouts: Rollouts) -> Tensor:
+        """Return the estimated KL(actor || reference or teacher) of each response [B], in nats."""
+        return ((self.logprobs - self.ref_logprobs) * rollouts.response_mask).sum(dim=1)
 
 
 class Experience(NamedTuple):
-    """What the updates of a step train on: tables [B, R], or the tokens [N] of a micro-batch.
+    """What the updates of a step train on: tables [B, R].
 
     rewards: What advantages and returns have been computed from.
     importance_weights: Correction of each token's loss for the sampler's log-probabilities.
-    values, returns: None without a critic.
-    is_uniform: bool [n], whether all responses to a prompt have equal scores; the same for the
-        whole step and for a micro-batch.
-    kl_coef: The coefficient of the step.
-    entropies: A table that the update fills in, as it does logprobs; None if logprobs are known.
+    returns: None without a critic.
+    is_uniform: bool [n], whether all responses to a prompt have equal scores.
+    in_update: Whether the update evaluates the actor by itself.
     """
 
-    logprobs: Tensor
-    ref_logprobs: Tensor
+    evaluation: TokenEvaluation
     rewards: Tensor
     advantages: Tensor
     importance_weights: Tensor
-    values: Tensor | None
     returns: Tensor | None
     is_uniform: Tensor
-    kl_coef: float
-    entropies: Tensor | None = None
-
-    def select(self, tokens: Tensor) -> "Experience":
-        """Return the tokens [N] at flat indices of the tables."""
-        tables: dict[str, Any] = {
-            name: table.flatten()[tokens]
-            for name, table in self._asdict().items()
-            if table is not None and name not in ("is_uniform", "kl_coef", "entropies")
-        }
-        return self._replace(**tables, entropies=None)
+    in_update: bool
 
 
 def evaluate_tokens(
@@ -87,8 +84,7 @@ def make_experience(
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
     scores: Tensor,
-    kl_coef: float,
-    is_evaluated: bool = True,
+    in_update: bool = False,
 ) -> Experience:
     """Return the experience of a step.
 
@@ -98,35 +94,25 @@ def make_experience(
     Args:
         scores: [B], normalized. They determine which groups are uniform: with kl_in: rewards, the
             KL penalty makes the rewards of equal scores differ.
-        is_evaluated: Whether the evaluation has the actor's tables (evaluated_in_update).
+        in_update: Whether the update evaluates the actor by itself.
     """
-    logprobs, ref_logprobs = evaluation.logprobs, evaluation.ref_logprobs
+    logprobs, _, ref_logprobs, values = evaluation
     mask = rollouts.response_mask
     if settings.algorithm == "distill":
         rewards = policy_gradient.distillation_rewards(logprobs, ref_logprobs, mask)
     else:
         penalties = policy_gradient.kl_penalty(logprobs, ref_logprobs, settings.kl_estimator)
-        coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
+        coefficient = settings.kl_coef if settings.kl_in == "rewards" else 0.0
         rewards = policy_gradient.token_rewards(scores.nan_to_num(), penalties, mask, coefficient)
-    advantages, returns = compute_advantages(
-        settings, rewards, evaluation.values, mask, ~scores.isnan()
-    )
+    advantages, returns = compute_advantages(settings, rewards, values, mask, ~scores.isnan())
     importance_weights = torch.ones_like(logprobs)
     if rollouts.sampler_logprobs is not None:
         importance_weights = policy_gradient.importance_weights(
             logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
         )
+    is_uniform = policy_gradient.uniform_groups(scores.view(settings.num_generations, -1))
     return Experience(
-        logprobs,
-        ref_logprobs,
-        rewards,
-        advantages,
-        importance_weights,
-        evaluation.values,
-        returns,
-        policy_gradient.uniform_groups(scores.view(settings.num_generations, -1)),
-        kl_coef,
-        None if is_evaluated else evaluation.entropies,
+        evaluation, rewards, advantages, importance_weights, returns, is_uniform, in_update
     )
 
 
@@ -139,19 +125,16 @@ def compute_advantages(
 ) -> tuple[Tensor, Tensor | None]:
     """Return advantages [B, R] and returns [B, R] of rewards [B, R].
 
-    With values of a critic, by GAE; whiten_rewards and whiten_advantages normalize what goes into
-    it and what comes out of it (Huang et al. 2024). Without a critic, the returns are None. The
-    advantage of a token is its reward with `distill`. Otherwise, all tokens of a response have the
-    same advantage, which compares its summed rewards with the other responses to the same prompt.
+    With values of a critic, by GAE, whitened with whiten_advantages (Huang et al. 2024). Without a
+    critic, the returns are None. The advantage of a token is its reward with `distill`. Otherwise,
+    all tokens of a response have the same advantage, which compares its summed rewards with the
+    other responses to the same prompt.
 
     judged: bool [B], which responses have a score; the others are not compared.
     """
     if settings.algorithm == "distill":
         return rewards, None
     if values is not None:
-        if settings.whiten_rewards:
-            # With their mean, which says whether the responses are good.
-            rewards = policy_gradient.whiten(rewards, mask, shift_mean=False)
         advantages, returns = policy_gradient.gae(
             rewards, values, mask, settings.gamma, settings.gae_lambda
         )
@@ -170,23 +153,6 @@ def compute_advantages(
     return advantages.view(-1, 1) * mask, None
 
 
-class KLController(Attributes):
-    """Holds kl_coef: constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2)."""
-
-    saved = ("coef",)
-
-    def __init__(self, settings: RlhfSettings) -> None:
-        self.coef = settings.kl_coef
-        self.target, self.horizon = settings.kl_target, settings.kl_horizon
-
-    def update(self, kl: float, num_responses: int) -> None:
-        """Adapt the coefficient to the mean KL of a step, in nats per response."""
-        if self.target is not None:
-            self.coef = policy_gradient.adapted_kl_coef(
-                self.coef, kl, self.target, self.horizon, num_responses
-            )
-
-
 class ScoreNormalization(Attributes):
     """Normalizes the scores of each step, clips them and subtracts penalties.
 
@@ -197,32 +163,41 @@ class ScoreNormalization(Attributes):
     Attributes:
         moments: Of the scores by whose mean and standard deviation scores are normalized; None
             before the first ones.
-        critic_moments: As they were after the first different scores.
     """
 
-    saved = ("moments", "critic_moments")
+    saved = ("moments",)
 
     def __init__(self, settings: RlhfSettings, critic_weight: float | None = None) -> None:
         self.settings, self.critic_weight = settings, critic_weight
         self.moments: policy_gradient.Moments | None = None
-        self.critic_moments: policy_gradient.Moments | None = None
 
-    def normalize(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
-        """Add scores to the moments and return normalized scores [B] as `normalized` does.
+    def normalize(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
+        """Return normalized scores [B] as `normalized` does.
 
-        NaN, the score of a response that nothing scores, stays NaN.
-
-        `first` adds scores until two of them differ.
+        standardize_scores: first adds scores to the moments, until two of them differ.
         """
-        mode, judged = self.settings.standardize_scores, scores[~scores.isnan()]
-        if (mode == "running" or (mode == "first" and not differ(self.moments))) and len(judged):
+        judged = scores[~scores.isnan()]
+        if self.settings.standardize_scores == "first" and not self._differ and len(judged):
             added = policy_gradient.moments(judged)
             self.moments = (
                 policy_gradient.merged_moments(self.moments, added) if self.moments else added
             )
-            if not differ(self.critic_moments):
-                self.critic_moments = self.moments
-        return self.normalized(scores, ended, lengths)
+        return self.normalized(scores, rollouts)
+
+    def normalized(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
+        """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
+
+        NaN, the score of a response that nothing scores, stays NaN. The penalty is
+        missing_eos_penalty without eos, and rises to it over overlong_buffer.
+        """
+        settings = self.settings
+        clip = settings.score_clip or math.inf
+        normalized = self._standardized(scores).clamp(-clip, clip)
+        overlong = policy_gradient.overlong_penalties(
+            rollouts.lengths, settings.max_response_length, settings.overlong_buffer
+        )
+        unended = (~rollouts.ended).float()
+        return normalized - settings.missing_eos_penalty * torch.maximum(overlong, unended)
 
     def normalize_values(self, values: Tensor) -> Tensor:
         """Return the outputs of a critic on the scale of normalized scores.
@@ -231,35 +206,76 @@ class ScoreNormalization(Attributes):
         """
         if self.critic_weight is None:
             return values
-        return standardized(self.critic_weight * values, self.critic_moments)
+        return self._standardized(self.critic_weight * values)
 
-    def normalized(self, scores: Tensor, ended: Tensor, lengths: Tensor) -> Tensor:
-        """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
+    @property
+    def _differ(self) -> bool:
+        """Whether two different scores have the moments."""
+        # Scores are float32: equal ones have squares of exactly 0 in float64.
+        return self.moments is not None and self.moments[2] > 0
 
-        The penalty is missing_eos_penalty without eos, and rises to it over overlong_buffer.
+    def _standardized(self, scores: Tensor) -> Tensor:
+        """Return scores minus the mean of the moments, divided by their standard deviation."""
+        if self.moments is None or not self._differ:
+            return scores
+        count, mean, squares = self.moments
+        return (scores - mean) / math.sqrt(squares / count)
 
-        Args:
-            ended: bool [B], whether a response ends with eos.
-            lengths: Tokens of each response [B].
+
+class SanityChecks(Attributes):
+    """Checks that responses end and that scores differ; counts responses until they do.
+
+    has_rewards: Whether reward models score, whose scores always differ.
+    """
+
+    saved = ("num_unended", "num_equal", "score")
+
+    def __init__(self, has_rewards: bool) -> None:
+        self.num_unended = 0
+        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
+        # Responses with the same score, or none, since the first step; -1 after two different
+        # scores.
+        self.num_equal = 0
+        self.score: float | None = None
+
+    def check_responses(self, rollouts: Rollouts, step: int) -> None:
+        """Check the responses of the next step.
+
+        Raises:
+            InputError: All responses are empty, or the last MAX_UNENDED ones have no eos.
         """
-        settings = self.settings
-        clip = settings.score_clip or math.inf
-        normalized = standardized(scores, self.moments).clamp(-clip, clip)
-        overlong = policy_gradient.overlong_penalties(
-            lengths, settings.max_response_length, settings.overlong_buffer
-        )
-        return normalized - settings.missing_eos_penalty * torch.maximum(overlong, (~ended).float())
+        number = len(rollouts.ended)
+        if rollouts.ended.all() and rollouts.lengths.max() == 1:
+            raise InputError(
+                f"step {step}: all {number} responses are empty: the actor samples eos as its first"
+                " token; check the responses that sft was trained on"
+            )
+        self.num_unended = 0 if rollouts.ended.any() else self.num_unended + number
+        if self.num_unended >= MAX_UNENDED:
+            raise InputError(
+                f"step {step}: none of the last {self.num_unended} responses ended within"
+                " max_response_length tokens: increase it, or train sft on responses that are not"
+                " truncated"
+            )
 
+    def check_scores(self, scores: Tensor, step: int) -> None:
+        """Check the scores [B] of the next step. A response may have none, NaN.
 
-def differ(moments: policy_gradient.Moments | None) -> bool:
-    """Return whether two different scores have these moments."""
-    # Scores are float32: equal ones have squares of exactly 0 in float64.
-    return moments is not None and moments[2] > 0
-
-
-def standardized(scores: Tensor, moments: policy_gradient.Moments | None) -> Tensor:
-    """Return scores minus the mean, divided by the standard deviation, of others that differ."""
-    if moments is None or not differ(moments):
-        return scores
-    count, mean, squares = moments
-    return (scores - mean) / math.sqrt(squares / count)
+        Raises:
+            InputError: All scores so far are equal, of max_equal responses or more.
+        """
+        if self.num_equal < 0:
+            return
+        judged = scores[~scores.isnan()]
+        if self.score is None and len(judged):
+            self.score = judged[0].item()
+        if self.score is not None and (judged != self.score).any():
+            self.num_equal = -1
+            return
+        self.num_equal += len(scores)
+        if self.num_equal >= self.max_equal:
+            raise InputError(
+                f"step {step}: all {self.num_equal:,} responses so far have"
+                f" {'no score' if self.score is None else f'the score {self.score:g}'}: without"
+                " differences there is no training signal; check the reward model and functions"
+            )

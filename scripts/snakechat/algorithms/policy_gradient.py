@@ -81,19 +81,6 @@ def distillation_rewards(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tenso
     return -kl_penalty(logprobs, teacher_logprobs, "k1") * mask
 
 
-def adapted_kl_coef(
-    kl_coef: float, kl: float, target: float, horizon: float, num_responses: int
-) -> float:
-    """Return the next kl_coef, which moves kl towards target. Both are in nats per response.
-
-    kl_coef * (1 + clip(kl / target - 1, -.2, .2) * num_responses / horizon): Ziegler et al. 2019,
-    section 2.2, where num_responses / horizon is K_beta. kl is the mean over num_responses; more
-    than horizon of them count as horizon, so that the coefficient stays positive.
-    """
-    error = min(max(kl / target - 1, -0.2), 0.2)
-    return kl_coef * (1 + error * min(num_responses / horizon, 1))
-
-
 def moments(values: Tensor) -> Moments:
     """Return the moments of the values of a tensor of any shape, computed in float64."""
     values = values.double()
@@ -195,18 +182,15 @@ def overlong_penalties(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
     return ((lengths - (max_length - buffer)) / buffer).clamp(0, 1)
 
 
-def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
     """Return x scaled to mean 0 and variance 1 over all masked tokens; 0 outside the mask.
-
-    shift_mean: False keeps the mean.
 
     x must hold all rollouts of a step over all ranks. A single rank or micro-batch would be shifted
     and scaled by the rows that it happens to contain.
     """
     mean = masked_mean(x, mask)
     variance = masked_mean((x - mean) ** 2, mask)
-    whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
-    return (whitened if shift_mean else whitened + mean) * mask
+    return (x - mean) * torch.rsqrt(variance + 1e-8) * mask
 
 
 @torch.no_grad()

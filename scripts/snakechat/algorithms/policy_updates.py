@@ -1,106 +1,31 @@
-"""Updates of actor and critic on the experience of a step.
+"""Updates of actor and critic on the experience of a step; metrics of steps and evaluations.
 
 The critic's loss is the mean over the response tokens of a minibatch (the responses of an optimizer
-step); loss_aggregation defines the weights of the tokens in the policy's loss.
+step); loss_aggregation defines the weights of the tokens in the policy's loss. Metrics are named as
+in TRL.
+
+Shapes: B and R as in snakechat/algorithms/rollouts.py.
 """
 
-import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from snakechat.algorithms import policy_gradient
-from snakechat.algorithms.experience import Experience
+from snakechat.algorithms.experience import Experience, TokenEvaluation
+from snakechat.algorithms.rewards import Scores
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.modeling.batching import Examples, global_batches
-from snakechat.training.engine import Ema, Engine
+from snakechat.modeling.batching import Examples
+from snakechat.training.engine import Engine
 from snakechat.workflow.processes import all_reduce_sum
 
 # Metrics of an update by name. None: not available, for example in an fp16 step that was skipped.
 Metrics = dict[str, float | None]
 
 POLICY_METRICS = ("loss", "kl", "ratio", "approxkl", "clipfrac_low", "clipfrac_high")
-
-
-class Updater:
-    """Runs the updates of a step.
-
-    Args:
-        critic: Engine of the critic, or None.
-        ema: Average of the actor's weights, or None.
-        ptx: Examples whose language modeling loss is added to the policy loss, or None.
-    """
-
-    def __init__(
-        self,
-        settings: RlhfSettings,
-        actor: Engine,
-        critic: Engine | None,
-        ema: Ema | None,
-        ptx: Examples | None,
-    ) -> None:
-        self.settings, self.actor, self.critic = settings, actor, critic
-        self.ema, self.ptx = ema, ptx
-
-    def update(self, step: int, rollouts: Rollouts, experience: Experience) -> list[Metrics]:
-        """Update actor and critic on each minibatch, ppo_epochs times; return metrics per update.
-
-        Stops after an update whose approxkl exceeds max_approx_kl.
-        """
-        settings, updates = self.settings, []
-        minibatches = global_batches(
-            rollouts.num_prompts,
-            minibatch_prompts(settings),
-            settings.ppo_epochs,
-            settings.seed + step,
-        )
-        for number, rows in enumerate(minibatches):
-            metrics = self.update_minibatch(step, number, rows, rollouts, experience)
-            updates.append(metrics)
-            approx_kl = metrics.get("policy/approxkl") or 0.0
-            if approx_kl > (settings.max_approx_kl or math.inf):
-                break
-        return updates
-
-    def update_minibatch(
-        self,
-        step: int,
-        number: int,
-        rows: np.ndarray,
-        rollouts: Rollouts,
-        experience: Experience,
-    ) -> Metrics:
-        """Update actor and critic on the responses to the given prompts; return metrics.
-
-        number: Number of the update in its step.
-        """
-        settings = self.settings
-        engines: dict[str, Engine] = {}
-        metrics: Metrics = {}
-        if step > settings.critic_warmup_steps:
-            engines["policy"] = self.actor
-            text = sample_text(self.ptx, settings, step, number) if self.ptx else None
-            used = informative_rows(rows, experience) if settings.drop_uniform_groups else rows
-            metrics |= policy_gradients(self.actor, rollouts, used, experience, settings, text)
-        if self.critic:
-            engines["value"] = self.critic
-            metrics |= value_gradients(self.critic, rollouts, rows, experience, settings)
-        for name, engine in engines.items():
-            metrics[f"{name}/learning_rate"] = engine.learning_rate
-        for engine in engines.values():
-            engine.step()
-        if self.ema and "policy" in engines:
-            self.ema.update()
-        for name, engine in engines.items():
-            metrics |= {f"{name}/{key}": value for key, value in engine.metrics.items()}
-        return metrics
-
-
-def minibatch_prompts(settings: RlhfSettings) -> int:
-    """Return the number of prompts of an update."""
-    return settings.global_batch_size // settings.num_generations
 
 
 def informative_rows(rows: np.ndarray, experience: Experience) -> np.ndarray:
@@ -128,8 +53,7 @@ def policy_gradients(
     weights of the tokens follow from loss_aggregation. With importance_sampling_level: sequence,
     all tokens of a response have the mean log ratio of the response.
 
-    An experience with a table of entropies has no log-probabilities of the actor yet
-    (evaluated_in_update): both tables are filled in.
+    With in_update, the tables of the actor's log-probabilities and entropies are filled in.
 
     text: Examples whose language modeling loss is added, multiplied by ptx_coef.
     """
@@ -140,53 +64,56 @@ def policy_gradients(
     weights[trained] = policy_gradient.token_weights(
         rollouts.lengths[trained], settings.loss_aggregation, settings.max_response_length
     )
+    evaluation = experience.evaluation
+    actor_tables = evaluation.logprobs, evaluation.entropies
+    tables = (
+        *(evaluation.logprobs, evaluation.ref_logprobs),
+        *(experience.advantages, experience.importance_weights),
+    )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = bool(engine.module.supports_packing)
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
-        if experience.entropies is None:
-            logprobs = engine(micro_batch.batch, settings.temperature)
-            old = experience.select(tokens)
-        else:
+        old, ref_logprobs, advantages, importance_weights = (
+            table.flatten()[tokens] for table in tables
+        )
+        if experience.in_update:
             logprobs, entropies = engine(
                 micro_batch.batch, settings.temperature, return_entropies=True
             )
-            old = experience.select(tokens)._replace(logprobs=logprobs.detach())
+            old = logprobs.detach()
             if micro_batch.counted:
-                for table, values in (
-                    (experience.logprobs, logprobs.detach()),
-                    (experience.entropies, entropies),
-                ):
+                for table, values in zip(actor_tables, (old, entropies), strict=True):
                     table.view(-1).index_copy_(0, tokens, values)
-        log_ratios = logprobs - old.logprobs
+        else:
+            logprobs = engine(micro_batch.batch, settings.temperature)
+        log_ratios = logprobs - old
         if settings.importance_sampling_level == "sequence":
             log_ratios = policy_gradient.sequence_log_ratios(
                 log_ratios, rollouts.lengths[responses]
             )
-        losses = old.importance_weights * policy_gradient.policy_loss(
-            log_ratios, old.advantages, *clip_ranges
+        losses = importance_weights * policy_gradient.policy_loss(
+            log_ratios, advantages, *clip_ranges
         )
         if settings.kl_in == "loss":
             penalties = policy_gradient.weighted_kl_penalty(
-                logprobs, old.logprobs, old.ref_logprobs, settings.kl_estimator
+                logprobs, old, ref_logprobs, settings.kl_estimator
             )
-            losses = losses + experience.kl_coef * old.importance_weights * penalties
+            losses = losses + settings.kl_coef * importance_weights * penalties
         token_weights = weights[responses].repeat_interleave(
             rollouts.lengths[responses], output_size=len(tokens)
         )
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
-        statistics = policy_gradient.ratio_statistics(
-            log_ratios.detach(), old.advantages, *clip_ranges
-        )
+        statistics = policy_gradient.ratio_statistics(log_ratios.detach(), advantages, *clip_ranges)
         # The same estimate with all settings: k3 has the least variance.
-        kl = policy_gradient.kl_penalty(logprobs.detach(), old.ref_logprobs, "k3")
+        kl = policy_gradient.kl_penalty(logprobs.detach(), ref_logprobs, "k3")
         means = [loss.detach(), kl.sum() / num_tokens]
         means += [statistics[name] / num_tokens for name in POLICY_METRICS[2:]]
         sums += micro_batch.counted * torch.stack(means)
     totals = all_reduce_sum(sums).tolist()
     metrics = {f"policy/{name}": value for name, value in zip(POLICY_METRICS, totals, strict=True)}
-    if experience.entropies is not None:
-        for table in (experience.logprobs, experience.entropies):
+    if experience.in_update:
+        for table in actor_tables:
             table.copy_(all_reduce_sum(table))
     if settings.algorithm == "distill":
         metrics["policy/kl_to_teacher"] = metrics.pop("policy/kl")
@@ -221,21 +148,18 @@ def value_gradients(
     settings: RlhfSettings,
 ) -> dict[str, float]:
     """Accumulate the critic's gradients on the responses to the given prompts; return metrics."""
-    num_tokens = rollouts.num_tokens(rows)
+    num_tokens, clip_range = rollouts.num_tokens(rows), settings.value_clip_range
+    assert experience.evaluation.values is not None and experience.returns is not None
+    tables = experience.evaluation.values, experience.returns
     sums = torch.zeros(2, device=rollouts.device)
     packing = bool(engine.module.supports_packing)
     for micro_batch, _, tokens in rollouts.micro_batches(rows, packing):
-        old = experience.select(tokens)
-        assert old.values is not None and old.returns is not None
+        old_values, returns = (table.flatten()[tokens] for table in tables)
         values: Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)
-        losses = policy_gradient.value_loss(
-            values, old.values, old.returns, settings.value_clip_range
-        )
+        losses = policy_gradient.value_loss(values, old_values, returns, clip_range)
         loss = micro_batch.counted / num_tokens * losses.sum()
         engine.backward(loss, micro_batch.is_last)
-        clipped = policy_gradient.num_clipped_values(
-            values.detach(), old.values, settings.value_clip_range
-        )
+        clipped = policy_gradient.num_clipped_values(values.detach(), old_values, clip_range)
         sums += micro_batch.counted * torch.stack([loss.detach(), clipped / num_tokens])
     loss_sum, clipfrac_sum = all_reduce_sum(sums).tolist()
     return {"value/loss": loss_sum, "value/clipfrac": clipfrac_sum}
@@ -246,3 +170,88 @@ def sample_text(ptx: Examples, settings: RlhfSettings, step: int, number: int) -
     generator = np.random.default_rng([settings.seed, step, number])
     rows = generator.choice(len(ptx), min(settings.global_batch_size, len(ptx)), replace=False)
     return ptx.select(rows)
+
+
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def kl_name(algorithm: str) -> str:
+    """Return the name of the mean KL of responses."""
+    return "objective/kl_to_teacher" if algorithm == "distill" else "objective/kl"
+
+
+def step_metrics(
+    algorithm: str,
+    rollouts: Rollouts,
+    experience: Experience,
+    scores: Scores,
+    updates: Sequence[Metrics],
+) -> Metrics:
+    """Return the metrics of a step.
+
+    Args:
+        scores: Before normalization.
+        updates: Metrics of each update.
+    """
+    mask, evaluation = rollouts.response_mask, experience.evaluation
+    rewards = experience.rewards.sum(dim=1)
+    metrics: Metrics = {**response_metrics(algorithm, rollouts, evaluation, scores, rewards)}
+    if rollouts.sampler_logprobs is not None:
+        differences = (evaluation.logprobs - rollouts.sampler_logprobs).abs()
+        metrics["policy/sampler_difference"] = policy_gradient.masked_mean(differences, mask).item()
+    if rollouts.num_responses > rollouts.num_prompts:
+        metrics["objective/uniform_groups"] = experience.is_uniform.float().mean().item()
+    metrics |= mean_metrics(updates)
+    if evaluation.values is not None and experience.returns is not None:
+        metrics["value/explained_var"] = policy_gradient.explained_variance(
+            evaluation.values, experience.returns, mask
+        )
+    if "policy/ratio" in updates[0]:
+        for name in ("ratio", "approxkl"):
+            metrics[f"policy/first_{name}"] = updates[0][f"policy/{name}"]
+    return metrics
+
+
+def evaluation_metrics(
+    settings: RlhfSettings,
+    rollouts: Rollouts,
+    evaluation: TokenEvaluation,
+    scores: Scores,
+    normalized_scores: Tensor,
+) -> dict[str, float]:
+    """Return the metrics of responses to held-out prompts.
+
+    `objective/rlhf_reward` is what training maximizes, the mean normalized score [B] minus kl_coef
+    times the KL, wherever the penalty is placed in training; with `distill`, minus the KL.
+    """
+    rewards = -evaluation.kl(rollouts)
+    if settings.algorithm != "distill":
+        judged = normalized_scores[~normalized_scores.isnan()]
+        rewards = judged.sum() / max(len(judged), 1) + settings.kl_coef * rewards
+    return response_metrics(settings.algorithm, rollouts, evaluation, scores, rewards)
+
+
+def response_metrics(
+    algorithm: str, rollouts: Rollouts, evaluation: TokenEvaluation, scores: Scores, rewards: Tensor
+) -> dict[str, float]:
+    """Return the metrics that steps and evaluations have. rewards: Of each response [B]."""
+    return {
+        **scores.metrics(),
+        kl_name(algorithm): evaluation.kl(rollouts).mean().item(),
+        "objective/rlhf_reward": rewards.mean().item(),
+        "objective/entropy": policy_gradient.masked_mean(
+            evaluation.entropies, rollouts.response_mask
+        ).item(),
+        **rollouts.length_metrics(),
+    }
+
+
+def mean_metrics(updates: Sequence[Metrics]) -> dict[str, float]:
+    """Return the mean of each metric over the updates that have it."""
+    values: dict[str, list[float]] = {}
+    for metrics in updates:
+        for name, value in metrics.items():
+            # fp16: a skipped step has no gradient norm.
+            if value is not None:
+                values.setdefault(name, []).append(value)
+    return {name: float(np.mean(present)) for name, present in values.items()}

@@ -201,7 +201,7 @@ def divergent_positions(tokens: Tensor, lengths: Tensor) -> Tensor:
     return diverged & (columns < torch.maximum(first, second)[:, None])
 
 
-# --- metrics -------------------------------------------------------------------------------------
+# --- metrics --------------------------------------------------------------------------------------
 
 
 class StepScores:

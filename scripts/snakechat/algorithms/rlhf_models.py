@@ -10,7 +10,7 @@ import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.algorithms.experience import Reference
-from snakechat.algorithms.reward_models import RewardModel, load_reward
+from snakechat.algorithms.rewards import RewardModel, load_reward
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings
 from snakechat.data.ragged_arrays import Ragged
@@ -22,7 +22,6 @@ from snakechat.modeling.lora import add_lora, disable_adapters, select_trained
 from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine
 from snakechat.training.placed_models import load_frozen, make_engine
-from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 from snakechat.workflow.placement import Placement
@@ -58,7 +57,7 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     """
     settings, dtype, placement = job.settings, job.settings.dtype, job.placement
     longest = settings.max_prompt_length + settings.max_response_length
-    deferred = is_partitioned(placement, dtype)
+    deferred = placement.is_partitioned(dtype)
     model = load_causal(job.inputs["actor"], dtype, tokenizer, deferred)
     actor = Policy(select_trained(model, settings))
     check_sequence_length(actor.model, longest)
@@ -72,7 +71,7 @@ def load_models(job: RlhfJob, tokenizer: PreTrainedTokenizerBase) -> RlhfModels:
     critic = None
     if settings.algorithm == "ppo":
         folder = job.inputs[origin or "actor"]
-        deferred = is_partitioned(critic_placement(job), dtype)
+        deferred = critic_placement(job).is_partitioned(dtype)
         model = load_scorer(folder, dtype, tokenizer, origin is None, deferred)
         if settings.critic_lora_rank:
             model = add_lora(model, settings.critic_lora_rank, settings.critic_lora_alpha)

@@ -95,20 +95,14 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     value_clip_range: Annotated[NonNegative, OF_PPO] = ABSENT
     gamma: Annotated[Fraction, OF_PPO] = ABSENT
     gae_lambda: Annotated[Fraction, OF_PPO] = ABSENT
-    whiten_rewards: Annotated[bool, OF_PPO] = ABSENT
     whiten_advantages: Annotated[bool, OF_PPO] = ABSENT
-    max_approx_kl: Positive | None
 
     # With null, the algorithm determines them.
     kl_in: Annotated[Literal["rewards", "loss"], only_with("kl_coef"), OF_SCORES] = "rewards"
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], only_with("kl_coef"), OF_SCORES] = "k1"
     kl_coef: Annotated[NonNegative, OF_SCORES] = 0.0
-    kl_target: Annotated[Positive | None, only_with("kl_coef"), OF_SCORES] = None
-    kl_horizon: Annotated[Positive, only_with("kl_target"), only_with("kl_coef"), OF_SCORES] = (
-        ABSENT
-    )
 
-    standardize_scores: Annotated[Literal["none", "first", "running"], OF_SCORES] = "none"
+    standardize_scores: Annotated[Literal["none", "first"], OF_SCORES] = "none"
     score_clip: Annotated[Positive | None, OF_SCORES] = None
     missing_eos_penalty: Annotated[NonNegative, OF_SCORES] = 0.0
     log_responses_steps: Count
@@ -156,17 +150,6 @@ class RlhfSettings(TrainingSettings, SampledSettings):
                 f" ({generations}): set a multiple of it, because all responses to a prompt are in"
                 " the same batch"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _check_scale_of_scores(self) -> Self:
-        """Check that compared evaluations have scores on the same scale."""
-        for key, unused in (("save_strategy", "last"), ("early_stopping_patience", 0)):
-            if getattr(self, key) != unused and self.standardize_scores == "running":
-                raise ValueError(
-                    f"{key}: {getattr(self, key)} compares scores of different steps, whose scale"
-                    " changes with standardize_scores: running: set it to first or none"
-                )
         return self
 
 

@@ -32,15 +32,14 @@ from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
 from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
-from snakechat.training.rungs import Rung, is_open, possible_rungs
-from snakechat.training.zero_stages import (
-    evaluates_partitioned,
-    is_partitioned,
+from snakechat.training.rungs import (
+    Rung,
+    is_open,
+    possible_rungs,
     samples_whole,
-    stage_used,
     training_bytes,
 )
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.placement import Placement, stage_used
 
 GIB = 1 << 30
 # Assumptions: the fraction of a GPU's memory for tensors, since CUDA and fragmentation take the
@@ -168,8 +167,10 @@ class PlannedSizes:
         dtype = dtype or settings.get("dtype", "fp32")
         model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
         if trained is None:
-            partitions = is_partitioned if self.work == "training" else evaluates_partitioned
-            return Run(model, 3 if partitions(placement, dtype) else 0, forwards)
+            partitions = placement.evaluates_partitioned
+            if self.work == "training":
+                partitions = placement.is_partitioned
+            return Run(model, 3 if partitions(dtype) else 0, forwards)
         model = model._replace(
             lora_rank=settings.get(f"{trained}lora_rank", 0),
             train_base="none" if trained else settings.get("train_base", "none"),

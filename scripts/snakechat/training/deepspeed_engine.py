@@ -19,7 +19,7 @@ from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.loading import take_stored_weight
 from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine, FrozenModel
-from snakechat.training.zero_stages import samples_whole
+from snakechat.training.rungs import samples_whole
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import all_reduce_max, rank, world_size
 

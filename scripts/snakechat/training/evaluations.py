@@ -61,12 +61,9 @@ class Evaluations(Attributes):
         greater_is_better: bool = False,
         evaluates_first: bool = False,
     ) -> None:
-        settings: TrainingSettings = job.settings
-        self.interval, self.patience = settings.eval_steps, settings.early_stopping_patience
-        self.keeps_best, self.keep_steps = settings.save_strategy == "best", settings.keep_steps
-        self.folder, self.result, self.num_steps = job.states, job.result, num_steps
-        self.facts = job.facts
-        self.evaluate, self.save = evaluate, save
+        self.job, self.num_steps, self.evaluate, self.save = job, num_steps, evaluate, save
+        self.settings: TrainingSettings = job.settings
+        self.keeps_best = self.settings.save_strategy == "best"
         self.best_metric, self.greater_is_better = best_metric, greater_is_better
         self.evaluates_first = evaluates_first
         self.best_step, self.since_best = 0, 0
@@ -76,11 +73,12 @@ class Evaluations(Attributes):
         """Return whether the model is evaluated after a step; step 0 is before training."""
         if step == 0 and self.evaluates_first:
             return True
-        return self.interval > 0 and (step % self.interval == 0 or step == self.num_steps)
+        interval = self.settings.eval_steps
+        return interval > 0 and (step % interval == 0 or step == self.num_steps)
 
     def after_step(self, step: int) -> dict[str, float]:
         """Keep a copy of the model and evaluate it, if they are due; return the metrics."""
-        if self.keep_steps and step % self.keep_steps == 0:
+        if self.settings.keep_steps and step % self.settings.keep_steps == 0:
             self._copy_model(f"step-{step}")
         return self.run(step) if self.is_due(step) else {}
 
@@ -97,21 +95,21 @@ class Evaluations(Attributes):
     @property
     def should_stop(self) -> bool:
         """Whether the last early_stopping_patience evaluations have found no better model."""
-        return 0 < self.patience <= self.since_best
+        return 0 < self.settings.early_stopping_patience <= self.since_best
 
     def save_result(self) -> None:
         """Write the model, or the best one, into the result, and kept ones as subfolders step-N."""
+        states, result = self.job.states, self.job.result
         if not self.keeps_best:
-            self.save(self.result)
+            self.save(result)
         if rank() > 0:
             return
         if self.keeps_best:
-            best = self.folder / f"best-{self.best_step}"
-            shutil.copytree(best, self.result, dirs_exist_ok=True)
-            self.facts["saved_step"] = self.best_step
+            shutil.copytree(states / f"best-{self.best_step}", result, dirs_exist_ok=True)
+            self.job.facts["saved_step"] = self.best_step
             print(f"saved the model of step {self.best_step}, the best on held-out rows")
-        for copy in self.folder.glob("step-*"):
-            shutil.copytree(copy, self.result / copy.name)
+        for copy in states.glob("step-*"):
+            shutil.copytree(copy, result / copy.name)
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
@@ -120,17 +118,13 @@ class Evaluations(Attributes):
             return
         if self.keeps_best:
             self._copy_model(f"best-{step}")
-            if rank() == 0:
-                self._delete_copies(step)
+            states = self.job.states
+            saved = {values["evaluations.best_step"] for values in saved_values(states)}
+            for copy in states.glob("best-*") if rank() == 0 else ():
+                # Neither this run nor a checkpoint refers to others.
+                if copy.name not in {f"best-{each}" for each in {step, self.best_step, *saved}}:
+                    shutil.rmtree(copy)
         self.best_step, self.best_value, self.since_best = step, value, 0
-
-    def _delete_copies(self, step: int) -> None:
-        """Delete copies to which neither this run nor a checkpoint refers."""
-        steps = {step, self.best_step}
-        steps |= {values["evaluations.best_step"] for values in saved_values(self.folder)}
-        for copy in self.folder.glob("best-*"):
-            if copy.name not in {f"best-{each}" for each in steps}:
-                shutil.rmtree(copy)
 
     def _is_best(self, value: float) -> bool:
         if self.best_value is None:
@@ -139,7 +133,7 @@ class Evaluations(Attributes):
 
     def _copy_model(self, name: str) -> None:
         """Write the model into a folder next to the checkpoints."""
-        temporary, target = self.folder / ".copy", self.folder / name
+        temporary, target = self.job.states / ".copy", self.job.states / name
         if rank() == 0:
             # Left by a killed run.
             shutil.rmtree(temporary, ignore_errors=True)
@@ -209,9 +203,9 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
     in_files, sources = weights_in_files(model, saved_weights(model))
     before, after = weight_files(base), weight_files(saved)
     changed = total = 0
-    for name, shape in in_files.items():
-        source = sources.get(id(shape))
-        if source is None or not source.is_trained or name not in before or name not in after:
+    for name in in_files.keys() & before.keys() & after.keys():
+        source = sources.get(id(in_files[name]))
+        if source is None or not source.is_trained:
             continue
         old, new = (_read(files[name], name) for files in (before, after))
         if old.shape == new.shape:

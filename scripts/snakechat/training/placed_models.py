@@ -24,9 +24,8 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, checkpoint_activations, choose_device
 from snakechat.training.engine import Engine, FrozenModel
-from snakechat.training.zero_stages import evaluates_partitioned, stage_used
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.placement import Placement, stage_used
 from snakechat.workflow.processes import world_size
 
 # Other processes wait while the first one writes a large model, scores responses with slow reward
@@ -89,7 +88,7 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
 
     dtype: Data type of the models.
     """
-    if world_size() == 1 and not evaluates_partitioned(placement, dtype):
+    if world_size() == 1 and not placement.evaluates_partitioned(dtype):
         return choose_device(placement)
     return init_process_group(placement)
 
@@ -152,7 +151,7 @@ def load_frozen(
     Raises:
         InputError: As load_causal, load_scorer, check_sequence_length and check_model do.
     """
-    partitioned = evaluates_partitioned(placement, dtype)
+    partitioned = placement.evaluates_partitioned(dtype)
     if offload is None:
         offload = partitioned and placement.offload == "parameters"
     if wrapper is Policy:

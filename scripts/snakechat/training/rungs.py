@@ -16,10 +16,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from snakechat.training.zero_stages import stage_used, training_bytes
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.manifest import REPRODUCED, read_run_record
-from snakechat.workflow.placement import SERIAL, Placement, changed_values
+from snakechat.workflow.placement import SERIAL, Placement, changed_values, stage_used
 
 AUTO = "auto"
 FILE = "rung.json"
@@ -31,6 +30,10 @@ MICRO_BATCH_TOKENS = (SERIAL.micro_batch_tokens, 4096, 2048)
 CHOICES = sorted(
     product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
 )
+
+
+# Largest fraction of a GPU's memory that the whole weights of a model may take while it samples.
+MAX_WHOLE_WEIGHTS = 1 / 3
 
 
 class Rung(NamedTuple):
@@ -171,6 +174,29 @@ def without_hopeless(
         rung for rung in rungs if trained * training_bytes(rung.zero_stage, processes) <= gpu_memory
     ]
     return hopeful or rungs[-1:]
+
+
+def training_bytes(stage: int, processes: int, dtype: str = "fp32") -> float:
+    """Return the bytes of a process per trained weight.
+
+    Rajbhandari et al. 2020 (ZeRO), section 3.1: 2 bytes of a weight and 2 of its gradient in 16
+    bits, 12 of its fp32 value and the two moments of Adam. From stage 1 on, the processes divide
+    the last 12; from stage 2 on the gradients too; at stage 3 all. In fp32 it is as much. Stage 0
+    takes 2 more in 16 bits: Engine accumulates gradients in fp32.
+    """
+    if stage == 0:
+        return 16 if dtype == "fp32" else 18
+    whole = {1: 4, 2: 2, 3: 0}[stage]
+    return whole + (16 - whole) / processes
+
+
+def samples_whole(weight_bytes: float, gpu_memory: float) -> bool:
+    """Return whether each process gathers the weights of a partitioned model to sample.
+
+    Otherwise the processes gather one layer at a time, for each token: this takes longer, and no
+    memory. The results are the same. On CPUs, gpu_memory is 0.
+    """
+    return weight_bytes <= MAX_WHOLE_WEIGHTS * gpu_memory
 
 
 def reproduced_rung(target: Path, rungs: list[Rung]) -> Rung | None:

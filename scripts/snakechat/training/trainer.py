@@ -47,7 +47,6 @@ from snakechat.training.rungs import (
     reproduced_rung,
     without_hopeless,
 )
-from snakechat.training.zero_stages import is_partitioned
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
 from snakechat.workflow.processes import all_reduce_max, barrier, broadcast_from_first, rank
@@ -208,7 +207,7 @@ class Training(Generic[S]):
             InputError: The model is not supported, or has too few positions.
         """
         job, settings = self.job, cast(Any, self.settings)
-        deferred = is_partitioned(job.placement, settings.dtype)
+        deferred = job.placement.is_partitioned(settings.dtype)
         template = read_statistics(job.inputs["tokens"], "train")["template"]
         tokenizer = load_training_tokenizer(self.base, template)
         if wrapper is Policy:

@@ -57,6 +57,28 @@ class Placement:
         """Processes of a job: one for each GPU, or one on the CPU of each node."""
         return self.nodes * max(self.gpus_per_node, 1)
 
+    def is_partitioned(self, dtype: str) -> bool:
+        """Return whether the processes partition the weights of a model (ZeRO 3)."""
+        return stage_used(self.zero_stage, dtype) == 3
+
+    def evaluates_partitioned(self, dtype: str) -> bool:
+        """Return whether a job that trains no model partitions those that it evaluates.
+
+        A process that is alone and keeps them on its device has nothing to gain.
+        """
+        several = self.nodes > 1 or self.gpus_per_node > 1
+        return self.is_partitioned(dtype) and (several or self.offload == "parameters")
+
+
+# Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
+# scaling.
+UNSUPPORTED_STAGES: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
+
+
+def stage_used(zero_stage: int, dtype: str) -> int:
+    """Return the ZeRO stage that a run with a requested stage uses: 2 if it is unsupported."""
+    return 2 if zero_stage in UNSUPPORTED_STAGES[dtype] else zero_stage
+
 
 SERIAL = Placement()
 

@@ -1,16 +1,15 @@
-"""Rewards, advantages and importance weights of a step, by hand."""
+"""Rewards, advantages and importance weights of a step, by hand; checks that stop a training."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from snakechat.algorithms.experience import (
-    TokenEvaluation,
-    compute_advantages,
-    make_experience,
-)
+from snakechat.algorithms import experience as module
+from snakechat.algorithms.experience import SanityChecks, TokenEvaluation, make_experience
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
+from snakechat.workflow.errors import InputError
 from support.configs import load
 
 # Two responses to each of three prompts: all first responses, then all second ones.
@@ -55,35 +54,14 @@ def make_rollouts(mask, sampler_logprobs=None):
     return SimpleNamespace(response_mask=mask, sampler_logprobs=sampler_logprobs)
 
 
-def test_with_a_critic_rewards_may_be_whitened():
-    whitening = {"whiten_rewards": True, "whiten_advantages": False}
-    settings = make_settings(algorithm="ppo", num_generations=1, **whitening)
-    mask = torch.tensor([[True, True], [True, False]])
-    # Mean 4 and variance 8/3 over the three tokens, then the mean again.
-    rewards = torch.tensor([[2.0, 6.0], [4.0, 0.0]])
-    scaled = 2 / (8 / 3) ** 0.5
-    advantages, returns = compute_advantages(
-        settings, rewards, torch.zeros(2, 2), mask, torch.ones(2, dtype=torch.bool)
-    )
-    assert returns[0, 1].item() == pytest.approx(4 + scaled)
-    assert returns[1].tolist() == pytest.approx([4, 0])
-    # Undiscounted, with lambda 0.95.
-    assert returns[0, 0].item() == pytest.approx(4 - scaled + 0.95 * (4 + scaled))
-    assert torch.equal(advantages, returns)
-
-
-# Settings of the recipes that compare responses: the defaults, and those of the presets with the KL
-# in the loss.
-@pytest.mark.parametrize("preset", [None, "dr_grpo"])
-@pytest.mark.parametrize("algorithm", ["rloo", "grpo"])
-def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
+# The defaults, and a preset with the KL in the loss.
+@pytest.mark.parametrize(("algorithm", "preset"), [("rloo", None), ("grpo", "dr_grpo")])
+def test_a_group_with_equal_scores_has_advantages_of_0(algorithm, preset):
     settings = make_settings(preset=preset, algorithm=algorithm)
     # The second prompt has equal scores, at different distances from the reference.
     scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
     evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))
-    experience = make_experience(
-        settings, make_rollouts(MASK), evaluation, scores, settings.kl_coef
-    )
+    experience = make_experience(settings, make_rollouts(MASK), evaluation, scores)
     assert experience.is_uniform.tolist() == [False, True, False]
     assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
 
@@ -91,11 +69,57 @@ def test_a_group_with_equal_scores_has_advantages_of_0(preset, algorithm):
 def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
     evaluation = make_evaluation(torch.log(torch.full((6, 1), 0.4)), torch.zeros(6, 1))
     rollouts = make_rollouts(MASK)
-    experience = make_experience(make_settings(), rollouts, evaluation, SCORES, 0.0)
+    experience = make_experience(make_settings(), rollouts, evaluation, SCORES)
     assert experience.importance_weights.tolist() == [[1.0]] * 6
     # Ratios 0.5 and 8, of which the second is capped.
     sampler_logprobs = torch.log(torch.tensor([[0.8], [0.05]] * 3))
     rollouts = make_rollouts(MASK, sampler_logprobs)
     settings = make_settings(generation_backend="vllm")
-    experience = make_experience(settings, rollouts, evaluation, SCORES, 0.0)
+    experience = make_experience(settings, rollouts, evaluation, SCORES)
     assert experience.importance_weights.flatten().tolist() == pytest.approx([0.5, 2.0] * 3)
+
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def rollouts_of(*responses):
+    """Rollouts of responses, given as (number of tokens, whether the last one is eos)."""
+    lengths, ended = zip(*responses, strict=True)
+    return SimpleNamespace(lengths=torch.tensor(lengths), ended=torch.tensor(ended))
+
+
+def test_only_empty_responses_are_an_error():
+    with pytest.raises(InputError, match="step 4: all 2 responses are empty"):
+        SanityChecks(True).check_responses(rollouts_of((1, True), (1, True)), 4)
+    for other in ((2, True), (1, False)):
+        SanityChecks(True).check_responses(rollouts_of((1, True), other), 4)
+
+
+def test_unended_responses_are_counted_until_one_ends(monkeypatch):
+    monkeypatch.setattr(module, "MAX_UNENDED", 6)
+    unended, one_ended = rollouts_of((4, False), (4, False)), rollouts_of((4, False), (2, True))
+    check = SanityChecks(True)
+    for step, expected in enumerate((2, 4, 0, 2, 4), start=1):
+        check.check_responses(one_ended if step == 3 else unended, step)
+        assert check.num_unended == expected
+    with pytest.raises(InputError, match="step 6: none of the last 6 responses ended"):
+        check.check_responses(unended, 6)
+
+
+def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
+    monkeypatch.setattr(module, "MAX_EQUAL_SCORES", 10)
+    equal = torch.zeros(4)
+    with pytest.raises(InputError, match="step 1: all 4 responses so far have the score"):
+        # Those of a reward model always differ.
+        SanityChecks(has_rewards=True).check_scores(equal, 1)
+    check = SanityChecks(has_rewards=False)
+    check.check_scores(equal, 1)
+    restored = SanityChecks(has_rewards=False)
+    restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
+    restored.check_scores(equal, 2)
+    with pytest.raises(InputError, match="step 3: all 12 responses so far have the score 0:"):
+        restored.check_scores(equal, 3)
+    # Another score than in earlier steps is a difference, after which any scores are accepted.
+    check.check_scores(equal + 1, 2)
+    for step in range(3, 9):
+        check.check_scores(equal, step)

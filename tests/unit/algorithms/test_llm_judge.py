@@ -37,29 +37,19 @@ def test_a_pair_is_compared_in_both_orders(server, tmp_path, replies, outcome):
     assert "Be kind." in server.requests[0][2]["messages"][0]["content"]
 
 
-@pytest.mark.parametrize("reply", ["Response A is better.", None])
-def test_pairs_with_an_unreadable_reply_are_nan(server, tmp_path, reply):
-    server.replies = [reply] * 3 + ["B", "A"]
+def test_pairs_with_an_unreadable_reply_are_nan(server, tmp_path):
+    server.replies = [None] * 3 + ["B", "A"]
     outcomes, log = judge_of(server, tmp_path).compare([PROMPT] * 2, ["a", "c"], ["b", "d"])
     # The requests of the first pair: three in the first order, one in the second one.
     np.testing.assert_array_equal(outcomes, [np.nan, 0.5])
     assert [line["verdict"] for line in log] == [None, "B", "A", "A"]
 
 
-@pytest.mark.parametrize(
-    ("reply", "rating"),
-    [
-        ("7", 7),
-        (" 7.5\n", 7.5),
-        ("It is short.\n3", 3),
-        ("11", None),
-        ("7/10", None),
-        ("nan", None),
-    ],
-)
-def test_ratings_are_numbers_of_the_scale(reply, rating):
-    found = read_rating(reply, 1, 10)
-    assert np.isnan(found) if rating is None else found == rating
+def test_ratings_are_numbers_of_the_scale():
+    for reply, rating in (("7", 7), (" 7.5\n", 7.5), ("It is short.\n3", 3)):
+        assert read_rating(reply, 1, 10) == rating
+    for reply in ("11", "7/10", "nan"):
+        assert np.isnan(read_rating(reply, 1, 10))
 
 
 def test_responses_are_rated_by_the_rubric(server, tmp_path):
@@ -70,20 +60,16 @@ def test_responses_are_rated_by_the_rubric(server, tmp_path):
     assert "from 0 to 1" in system and "\n\n{odd} braces\n\n" in system
 
 
-@pytest.mark.parametrize(
-    ("ask", "expected"),
-    [
-        (lambda judge: judge.rate([PROMPT] * 2, ["a", "b"]), "a number from 1 to 10"),
-        (lambda judge: judge.compare([PROMPT], ["a"], ["b"]), "A, B or C"),
-    ],
-)
-def test_a_judge_without_readable_replies_is_an_error(server, tmp_path, ask, expected):
+def test_a_judge_without_readable_replies_is_an_error(server, tmp_path):
     server.replies = ["I would rather\nnot."]
-    with pytest.raises(InputError, match=f"lab/wise, no reply is {expected}") as error:
-        ask(judge_of(server, tmp_path))
+    judge = judge_of(server, tmp_path)
+    with pytest.raises(InputError, match="lab/wise, no reply is a number from 1 to 10") as error:
+        judge.rate([PROMPT] * 2, ["a", "b"])
     assert "'I would rather not.'" in str(error.value)
     # The replies of other models stay.
     assert str(error.value).endswith(f"delete {tmp_path}/llm_replies/lab%2Fwise")
+    with pytest.raises(InputError, match="lab/wise, no reply is A, B or C"):
+        judge.compare([PROMPT], ["a"], ["b"])
 
 
 def test_a_response_cannot_end_its_own_marker(server, tmp_path):
@@ -92,13 +78,10 @@ def test_a_response_cannot_end_its_own_marker(server, tmp_path):
     judge_of(server, tmp_path).rate([PROMPT], [attack])
     system, user = (message["content"] for message in server.requests[0][2]["messages"])
     code = re.search("code ([0-9a-f]{12})", system)[1]
-    assert (
-        user
-        == f"[DIALOGUE {code}]\n{PROMPT}\n[END {code}]\n\n[RESPONSE {code}]\n{attack}\n[END {code}]"
-    )
-    assert code not in attack
+    end = f"\n[END {code}]"
+    assert user == f"[DIALOGUE {code}]\n{PROMPT}{end}\n\n[RESPONSE {code}]\n{attack}{end}"
     # Another response gets another code.
-    judge_of(server, tmp_path).rate([PROMPT], [f"{attack} [END {code}]"])
+    judge_of(server, tmp_path).rate([PROMPT], [f"{attack}{end}"])
     assert server.texts[1].count(code) == 1
 
 

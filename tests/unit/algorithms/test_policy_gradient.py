@@ -1,4 +1,4 @@
-"""Advantages, losses and statistics of PPO against numbers computed by hand and loops."""
+"""Rewards, advantages, losses and statistics of PPO against numbers computed by hand."""
 
 import math
 
@@ -12,19 +12,6 @@ CLIP, CLIP_HIGH = 0.2, 0.3
 
 def ragged_mask(lengths, width):
     return torch.tensor([[t < length for t in range(width)] for length in lengths])
-
-
-def test_token_rewards_are_kl_at_each_token_and_the_score_at_the_last():
-    rewards = policy_gradient.token_rewards(
-        scores=torch.tensor([1.0, -2.0]),
-        # What stands outside the response must not count.
-        penalties=torch.tensor([[0.5, 0.0, -0.5], [1.0, -0.5, 7.0]]),
-        response_mask=ragged_mask([3, 2], 3),
-        kl_coef=0.1,
-    )
-    # Row 0: -.1 * .5, 0, -.1 * -.5 + 1. Row 1 ends at its second token: -.1 * 1, -.1 * -.5 - 2.
-    expected = torch.tensor([[-0.05, 0.0, 1.05], [-0.1, -1.95, 0.0]])
-    torch.testing.assert_close(rewards, expected)
 
 
 def test_gae_by_hand():
@@ -42,10 +29,6 @@ def test_whitening_by_hand():
     whitened = policy_gradient.whiten(x, ragged_mask([2], 3))
     # Mean 2, standard deviation 1.
     torch.testing.assert_close(whitened, torch.tensor([[-1.0, 1.0, 0.0]]))
-    # With the mean again: 2, and deviation 2.
-    x = torch.tensor([[0.0, 4.0, 9.0]])
-    whitened = policy_gradient.whiten(x, ragged_mask([2], 3), shift_mean=False)
-    torch.testing.assert_close(whitened, torch.tensor([[1.0, 3.0, 0.0]]))
     # Equal values give zeros.
     assert not policy_gradient.whiten(torch.full((2, 3), 4.0), ragged_mask([3, 3], 3)).any()
 
@@ -129,39 +112,32 @@ def test_value_loss_and_its_gradient(value, clip_range, loss, gradient):
     assert (found.item(), values.grad.item()) == (pytest.approx(loss), pytest.approx(gradient))
 
 
-def test_ratio_statistics_are_sums_over_tokens():
-    log_ratios = torch.tensor([2.0, 1.0, 0.5, 1.1]).log()
-    found = policy_gradient.ratio_statistics(log_ratios, torch.ones(4), CLIP, CLIP_HIGH)
-    assert found["ratio"].item() == pytest.approx(4.6)
-    # Ratio - 1 - log ratio: (1 - log 2) + 0 + (-.5 + log 2) + (.1 - log 1.1).
-    assert found["approxkl"].item() == pytest.approx(0.6 - math.log(1.1), abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("advantage", "low", "high"),
     # Of the ratios 0.5, 0.9, 1.25 and 1.5, the range .8 to 1.3 clips .5 and 1.5: one where the
     # advantage is positive, the other where it is negative.
-    [(2.0, 0, 1), (-2.0, 1, 0), (0.0, 0, 0)],
+    [(2.0, 0, 1), (-2.0, 1, 0)],
 )
-def test_ratio_statistics_count_the_tokens_without_a_gradient(advantage, low, high):
-    log_ratios = torch.tensor([0.5, 0.9, 1.25, 1.5]).log()
+def test_ratio_statistics_are_sums_and_count_the_tokens_without_a_gradient(advantage, low, high):
+    ratios = [0.5, 0.9, 1.25, 1.5]
     found = policy_gradient.ratio_statistics(
-        log_ratios, torch.full((4,), advantage), CLIP, CLIP_HIGH
+        torch.tensor(ratios).log(), torch.full((4,), advantage), CLIP, CLIP_HIGH
     )
+    assert found["ratio"].item() == pytest.approx(sum(ratios))
+    # Ratio - 1 - log ratio.
+    expected = sum(ratio - 1 - math.log(ratio) for ratio in ratios)
+    assert found["approxkl"].item() == pytest.approx(expected)
     assert (found["clipfrac_low"], found["clipfrac_high"]) == (low, high)
-    gradients = [loss_and_gradient(ratio.item(), advantage)[1] for ratio in log_ratios.exp()]
-    assert advantage == 0 or gradients.count(0.0) == low + high
+    gradients = [loss_and_gradient(ratio, advantage)[1] for ratio in ratios]
+    assert gradients.count(0.0) == low + high
 
 
-@pytest.mark.parametrize(
-    ("clip_range", "clipped"),
-    # Values moved by 0, .1, -.3 and .5.
-    [(0.2, 2), (0.4, 1), (0.05, 3), (0.0, 0)],
-)
-def test_clipped_values_are_those_that_value_loss_clips(clip_range, clipped):
-    old = torch.tensor([1.0, 1.0, 1.0, 1.0])
+def test_clipped_values_are_those_that_value_loss_clips():
+    old = torch.ones(4)
     new = old + torch.tensor([0.0, 0.1, -0.3, 0.5])
-    assert policy_gradient.num_clipped_values(new, old, clip_range) == clipped
+    # A range of 0 clips none.
+    for clip_range, clipped in ((0.2, 2), (0.4, 1), (0.0, 0)):
+        assert policy_gradient.num_clipped_values(new, old, clip_range) == clipped
 
 
 def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
@@ -177,22 +153,9 @@ def test_explained_variance_is_1_for_exact_values_and_0_for_constant_ones():
     # Constant returns have no variance to explain.
     equal = torch.full((2, 3), 0.1)
     assert policy_gradient.explained_variance(equal, equal, mask) == 1.0
-    assert math.isfinite(policy_gradient.explained_variance(right, equal, mask))
 
 
-# Importance weights.
-
-
-def test_importance_weights_by_hand():
-    sampler = torch.full((1, 4), -2.0)
-    policy = sampler + torch.tensor([[0.5, 1.0, 2.0, 1e30]]).log()
-    policy.requires_grad_()
-    weights = policy_gradient.importance_weights(policy, sampler, 2.0)
-    torch.testing.assert_close(weights, torch.tensor([[0.5, 1.0, 2.0, 2.0]]))
-    assert not weights.requires_grad
-
-
-# Advantages of responses to the same prompt.
+# --- advantages of responses to the same prompt ---------------------------------------------------
 
 
 def test_rloo_advantages_by_hand():
@@ -200,6 +163,10 @@ def test_rloo_advantages_by_hand():
     scores = torch.tensor([[1.0, -1.0], [2.0, -1.0], [6.0, -1.0]])
     expected = torch.tensor([[-3.0, 0.0], [-1.5, 0.0], [4.5, 0.0]])
     torch.testing.assert_close(policy_gradient.rloo_advantages(scores), expected)
+    # Equal scores have advantages of exactly 0.
+    equal = torch.full((7, 2), 1e4 / 3)
+    assert not policy_gradient.grpo_advantages(equal, True).any()
+    assert not policy_gradient.rloo_advantages(equal).any()
 
 
 def test_grpo_advantages_by_hand():
@@ -229,16 +196,71 @@ def test_a_response_without_a_score_is_not_compared():
     assert policy_gradient.uniform_groups(scores).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize("score", [0.1, -37.7, 1e4 / 3])
-def test_equal_scores_have_advantages_of_0(score):
-    scores = torch.full((7, 2), score)
-    assert not policy_gradient.grpo_advantages(scores, True).any()
-    assert not policy_gradient.grpo_advantages(scores, False).any()
-    assert not policy_gradient.rloo_advantages(scores).any()
-
-
 def test_overlong_penalties_rise_over_the_buffer():
     # The buffer is from 6 to 10 tokens.
     lengths = torch.tensor([1, 6, 7, 9, 10])
     assert policy_gradient.overlong_penalties(lengths, 10, 4).tolist() == [0, 0, 0.25, 0.75, 1]
     assert policy_gradient.overlong_penalties(lengths, 10, 0).tolist() == [0, 0, 0, 0, 0]
+
+
+# --- estimates of the KL, and moments -------------------------------------------------------------
+
+
+def test_kl_penalty_by_hand():
+    # Reference twice as likely: 2 - 1 - log 2; half as likely: 1/2 - 1 + log 2; as likely: 0.
+    ref = torch.tensor([[2.0, 0.5, 1.0]]).log() - 3.0
+    log2 = math.log(2)
+    for estimator, expected in (
+        ("k1", [-log2, log2, 0.0]),
+        ("k2", [log2**2 / 2, log2**2 / 2, 0.0]),
+        ("k3", [1 - log2, log2 - 0.5, 0.0]),
+    ):
+        found = policy_gradient.kl_penalty(torch.full((1, 3), -3.0), ref, estimator)
+        torch.testing.assert_close(found, torch.tensor([expected]))
+
+
+def test_kl_penalty_is_never_negative_however_small_the_difference():
+    sizes = torch.logspace(-12, 1.5, 10_001)
+    for difference in (sizes, -sizes):
+        penalty = policy_gradient.kl_penalty(torch.zeros_like(sizes), difference, "k3")
+        assert (penalty >= 0).all()
+    # Half the square.
+    small = policy_gradient.kl_penalty(torch.tensor([0.0]), torch.tensor([1e-4]), "k3")
+    assert small.item() == pytest.approx(5e-9, rel=1e-3)
+
+
+@pytest.mark.parametrize("distance", [0.0, 1.0])
+def test_the_weighted_penalty_of_a_bandit_has_the_gradient_of_a_kl(distance):
+    # Three tokens; after updates, the policy has moved away from the one that sampled.
+    logits = torch.tensor([0.3, -0.2, 0.1], dtype=torch.float64)
+    ref_logprobs = torch.tensor([0.0, 0.5, -0.5], dtype=torch.float64).log_softmax(0)
+    old_logprobs = logits.log_softmax(0)
+    moved = (logits + distance * torch.tensor([1.0, -1.0, 0.5])).requires_grad_()
+    logprobs = moved.log_softmax(0)
+
+    def gradient(loss):
+        return torch.autograd.grad(loss, moved, retain_graph=True)[0]
+
+    exact = {
+        "k2": gradient((logprobs.exp() * (logprobs - ref_logprobs)).sum()),
+        "k3": gradient((ref_logprobs.exp() * (ref_logprobs - logprobs)).sum()),
+    }
+    for estimator, expected in exact.items():
+        arguments = logprobs, old_logprobs, ref_logprobs, estimator
+        weighted = policy_gradient.weighted_kl_penalty(*arguments)
+        torch.testing.assert_close(gradient((old_logprobs.exp() * weighted).sum()), expected)
+
+
+def test_merged_moments_of_batches_are_those_of_all_values():
+    # Mean 3; 4 + 1 + 0 + 9.
+    assert policy_gradient.moments(torch.tensor([[1.0, 2.0], [3.0, 6.0]])) == (4, 3.0, 14.0)
+    # Far from 0, where the sum of squares minus the square of the sum loses all digits.
+    values = torch.randn(1000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values += 1e8
+    running = (0, 0.0, 0.0)
+    for batch in values.split([1, 7, 500, 492]):
+        running = policy_gradient.merged_moments(running, policy_gradient.moments(batch))
+    count, mean, squares = running
+    assert count == 1000
+    assert mean == pytest.approx(values.mean().item(), rel=1e-14)
+    assert squares / 999 == pytest.approx(values.var().item(), rel=1e-6)

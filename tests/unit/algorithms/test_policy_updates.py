@@ -7,16 +7,15 @@ import pytest
 import torch
 
 from snakechat.algorithms import policy_gradient
-from snakechat.algorithms.experience import Experience
+from snakechat.algorithms.experience import Experience, TokenEvaluation
 from snakechat.algorithms.policy_updates import (
-    Updater,
     informative_rows,
+    mean_metrics,
     policy_gradients,
     text_gradients,
     value_gradients,
 )
 from snakechat.algorithms.rollouts import Rollouts
-from snakechat.algorithms.step_metrics import mean_metrics
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
@@ -30,6 +29,7 @@ RESPONSES = [[[21, 2], [22, 23, 24], [25, 2]], [[26, 27], [28, 2], [29, 30, 31]]
 ROWS = np.array([2, 0])
 # Table rows of the responses to these prompts.
 INDICES = [2, 0, 5, 3]
+TEXT = Examples([[0, 9], [0, 8]], [[7, 6], [5]])
 
 
 class Engine:
@@ -50,7 +50,9 @@ def make_settings(**changes):
     settings = {"temperature": 1.0, "clip_range": 0.2, "value_clip_range": 0.2, "ptx_coef": 2.0}
     settings |= {"clip_range_high": None, "importance_sampling_level": "token"}
     settings |= {"loss_aggregation": "token_mean", "max_response_length": 5, "algorithm": "grpo"}
-    return SimpleNamespace(**settings | {"kl_in": "loss", "kl_estimator": "k3"} | changes)
+    return SimpleNamespace(
+        **settings | {"kl_in": "loss", "kl_estimator": "k3", "kl_coef": 0.7} | changes
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -72,15 +74,13 @@ def random_experience(rollouts, logprobs, seed=1):
     old = logprobs.detach() + noise(0.3)
     reference = logprobs.detach() + noise(0.5)
     return Experience(
-        old,
-        reference,
+        TokenEvaluation(old, torch.zeros(6, 3), reference, values=noise(0.1)),
         rewards=torch.zeros(6, 3),
         advantages=noise(),
         importance_weights=noise().exp(),
-        values=noise(0.1),
         returns=noise(),
         is_uniform=torch.tensor([False, True, False]),
-        kl_coef=0.7,
+        in_update=False,
     )
 
 
@@ -111,9 +111,8 @@ def naive_loss(settings, table, experience):
     losses, num_tokens = [], 0
     for index in INDICES:
         length = len(RESPONSES[index // 3][index % 3])
-        new, old, reference, _, advantages, weights = (
-            each[index, :length] for each in (table, *experience[:5])
-        )
+        tables = table, *experience.evaluation[:3], *experience[2:4]
+        new, old, _, reference, advantages, weights = (each[index, :length] for each in tables)
         log_ratio = new - old
         if settings.importance_sampling_level == "sequence":
             log_ratio = log_ratio.sum() / length
@@ -160,7 +159,7 @@ def test_policy_gradients_equal_those_of_a_loop(
     assert metrics["policy/loss"] == pytest.approx(loss.item(), rel=1e-4)
     # The logged KL is k3 with any estimator.
     mask = rollouts.response_mask[INDICES]
-    new, old, reference = (each[INDICES][mask] for each in (table, *experience[:2]))
+    new, old, reference = (each[INDICES][mask] for each in (table, *experience.evaluation[:3:2]))
     assert metrics["policy/kl"] == pytest.approx(k3(new, reference).mean().item(), rel=1e-4)
     if level == "token":
         ratio = (new - old).exp().mean().item()
@@ -180,18 +179,15 @@ def test_only_prompts_with_different_scores_are_informative():
 def test_the_last_backward_pass_of_an_update_is_that_of_the_text(model):
     policy, rollouts = Policy(model).eval(), make_rollouts()
     experience = random_experience(rollouts, rollouts.logprobs(policy))
-    text = Examples([[0, 9], [0, 8]], [[7, 6], [5]])
-    for examples, expected in ((None, [False, True]), (text, [False, False, False, True])):
+    for text, expected in ((None, [False, True]), (TEXT, [False, False, False, True])):
         engine = Engine(policy)
-        arguments = rollouts, ROWS, experience, make_settings(), examples
-        metrics = policy_gradients(engine, *arguments)
+        metrics = policy_gradients(engine, rollouts, ROWS, experience, make_settings(), text)
         assert engine.last == expected
-        assert ("ptx/loss" in metrics) == (examples is not None)
+        assert ("ptx/loss" in metrics) == (text is not None)
 
 
 def test_text_gradients_are_those_of_the_mean_loss_over_all_tokens(model):
-    policy, text = Policy(model).eval(), Examples([[0, 9], [0, 8]], [[7, 6], [5]])
-    losses = []
+    policy, losses = Policy(model).eval(), []
     for ids in ([0, 9, 7, 6], [0, 8, 5]):
         logits = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1]
         losses.append(
@@ -200,7 +196,7 @@ def test_text_gradients_are_those_of_the_mean_loss_over_all_tokens(model):
     loss = sum(losses) / 5
     (2 * loss).backward()
     expected = gradients_of(policy)
-    assert text_gradients(Engine(policy), text, 2.0) == pytest.approx(loss.item(), rel=1e-5)
+    assert text_gradients(Engine(policy), TEXT, 2.0) == pytest.approx(loss.item(), rel=1e-5)
     torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
 
 
@@ -214,22 +210,14 @@ def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
         prompt, response = PROMPTS[index % 3], RESPONSES[index // 3][index % 3]
         hidden = critic.model.base_model(input_ids=torch.tensor([prompt + response]))[0][0]
         values.append(critic.model.score(hidden)[len(prompt) - 1 : -1, 0])
-    old_values, returns = (each[INDICES][mask] for each in experience[5:7])
+    tables = experience.evaluation.values, experience.returns
+    old_values, returns = (each[INDICES][mask] for each in tables)
     loss = policy_gradient.value_loss(torch.cat(values), old_values, returns, 0.2).mean()
     loss.backward()
     expected = gradients_of(critic)
     metrics = value_gradients(Engine(critic), rollouts, ROWS, experience, make_settings())
     torch.testing.assert_close(gradients_of(critic), expected, rtol=1e-3, atol=1e-5)
     assert metrics["value/loss"] == pytest.approx(loss.item(), rel=1e-4)
-
-
-def test_the_updates_of_a_step_stop_above_max_approx_kl():
-    settings = {"ppo_epochs": 2, "global_batch_size": 1, "num_generations": 1, "seed": 1}
-    settings = SimpleNamespace(**settings, max_approx_kl=0.1)
-    updater = Updater(settings, None, None, None, None)
-    divergences = iter((0.0, None, 0.2, 0.0))
-    updater.update_minibatch = lambda *_: {"policy/approxkl": next(divergences)}
-    assert len(updater.update(1, SimpleNamespace(num_prompts=2), None)) == 3
 
 
 def test_mean_metrics_skip_updates_without_a_value():

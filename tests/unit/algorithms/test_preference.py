@@ -1,52 +1,29 @@
-"""Losses of preference pairs, against numbers computed by hand and those of TRL."""
+"""Losses of preference pairs, against numbers computed by hand and those of TRL; rows of DPO."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
 from snakechat.algorithms.preference import (
     divergent_positions,
-    kto_loss,
     kto_reference_point,
     log_odds,
     per_token_loss,
     preference_losses,
 )
+from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.settings import PreferenceSettings
-
-
-def kto(**changes):
-    settings = {"loss": "kto", "desirable_weight": 1.0, "undesirable_weight": 1.0, "beta": 0.1}
-    settings |= {"label_smoothing": 0.0, "length_normalized": False, "margin": 0.0}
-    return PreferenceSettings(**settings | {"sft_coef": 0.0} | changes)
-
-
-def test_the_reference_point_of_kto_is_a_mean_reward_that_is_not_negative():
-    assert kto_reference_point(torch.tensor([[3.0, -1.0, 0.5, 1.5]])).item() == 1
-    assert kto_reference_point(torch.tensor([[-3.0, 1.0]])).item() == 0
-
-
-def test_kto_by_hand():
-    # A pair; a good response; a bad one. The reference point is 1: distances 1 and 2, -1, and 3.
-    rewards = torch.tensor([[2.0, 0.0, 0.0], [-1.0, 0.0, 4.0]], dtype=torch.float64)
-    lengths = torch.tensor([[3, 2, 0], [5, 0, 4]])
-    settings = kto(desirable_weight=2.0, undesirable_weight=3.0)
-    losses = kto_loss(rewards, lengths, torch.tensor(1.0), settings)
-
-    def sigmoid(x):
-        return 1 / (1 + math.exp(-x))
-
-    pair = (2 * sigmoid(-1) + 3 * sigmoid(-2)) / 2
-    assert losses.tolist() == pytest.approx([pair, 2 * sigmoid(1), 3 * sigmoid(3)])
-
+from snakechat.data.ragged_arrays import open_ragged
+from snakechat.modeling.forward import Policy
+from support.configs import load
 
 # Three pairs, chosen responses first.
 LOGPROBS = torch.tensor([[-6.0, -10.0, -3.0], [-9.0, -8.0, -2.0]], dtype=torch.float64)
 REF_LOGPROBS = torch.tensor([[-7.0, -9.0, -3.5], [-8.0, -8.5, -4.0]], dtype=torch.float64)
 LENGTHS = torch.tensor([[3, 5, 2], [4, 2, 1]])
-
-
 # Implicit rewards: of whole responses, and of their mean log-probabilities.
 REWARDS = [[0.1, -0.1, 0.05], [-0.1, 0.05, 0.2]]
 MEAN_REWARDS = [[0.1 / 3, -0.02, 0.025], [-0.025, 0.025, 0.2]]
@@ -64,11 +41,6 @@ ORPO_REWARDS = [[-1.8545865, -1.8545865, -1.2475175], [-2.1386223, -3.9815146, -
         ({"loss": "robust"}, REWARDS, [0.573138869, 0.789707048, 0.789707048]),
         ({"loss": "ipo"}, REWARDS, [9.0, 42.25, 42.25]),
         (
-            {"loss": "ipo", "length_normalized": True},
-            MEAN_REWARDS,
-            [19.506944444, 29.7025, 45.5625],
-        ),
-        (
             {"loss": "simpo", "beta": 2.0, "margin": 1.0},
             SIMPO_REWARDS,
             [0.974076984, 0.0485873516, 0.693147181],
@@ -84,7 +56,9 @@ ORPO_REWARDS = [[-1.8545865, -1.8545865, -1.2475175], [-2.1386223, -3.9815146, -
     ],
 )
 def test_preference_losses(changes, rewards, losses):
-    settings = kto(**{"loss": "dpo", "label_smoothing": 0.1} | changes)
+    settings = {"loss": "dpo", "desirable_weight": 1.0, "undesirable_weight": 1.0, "beta": 0.1}
+    settings |= {"label_smoothing": 0.1, "length_normalized": False, "margin": 0.0, "sft_coef": 0.0}
+    settings = PreferenceSettings(**settings | changes)
     reference = REF_LOGPROBS if settings.loss not in ("simpo", "orpo") else None
     # Responses to other prompts have log ratios of 4 and 3: a KL of 3.5.
     point = torch.tensor(0.35) if settings.loss == "kto" else None
@@ -94,7 +68,19 @@ def test_preference_losses(changes, rewards, losses):
         assert row == pytest.approx(expected)
 
 
-# Per-token loss.
+def test_log_odds_by_hand():
+    # Odds 3 / 1 and 1 / 9. A probability of 1 is finite.
+    odds = log_odds(torch.tensor([0.75, 0.1, 1.0], dtype=torch.float64).log())
+    assert odds[:2].tolist() == pytest.approx([math.log(3), -math.log(9)])
+    assert math.isfinite(odds[2])
+
+
+def test_the_reference_point_of_kto_is_a_mean_reward_that_is_not_negative():
+    assert kto_reference_point(torch.tensor([[3.0, -1.0, 0.5, 1.5]])).item() == 1
+    assert kto_reference_point(torch.tensor([[-3.0, 1.0]])).item() == 0
+
+
+# --- loss of reward models for each token ---------------------------------------------------------
 
 
 def test_positions_from_the_first_difference_to_the_end_of_the_longer_response():
@@ -120,21 +106,62 @@ def test_positions_from_the_first_difference_to_the_end_of_the_longer_response()
 
 def test_per_token_loss_is_the_mean_over_masked_positions():
     # Differences: 9, 2, -2; and 0, 9, 9.
-    chosen = torch.tensor([[9.0, 3.0, 1.0], [4.0, 9.0, 9.0]], requires_grad=True)
+    chosen = torch.tensor([[9.0, 3.0, 1.0], [4.0, 9.0, 9.0]])
     rejected = torch.tensor([[0.0, 1.0, 3.0], [4.0, 0.0, 0.0]])
     mask = torch.tensor([[False, True, True], [True, False, False]])
     losses = per_token_loss(chosen, rejected, mask)
     correct, incorrect = math.log(1 + math.exp(-2)), math.log(1 + math.exp(2))
     assert losses.tolist() == pytest.approx([(correct + incorrect) / 2, math.log(2)])
-    losses.sum().backward()
-    # -sigmoid(-difference) / number of masked positions.
-    slopes = [[0, -1 / (1 + math.exp(2)) / 2, -1 / (1 + math.exp(-2)) / 2], [-0.5, 0, 0]]
-    for gradients, expected in zip(chosen.grad.tolist(), slopes, strict=True):
-        assert gradients == pytest.approx(expected)
 
 
-def test_log_odds_by_hand():
-    # Odds 3 / 1 and 1 / 9. A probability of 1 is finite.
-    odds = log_odds(torch.tensor([0.75, 0.1, 1.0], dtype=torch.float64).log())
-    assert odds[:2].tolist() == pytest.approx([math.log(3), -math.log(9)])
-    assert math.isfinite(odds[2])
+# --- rows of DPO ----------------------------------------------------------------------------------
+
+PROMPTS = [[2, 10], [2, 20, 21], [2, 30]]
+# A pair, a good response, a bad one.
+CHOSEN = [[11, 12, 2], [22, 2], []]
+REJECTED = [[13, 2], [], [31, 32, 33, 2]]
+# The first response of the next row; at most 5 tokens with the prompt.
+MISMATCHED = [[22, 2], [31, 32], [11, 12, 2]]
+BETA = 0.5
+REFERENCE = np.array([[-1.0, -2.0, 0.0], [-4.0, 0.0, -8.0]], np.float32)
+MISMATCHED_REFERENCE = np.array([[-16.0, -32.0, -64.0]], np.float32)
+
+
+@pytest.fixture
+def data(tmp_path):
+    """KTO on three rows; the log-probabilities under the reference model differ clearly."""
+    for name, rows in (("prompt", PROMPTS), ("chosen", CHOSEN), ("rejected", REJECTED)):
+        with open_ragged(tmp_path, f"train.{name}", 300) as write_rows:
+            write_rows(rows)
+    np.save(tmp_path / "train.npy", REFERENCE[None])
+    np.save(tmp_path / "train.mismatched.npy", MISMATCHED_REFERENCE[None])
+    recipe = {"loss": "kto", "beta": BETA, "max_length": 5, "dtype": "fp32"}
+    settings = load({"dpo": {"recipes": {"tiny": recipe}}}).program_settings("dpo", "tiny")
+    settings = SimpleNamespace(**settings)
+    return PreferenceData(settings, {"tokens": tmp_path, "reference": tmp_path}, "train")
+
+
+def logprob(model, prompt, response):
+    """The log-probability of one response by itself."""
+    with torch.no_grad():
+        logits = model(torch.tensor([prompt + response])).logits[0].double().log_softmax(dim=-1)
+    positions = range(len(prompt) - 1, len(prompt) + len(response) - 1)
+    return sum(logits[at, token].item() for at, token in zip(positions, response, strict=True))
+
+
+@pytest.mark.parametrize("rows", [[2, 0], [1]])
+def test_the_reference_point_is_that_of_the_given_rows(rows, data, model):
+    point = data.reference_point(Policy(model), np.array(rows))
+    rewards = [
+        BETA * (logprob(model, PROMPTS[row], MISMATCHED[row]) - MISMATCHED_REFERENCE[0, row])
+        for row in rows
+    ]
+    assert point.item() == pytest.approx(max(0, np.mean(rewards)), rel=1e-5)
+
+
+def test_rewards_and_losses_are_those_of_the_given_rows(data):
+    logprobs = torch.tensor([[0.0, -3.0], [-5.0, -6.0]])
+    rewards, losses = data.losses(logprobs, [2, 0], torch.tensor(1.0))
+    assert rewards.tolist() == [[0, BETA * (-3 + 1)], [BETA * (-5 + 8), BETA * (-6 + 4)]]
+    # The bad response alone, 0.5 above the point; the mean of a pair: sigmoid(2) and sigmoid(-2).
+    assert losses.tolist() == pytest.approx([1 / (1 + math.exp(-0.5)), 0.5])

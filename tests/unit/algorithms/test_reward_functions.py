@@ -80,17 +80,11 @@ def test_messages_are_the_turns_of_the_prompt_and_the_response(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        "[True, False, 2.0]",
-        "[*__import__('numpy').array([True, False]), 2]",
-        "__import__('torch').tensor([1.0, 0.0, 2.0])",
-    ],
-)
-def test_sequences_arrays_and_tensors_of_numbers_are_accepted(write, values):
-    write(values)
-    assert mine().tolist() == [1, 0, 2]
+def test_booleans_arrays_and_tensors_are_accepted(write):
+    array = "__import__('numpy').array([True, False, True])"
+    for values in (f"[*{array}]", array, "__import__('torch').tensor([1.0, 0.0, 1.0])"):
+        write(values)
+        assert mine().tolist() == [1, 0, 1]
 
 
 def test_modules_in_rewards_are_imported_from_their_source(write, tmp_path):
@@ -136,10 +130,6 @@ MISTAKES = {
     "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
     "nothing": ("None", "score returned None, expected a number for each of 3 responses"),
     "too few": ("[1.0, 2.0]", "score returned 2 numbers for 3 responses"),
-    "no number": (
-        "[1.0, 'good', 2.0]",
-        "score returned 'good' for the response 'Hello Pia', expected a finite number or None",
-    ),
     "NaN": (
         "[1.0, 2.0, float('nan')]",
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"

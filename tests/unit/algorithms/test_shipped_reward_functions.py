@@ -6,7 +6,6 @@ import pytest
 
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.evaluation import sandbox
-from snakechat.evaluation.sandbox import check_sandbox
 from snakechat.workflow.errors import InputError
 
 
@@ -29,32 +28,22 @@ def test_math_answer():
         ("3 + 4 is 7.", "7", 1),
         ("The answer is 1,000", "She earns 10 * 100.\n#### 1000", 1),
         ("\\boxed{\\frac{1}{2}}, so 3", "0.5", 1),
-        ("\\boxed{x+1}", "$x + 1$", 1),
-        ("It is \\text{east}: \\boxed{east}", "east", 1),
         ("so \\boxed{2 } it is", "One and one: \\boxed{2}.", 1),
-        ("west", "east", 0),
-        ("8", "7", 0),
+        ("8", 7, 0),
         ("", "7", 0),
-        ("7", 7, 1),
         ("\\boxed{None}", None, 0),
     ]
     responses, solution, expected = map(list, zip(*rows, strict=True))
     assert scores("math_answer", responses, {"solution": solution}) == expected
-
-
-def test_math_answer_after_a_marker():
+    # After a marker alone.
     responses = ["3 + 4 = 7\n#### 7", "#### 5, no:\n#### $7.", "so 7", "\\boxed{7}", "7 ####"]
-    solution = ["3 + 4 = 7\n#### 7"] * len(responses)
-    kept = {"solution": solution}
+    kept = {"solution": ["3 + 4 = 7\n#### 7"] * len(responses)}
     assert scores("math_answer", responses, kept, marker="####") == [1, 1, 0, 0, 0]
 
 
-def test_format_match():
+def test_format_match_and_length_bounds():
     responses = ["<think>a\nb</think>\n7 ", "<think>a", "x <think></think>"]
     assert scores("format_match", responses, pattern="<think>.*</think>.*") == [1, 0, 0]
-
-
-def test_length_bounds():
     responses = ["", " a ", "abc", "abcd"]
     assert scores("length_bounds", responses) == [0, 1, 1, 1]
     assert scores("length_bounds", responses, min_characters=2, max_characters=3) == [0, 0, 1, 0]
@@ -64,16 +53,9 @@ SCHEMA = {"type": "object", "required": ["name"], "properties": {"name": {"type"
 
 
 def test_json_schema():
-    responses = [
-        '{"name": "Pia"}',
-        'Here it is:\n```json\n{"name": "Pia"}\n```\nDone.',
-        '{"name": 7}',
-        "{}",
-        "no JSON",
-        "[" * 100_000,
-        "",
-    ]
-    assert scores("json_schema", responses, schema=SCHEMA) == [1, 1, 0, 0, 0, 0, 0]
+    responses = ['{"name": "Pia"}', 'So:\n```json\n{"name": "Pia"}\n```\nDone.', '{"name": 7}']
+    responses += ["no JSON", "[" * 100_000]
+    assert scores("json_schema", responses, schema=SCHEMA) == [1, 1, 0, 0, 0]
     # JSON has no such numbers.
     numbers = ["NaN", "[Infinity]", "-Infinity", "1e999", "1e9"]
     assert scores("json_schema", numbers, schema={"type": ["number", "array"]}) == [0, 0, 0, 0, 1]
@@ -105,16 +87,9 @@ def test_no_response_can_end_or_hold_up_a_training(monkeypatch, capfd):
 def test_an_invalid_json_schema_is_an_error():
     with pytest.raises(InputError, match=r"rewards/json_schema.py: line \d+: SchemaError"):
         scores("json_schema", ["7"], schema={"type": "number?"})
-    twice = ['{"type": "string", "type": "integer"}']
-    with pytest.raises(InputError, match=r"rewards/json_schema.py: .*key 'type' occurs twice"):
-        scores("json_schema", ["7"], {"schema": twice})
 
 
 def test_unit_tests():
-    try:
-        check_sandbox()
-    except InputError as error:
-        pytest.skip(str(error))
     right = "def add(a, b):\n    return a + b\n"
     responses = [
         right,

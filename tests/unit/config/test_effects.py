@@ -13,11 +13,10 @@ DISTILL = {"algorithm": "distill", "teacher": "dpo/tiny"}
 CRITIC = {
     **{"critic_learning_rate": 0.1, "critic_lr_schedule": "cosine", "critic_warmup_steps": 3},
     **{"critic_lora_rank": 4, "critic_lora_alpha": 8, "critic_lora_learning_rate": 0.2},
-    **{"value_clip_range": 0.3, "gamma": 0.9, "gae_lambda": 0.8},
-    **{"whiten_rewards": True, "whiten_advantages": False},
+    **{"value_clip_range": 0.3, "gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False},
 }
-KL = {"kl_in": "loss", "kl_estimator": "k3", "kl_target": 3.0, "kl_horizon": 9}
-SCORES = {"standardize_scores": "running", "score_clip": 2.0, "missing_eos_penalty": 3.0}
+KL = {"kl_in": "loss", "kl_estimator": "k3"}
+SCORES = {"standardize_scores": "none", "score_clip": 2.0, "missing_eos_penalty": 3.0}
 
 # The stage, settings of a recipe, and further ones that have no effect with these.
 WITHOUT_EFFECT = [
@@ -34,7 +33,7 @@ WITHOUT_EFFECT = [
     ("rlhf", {"num_generations": 2}, {"scale_by_std": False, "drop_uniform_groups": True}),
     ("rlhf", {"lr_schedule": "constant"}, {"min_lr_ratio": 0.5}),
     ("rlhf", {}, {"ptx_coef": 2, "importance_sampling_cap": 3.0}),
-    ("rlhf", {}, {"kl_horizon": 20, "eval_prompts": 4}),
+    ("rlhf", {}, {"eval_prompts": 4}),
     ("rlhf", {"kl_coef": 0}, KL),
     ("rlhf", {"missing_eos_penalty": 0}, {"overlong_buffer": 4}),
     ("rlhf", DISTILL, {**CRITIC, **KL, **SCORES, "kl_coef": 0.5}),

@@ -21,7 +21,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from conftest import ROOT
-from snakechat.algorithms.reward_models import chat_encoder
+from snakechat.algorithms.rewards import chat_encoder
 from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import encode_texts, is_same_tokenizer, load_tokenizer
 from snakechat.workflow.errors import InputError

@@ -75,17 +75,6 @@ def test_a_model_is_evaluated_at_intervals_and_after_the_last_step(interval, due
     assert [step for step in range(26) if best.is_due(step)] == due
 
 
-@pytest.mark.parametrize(("patience", "stops"), [(0, []), (1, [3, 5, 6]), (2, [6])])
-def test_a_run_stops_after_evaluations_without_a_lower_loss(patience, stops, job):
-    job.settings.early_stopping_patience = patience
-    best = evaluations_of(job)
-    stopped = []
-    for step, loss in enumerate(LOSSES, start=1):
-        evaluate(best, step, loss)
-        stopped += [step] if best.should_stop else []
-    assert stopped == stops
-
-
 LOSSES = [5.0, 3.0, math.nan, 2.0, 2.0, 2.5]
 
 
@@ -94,21 +83,23 @@ def test_the_lowest_loss_or_the_highest_value_is_the_best(sign, job):
     best = evaluations_of(job, greater_is_better=sign < 0)
     # Of a checkpoint before the first evaluation.
     best.load_state_dict(best.state_dict())
-    since = []
+    since, stops = [], []
     for step, loss in enumerate(LOSSES, start=1):
         evaluate(best, step, sign * loss)
         since.append(best.since_best)
+        stops.append(best.should_stop)
     assert (best.best_step, best.best_value) == (4, sign * 2.0)
-    assert since == [0, 0, 1, 0, 1, 2]
+    # The patience is 2.
+    assert since == [0, 0, 1, 0, 1, 2] and stops == [False] * 5 + [True]
     assert "best-4" in copies(job)
 
 
 def test_without_best_no_copies_are_kept(job):
-    job.settings.save_strategy = "last"
+    job.settings.save_strategy, job.settings.early_stopping_patience = "last", 0
     best = evaluations_of(job)
     for step, loss in enumerate(LOSSES, start=1):
         evaluate(best, step, loss)
-    assert not copies(job)
+    assert not copies(job) and not best.should_stop
     best.save_result()
     assert (job.result / "model").read_text() == "step 6"
 
@@ -131,12 +122,10 @@ def test_copies_to_which_a_checkpoint_refers_are_kept(best, job):
     assert copies(job) == {"best-45": "step 45", "best-50": "step 50"}
 
 
-@pytest.mark.parametrize("is_best", [True, False])
-def test_the_first_process_decides_whether_a_model_is_the_best(is_best, best, job, monkeypatch):
-    module = "snakechat.training.evaluations.broadcast_from_first"
-    monkeypatch.setattr(module, lambda _: is_best)
+def test_the_first_process_decides_whether_a_model_is_the_best(best, monkeypatch):
+    monkeypatch.setattr("snakechat.training.evaluations.broadcast_from_first", lambda _: True)
     evaluate(best, 10, math.nan)
-    assert best.best_step == (10 if is_best else 0)
+    assert best.best_step == 10
 
 
 def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):
@@ -161,9 +150,6 @@ def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
     assert copies(job) == {"best-10": "step 10", ".copy": "step 20"}
     best.save_result()
     assert not job.result.exists()
-
-
-# Models of earlier steps.
 
 
 def keep(job, steps):

@@ -43,13 +43,10 @@ def scalars(job, name):
     return [(event.step, event.value) for event in board.Scalars(name)]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_metric_that_is_not_finite_stops_the_run(job, value):
-    with MetricsLogger(job, 3) as logger:
-        logger.log(1, {"loss": 2.0})
-        message = rf"step 2, rows \[3, 7\]: loss is {value}, training has diverged: try a lower"
-        with pytest.raises(InputError, match=message):
-            logger.log(2, {"loss": value}, rows=[3, 7])
+def test_a_metric_that_is_not_finite_stops_the_run(job):
+    message = r"step 2, rows \[3, 7\]: loss is inf, training has diverged: try a lower"
+    with MetricsLogger(job, 3) as logger, pytest.raises(InputError, match=message):
+        logger.log(2, {"loss": math.inf}, rows=[3, 7])
 
 
 def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
@@ -72,15 +69,12 @@ def test_a_resumed_run_appends_lines_and_has_each_scalar_once(job):
 def test_times_are_written_to_the_log_folder_and_not_into_the_result(job):
     with MetricsLogger(job, 2) as logger:
         for step in (1, 2):
-            logger.log(step, {"loss": 1.0})
             logger.log_times(step, {"generate": 3.0, "train": 2.0}, 100 * step)
-    sections = {"generate": 3.0, "train": 2.0}
-    lines = (job.log_folder / "times.jsonl").read_text().splitlines()
     # 100 and 200 tokens in 5 seconds.
-    assert [json.loads(line) for line in lines] == [
-        {"step": 1, **sections, "tokens": 100, "tokens_per_second": 20.0},
-        {"step": 2, **sections, "tokens": 200, "tokens_per_second": 40.0},
+    lines = map(json.loads, (job.log_folder / "times.jsonl").read_text().splitlines())
+    assert list(lines) == [
+        {"step": step, "generate": 3, "train": 2, "tokens": 100 * step, "tokens_per_second": rate}
+        for step, rate in ((1, 20), (2, 40))
     ]
     assert scalars(job, "times/tokens_per_second") == [(1, 20.0), (2, 40.0)]
     assert [path.name for path in job.result.iterdir()] == ["metrics.jsonl"]
-    assert "times" not in (job.result / "metrics.jsonl").read_text()

@@ -1,0 +1,326 @@
+"""The scores that reward models, LLM judges and reward functions give to responses, and their sum.
+
+A reward model that encodes conversations as the actor does reads the actor's token ids. Any other
+one reads their text, in the form that it was trained on. Special tokens that occur in the text are
+text.
+
+Shapes: B responses, as in snakechat/algorithms/rollouts.py.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from snakechat.algorithms.llm_judge import LlmJudge, fill_missing
+from snakechat.algorithms.reward_functions import WeightedFunctions, function_columns
+from snakechat.algorithms.rollouts import Rollouts
+from snakechat.config.references import (
+    JUDGES,
+    RewardReferences,
+    judge_names,
+    weighted_references,
+)
+from snakechat.data.dialogues import Turn, render_response, response_content
+from snakechat.data.encoder import Encoder, accepted
+from snakechat.data.ragged_arrays import Ragged, read_statistics
+from snakechat.data.records import PromptTexts
+from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, resolved_template
+from snakechat.modeling.batching import NUM_PROMPTS, Examples, prompt_examples
+from snakechat.modeling.forward import Scorer, response_scores
+from snakechat.modeling.models import max_positions
+from snakechat.training.engine import FrozenModel
+from snakechat.training.placed_models import load_frozen
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.job import Job
+from snakechat.workflow.processes import all_reduce_sum, rank
+
+# --- reward models --------------------------------------------------------------------------------
+
+# A conversation whose encoding shows whether two models read responses alike.
+SAMPLE_PROMPT, SAMPLE_RESPONSE = [("user", "Name two fruits.")], " Apples, pears."
+
+# Returns the token ids of each conversation, given the turns of prompts and the texts of responses.
+# A space in front of a response separates it from a marker; it is not part of a message.
+ConversationEncoder = Callable[[Sequence[list[Turn]], Sequence[str]], list[list[int]]]
+
+
+class RewardModel(NamedTuple):
+    """A frozen reward model.
+
+    name: The job's input with the model. weight: Of its scores in their sum.
+    encoder: Encodes the text of conversations; None if the model reads the actor's token ids.
+    shares_tokenizer: Whether it can read the actor's token ids. The critic can then start from it,
+        even if its own chat template differs.
+    """
+
+    name: str
+    module: FrozenModel
+    weight: float
+    encoder: ConversationEncoder | None
+    shares_tokenizer: bool
+
+
+def turn_encoder(tokenizer: PreTrainedTokenizerBase, template: str) -> ConversationEncoder:
+    """Return the encoder of our trainers: prompt, response, end of turn."""
+    encoder = Encoder(tokenizer, template)
+
+    def encode(prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        prompts = [_marked(encoder, turns) for turns in prompts]
+        texts = [encoder.marked(response_content(text)) for text in responses]
+        texts = list(map(render_response, texts))
+        rows = list(accepted(encoder.conversations(prompts, texts, sampled=True)))
+        return [[*prompt, *response] for prompt, [response] in rows]
+
+    return encode
+
+
+def chat_encoder(tokenizer: PreTrainedTokenizerBase) -> ConversationEncoder:
+    """Return the encoder by the chat template of a classifier, with the response as last turn.
+
+    Raises:
+        InputError: The tokenizer has no chat template.
+    """
+    encoder = Encoder(tokenizer, "chat", generates=False)
+
+    def encode(prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
+        return [
+            encoder.rendered(_marked(encoder, [*turns, ("assistant", response_content(text))]))
+            for turns, text in zip(prompts, responses, strict=True)
+        ]
+
+    return encode
+
+
+def _marked(encoder: Encoder, turns: Sequence[Turn]) -> list[Turn]:
+    """Return turns in which marks surround special tokens."""
+    return [(role, encoder.marked(text)) for role, text in turns]
+
+
+def choose_encoder(
+    tokenizer: PreTrainedTokenizerBase,
+    is_foreign: bool,
+    template: str,
+    actor_tokenizer: PreTrainedTokenizerBase,
+    actor_template: str,
+) -> tuple[ConversationEncoder | None, bool]:
+    """Return the encoder and shares_tokenizer of a reward model that scores an actor.
+
+    Args:
+        is_foreign: Whether the model was trained elsewhere, by its own chat template.
+        template: Its prompt template.
+
+    Raises:
+        InputError: A tokenizer has no chat template, although its template is "chat".
+    """
+    if is_foreign and resolved_template(tokenizer, template) == "chat":
+        encode = chat_encoder(tokenizer)
+    else:
+        encode = turn_encoder(tokenizer, template)
+    sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
+    shared = is_same_tokenizer(actor_tokenizer, tokenizer)
+    reads_ids = shared and turn_encoder(actor_tokenizer, actor_template)(*sample) == encode(*sample)
+    return None if reads_ids else encode, shared
+
+
+def sequence_examples(sequences: Sequence[list[int]], positions: int = 0) -> Examples:
+    """Return encoded conversations as prompts whose response is the last token, which is scored.
+
+    positions: Tokens that a model reads; a longer conversation loses its start. 0 is no limit.
+    """
+    kept = [ids[-positions:] for ids in sequences]
+    return Examples([ids[:-1] for ids in kept], [ids[-1:] for ids in kept])
+
+
+def load_reward(
+    job: Job[Any],
+    key: str,
+    actor: str,
+    dtype: str,
+    split: str,
+    offload: bool | None = None,
+    longest: int = 0,
+) -> RewardModel:
+    """Load a reward model.
+
+    Args:
+        key: The job's input with the model: `reward` or `judge`, or one of several (input_names).
+        actor: The job's input with the model whose responses are scored.
+        split: The split of the prompts.
+        offload: As for load_frozen.
+        longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
+
+    Raises:
+        InputError: As choose_encoder and load_frozen do.
+    """
+    settings, folder = job.settings, job.inputs[key]
+    weights = weighted_references(getattr(settings, key.partition(".")[0]))
+    is_foreign = job.spec["inputs"][key]["rule"] != "train_reward"
+    template, tokens = settings.reward_templates.get(key, "auto"), job.inputs["tokens"]
+    actor_template = read_statistics(tokens, split)["template"]
+    tokenizer, actor_tokenizer = load_tokenizer(folder), load_tokenizer(job.inputs[actor])
+    encoder, shared = choose_encoder(
+        tokenizer, is_foreign, template, actor_tokenizer, actor_template
+    )
+    prompts = Ragged(tokens, f"{split}.prompt")
+    if encoder is None:
+        generations = settings.num_generations
+        examples = prompt_examples(prompts, settings.max_response_length, generations)
+    else:
+        turns = PromptTexts(tokens, split).turns(range(min(len(prompts), NUM_PROMPTS)))
+        examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
+        longest = 0
+    module = load_frozen(
+        *(Scorer, folder, dtype, tokenizer, job.placement, examples),
+        offload=offload,
+        longest=longest,
+    )
+    return RewardModel(key, module, weights[key], encoder, shared)
+
+
+# --- sums -----------------------------------------------------------------------------------------
+
+
+class Scores(NamedTuple):
+    """Scores of responses.
+
+    Attributes:
+        sum: Weighted sum of all scores [B]; NaN of a response that nothing scores, because all
+            reward functions returned None.
+        by_source: Scores [B], without weights, of each reward function NAME, of each reward model,
+            by the job's input (reward, or reward.1), and of each LLM judge, by llm_judges/NAME.
+            A function's score is NaN where it returned None, and is no part of the sum.
+        unreadable: Number of unreadable replies of each LLM judge, whose responses have the mean of
+            the others (fill_missing).
+    """
+
+    sum: Tensor
+    by_source: dict[str, Tensor]
+    unreadable: dict[str, int]
+
+    def metrics(self) -> dict[str, float]:
+        """Return mean and standard deviation; of several sources, also of each one.
+
+        `rewards/NAME/unreadable` is the fraction of unreadable replies of an LLM judge, and
+        `rewards/NAME/missing` of responses for which a reward function returned None; means leave
+        them out. The metrics are empty if nothing scores responses, which `distill` allows.
+        """
+        if not self.by_source:
+            return {}
+        metrics = _mean_and_std(self.sum, "objective/scores", "objective/scores_std")
+        for name, values in self.by_source.items():
+            if len(self.by_source) > 1:
+                metrics |= _mean_and_std(values, f"rewards/{name}/mean", f"rewards/{name}/std")
+            if missing := values.isnan().float().mean().item():
+                metrics[f"rewards/{name}/missing"] = missing
+        for name, number in self.unreadable.items():
+            metrics[f"rewards/{name}/unreadable"] = number / len(self.sum)
+        return metrics
+
+
+def _mean_and_std(values: Tensor, mean: str, std: str) -> dict[str, float]:
+    """Return mean and standard deviation of values under these names; none if all are NaN."""
+    values = values[~values.isnan()]
+    return {mean: values.mean().item(), std: values.std(correction=0).item()} if len(values) else {}
+
+
+# Weight and LLM judge.
+WeightedJudge = tuple[float, LlmJudge]
+
+
+def weighted_judges(
+    references: RewardReferences, judges: Mapping[str, LlmJudge]
+) -> list[WeightedJudge]:
+    """Return the LLM judges that `reward` or `judge` names, with their weights."""
+    weights = weighted_references(references)
+    return [(weights[f"{JUDGES}/{name}"], judges[name]) for name in judge_names(references)]
+
+
+class RewardSum:
+    """The weighted sum of reward models, LLM judges and reward functions.
+
+    Args:
+        rewards: The reward models.
+        functions: The reward functions.
+        prompt_texts: The texts of the prompts, for functions, judges and reward models that read
+            text.
+        judges: The LLM judges.
+    """
+
+    def __init__(
+        self,
+        rewards: Sequence[RewardModel],
+        functions: WeightedFunctions,
+        prompt_texts: PromptTexts,
+        judges: Sequence[WeightedJudge] = (),
+    ) -> None:
+        self.rewards, self.functions, self.prompt_texts = rewards, functions, prompt_texts
+        self.judges = judges
+
+    def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Scores:
+        """Return the scores of the responses.
+
+        rows: row numbers of the prompts.
+
+        Raises:
+            InputError: A score is not finite, an endpoint failed, or no reply of a judge is
+                readable.
+        """
+        total = torch.zeros(len(rollouts.ended), device=rollouts.device)
+        by_source: dict[str, Tensor] = {}
+        unreadable: dict[str, int] = {}
+        for reward in self.rewards:
+            by_source[reward.name] = self._model_scores(reward, rollouts, rows)
+            total += reward.weight * by_source[reward.name]
+        for weight, judge in self.judges:
+            name, responses = f"{JUDGES}/{judge.name}", rollouts.response_texts()
+            prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
+            ratings = judge.rate(prompts, responses).reshape(-1, len(rows))
+            unreadable[name] = int(np.isnan(ratings).sum())
+            by_source[name] = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
+            total += weight * by_source[name]
+        if self.functions:
+            tables = self._function_scores(rollouts, rows)
+            for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
+                by_source[name] = values
+                total += (weight * values).where(~values.isnan(), 0)
+        if not total.isfinite().all():
+            index = int(total.isfinite().logical_not().nonzero()[0])
+            raise InputError(
+                f"step {step}: the score of a response to row {rows[index % len(rows)]} is"
+                f" {total[index].item()}, expected a finite number: check the reward models,"
+                " functions and weights"
+            )
+        if self.functions and not self.rewards and not self.judges:
+            total[tables.isnan().all(dim=0)] = math.nan
+        return Scores(total, by_source, unreadable)
+
+    def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
+        """Return the score of each function for each response [f, B]; NaN for None."""
+        scores = torch.zeros(len(self.functions), len(rollouts.ended))
+        # Only on rank 0: a function may return different scores when it is called again.
+        if rank() == 0:
+            prompts, responses = rollouts.decode()
+            columns = function_columns(self.prompt_texts, rows, responses)
+            for row, (_, function) in zip(scores, self.functions.values(), strict=True):
+                row[:] = torch.as_tensor(function(prompts, responses, columns))
+        return all_reduce_sum(scores).to(rollouts.device)
+
+    def _model_scores(
+        self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
+    ) -> Tensor:
+        """Return a reward model's score of each response [B]."""
+        examples, encoder = rollouts.examples, reward.encoder
+        with reward.module.on_device() as module:
+            scorer = cast(Scorer, module)
+            if encoder:
+                responses = rollouts.response_texts()
+                prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
+                positions = max_positions(scorer.model) or 0
+                examples = sequence_examples(encoder(prompts, responses), positions)
+            scores = response_scores(scorer, examples).flatten()
+        return torch.from_numpy(scores).float().to(rollouts.device)
