@@ -48,7 +48,7 @@ from snakechat.workflow.code_digests import uses_vllm
 from snakechat.workflow.commands import child_process, exit_code
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.hermetic import LIMITS, hub_folder
+from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.placement import (
@@ -59,7 +59,7 @@ from snakechat.workflow.placement import (
     prepare_environment,
     set_threads,
 )
-from snakechat.workflow.publishing import external_files, prepare, publish_result
+from snakechat.workflow.publishing import prepare, publish_result
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

@@ -16,22 +16,46 @@ unless --interrupted is given.
 
 import argparse
 import datetime
+import errno
 import os
 import time
+from collections.abc import Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.links import linked_folder, named_versions, needed_keys, versions_of
-from snakechat.workflow.manifest import MANIFEST, STORE, Manifest, content_digest
+from snakechat.workflow.links import (
+    is_manifest,
+    keys_of_link,
+    linked_folder,
+    named_versions,
+    root_links,
+    versions_of,
+)
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.manifest import (
+    MANIFEST,
+    STORE,
+    Manifest,
+    content_digest,
+    lock_path,
+    read_manifest,
+    read_run_record,
+    result_id,
+    state_folder,
+    work_folder,
+)
 from snakechat.workflow.store import (
-    StoredResult,
-    collect,
-    examine,
+    delete_lock,
+    delete_work,
     format_size,
-    interrupted_jobs,
+    noted_inputs,
     parse_size,
-    stored_results,
+    stored_folders,
+    unfinished_results,
+    walk_files,
 )
 
 # Seconds by which the clock of a file server may be behind.
@@ -138,6 +162,83 @@ def format_time(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
 
 
+# --- results and what jobs left ---------------------------------------------------------------
+
+
+class StoredResult(NamedTuple):
+    """A result in a store, or what a job makes or made when it was killed.
+
+    Attributes:
+        folder: Its folder, named after its key.
+        is_finished: Whether it is a result.
+        num_bytes: The size of its files.
+        used: Unix time of the last use: when it was made, or when a path was linked to it.
+    """
+
+    folder: Path
+    is_finished: bool
+    num_bytes: int
+    used: float
+
+    @property
+    def id(self) -> str:
+        """RULE/KEY, and what it is."""
+        name = f"{self.folder.parent.name}/{self.folder.name}"
+        return name if self.is_finished else f"{name} (unfinished)"
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """Its manifest; None if it is damaged."""
+        return read_manifest(self.folder / MANIFEST)
+
+    @property
+    def host(self) -> str:
+        """The machine that made it."""
+        record = read_run_record(self.folder)
+        return record["host"] if record else "unknown"
+
+    @property
+    def made(self) -> float:
+        """Unix time at which it was made."""
+        record = read_run_record(self.folder)
+        if record is None:
+            return self.used
+        started = datetime.datetime.fromisoformat(record["started"])
+        return started.timestamp() + record["seconds"]
+
+
+def stored_results(store: Path) -> list[StoredResult]:
+    """Return the results of a store, the least recently used first."""
+    return examine((folder, True) for folder in stored_folders(store))
+
+
+def examine(folders: Iterable[tuple[Path, bool]]) -> list[StoredResult]:
+    """Return what is in folders of a store, the least recently used first.
+
+    folders: The folder of each result, and whether it is finished.
+    """
+    results = []
+    for folder, is_finished in folders:
+        place = folder if is_finished else work_folder(folder)
+        # Another process may remove it.
+        with suppress(OSError):
+            statuses = [path.lstat() for path in walk_files(place)]
+            times = [place.stat().st_mtime]
+            if not is_finished:
+                times += [status.st_mtime for status in statuses]
+            num_bytes = sum(status.st_size for status in statuses)
+            results.append(StoredResult(folder, is_finished, num_bytes, max(times)))
+    return sorted(results, key=lambda result: (result.used, result.folder))
+
+
+def interrupted_jobs(store: Path) -> list[StoredResult]:
+    """Return what jobs left that have checkpoints, the least recently used first."""
+    folders = [
+        folder for folder in unfinished_results(store) if any(state_folder(folder).glob("*"))
+    ]
+    return examine((folder, False) for folder in folders)
+
+
 # --- gc ---------------------------------------------------------------------------------------
 
 
@@ -163,6 +264,111 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
             f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {size}: see"
             " --interrupted"
         )
+
+
+def needed_keys(store: Path, output: Path) -> set[str]:
+    """Return the keys of the results that the links of all roots lead to, or that are copied there.
+
+    They count by key and not by folder: a store may have been moved since.
+
+    Takes the arguments of root_links.
+
+    Raises:
+        InputError: As root_links does; or a copy has a damaged manifest; or the store has results,
+            and nothing leads to one.
+    """
+    keys: set[str] = set()
+    for path in root_links(store, output):
+        is_link, file = path.is_symlink(), path if is_manifest(path) else path / MANIFEST
+        if is_link:
+            keys |= keys_of_link(path)
+        elif path.resolve().is_relative_to(store.resolve()):
+            continue
+        if manifest := read_manifest(file):
+            keys.add(result_id(manifest).rpartition("/")[2])
+        elif not is_link:
+            raise InputError(
+                f"{file} is damaged: which result it is a copy of is unknown: delete it, or move it"
+                " to another place"
+            )
+    results = stored_folders(store)
+    if results and keys.isdisjoint(folder.name for folder in results):
+        raise InputError(
+            f"no path leads to a result in {store}: start a build in each folder that uses it,"
+            " which links its results; or delete the store, if nobody needs it"
+        )
+    return keys
+
+
+def collect(
+    store: Path, needed: Collection[str], started: float, max_bytes: int, interrupted: bool = False
+) -> list[StoredResult]:
+    """Remove the least recently used results, and what killed jobs left, until a store is small.
+
+    Args:
+        store: The store.
+        needed: Keys of results that stay. So do the inputs of interrupted jobs.
+        started: Unix time before these keys were found: what was linked since then stays, too.
+        max_bytes: Space that the store may use.
+        interrupted: Remove the checkpoints of interrupted jobs, and what they alone need, too.
+
+    Returns:
+        What was removed.
+    """
+    folders = [(folder, True) for folder in stored_folders(store)]
+    results = examine([*folders, *((folder, False) for folder in unfinished_results(store))])
+    # A job may wait in the queue of a cluster to go on from its checkpoints.
+    kept = set() if interrupted else {result.folder for result in interrupted_jobs(store)}
+    needed = {*needed, *(key for folder in kept for key in noted_inputs(folder))}
+    num_bytes = sum(result.num_bytes for result in results)
+    removed = []
+    for result in results:
+        if num_bytes <= max_bytes:
+            break
+        is_needed = result.folder.name in needed if result.is_finished else result.folder in kept
+        if not is_needed and _delete(result, started):
+            removed.append(result)
+            num_bytes -= result.num_bytes
+    return removed
+
+
+def _delete(result: StoredResult, started: float) -> bool:
+    """Delete a result, renamed first so that nobody finds a part of it; return whether it is gone.
+
+    What a process makes or has linked since the start stays.
+    """
+    folder = result.folder
+    try:
+        descriptor = acquire_lock(lock_path(folder))
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        return is_full and result.is_finished and _delete_on_full_disk(folder, started)
+    except AlreadyLocked:
+        return False
+    try:
+        is_unused = not result.is_finished or folder.stat().st_mtime < started
+        if is_unused:
+            if result.is_finished:
+                os.rename(folder, work_folder(folder) / "removed")
+            delete_work(folder)
+        delete_lock(folder)
+        return is_unused
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _delete_on_full_disk(folder: Path, started: float) -> bool:
+    """Delete a result where no lock can be made, unless a job has one; as _delete."""
+    with suppress(OSError):
+        if folder.stat().st_mtime < started:
+            # A job of this result makes this folder first. If it exists, this fails.
+            os.rename(folder, work_folder(folder))
+            delete_work(folder)
+            work_folder(folder).rmdir()
+            return True
+    return False
 
 
 if __name__ == "__main__":

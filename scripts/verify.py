@@ -1,4 +1,4 @@
-"""Check an output tree or a store: each result against its manifest, each path against its inputs.
+"""Check the results in an output tree or a store against their manifests.
 
     python scripts/verify.py output
     python scripts/verify.py /team/store
@@ -26,14 +26,11 @@ from snakechat.workflow.manifest import (
     KEY_DIGITS,
     MANIFEST,
     Manifest,
-    input_digest,
     read_manifest,
     read_run_record,
     result_id,
-    without_names,
 )
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.snapshot import FOLDER, read_specs
 from snakechat.workflow.store import KEY, find_results, result_damage
 
 # Files that contain times or memory, by rule: they differ between any two builds.
@@ -65,11 +62,8 @@ def main() -> None:
         if manifest is not None:
             num_unlimited += not (read_run_record(folder) or {}).get("hermetic")
             sizes += [file["size"] for file in manifest["files"].values()]
-            name = path.relative_to(tree)
-            if path in links:
-                problems += changed_inputs(tree, name, manifest)
             if twin_tree and path in links:
-                problems += find_differences(path, manifest, twin_tree / name)
+                problems += find_differences(path, manifest, twin_tree / path.relative_to(tree))
         # What people accepted (scripts/accept.py).
         accepted = [
             f"{path}: accepted on {entry['date']} because {entry['because']}:"
@@ -113,37 +107,6 @@ def find_problems(path: Path, folder: Path) -> Iterator[str]:
             # A link may have been replaced by an edited file.
             if (path / name).resolve() != folder / name:
                 yield f"{path / name}: is not the file of {folder}"
-
-
-def changed_inputs(tree: Path, name: Path, manifest: Manifest) -> Iterator[str]:
-    """Yield the inputs of a result that its path leads to and whose content changed since.
-
-    The names of the inputs are in the spec file of its job, if that is still there.
-
-    Args:
-        tree: The tree, which may have another name than "output".
-        name: Path of the result in it.
-        manifest: Its manifest.
-    """
-    digest_of_spec = digest(manifest["spec"])
-    for spec in read_specs(tree / FOLDER.name / manifest["spec"]["rule"]):
-        is_own = Path(*Path(spec["path"]).parts[1:]) == name
-        if is_own and digest(without_names(spec)) == digest_of_spec:
-            break
-    else:
-        return
-    for key, entry in spec["inputs"].items():
-        path = tree.joinpath(*Path(entry["path"]).parts[1:], MANIFEST)
-        upstream = read_manifest(path)
-        if not path.exists():
-            problem = "is missing"
-        elif upstream is None:
-            problem = "cannot be read"
-        elif input_digest(spec, upstream) != manifest["inputs"][key]["digest"]:
-            problem = "changed after this result was made"
-        else:
-            continue
-        yield f"{tree / name}: input {key}: {entry['path']} {problem}"
 
 
 # --- two trees --------------------------------------------------------------------------------

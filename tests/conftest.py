@@ -21,7 +21,6 @@ from snakechat.workflow.job import PREPARED, STATES
 from snakechat.workflow.manifest import without_names
 from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.processes import FORWARDED
-from snakechat.workflow.snapshot import read_specs
 from support.program_forks import start_server
 
 # Until pytest_collection_finish: the passes over what the imports make take a third of their time.
@@ -160,7 +159,8 @@ class Workflow:
     def spec_of(self, result):
         """Return the spec that a result was made from, as its job read it."""
         recorded = json.loads((self.folder / f"{result}.manifest.json").read_text())["spec"]
-        specs = read_specs(self.folder / "output/specs" / recorded["rule"])
+        paths = (self.folder / "output/specs" / recorded["rule"]).rglob("*.json")
+        specs = (json.loads(path.read_text()) for path in paths)
         return next(s for s in specs if s["path"] == result and without_names(s) == recorded)
 
     def planned(self, *targets):

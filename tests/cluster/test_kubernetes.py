@@ -143,7 +143,10 @@ def container_of(job):
 
 
 def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow):
-    job = valid({"apiVersion": "batch/v1", "kind": "Job", **imported[0]})
+    job, spec = imported
+    # It ran what was planned, though all of that was edited in the meantime.
+    assert spec["settings"]["rows"] == SMALL["datasets"]["toy"]["rows"]
+    valid({"apiVersion": "batch/v1", "kind": "Job", **job})
     container, volume = container_of(job), workflow.folder.parent
     assert container["image"] == PROFILE["container-image"]
     check_restricted(job["spec"]["template"]["spec"])
@@ -157,7 +160,7 @@ def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow):
     assert files and not {"storage", "pip-deployments"} & {part for f in files for part in f.parts}
 
 
-def test_a_job_with_gpus_limits_them_and_is_retried_with_the_same_memory(prepared, cluster):
+def test_a_job_with_gpus_limits_them_and_is_retried(prepared, cluster):
     before = set(cluster.jobs)
     cluster.run = False
     try:
@@ -171,25 +174,15 @@ def test_a_job_with_gpus_limits_them_and_is_retried_with_the_same_memory(prepare
     logs = set(re.findall(r"\S+/kubernetes-logs/\S+\.log", process.stdout))
     assert len(logs) == 2 and all(LOG in Path(path).read_text() for path in logs)
     jobs = [job for name, job in cluster.jobs.items() if name not in before]
-    resources = [container_of(job)["resources"] for job in jobs]
-    assert [request["limits"] for request in resources] == [
-        {
-            "cpu": "8000m",
-            "memory": f"{memory}M",
-            "ephemeral-storage": "20000M",
-            "nvidia.com/gpu": "1",
-        }
-        for memory in (64000, 64000)
-    ]
-    for job, request in zip(jobs, resources, strict=True):
+    assert len(jobs) == 2
+    for job in jobs:
         valid({"apiVersion": "batch/v1", "kind": "Job", **job})
-        assert request["requests"] == {**request["limits"], "cpu": "7600m"}
+        limits = {"cpu": "8000m", "memory": "64000M", "nvidia.com/gpu": "1"}
+        limits["ephemeral-storage"] = "20000M"
+        resources = {"limits": limits, "requests": {**limits, "cpu": "7600m"}}
+        assert container_of(job)["resources"] == resources
         [toleration] = job["spec"]["template"]["spec"]["tolerations"]
         assert toleration["key"] == "nvidia.com/gpu"
-
-
-def test_pods_run_what_was_planned_though_it_is_edited_in_the_meantime(imported):
-    assert imported[1]["settings"]["rows"] == SMALL["datasets"]["toy"]["rows"]
 
 
 # --- manifests for kubectl apply --------------------------------------------------------------
@@ -214,6 +207,13 @@ def test_manifests_are_valid_and_follow_the_profile():
     assert container["image"] == PROFILE["container-image"]
     assert mounted["persistentVolumeClaim"] == {"claimName": "disk"}
     assert container["volumeMounts"] == [{"name": mounted["name"], "mountPath": "/mnt/disk"}]
+    # All pods run as the user of the image.
+    number = re.search(r"useradd .*--uid (\d+)", DOCKERFILE)[1]
+    assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == [number]
+    training = yaml.safe_load((FOLDER / "training.yaml").read_text())
+    master = training["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    assert DRIVER_POD["securityContext"] == master["securityContext"] == POD_SECURITY
+    assert {POD_SECURITY[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {int(number)}
     # It alone gets a token.
     check_restricted(DRIVER_POD)
     assert DRIVER[0]["automountServiceAccountToken"] is False
@@ -254,18 +254,6 @@ def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
     assert len(needed) == 8 and needed == permitted
 
 
-# --- the image --------------------------------------------------------------------------------
-
-
-def test_all_pods_run_as_the_user_of_the_image():
-    number = re.search(r"useradd .*--uid (\d+)", DOCKERFILE)[1]
-    assert re.findall("^USER (.*)$", DOCKERFILE, re.MULTILINE) == [number]
-    training = yaml.safe_load((FOLDER / "training.yaml").read_text())
-    master = training["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    assert DRIVER_POD["securityContext"] == master["securityContext"] == POD_SECURITY
-    assert {POD_SECURITY[key] for key in ("runAsUser", "runAsGroup", "fsGroup")} == {int(number)}
-
-
 def test_the_dockerfile_has_no_lint():
     process = subprocess.run(["hadolint", ROOT / "envs/Dockerfile"], capture_output=True, text=True)
     assert process.returncode == 0, process.stdout
@@ -274,9 +262,9 @@ def test_the_dockerfile_has_no_lint():
 # --- several nodes ----------------------------------------------------------------------------
 
 # A placement of two nodes without GPUs.
-NODES = {"nodes": 2, "gpus_per_node": 0, "zero_stage": 0, "offload": "none"}
-NODES |= {"activation_checkpointing": False, "micro_batch_tokens": 8192}
-NODES |= {"threads": 2, "mem_mb": 4000, "runtime": 60}
+NODES = {"nodes": 2, "gpus_per_node": 0, "zero_stage": 0, "offload": "none", "runtime": 60}
+NODES |= {"activation_checkpointing": False, "micro_batch_tokens": 8192, "threads": 2}
+NODES |= {"mem_mb": 4000}
 
 
 @pytest.fixture(scope="module")
@@ -321,28 +309,22 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
     [job] = documents_of(prepared, "output/sft/tiny", "--configfile", "gpus.yaml")
     assert as_read(job) == job
     replicas = job["spec"]["pytorchReplicaSpecs"]
-    assert {kind: replica["replicas"] for kind, replica in replicas.items()} == {
-        "Master": 1,
-        "Worker": 1,
-    }
+    assert [replicas[kind]["replicas"] for kind in ("Master", "Worker")] == [1, 1]
     assert replicas["Master"]["template"] == replicas["Worker"]["template"]
     pod = valid(as_job(replicas["Master"]["template"]))
-    limits = {"cpu": "2", "memory": "4000M", "nvidia.com/gpu": "8"}
     check_restricted(pod["spec"]["template"]["spec"])
+    limits = {"cpu": "2", "memory": "4000M", "nvidia.com/gpu": "8"}
     assert pod["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
     resources = container_of(pod)["resources"]
     assert resources == {"limits": limits, "requests": {**limits, "cpu": "1900m"}}
     assert "/dev/shm" in [mount["mountPath"] for mount in container_of(pod)["volumeMounts"]]
 
 
-def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
-    two_nodes, prepared, tmp_path
-):
+def test_nodes_of_a_kubeflow_job_build_a_result(two_nodes, prepared, tmp_path):
     [job] = documents_of(prepared, "output/sft/tiny", *two_nodes)
-    command = container_of(as_job(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"]))[
-        "command"
-    ]
-    kubeflow, here = (prepared.copy(tmp_path / name) for name in ("kubeflow", "here"))
+    master = as_job(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"])
+    command = container_of(master)["command"]
+    kubeflow = prepared.copy(tmp_path / "kubeflow")
     # As the operator's port, not one that the kernel would choose.
     port = str(free_port(23456))
     # The variables that the operator sets in a pod.
@@ -360,40 +342,29 @@ def test_nodes_of_a_kubeflow_job_build_the_same_result_as_two_local_processes(
         )
         for rank in ("0", "1")
     ]
-    # Two processes without an operator.
-    torchrun = [command[1], "--standalone", "--nproc-per-node=2", *command[2:]]
-    process = here.run("python", *torchrun)
-    assert process.returncode == 0, process.stdout
     outputs = [pod.communicate(timeout=120)[0] for pod in pods]
     assert [pod.returncode for pod in pods] == [0, 0], outputs
-    trained = [workflow.folder / TRAINED for workflow in (kubeflow, here)]
-    assert trained[0].read_bytes() == trained[1].read_bytes()
     # For Snakemake the result is up to date.
     assert "train_sft" in prepared.planned("output/sft/tiny")
     assert "train_sft" not in kubeflow.planned("output/sft/tiny")
 
 
-def test_missing_inputs_are_an_error_with_the_command_that_builds_them(
-    two_nodes, prepared, sources
-):
+def test_mistakes_are_one_line(two_nodes, prepared, sources):
     shutil.copy(prepared.folder / "two.yaml", sources.folder)
-    generator = ("python", "scripts/kubernetes_job.py", "output/sft/tiny")
-    process = sources.run(*generator, *two_nodes)
-    assert process.returncode == 1
-    assert process.stdout == (
+
+    def error_of(workflow, *options):
+        process = workflow.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", *options)
+        assert process.returncode == 1
+        [line] = process.stdout.splitlines()
+        return line
+
+    assert error_of(sources, *two_nodes) == (
         "error: the inputs of train_sft tiny are missing: first run snakemake --profile kubernetes"
         " output/models/tiny.manifest.json output/tokens/sft/tiny.manifest.json"
-        " --configfile two.yaml\n"
+        " --configfile two.yaml"
     )
-    process = sources.run(*generator)
-    assert process.stdout == "error: output/sft/tiny: no job to run takes several GPUs or nodes\n"
-
-
-def test_a_folder_outside_the_volume_is_an_error(two_nodes, prepared, tmp_path):
-    copy = prepared.copy(tmp_path / "copy")
-    process = copy.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", *two_nodes)
-    assert process.returncode == 1
-    assert process.stdout == (
-        f"error: {copy.folder} is not on the volume, which pods mount at {prepared.folder.parent}"
-        f" ({copy.folder}/profiles/kubernetes/config.yaml): build in a folder on the volume\n"
-    )
+    line = "error: output/sft/tiny: no job to run takes several GPUs or nodes"
+    assert error_of(sources) == line
+    elsewhere = prepared.copy(sources.folder.parent / "elsewhere")
+    line = error_of(elsewhere, *two_nodes)
+    assert line.startswith(f"error: {elsewhere.folder} is not on the volume, which pods mount at ")

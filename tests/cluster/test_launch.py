@@ -14,6 +14,7 @@ from conftest import ROOT
 from launch import claim_gpus, describe_kill, options_of_this_node
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import READING, STATES
+from snakechat.workflow.placement import computing_variables
 
 
 def test_a_job_requests_the_resources_of_its_placement_unless_options_change_them(sources):
@@ -52,7 +53,8 @@ values = {name: os.environ[name] for name in names if name in os.environ}
 values["waits"] = [os.environ[name] for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
 values["memory"] = os.environ.get("PYTORCH_ALLOC_CONF")
 values["hub"] = os.environ["HF_HOME"]
-names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "OMP_DYNAMIC", "PYTHONUTF8", "PYTHONOPTIMIZE")
+names = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_DYNAMIC", "OMP_DYNAMIC", "GLIBC_TUNABLES")
+names += ("PYTHONUTF8", "PYTHONOPTIMIZE")
 values["arithmetic"] = {name: os.environ[name] for name in names if name in os.environ}
 # One write, because several processes print to the same output.
 os.write(1, json.dumps({**values, "pid": os.getpid(), "arguments": sys.argv[1:]}).encode() + b"\\n")
@@ -111,7 +113,8 @@ def test_one_process_is_plain_python(start):
     group = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
     # Variables of the shell that change results are removed; those of the placement are recorded.
     shell = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_DYNAMIC": "true"}
-    shell |= {"PYTHONUTF8": "0", "PYTHONOPTIMIZE": "1"}
+    shell |= {"PYTHONUTF8": "0", "PYTHONOPTIMIZE": "1", "MKL_DYNAMIC": "TRUE"}
+    shell |= {"GLIBC_TUNABLES": "glibc.malloc.check=1"}
     placed = {"ATEN_CPU_CAPABILITY": "avx2"}
     # A command has another home, and finds the cache and the token of the Hub there.
     shell |= {"HF_HOME": "", "XDG_CACHE_HOME": "/cache"}
@@ -120,8 +123,14 @@ def test_one_process_is_plain_python(start):
     del variables["pid"]
     assert variables.pop("hub") == "/cache/huggingface"
     assert variables.pop("arguments")[0] == "--placement"
-    assert variables.pop("arithmetic") == {"PYTHONUTF8": "1", **placed}
+    # As many threads as the placement has, whatever cores a machine has.
+    assert variables.pop("arithmetic") == {"PYTHONUTF8": "1", "MKL_DYNAMIC": "FALSE", **placed}
     assert variables == {"OMP_NUM_THREADS": "8", "waits": ["PASSIVE", "10000"], "memory": None}
+
+
+def test_variables_of_networks_are_no_part_of_what_a_result_is_made_from():
+    environment = {"NCCL_SOCKET_IFNAME": "eth1", "GLOO_SOCKET_IFNAME": "eth1", "MKL_CBWR": "AVX2"}
+    assert computing_variables(environment) == {"MKL_CBWR": "AVX2"}
 
 
 def test_a_killed_process_is_named_with_the_file_that_it_read(start, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from conftest import ROOT
 from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import STORE, read_manifest
-from snakechat.workflow.store import stored_results
+from store import stored_results
 from support.specs import EMPTY_RUN
 from support.stored_results import make_result
 

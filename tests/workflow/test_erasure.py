@@ -53,11 +53,6 @@ def prompts(folder):
     }
 
 
-def remove_versions(workflow):
-    """Remove the earlier versions of all results."""
-    assert workflow.run("python", "scripts/store.py", "gc", "--max-size", "0").returncode == 0
-
-
 def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, tmp_path):
     number, digest, prompt = row(built.folder, "sft.train")
     phase = ["mine sft.train"]
@@ -117,7 +112,7 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     assert first[2] not in prompts(folder)
     # Earlier versions have the rows, until they are removed.
     assert any(path.startswith("output/store/") for path in results_with(copy, *erased))
-    remove_versions(copy)
+    assert copy.run("python", "scripts/store.py", "gc", "--max-size", "0").returncode == 0
     # Only the records, which mirror the source, still have the rows.
     assert results_with(copy, *erased) == {"output/data/far": [], "output/data/mine": []}
     # A copy of the new model has none of the rows; without its split, the old one is unknown.

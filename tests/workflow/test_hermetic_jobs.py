@@ -10,7 +10,8 @@ from snakechat.workflow.kernel_limits import landlock_version
 pytestmark = pytest.mark.slow
 
 # What the program tries, in the folder of the build. `records` is its input, `older` another
-# version of that, and `work` the folder with its lock and its unfinished result.
+# version of that, and `work` the folder with its lock and its unfinished result. What does not
+# depend on the paths of a job is tried in tests/unit/workflow/test_hermetic.py.
 ATTEMPTS = (
     # Files that do not count.
     "open('output/models/tiny/config.json')",
@@ -24,8 +25,6 @@ ATTEMPTS = (
     "open('output/logs/import_dataset/toy.log')",
     "open(next(Path('output/specs/import_dataset').iterdir()))",
     "open(private)",
-    "open(f'/proc/{os.getppid()}/environ')",
-    "subprocess.run(['cat', private], check=True)",
     "__import__('train_sft')",
     # What others made, and the build itself.
     "open(records / 'manifest.json', 'a')",
@@ -41,15 +40,10 @@ ATTEMPTS = (
     "os.remove('output/data/toy')",
     "open('.snakemake/mine', 'w')",
     "open(private, 'a')",
-    # Other processes and machines.
-    "socket.create_connection(('127.0.0.1', 9), 1)",
-    "socket.socket(socket.AF_INET, socket.SOCK_DGRAM)",
-    "socket.socket(socket.AF_UNIX)",
-    "os.kill(os.getppid(), 0)",
 )
 CHEAT = """
 def cheat(job):
-    import os, socket, subprocess, sys
+    import os, sys
     from pathlib import Path
 
     private, older, attempts = {private!r}, Path({older!r}), {attempts!r}
@@ -60,7 +54,7 @@ def cheat(job):
         try:
             eval(attempt, {{**globals(), **locals()}})
             print("ALLOWED", attempt)
-        except (OSError, subprocess.CalledProcessError) as error:
+        except OSError as error:
             print("DENIED", attempt, error)
     (job.result / "x").unlink()
     # As all programs of the tests are, this one is a fork of a process that has imported torch.
@@ -73,8 +67,8 @@ def main(job: Job) -> None:
 
 
 def test_an_edited_program_reaches_nothing_that_does_not_count(sources, tmp_path):
-    if landlock_version() < 6:
-        pytest.skip("this kernel has no Landlock for signals")
+    if landlock_version() < 4:
+        pytest.skip("this kernel has no Landlock with ports")
     private = tmp_path / "private"
     private.write_text("secret")
     options = ("--config", "hermetic=require")

@@ -1,6 +1,5 @@
 """Killed, stopped and concurrent builds: the same command leads to the same bytes."""
 
-import itertools
 import json
 import os
 import random
@@ -117,41 +116,24 @@ def test_a_training_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, 
     """All programs publish by the same code, which test_publishing.py kills at each change."""
     uninterrupted, duration = built
     expected, result = (Result(workflow, "train_rlhf") for workflow in (uninterrupted, tree))
-    draw = random.Random(kills)
-    # One moment in each interval of the command's duration. Every second kill waits from there
-    # until a state is saved, which is too short to be hit by chance.
-    phases = itertools.cycle([False, True])
-    moments = [((number + draw.random()) / kills, next(phases)) for number in range(kills)]
-
-    def run_until(moment, saves):
-        """Run the command and kill it at a moment; return whether it still ran, and its age."""
+    draw, killed = random.Random(kills), 0
+    result.delete(leave_folder=True)
+    while killed < kills:
         with started(tree, result.target) as build:
-            build.wait_until(lambda: build.age >= moment)
-            if saves:
+            # A moment in the command's duration. Every second kill waits from there until a state
+            # is saved, which is too short to be hit by chance.
+            moment = draw.random() * duration / 2
+            build.wait_until(lambda moment=moment: build.age >= moment)
+            if killed % 2:
                 build.wait_until(lambda: is_touched(result.trace(STATE), build.started))
                 time.sleep(draw.expovariate(200))
-            age = build.age
         status, output = build.end()
         assert status in (0, -signal.SIGKILL), output[-5000:]
-        return status == -signal.SIGKILL, age
-
-    result.delete(leave_folder=True)
-    is_uninterrupted = True
-    while moments:
-        fraction, saves = moments[0]
-        was_killed, age = run_until(fraction * duration, saves)
-        if was_killed:
-            moments.pop(0)
-            is_uninterrupted = False
-            continue
-        # The command ended before it was killed: build the same result again.
-        result.check_all(expected)
-        if is_uninterrupted:
-            duration = min(duration, age)
-            moments[0] = (fraction * 0.95, saves)
-        result.delete(leave_folder=draw.random() < 0.5)
-        is_uninterrupted = True
-
+        killed += status == -signal.SIGKILL
+        if status == 0:
+            # It ended before it was killed: build the same result again.
+            result.check_all(expected)
+            result.delete(leave_folder=draw.random() < 0.5)
     tree.build(result.target)
     result.check_all(expected)
 

@@ -68,6 +68,8 @@ def test_contents_decide_in_a_module_as_they_do_alone(outer):
     [command] = [line for line in forced.splitlines() if "scripts/train_sft.py" in line]
     # Commands omit values that a placement has by default, such as 1 thread.
     assert '"threads"' not in command
+    forced = outer.build("files.txt", "--forcerun", "snakechat_train_sft")
+    assert "output/sft/tiny: the forced run made the same bytes" in forced
     configure(outer, deployments={"cpu": {"threads": 1}})
     assert planned(outer) == set()
     longer = {"recipes": {"tiny": {"learning_rate": 0.02}}}
@@ -80,12 +82,6 @@ def test_contents_decide_in_a_module_as_they_do_alone(outer):
     assert planned(outer) <= {"result"}
     assert "snakechat_train_sft" not in outer.build()
     assert planned(outer) == set()
-
-
-def test_a_rule_of_a_module_is_forced_by_its_name(outer):
-    assert "output/sft/tiny: the forced run made the same bytes" in outer.build(
-        "files.txt", "--forcerun", "snakechat_train_sft"
-    )
 
 
 def test_results_of_a_module_are_below_its_prefix(outer):

@@ -1,4 +1,4 @@
-"""Builds with earlier versions of results, in a store that they share, and with edited sources."""
+"""Builds with earlier versions of results, and in a store that they share."""
 
 import json
 import subprocess
@@ -8,7 +8,6 @@ import pytest
 
 from conftest import Workflow, copy_sources
 from snakechat.workflow.manifest import RUN_RECORD
-from support.background_builds import started
 
 TARGET = "output/tokens/sft/tiny.manifest.json"
 
@@ -145,18 +144,3 @@ def test_the_folder_of_a_model_leads_to_its_evaluation_and_report(workflow):
     # As people copy it.
     assert build.run("cp", "-rL", "output/sft/tiny", "copied").returncode == 0
     assert (build.folder / "copied/model.safetensors").read_bytes()
-
-
-def test_an_edit_during_a_build_counts_from_the_next_build_on(workflow):
-    """The edited program would fail."""
-    build = workflow("first")
-    program = build.folder / "scripts/split_dataset.py"
-    original = program.read_text()
-    with started(build, TARGET, "--cores", "1") as running:
-        running.wait_until((build.folder / "output/logs/import_dataset").exists)
-        program.write_text(original + "\nraise SystemExit('edited')\n")
-        status, output = running.end()
-    assert status == 0, output
-    assert "split_dataset" in build.planned(TARGET)
-    program.write_text(original)
-    assert build.planned(TARGET) == set()

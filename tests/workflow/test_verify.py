@@ -45,9 +45,7 @@ def test_a_build_has_no_problems(tree):
     (work / "state/00000020").mkdir(parents=True)
     (work / "state/00000020/files.json").write_text("{}")
     assert verify(tree.parent) == (0, [f"{summary_of(tree)}: all as recorded"])
-
-
-def test_results_that_were_made_without_limits_are_counted(tree):
+    # Results that were made without limits are counted.
     for model in ("sft", "reward"):
         path = tree / model / "tiny/run.json"
         path.write_text(sealed_json(read_sealed(path) | {"hermetic": 0}))
@@ -61,6 +59,8 @@ def test_a_tree_may_be_renamed_or_checked_by_subfolder(tree, tmp_path):
     assert whole[0] == 0 and whole[1][0].startswith("18 results")
     assert verify(tmp_path, "moved/store") == whole
     assert verify(moved, "eval") == (0, [f"{summary_of(moved / 'eval')}: all as recorded"])
+    code, lines = verify(moved, "specs")
+    assert (code, lines[-1]) == (2, "verify.py: error: no results in specs")
 
 
 def flip(path):
@@ -82,10 +82,6 @@ def test_each_damage_is_reported_by_exactly_these_lines(tree):
     # The manifest of another build.
     edit(
         tree / "dpo/tiny/manifest.json",
-        lambda manifest: manifest["files"]["model.safetensors"].update(sha256="0" * 64),
-    )
-    edit(
-        tree / "dpo/tiny/manifest.json",
         lambda manifest: manifest["spec"]["settings"].update(beta=0.7),
     )
     # A version that no path leads to, under a wrong key.
@@ -96,22 +92,14 @@ def test_each_damage_is_reported_by_exactly_these_lines(tree):
     (tree / "rlhf/tiny/config.json").write_text("{}")
     os.truncate(tree / "eval/sft/tiny/manifest.json", 100)
     shutil.rmtree(tree / "store/tokenize_rlhf")
-    changed = "output/dpo/tiny changed after this result was made"
-    missing = "output/tokens/rlhf/tiny is missing"
     stored = (tree / "rlhf/tiny/manifest.json").resolve().parent
     expected = [
         "output/rlhf/tiny: model.safetensors has other content",
         "output/dpo/tiny: manifest.json belongs to another result",
-        f"output/eval/dpo/tiny: input model: {changed}",
-        f"output/report/dpo/tiny: input train_dpo: {changed}",
         f"output/{version}: manifest.json belongs to another result",
         f"output/rlhf/tiny/config.json: is not the file of {stored}",
         "output/eval/sft/tiny: manifest.json cannot be read",
-        "output/report/rlhf/tiny: input evaluate_sft: output/eval/sft/tiny cannot be read",
         "output/tokens/rlhf/tiny: missing",
-        f"output/rlhf/tiny: input tokens: {missing}",
-        f"output/eval/rlhf/tiny: input tokens: {missing}",
-        f"output/report/rlhf/tiny: input tokens.rlhf: {missing}",
     ]
     code, (*lines, summary) = verify(tree.parent)
     assert sorted(lines) == sorted(expected)
@@ -146,9 +134,3 @@ def test_differences_from_another_build_are_reported_by_file(tree):
         "output/split/toy/manifest.json: differs from twin/split/toy/manifest.json",
         "twin/models/tiny: was made from another spec",
     }
-
-
-def test_a_folder_without_results_is_a_usage_error(tree):
-    code, lines = verify(tree.parent, "output/specs")
-    assert code == 2
-    assert lines[-1] == "verify.py: error: no results in output/specs"

@@ -13,6 +13,7 @@ from snakechat.jobs.descriptions import Description, command_job
 from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
 from snakechat.jobs.model_jobs import benchmarks_of, models_of, train_reward
 from snakechat.workflow.links import find_version, is_version
+from snakechat.workflow.manifest import MANIFEST
 
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
 PAGES = ("compare", "prompt_eval", "rw_eval")
@@ -128,14 +129,15 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
             for key, job in benchmarks_of(config, stage, recipe).items()
         },
         files={
-            f"{recipe}/{file}": path
+            # The manifests have the digests of the files that a comparison reads.
+            f"{recipe}/{kind}/{MANIFEST}": folder / MANIFEST
             for recipe, version in versions.items()
-            for file, path in version.files().items()
+            for kind, folder in version.items()
         }
         | {f"{name}/log": path for name, path in found.items()},
         options={
             "versions": {
-                recipe: {kind: str(folder) for kind, folder in version._asdict().items()}
+                recipe: {kind: str(folder) for kind, folder in version.items()}
                 for recipe, version in versions.items()
             }
             | {name: {"log": str(path)} for name, path in found.items()}

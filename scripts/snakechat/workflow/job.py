@@ -177,12 +177,10 @@ class ProgramParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with the command that starts the program, for flags that a job does not have."""
-        pages = {"prompt_eval.py": "prompt_eval/STAGE/RECIPE.html"}
-        pages["rw_eval.py"] = "rw_eval/reward/RECIPE.html"
-        target = pages.get(self.prog, "STAGE/RECIPE")
         sys.exit(
-            f"error: Snakemake starts {self.prog}: snakemake --cores 1 output/{target}"
-            f" (docs/en/migration.md has DeepSpeed-Chat's flags as keys of a recipe): {message}"
+            f"error: Snakemake starts {self.prog}: snakemake --cores 1 TARGET (docs/en/migration.md"
+            f" has DeepSpeed-Chat's programs as targets, and their flags as keys of a recipe):"
+            f" {message}"
         )
 
 

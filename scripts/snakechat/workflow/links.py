@@ -25,7 +25,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from snakechat.workflow.digests import digest, file_digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
@@ -35,11 +34,9 @@ from snakechat.workflow.manifest import (
     STORE,
     content_digest,
     manifest_path,
-    read_manifest,
     require_manifest,
-    result_id,
 )
-from snakechat.workflow.store import KEY, ROOTS, is_copy, stored_folders, walk_files
+from snakechat.workflow.store import KEY, ROOTS, is_copy, walk_files
 
 VERSIONS = "versions"
 # The file in output/ that a build locks.
@@ -220,13 +217,14 @@ def _links_and_copies(output: Path) -> Iterator[Path]:
                 path = parent / name
                 if name.startswith(".") or path in (output / STORE.name, output / VERSIONS):
                     continue
-                if path.is_symlink() or is_copy(path) or _is_manifest(path):
+                if path.is_symlink() or is_copy(path) or is_manifest(path):
                     yield path
                 if path.is_dir() and not is_copy(path):
                     pending.append(path)
 
 
-def _is_manifest(path: Path) -> bool:
+def is_manifest(path: Path) -> bool:
+    """Return whether a path has the name of a manifest beside the path of a result."""
     return path.name.endswith(f".{MANIFEST}")
 
 
@@ -322,7 +320,7 @@ def root_links(store: Path, output: Path) -> Iterator[Path]:
         if not output.is_dir() or not root.samefile(output):
             roots.append(root)
     for path in (path for root in roots for path in _links_and_copies(root)):
-        if not (path.exists() or _is_manifest(path) or _keys_of_link(path)):
+        if not (path.exists() or is_manifest(path) or keys_of_link(path)):
             raise InputError(
                 f"{path.parent.resolve() / path.name} leads nowhere: mount its disk, or delete the"
                 " link"
@@ -330,58 +328,13 @@ def root_links(store: Path, output: Path) -> Iterator[Path]:
         yield path
 
 
-def _keys_of_link(path: Path) -> set[str]:
+def keys_of_link(path: Path) -> set[str]:
     """Return the keys in the path of a result, or of a file or folder in one, that a link has."""
     parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
     return set(filter(KEY.fullmatch, parts))
 
 
-def needed_keys(store: Path, output: Path) -> set[str]:
-    """Return the keys of the results that the links of all roots lead to, or that are copied there.
-
-    They count by key and not by folder: a store may have been moved since.
-
-    Takes the arguments of root_links.
-
-    Raises:
-        InputError: As root_links does; or a copy has a damaged manifest; or the store has results,
-            and nothing leads to one.
-    """
-    keys: set[str] = set()
-    for path in root_links(store, output):
-        is_link, file = path.is_symlink(), path if _is_manifest(path) else path / MANIFEST
-        if is_link:
-            keys |= _keys_of_link(path)
-        elif path.resolve().is_relative_to(store.resolve()):
-            continue
-        if manifest := read_manifest(file):
-            keys.add(result_id(manifest).rpartition("/")[2])
-        elif not is_link:
-            raise InputError(
-                f"{file} is damaged: which result it is a copy of is unknown: delete it, or move it"
-                " to another place"
-            )
-    results = stored_folders(store)
-    if results and keys.isdisjoint(folder.name for folder in results):
-        raise InputError(
-            f"no path leads to a result in {store}: start a build in each folder that uses it,"
-            " which links its results; or delete the store, if nobody needs it"
-        )
-    return keys
-
-
 # --- versions of recipes --------------------------------------------------------------------------
-
-
-class Version(NamedTuple):
-    """Folders in the store with the training of a recipe and with its evaluation."""
-
-    training: Path
-    evaluation: Path
-
-    def files(self) -> dict[str, Path]:
-        """Return the manifests, which have the digests of the files that a comparison reads."""
-        return {f"{kind}/{MANIFEST}": folder / MANIFEST for kind, folder in self._asdict().items()}
 
 
 def is_version(recipe: str) -> bool:
@@ -389,8 +342,10 @@ def is_version(recipe: str) -> bool:
     return "@" in recipe
 
 
-def find_version(stage: str, recipe: str) -> Version:
-    """Return a version of a recipe. Of several evaluations, the newest one counts.
+def find_version(stage: str, recipe: str) -> dict[str, Path]:
+    """Return the folders in the store with the training of a version and with its evaluation.
+
+    Of several evaluations, the newest one counts.
 
     Args:
         stage: sft, reward, dpo or rlhf.
@@ -420,7 +375,7 @@ def find_version(stage: str, recipe: str) -> Version:
     if not evaluations:
         raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
     newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
-    return Version(trainings[0], newest)
+    return {"training": trainings[0], "evaluation": newest}
 
 
 def read_version_file(folder: str | Path, name: str) -> str:

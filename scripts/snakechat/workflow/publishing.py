@@ -21,18 +21,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from snakechat.workflow.code_digests import Modules, uses_vllm
-from snakechat.workflow.commands import read_interpreter
+from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.digests import digest, fsync, sealed_json, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import (
-    CERTIFICATES,
-    HUB_CACHES,
     LIMITS,
-    Limits,
     hermetic_version,
-    hub_folder,
-    named_by,
+    limits_of,
+    selected_code,
     write_limits,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
@@ -40,13 +36,10 @@ from snakechat.workflow.links import link_result, linked_folder, root_links
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
-    REPRODUCED,
     RUN_RECORD,
     Manifest,
     lock_path,
-    manifest_path,
     read_manifest,
-    replies_folder,
     result_files,
     state_folder,
     without_names,
@@ -218,70 +211,6 @@ def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
         raise InputError(
             f"{', '.join(changed)} changed since this build was planned: start it again"
         )
-
-
-def selected_code(spec: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Return the reward functions of a job, and whether it samples by vLLM."""
-    settings = spec["settings"]
-    return tuple(settings.get("reward_functions", ())), uses_vllm(settings)
-
-
-def limits_of(
-    job: Job[Any], spec_file: str, program: str, modules: Modules, connects: bool
-) -> Limits:
-    """Return what the program of a job may read and write."""
-    spec = job.spec
-    code = modules.files(Path(program).stem, *selected_code(spec))
-    versions = [folder for kinds in job.options.versions.values() for folder in kinds.values()]
-    manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
-    read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
-    # Records of runs are no part of results: pages show them, and a training that is made again
-    # starts with the placement that the first one found.
-    records = [Path(path) for path in job.lineage] if spec.get("shows_provenance") else []
-    if reproduced := os.environ.get(REPRODUCED):
-        records.append(Path(reproduced, *job.target.parts[1:]))
-    read += [path / RUN_RECORD for path in records]
-    # The command of a user: its files, and its interpreter.
-    is_command = "command" in spec["settings"]
-    if python := job.options.python:
-        read += map(Path, read_interpreter(python)[1])
-    write = [job.result, job.states, job.log_folder]
-    fetches = "hub" in spec["settings"] or spec["settings"].get("network", False)
-    asks = bool(job.options.llm_judges)
-    if asks:
-        write.append(replies_folder(Path(job.options.stores[0])))
-    if fetches:
-        write += map(Path, [hub_folder(), *named_by(HUB_CACHES)])
-    if fetches or asks:
-        read += map(Path, named_by(CERTIFICATES))
-    for folder in write:
-        make_folders(folder)
-    return Limits(
-        read=[*map(str, [*read, *versions])],
-        folders=[*map(str, modules.folders)],
-        write=[*map(str, write)],
-        network=fetches or asks,
-        # Its processes may connect to each other in any way.
-        connects=connects or is_command,
-        nodes=job.placement.nodes > 1,
-        gpus=job.placement.gpus_per_node > 0 or is_command,
-    )
-
-
-def external_files(job: Job[Any]) -> dict[Path, str]:
-    """Return the planned digests of the external files of a job."""
-    has_split = job.spec["rule"] == "import_dataset"
-
-    def path_of(name: str) -> Path:
-        first, _, rest = name.partition("/")
-        if first in job.options.versions:
-            # Of a version in the store: its training or its evaluation. Or a training log.
-            kind, _, inner = rest.partition("/")
-            return Path(job.options.versions[first][kind], inner)
-        # Those of a dataset have the name of a split before their own.
-        return Path(job.options.source, rest if has_split else name)
-
-    return {path_of(name): digest for name, digest in job.spec["files"].items()}
 
 
 # --- after the program ------------------------------------------------------------------------

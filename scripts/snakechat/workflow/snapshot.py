@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,12 +182,3 @@ def write_spec(spec: dict[str, Any]) -> str:
     if not path.exists() or path.read_text(errors="replace") != text:
         write_atomically(path, text, durable=False)
     return str(path)
-
-
-def read_specs(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the specs in the files of a folder, without damaged ones."""
-    for path in sorted(folder.glob("**/*.json")):
-        with suppress(OSError, ValueError, RecursionError):
-            spec = json.loads(path.read_text())
-            if path.stem.endswith(f"-{digest(spec)[:16]}"):
-                yield spec

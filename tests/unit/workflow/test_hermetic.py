@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import sqlite3
 import subprocess
@@ -12,7 +13,12 @@ import pytest
 from conftest import ROOT
 from snakechat.workflow import hermetic
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import Limits, hermetic_version, write_limits
+from snakechat.workflow.hermetic import (
+    Limits,
+    hermetic_version,
+    import_reward_functions,
+    write_limits,
+)
 from snakechat.workflow.kernel_limits import landlock_version
 
 FILES = {
@@ -76,17 +82,13 @@ def outcomes(tmp_path_factory):
 
 
 def test_what_the_kernel_denies_and_what_a_job_may_do(outcomes):
-    _, ends = outcomes
+    folder, ends = outcomes
     assert len(ends["denied"]) >= 56
     assert [attempt for attempt, end in ends["denied"].items() if not end] == []
     # Denied, and not wrong in itself.
     wrong = ("NameError", "AttributeError", "TypeError", "SyntaxError")
     assert [end for end in ends["denied"].values() if end.startswith(wrong)] == []
     assert {attempt: end for attempt, end in ends["allowed"].items() if end} == {}
-
-
-def test_no_attempt_changes_a_file(outcomes):
-    folder, _ = outcomes
     assert {name: (folder / name).read_text() for name in FILES} == FILES
 
 
@@ -106,6 +108,7 @@ def test_modes(monkeypatch):
 WITHOUT_LANDLOCK = """
 import errno, platform
 from snakechat.evaluation.sandbox import check_sandbox
+from snakechat.workflow.errors import InputError as Mistake
 from snakechat.workflow.hermetic import check_limits
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.kernel_limits import ALLOW, FAIL, Rule, filter_program, install_filter
@@ -117,7 +120,7 @@ for mode in ("auto", "auto", "off"):
 for check in (check_sandbox, lambda: check_limits("require")):
     try:
         check()
-    except InputError as error:
+    except Mistake as error:
         print(error)
 """
 
@@ -135,3 +138,34 @@ def test_without_landlock_builds_run_and_unit_tests_do_not():
     tests, limits = process.stdout.splitlines()
     assert tests.startswith("unit tests of responses need Landlock")
     assert limits.startswith("hermetic: require needs version 4 of Landlock")
+
+
+# --- reward functions, before the first job -----------------------------------------------------
+
+
+@pytest.fixture
+def sources(tmp_path):
+    """Sources whose reward function imports a module that the user has elsewhere."""
+    (tmp_path / "rewards").mkdir()
+    (tmp_path / "rewards/mine.py").write_text(
+        "import own_words\n\n\ndef score(prompts, responses):\n    return [0.0] * len(responses)\n"
+    )
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    return tmp_path
+
+
+def test_modules_are_found_where_jobs_find_them(sources, tmp_path_factory, monkeypatch):
+    with pytest.raises(InputError, match="No module named 'own_words'"):
+        import_reward_functions(sources, ["mine"], "auto")
+    library = tmp_path_factory.mktemp("library")
+    (library / "own_words.py").write_text("")
+    monkeypatch.setenv("PYTHONPATH", str(library))
+    for mode in ("auto", "off"):
+        import_reward_functions(sources, ["mine"], mode)
+
+
+def test_a_file_that_does_not_count_is_denied_before_the_first_job(sources):
+    (sources / "rewards/mine.py").write_text(f"open({str(sources / 'words.txt')!r})\n")
+    (sources / "words.txt").write_text("good")
+    with pytest.raises(InputError, match=r"mine.py: line 1: .*words.txt is denied: a job reads"):
+        import_reward_functions(sources, ["mine"], "auto")

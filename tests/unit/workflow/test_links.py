@@ -1,21 +1,25 @@
-"""Names: links to results, wherever folders of output/ are, whatever names are."""
+"""Names: links to results, wherever folders of output/ are, whatever names are; versions."""
 
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import (
+    find_version,
     is_linked,
     link_part,
     link_result,
     linked_folder,
     linked_results,
     named_versions,
+    read_version_file,
     versions_of,
 )
+from snakechat.workflow.manifest import read_manifest
 from support.stored_results import make_result
 
 OUTPUT = Path("output")
@@ -49,13 +53,17 @@ def test_the_path_of_a_result_leads_to_a_version(store, path):
 
 
 @pytest.mark.parametrize("path", ["output/sft/tiny", "output/sft/tiny.manifest.json"])
-def test_a_folder_in_the_place_of_a_link_is_an_error(store, path):
+def test_what_cannot_be_linked_is_an_error(store, path):
+    result = make_result(store)
     Path(path).mkdir(parents=True)
     with pytest.raises(InputError, match=f"{path}: expected a link to a result in the store"):
-        link_result("output/sft/tiny", make_result(store))
+        link_result("output/sft/tiny", result)
+    shutil.rmtree(result)
+    with pytest.raises(InputError, match="was removed since this build was planned"):
+        link_result("output/data/toy", result)
 
 
-NAMES = ("x.tmp", "0" * 32, ".".join("ab"), "store", "versions", "manifest", "x.link", "n" * 200)
+NAMES = ("0" * 32, "a.b", "store", "versions", "manifest", "x.link", "n" * 200)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -71,7 +79,7 @@ def test_any_name_leads_to_its_result(store, name, folder):
     assert len(named_versions(OUTPUT)) == 2
 
 
-@pytest.mark.parametrize("folder", ["", "data", "store", "versions", "store/train_sft"])
+@pytest.mark.parametrize("folder", ["", "data", "versions", "store/train_sft"])
 def test_a_folder_of_output_may_be_a_link_to_another_disk(store, tmp_path, folder):
     disk = tmp_path / "disk/deep/er"
     disk.mkdir(parents=True)
@@ -122,8 +130,56 @@ def test_a_result_that_moved_to_another_store_is_linked_again(store, tmp_path):
     assert Path("output/sft/tiny/model").read_text() == "weights"
 
 
-def test_a_result_that_was_removed_since_it_was_found_is_an_error(store):
-    result = make_result(store)
-    shutil.rmtree(result)
-    with pytest.raises(InputError, match="was removed since this build was planned"):
-        link_result("output/data/toy", result)
+# --- versions of recipes -------------------------------------------------------------------------
+
+
+def add_training(store, weights):
+    """Store a training of the recipe `mine`; return its folder and its manifest."""
+    folder = make_result(store, {"model": weights, "metrics.jsonl": "{}"}, weights=weights)
+    link_result("output/sft/mine", folder)
+    return folder, read_manifest(folder / "manifest.json")
+
+
+def add_evaluation(store, training, metrics):
+    """Store an evaluation of a training, given its manifest; return its folder."""
+    files, inputs = {"metrics.json": metrics}, {"model": training}
+    folder = make_result(store, files, "evaluate_sft", inputs, evaluation=metrics)
+    link_result("output/eval/sft/mine", folder)
+    return folder
+
+
+def test_a_version_is_a_training_and_the_newest_evaluation_of_it(store):
+    first, first_manifest = add_training(store, "first")
+    _, second_manifest = add_training(store, "second")
+    old = add_evaluation(store, first_manifest, "1")
+    new = add_evaluation(store, first_manifest, "2")
+    add_evaluation(store, second_manifest, "3")
+    os.utime(old, (0, 0))
+    version = find_version("sft", f"mine@{first.name[:8]}")
+    assert version == {"training": first.resolve(), "evaluation": new.resolve()}
+    assert read_version_file(version["evaluation"], "metrics.json") == "2"
+
+
+def test_versions_that_are_not_there_are_an_error_that_names_the_list(store):
+    folder, _ = add_training(store, "first")
+    names = [folder.name, *(add_training(store, str(number))[0].name for number in range(16))]
+    # Two of 17 keys start with the same digit.
+    [(digit, _)] = Counter(name[0] for name in names).most_common(1)
+    listing = "python scripts/store.py list output/sft/mine"
+    for name, message in {
+        "mine@xyz": f"output/sft/mine has no version with this key: {listing}",
+        "mine@": f"output/sft/mine has several versions with this key: {listing}",
+        f"mine@{digit}": f"output/sft/mine has several versions with this key: {listing}",
+        f"mine@{folder.name}": "there is no evaluation of",
+    }.items():
+        with pytest.raises(InputError) as error:
+            find_version("sft", name)
+        assert message in str(error.value)
+
+
+def test_a_damaged_file_is_not_compared(store):
+    _, manifest = add_training(store, "first")
+    evaluation = add_evaluation(store, manifest, "1")
+    (evaluation / "metrics.json").write_text("2")
+    with pytest.raises(InputError, match="is damaged or was removed"):
+        read_version_file(evaluation, "metrics.json")

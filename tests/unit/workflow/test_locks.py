@@ -52,12 +52,6 @@ def test_a_held_lock_names_its_holder_and_ends_with_it(tmp_path):
         os.kill(child, 9)
 
 
-def test_a_folder_on_a_disk_that_is_not_mounted_is_named(tmp_path):
-    (tmp_path / "store").symlink_to(tmp_path / "disk")
-    with pytest.raises(InputError, match="store leads nowhere: mount its disk"):
-        acquire_lock(tmp_path / "store/train_sft/.key/lock")
-
-
 def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypatch, capsys):
     def flock(*_):
         raise OSError(number, os.strerror(number))
@@ -69,3 +63,9 @@ def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypat
     number = errno.EIO
     with pytest.raises(OSError, match="Input/output error"):
         acquire_lock(tmp_path / "lock")
+
+
+def test_a_folder_on_a_disk_that_is_not_mounted_is_named(tmp_path):
+    (tmp_path / "store").symlink_to(tmp_path / "disk")
+    with pytest.raises(InputError, match="store leads nowhere: mount its disk"):
+        acquire_lock(tmp_path / "store/train_sft/.key/lock")
