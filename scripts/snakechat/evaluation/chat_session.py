@@ -144,8 +144,7 @@ class ResponseStream(TextStreamer):
     def __init__(
         self, tokenizer: PreTrainedTokenizerBase, one_turn: bool, show: Callable[[str], None]
     ) -> None:
-        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        super().__init__(tokenizer, skip_prompt=True, **options)
+        super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
         self.one_turn, self.show = one_turn, show
         self.text = self.whitespace = ""
 

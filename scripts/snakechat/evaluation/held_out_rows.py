@@ -249,9 +249,10 @@ def respond(
     sampler = HfSampler(ends, length, temperature)
     sampler.update(policy.module.model)
     [responses], _ = sample_on_all_ranks(sampler, prompts, policy.sampling)
+    texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
     return [
-        {"text": as_text(tokenizer, ids), "ended": bool(ids) and ids[-1] in ends}
-        for ids in responses
+        {"text": text, "ended": bool(ids) and ids[-1] in ends}
+        for text, ids in zip(texts, responses, strict=True)
     ]
 
 
@@ -278,19 +279,16 @@ def write_responses(
     responses: By model, as respond returns them.
     """
     rows = first_prompts(examples)
-    texts = {"data": [as_text(tokenizer, examples.responses[0][row]) for row in rows]}
+    prompts, own = (
+        tokenizer.batch_decode([ids[row] for row in rows], skip_special_tokens=True)
+        for ids in (examples.prompts, examples.responses[0])
+    )
+    texts = {"data": own}
     for model, of_model in responses.items():
         texts[model] = [response["text"] for response in of_model]
-    prompts = [as_text(tokenizer, examples.prompts[row]) for row in rows]
     lines = [
         {"model": model, "prompt": prompt, "response": text}
         for model, of_model in texts.items()
         for prompt, text in zip(prompts, of_model, strict=True)
     ]
     write_json_lines(path, lines)
-
-
-def as_text(tokenizer: PreTrainedTokenizerBase, ids: Any) -> str:
-    """Return the text of token ids, without special tokens."""
-    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-    return str(text)
