@@ -8,7 +8,6 @@ import pytest
 from conftest import Workflow
 from snakechat.pages.metrics import NAMES, format_number, run_value
 from snakechat.pages.page import format_metric
-from snakechat.workflow.digests import read_sealed, sealed_json
 
 REPORT = "output/report/rlhf/tiny/report.html"
 RECIPES = ("rlhf/tiny", "dpo/tiny")
@@ -96,27 +95,6 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
     accuracy = rows["accuracy of choosing the longer response"][-1].replace("\xa0", " ")
     assert f"| accuracy of choosing the longer response |  | {accuracy} |\n" in record
     assert record.count("](figure-") == len(titles)
-
-
-def test_a_report_of_one_stage_in_chinese(quick, tmp_path):
-    copy = quick.copy(tmp_path / "copy")
-    # A host whose name would break tables and pages.
-    path = copy.folder / "output/dpo/tiny/run.json"
-    path.write_text(sealed_json(read_sealed(path) | {"host": "a|<script>"}))
-    copy.options = (*copy.options, "--config", "language=zh")
-    target = "output/report/dpo/tiny"
-    assert copy.planned(target) == {"draw_report"}
-    copy.build(target)
-    english, chinese = (
-        (tree.folder / target / "report.html").read_text() for tree in (quick, copy)
-    )
-    assert rows_in(chinese)["准确率"] == rows_in(english)["accuracy"]
-    assert '<html lang="zh">' in chinese and "方括号内" in chinese
-    assert "对前几个留出提示词的回复" in chinese and "运行情况" in chinese
-    assert rows_in(chinese)["主机"] == ["a|&lt;script&gt;"] and "|<script" not in chinese
-    # Back to English, without a job.
-    copy.options = quick.options
-    assert copy.planned(target) == set()
 
 
 def rejection(workflow, *options):

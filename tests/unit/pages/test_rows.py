@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import draw_page
 import show_rows
 from snakechat.data.ragged_arrays import open_ragged, save_array, whole_lengths_path
-from snakechat.pages.page import Token, Tokens, write_page
-from snakechat.pages.rows import TokenizedRows, response_page, score_page
+from snakechat.pages import metrics
+from snakechat.pages.page import Token, Tokens
+from snakechat.pages.rows import TokenizedRows
 from snakechat.training.metric_logs import write_json, write_json_lines
 from snakechat.workflow.errors import InputError
 from support.pages import texts_in
@@ -91,24 +93,33 @@ PROMPTS = ["I need a hat.", "Where is a\nplum?"]
 SETTINGS = {"temperature": 1.0, "seed": 1, "max_response_length": 12}
 
 
-def drawn(folder, page, stage, **files):
-    """Return the page of a result with files: lines of NAME.jsonl, or the content of NAME.json."""
-    for name, content in files.items():
-        if isinstance(content, list):
-            write_json_lines(folder / f"{name}.jsonl", content)
-        else:
-            write_json(folder / f"{name}.json", content)
-    job = SimpleNamespace(
-        settings=SimpleNamespace(stage=stage, name="tiny"),
-        inputs={"results": folder},
-        spec={"inputs": {"results": {"path": "results"}}},
-        lineage={"results": {"settings": SETTINGS}},
-    )
-    write_page(folder / "page.html", "en", page(job))
-    return (folder / "page.html").read_text(encoding="utf-8")
+@pytest.fixture
+def draw(tmp_path, monkeypatch):
+    """A function that draws a page of files: lines of NAME.jsonl, or the content of NAME.json."""
+    # Restored at the end.
+    monkeypatch.setattr(metrics, "_language", "en")
+
+    def drawn(page, stage, language="en", **files):
+        for name, content in files.items():
+            if isinstance(content, list):
+                write_json_lines(tmp_path / f"{name}.jsonl", content)
+            else:
+                write_json(tmp_path / f"{name}.json", content)
+        settings = {"page": page, "stage": stage, "name": "tiny", "language": language}
+        job = SimpleNamespace(
+            settings=SimpleNamespace(**settings),
+            inputs={"results": tmp_path},
+            result=tmp_path,
+            spec={"inputs": {"results": {"path": "results"}}},
+            lineage={"results": {"settings": SETTINGS}},
+        )
+        draw_page.main(job)
+        return (tmp_path / f"{page}.html").read_text(encoding="utf-8")
+
+    return drawn
 
 
-def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path):
+def test_each_prompt_has_a_table_with_a_row_for_each_model(draw):
     lines = [
         {"set": "ours", "prompt": prompt, "model": model, "decoder": decoder}
         | {"text": f" {model} {decoder}\x07 ", "ended": decoder == "greedy"}
@@ -116,7 +127,7 @@ def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path):
         for model in ("base", "sft")
         for decoder in ("greedy", "sampled")
     ]
-    page = drawn(tmp_path, response_page, "sft", responses=lines)
+    page = draw("prompt_eval", "sft", responses=lines)
     assert texts_in(page, "caption") == PROMPTS
     assert texts_in(page, "th") == 2 * ["model", "greedy", "sampled", "base", "sft"]
     cells = [
@@ -126,9 +137,11 @@ def test_each_prompt_has_a_table_with_a_row_for_each_model(tmp_path):
     ]
     assert texts_in(page, "td") == 2 * cells
     assert "A response has at most 12 tokens" in page
+    page = draw("prompt_eval", "sft", "zh", responses=lines)
+    assert '<html lang="zh">' in page and texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
 
 
-def test_a_margin_is_better_or_worse_unless_it_is_rounding(tmp_path):
+def test_a_margin_is_better_or_worse_unless_it_is_rounding(draw):
     pairs = [(2.0, 1.0), (1.0, 1.0), (0.5, 2.5), (595.00001, 595.0)]
     lines = [
         {"set": "toy", "prompt": "A plum?", "chosen": "At the <market>.", "rejected": "No."}
@@ -136,8 +149,8 @@ def test_a_margin_is_better_or_worse_unless_it_is_rounding(tmp_path):
         | {"base_margin": 0.25}
         for chosen, rejected in pairs
     ]
-    metrics = {"pairs": 4, "accuracy": 0.5, "ties": 0.25, "base": {"accuracy": 1.0}}
-    page = drawn(tmp_path, score_page, "reward", scores=lines, metrics=metrics)
+    content = {"pairs": 4, "accuracy": 0.5, "ties": 0.25, "base": {"accuracy": 1.0}}
+    page = draw("rw_eval", "reward", scores=lines, metrics=content)
     cells = texts_in(page, "td")
     rows = [cells[start : start + 7] for start in range(0, len(cells), 7)]
     assert [row[5] for row in rows] == ["+1.00▲", "0", "\N{MINUS SIGN}2.00▼", "+1.00e-05"]
