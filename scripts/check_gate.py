@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.pages.metrics import numbers_of, read_benchmarks, read_figure, read_json
+from snakechat.pages.metrics import read_benchmarks, read_figure, read_figures, read_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -52,9 +52,7 @@ def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
     metric, _, bound = path.rpartition(".")
     figure = read_figure(metrics, metric if bound in BOUNDS else path)
     if figure is None:
-        names = [name.removesuffix(".mean") for name, _ in numbers_of(metrics)]
-        names = [name for name in names if read_figure(metrics, name)]
-        similar = difflib.get_close_matches(path, names)
+        similar = difflib.get_close_matches(path, dict(read_figures(metrics)))
         guess = f": did you mean {' or '.join(similar)}?" if similar else ""
         raise InputError(f"{place}: metrics.json of the evaluation has no metric {path}{guess}")
     if bound not in BOUNDS:

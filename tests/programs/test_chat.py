@@ -107,35 +107,20 @@ def test_a_response_ends_where_a_turn_ends_at_eos_and_at_ids_of_the_folder(folde
         assert "".join(pieces_of_response(session)) == "Hi."
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        (
-            "rlhf",
-            "<s>\n\nSystem: Be brief.\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Name a fruit."
-            "\n\nAssistant:",
-        ),
-        (
-            "chatml",
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
-            "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
-            "<|im_start|>assistant\n",
-        ),
-    ],
-)
-def test_prompts_are_encoded_as_in_training(folders, name, text):
-    session = load(folders[name])
+def test_prompts_are_encoded_as_in_training(folders):
+    session = load(folders["chatml"])
     script_response(session, " Hi. ")
     session.system = "Be brief."
     pieces_of_response(session, "Hello.")
     ids, _ = session.encode("Name a fruit.", 40)
+    text = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
+        "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
     assert ids == session.tokenizer(text, add_special_tokens=False).input_ids
-    assert session.tokenizer.decode(ids) == text
-
-
-def test_a_special_token_of_the_chat_template_is_an_error(folders):
     with pytest.raises(InputError, match="special token"):
-        load(folders["chatml"]).encode("<|im_end|>", 40)
+        session.encode("<|im_end|>", 40)
 
 
 def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):

@@ -206,23 +206,27 @@ def better_sign(path: str) -> int:
     return {"higher": 1, "lower": -1}.get(names_of(path).get("better", ""), 0)
 
 
-def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
-    """Return a number of metrics.json; None if there is none.
+def read_figures(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Figure]]:
+    """Yield (path, figure) of each number of metrics.json; a path is keys joined by dots.
 
-    path: Keys joined by dots. A key, such as the name of a dataset, may contain dots itself.
+    Intervals are beside the numbers or, by the same keys, at the top.
     """
-    value = _find(metrics, path)
-    if isinstance(value, Mapping):
-        if "interval_95" not in value:
-            return None
-        scale = 0 if path.endswith("_difference") else None
-        return Figure(value["mean"], value["interval_95"], scale=scale)
-    if not isinstance(value, int | float):
-        return None
-    # The intervals of a dataset are beside its metrics.
-    prefix, dot, key = path.rpartition(".")
-    interval = _find(metrics, f"{prefix}{dot}intervals_95.{key}")
-    return Figure(value, interval or _find(metrics.get("intervals_95", {}), path))
+    intervals = metrics.get("intervals_95", {})
+    for key, value in metrics.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, int | float):
+            yield path, Figure(value, intervals.get(key))
+        elif isinstance(value, Mapping) and key != "intervals_95":
+            if "interval_95" in value:
+                scale = 0 if path.endswith("_difference") else None
+                yield path, Figure(value["mean"], value["interval_95"], scale=scale)
+            inner = {"intervals_95": intervals.get(key, {}), **value}
+            yield from read_figures(inner, f"{path}.")
+
+
+def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
+    """Return a number of metrics.json; None if there is none."""
+    return dict(read_figures(metrics)).get(path)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -282,15 +286,3 @@ def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:
         # Equal values have no interval.
         elif value is not None:
             yield f"{prefix}{key}", value
-
-
-def _find(values: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a path in nested mappings; None if there is none."""
-    if path in values:
-        return values[path]
-    found = (
-        _find(inner, path.removeprefix(f"{key}."))
-        for key, inner in values.items()
-        if isinstance(inner, Mapping) and path.startswith(f"{key}.")
-    )
-    return next((value for value in found if value is not None), None)
