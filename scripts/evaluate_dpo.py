@@ -14,7 +14,6 @@ from snakechat.algorithms.preference import reward_rounding
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.settings import has_reference, has_reference_point
 from snakechat.evaluation.held_out_rows import sampled_models, write_pair_metrics
-from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
@@ -23,7 +22,6 @@ DTYPE = "fp32"
 
 def main(job: Job[Any]) -> None:
     """Compute the implicit rewards of both responses of each pair and write metrics.json."""
-    start_evaluation(job.placement, DTYPE)
     settings, data = job.settings, PreferenceData(job.settings, job.inputs, "eval")
     # Names in responses.jsonl, by the job's inputs.
     names = {"model": "dpo"}

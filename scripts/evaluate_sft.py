@@ -15,7 +15,6 @@ from snakechat.evaluation.held_out_rows import sampled_models, write_metrics
 from snakechat.evaluation.intervals import ratio_interval
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import response_logprobs
-from snakechat.training.placed_models import start_evaluation
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import rank
 
@@ -31,7 +30,6 @@ Logprobs = dict[str, dict[str, np.ndarray]]
 
 def main(job: Job[Any]) -> None:
     """Evaluate both models one after the other."""
-    start_evaluation(job.placement, job.settings.dtype)
     examples = Examples.read(job.inputs["tokens"], "eval", "chosen")
     logprobs: Logprobs = {}
     for key, model in sampled_models(job, job.settings.dtype, examples, NAMES):

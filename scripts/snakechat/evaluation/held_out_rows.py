@@ -26,7 +26,7 @@ from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.models import check_sequence_length, max_positions
 from snakechat.training.engine import FrozenModel
 from snakechat.training.metric_logs import write_json, write_json_lines
-from snakechat.training.placed_models import load_frozen
+from snakechat.training.placed_models import load_frozen, start_evaluation
 from snakechat.workflow.job import Job
 from snakechat.workflow.processes import rank
 
@@ -208,6 +208,7 @@ def sampled_models(
     Args:
         names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
     """
+    start_evaluation(job.placement, dtype)
     tokenizer = load_tokenizer(job.inputs["model"])
     responses: dict[str, list[Response]] = {}
     prompts = [list(map(int, examples.prompts[row])) for row in first_prompts(examples)]
