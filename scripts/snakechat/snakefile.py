@@ -19,22 +19,18 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import COMPARISON_NAME, STAGES, JobId
-from snakechat.config.references import check_keys
-from snakechat.jobs.placements import (
+from snakechat.config.recipes import STAGES, JobId
+from snakechat.config.references import api_key
+from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
+from snakechat.jobs.rules import (
+    RULES,
     job_placement,
     job_resources,
+    recipe_of,
     run_options,
     used_resources,
 )
-from snakechat.jobs.planner import (
-    default_targets,
-    folder_jobs,
-    jobs_of_target,
-)
-from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
-from snakechat.jobs.specs import Specs
-from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow import snakemake_adapter, snakemake_cli
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_error
@@ -310,10 +306,7 @@ class RuleFunctions:
     @property
     def result_pattern(self) -> str:
         """A regular expression for the folders of results, below output/."""
-        folders = {
-            "/".join([RULES[rule].folder, *["[^/]+"] * (num_wildcards(rule) - 1)]) for rule in RULES
-        }
-        return f"({'|'.join(sorted(folders))})/{COMPARISON_NAME.pattern}"
+        return f"({'|'.join(f'{rule.folder}/{rule.names}' for rule in RULES.values())})"
 
     @fails_in_one_line
     def unnamed_targets(self, wildcards: Any) -> list[str]:
@@ -402,7 +395,8 @@ class RuleFunctions:
                 for key in ("reward_functions", "llm_judges")
             )
             import_reward_functions(self.snapshot.folder, functions, mode)
-            check_keys(self.config.values["llm_judges"], judges)
+            for name in sorted(judges):
+                api_key(name, self.config.values["llm_judges"][name].get("key_env"))
 
     def finish(self) -> None:
         """Complete models, also if no job ran.

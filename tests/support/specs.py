@@ -4,7 +4,7 @@ import json
 
 from snakechat.config.recipes import Config
 from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
-from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Specs
 from snakechat.workflow.placement import Placement
 
 # What every record of a run has.

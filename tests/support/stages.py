@@ -16,8 +16,7 @@ from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data import toy
 from snakechat.data.records import open_records
-from snakechat.jobs.placements import job_placement, run_options
-from snakechat.jobs.rules import RULES
+from snakechat.jobs.rules import RULES, job_placement, run_options
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs

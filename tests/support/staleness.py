@@ -23,7 +23,7 @@ from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, project_files, update
 from snakechat.jobs.planner import jobs_of_target, with_upstream
 from snakechat.jobs.rules import RULES
-from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Specs
 from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.manifest import store_key

@@ -193,7 +193,7 @@ class Config:
                 if model.section == "models" or "command" in self.recipe(*model):
                     settings["reward_templates"][input_name] = self.template(*model)
         judges = judge_names(*(settings[key] for key in keys))
-        return settings | {"llm_judges": self.judge_settings(judges)}
+        return settings | {"llm_judges": judge_settings(self.values[JUDGES], judges)}
 
     def used_settings(self, stage: str, name: str) -> dict[str, Any]:
         """Return the settings that the training of a recipe reads, each value in one spelling."""
@@ -261,15 +261,11 @@ class Config:
             return "select_responses", dataset
         return ("label_pairs" if "label" in settings else "import_dataset"), dataset
 
-    def labelled_dataset(self, dataset: str) -> str:
-        """Return the dataset whose pairs a dataset labels; itself if it labels none."""
-        name: str = self.values["datasets"][dataset].get("label", dataset)
-        return name
-
     def generated_by(self, dataset: str) -> str | None:
-        """Return the recipe of generations whose responses a dataset has, if any."""
-        settings = self.values["datasets"].get(self.labelled_dataset(dataset), {})
-        recipe: str | None = settings.get("generations")
+        """Return the recipe of generations whose responses a dataset has or labels, if any."""
+        datasets = self.values["datasets"]
+        source = datasets.get(datasets[dataset].get("label", dataset), {})
+        recipe: str | None = source.get("generations")
         return recipe
 
     def pretrained_model(self, name: str) -> JobId:
@@ -295,10 +291,6 @@ class Config:
         names = judge_names(recipe["reward"], recipe["judge"])
         judge = self.values["evaluation"]["llm_judge"]
         return list(dict.fromkeys([*names, *([judge] if judge else [])]))
-
-    def judge_settings(self, names: list[str]) -> dict[str, dict[str, Any]]:
-        """Return the settings of LLM judges as specs have them."""
-        return judge_settings(self.values[JUDGES], names)
 
     def model_job(self, model: Reference) -> JobId:
         """Return the job that makes the model of a recipe, or a model of `models`."""
@@ -334,11 +326,6 @@ class Config:
         template: str = entry.get("template", self.values["template"])
         is_trained = "train_on" in entry.get("tokenizer", {})
         return "dialogue" if is_trained and template == "auto" else template
-
-    def prompt_sets(self, stage: str, name: str) -> list[str]:
-        """Return the prompt sets for the base model of a recipe."""
-        _, model = self.tokenizer_model(stage, name)
-        return self.values["models"][model].get("prompt_sets", self.values["prompt_sets"])
 
     def selection(self, dataset: str) -> dict[str, Any]:
         """Return what the config says of the files of a dataset: train and eval, name, split."""

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field, GetPydanticSchema
@@ -133,16 +133,6 @@ def weighted_functions(setting: Mapping[str, Any]) -> dict[str, tuple[float, dic
         for name, entry in setting.items()
     }
     return {name: (entry.weight, entry.arguments) for name, entry in functions.items()}
-
-
-def check_keys(judges: Mapping[str, Mapping[str, Any]], names: Iterable[str]) -> None:
-    """Check that the environment has the API keys of judges.
-
-    Raises:
-        InputError: As api_key does.
-    """
-    for name in sorted(names):
-        api_key(name, judges[name].get("key_env"))
 
 
 def api_key(name: str, key_env: str | None) -> str | None:

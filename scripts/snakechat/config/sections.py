@@ -23,6 +23,7 @@ from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import (
     ABSENT,
     IS_NUMBER,
+    SORTED,
     Count,
     DpoSettings,
     Entry,
@@ -165,9 +166,8 @@ class Split(Settings):
 
 
 # Digests of rows that are removed after the split.
-Exclude = Annotated[
-    list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]], Field(min_length=1)
-]
+RowDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}\Z")]
+Exclude = Annotated[list[RowDigest], Field(min_length=1), SORTED]
 
 
 class DatasetKeys(Entry):

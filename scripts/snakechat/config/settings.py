@@ -160,6 +160,9 @@ IS_NUMBER = WrapValidator(_check_number)
 # A value of any key, whose type the config does not know.
 JsonValue = Annotated[Any, AfterValidator(_check_json)]
 
+# Their order does not count.
+SORTED = AfterValidator(lambda names: sorted(set(names)))
+
 NonEmptyText = Annotated[str, Field(min_length=1)]
 Regex = Annotated[NonEmptyText, AfterValidator(_check_regex)]
 Number = Annotated[float, IS_NUMBER]
@@ -202,9 +205,7 @@ WITH_LORA = only_with("lora_rank")
 WITHOUT_LORA = ReadIf(
     lambda settings: not settings.get("lora_rank"), "with lora_rank: adapters are trained"
 )
-LayerNames = Annotated[
-    list[NonEmptyText], Field(min_length=1), AfterValidator(lambda names: sorted(set(names)))
-]
+LayerNames = Annotated[list[NonEmptyText], Field(min_length=1), SORTED]
 
 
 class OptimizerSettings(Settings):

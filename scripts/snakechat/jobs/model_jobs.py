@@ -1,18 +1,22 @@
 """Describes the jobs that tokenize data, train models, evaluate them and generate responses.
 
-A function has the name of the rule whose jobs it describes. `tokenize` is for the
-rules of all stages.
+A function has the name of the rule whose jobs it describes. `tokenize` and `train` are for the
+rules of several stages.
 """
 
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import STAGES, Config
 from snakechat.config.references import Reference, parse_reference
 from snakechat.config.schema import ConfigError, available
+from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
-from snakechat.jobs.descriptions import Description, Jobs, command_job
-from snakechat.workflow.commands import names_in
+from snakechat.jobs.data_jobs import Description, Jobs
+from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
+from snakechat.workflow.errors import InputError
 
 # What a stage reads of datasets: the phase whose rows it has, and its arrays of tokens. As in
 # DeepSpeed-Chat, DPO has the rows of the reward phase.
@@ -31,12 +35,17 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
     length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
     phase, fields = TOKENS[stage]
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
-    skipping = []
     for number, dataset in enumerate(names, start=1):
         inputs[f"records.{number}"] = config.records_job(dataset)
         inputs[f"rows.{number}"] = ("split_dataset", dataset)
-        if _skips_bad_rows(config, dataset):
-            skipping.append(number)
+    policy = config.values["on_bad_row"]
+    entries = [config.entry("datasets", dataset, "the target") for dataset in names]
+    # The toy has no bad rows.
+    skipping = [
+        number
+        for number, entry in enumerate(entries, start=1)
+        if "generate" not in entry and entry.get("on_bad_row", policy) == "skip"
+    ]
     return Description(
         settings={
             "phase": phase,
@@ -64,18 +73,32 @@ def render_rows(config: Config, stage: str, name: str) -> Description:
     return rows._replace(settings=settings)
 
 
-def _skips_bad_rows(config: Config, name: str) -> bool:
-    """Return whether bad rows of a dataset are dropped. The toy has none."""
-    dataset = config.entry("datasets", name, "the target")
-    if "generate" in dataset:
-        return False
-    policy: str = dataset.get("on_bad_row", config.values["on_bad_row"])
-    return policy == "skip"
-
-
 def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
     """Return the model that a recipe starts from, and its tokens."""
     return {"model": config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
+
+
+# --- trainings ----------------------------------------------------------------------------------
+
+
+def train(config: Config, name: str, stage: str) -> Description:
+    """Describe a training on tokenized rows."""
+    inputs = _model_and_tokens(config, stage, name)
+    if stage == "dpo" and has_reference(config.recipe(stage, name)["loss"]):
+        inputs["reference"] = ("compute_reference", name)
+    return _train(config, stage, name, inputs)
+
+
+def train_rlhf(config: Config, name: str) -> Description:
+    actor, ptx = config.origin("rlhf", name), config.recipe("rlhf", name)["ptx"]
+    inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
+    teacher = config.teacher(name)
+    if teacher is not None:
+        inputs["teacher"] = config.model_job(teacher)
+    inputs |= _reward_models(config, "rlhf", name, "reward")
+    if ptx is not None:
+        inputs["ptx"] = ("tokenize_sft", ptx)
+    return _train(config, "rlhf", name, inputs)
 
 
 def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
@@ -93,17 +116,48 @@ def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
     rewards = sum(key.startswith("reward") for key in found)
     if "reward" in named and rewards != 1:
         raise ConfigError(f"config: {place}: {{reward}} is one model, and reward has {rewards}")
-    description = command_job(config, recipe, place)
     if "data" in named:
         found["data"] = ("render_rows", f"{stage}/{name}")
-    return description._replace(inputs=found)
+    return _command(config, recipe, place)._replace(inputs=found)
 
 
-# --- SFT and reward model ---------------------------------------------------------------------
+def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
+    keys = config.recipe("benchmarks", benchmark)
+    description = _command(config, keys, f"benchmarks.{benchmark}")
+    description.settings["metrics"] = keys["metrics"]
+    return description._replace(inputs={"model": config.model_job(Reference(section, name))})
 
 
-def train_sft(config: Config, name: str) -> Description:
-    return _train(config, "sft", name, _model_and_tokens(config, "sft", name))
+def _command(config: Config, keys: Mapping[str, Any], place: str) -> Description:
+    """Return the description of a job that runs a command, without inputs.
+
+    The text of the command counts, the content of the files that it names, and the versions of its
+    interpreter, if it has one, and of the lock or, without one, of the installed distributions.
+
+    keys, place: The keys of a recipe or a benchmark, and their place in the config.
+
+    Raises:
+        ConfigError: A file or the interpreter does not exist.
+    """
+    root, lock = config.local_path(""), keys.get("lock")
+    settings: dict[str, Any] = {"command": keys["command"]}
+    settings |= {key: keys[key] for key in ("lock", "network") if keys.get(key)}
+    if "seed" in names_in(keys["command"]):
+        settings["seed"] = keys["seed"]
+    python = str(config.local_path(keys["python"])) if "python" in keys else ""
+    try:
+        files = named_files(root, [*keys.get("files", ()), *([lock] if lock else [])])
+        paths = {file: Path(root, file) for file in files}
+        if python or "python" in names_in(keys["command"]):
+            found, _ = read_interpreter(python or sys.executable)
+            locked = lock and {**pins_in(Path(root, lock)), "python": found["python"]}
+            settings["distributions"] = locked or found
+    except InputError as error:
+        raise ConfigError(f"config: {place}: {error}") from None
+    return Description(settings, files=paths, options={"source": str(root), "python": python})
+
+
+# --- evaluations --------------------------------------------------------------------------------
 
 
 def evaluate_sft(config: Config, name: str) -> Description:
@@ -112,32 +166,26 @@ def evaluate_sft(config: Config, name: str) -> Description:
             "dtype": config.recipe("sft", name)["dtype"],
             "datasets": _held_out_datasets(config, "sft", name),
         },
-        inputs={
-            "base": config.base_model("sft", name),
-            "model": ("train_sft", name),
-            "tokens": ("tokenize_sft", name),
-        },
+        inputs={"base": config.base_model("sft", name), **_trained("sft", name)},
     )
-
-
-def train_reward(config: Config, name: str) -> Description:
-    return _train(config, "reward", name, _model_and_tokens(config, "reward", name))
 
 
 def evaluate_reward(config: Config, name: str) -> Description:
     return Description(
         settings={"datasets": _held_out_datasets(config, "reward", name)},
-        inputs={"model": ("train_reward", name), "tokens": ("tokenize_reward", name)},
+        inputs=_trained("reward", name),
     )
+
+
+def _trained(stage: str, name: str) -> Jobs:
+    """Return the model that a recipe trains, and its tokens."""
+    return {"model": (f"train_{stage}", name), "tokens": (f"tokenize_{stage}", name)}
 
 
 def _held_out_datasets(config: Config, stage: str, name: str) -> list[str]:
     """Return the datasets that the metrics of a recipe name: several ones."""
     names = [dataset for dataset, _ in config.blend(stage, name)]
     return names if len(names) > 1 else []
-
-
-# --- DPO --------------------------------------------------------------------------------------
 
 
 def compute_reference(config: Config, name: str) -> Description:
@@ -158,13 +206,6 @@ def compute_reference(config: Config, name: str) -> Description:
     )
 
 
-def train_dpo(config: Config, name: str) -> Description:
-    inputs = _model_and_tokens(config, "dpo", name)
-    if has_reference(config.recipe("dpo", name)["loss"]):
-        inputs["reference"] = ("compute_reference", name)
-    return _train(config, "dpo", name, inputs)
-
-
 def evaluate_dpo(config: Config, name: str) -> Description:
     settings = config.used_settings("dpo", name)
     keys = settings.keys() & PreferenceSettings.model_fields.keys()
@@ -172,31 +213,10 @@ def evaluate_dpo(config: Config, name: str) -> Description:
     if has_reference_point(settings["loss"]):
         # Of the responses to other prompts.
         loss["max_length"] = settings["max_length"]
-    inputs = {"model": ("train_dpo", name), "tokens": ("tokenize_dpo", name)}
+    inputs = _trained("dpo", name)
     if has_reference(settings["loss"]):
         inputs["base"] = config.base_model("dpo", name)
-    return Description(
-        settings={
-            "datasets": _held_out_datasets(config, "dpo", name),
-            **loss,
-        },
-        inputs=inputs,
-    )
-
-
-# --- RL ---------------------------------------------------------------------------------------
-
-
-def train_rlhf(config: Config, name: str) -> Description:
-    actor, ptx = config.origin("rlhf", name), config.recipe("rlhf", name)["ptx"]
-    inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
-    teacher = config.teacher(name)
-    if teacher is not None:
-        inputs["teacher"] = config.model_job(teacher)
-    inputs |= _reward_models(config, "rlhf", name, "reward")
-    if ptx is not None:
-        inputs["ptx"] = ("tokenize_sft", ptx)
-    return _train(config, "rlhf", name, inputs)
+    return Description({"datasets": _held_out_datasets(config, "dpo", name), **loss}, inputs)
 
 
 def evaluate_rlhf(config: Config, name: str) -> Description:
@@ -212,7 +232,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             # Its metrics name the datasets.
             "datasets": [dataset for dataset, _ in datasets],
             "trained_on": trained_on,
-            "llm_judges": config.judge_settings(config.llm_judges(name)),
+            "llm_judges": judge_settings(config.values["llm_judges"], config.llm_judges(name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
             **_evaluation_settings(config, recipe.get("evaluation", {})),

@@ -4,26 +4,21 @@ A function has the name of the rule whose jobs it describes.
 """
 
 import os
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config
-from snakechat.config.references import Reference
 from snakechat.config.schema import ConfigError
-from snakechat.jobs.descriptions import Description, command_job
-from snakechat.jobs.files import declared_licenses, prompt_set_files, prompt_source
-from snakechat.jobs.model_jobs import benchmarks_of, models_of, train_reward
+from snakechat.data.hub import normalized_license
+from snakechat.jobs.data_jobs import Description, Jobs
+from snakechat.jobs.model_jobs import benchmarks_of, models_of
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import find_version, is_version
 from snakechat.workflow.manifest import MANIFEST
 
 # Pages below output/ that users ask for, each drawn from a result of its own: PAGE/STAGE/NAME.html.
 PAGES = ("compare", "prompt_eval", "rw_eval")
-
-
-def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
-    keys = config.recipe("benchmarks", benchmark)
-    description = command_job(config, keys, f"benchmarks.{benchmark}")
-    description.settings["metrics"] = keys["metrics"]
-    return description._replace(inputs={"model": config.model_job(Reference(section, name))})
 
 
 def draw_report(config: Config, stage: str, name: str) -> Description:
@@ -63,39 +58,61 @@ def _reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
     return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
 
 
+@cache
+def declared_licenses(config: Config) -> dict[str, str]:
+    """Return the licences that the config declares, by the path of the import or the fetch.
+
+    They are no settings of these jobs: a licence changes no bytes of data.
+    """
+    declared = {
+        f"output/{folder}/{name}": normalized_license(entry.get("license"))
+        for section, folder in (("datasets", "data"), ("models", "models"))
+        for name, entry in config.values[section].items()
+    }
+    return {path: license for path, license in declared.items() if license}
+
+
 def prompt_eval(config: Config, stage: str, name: str) -> Description:
-    recipe = config.recipe(stage, name)
-    return Description(
-        settings={
-            "dtype": recipe["dtype"],
-            **_prompt_settings(config, stage, name),
-            **config.values["prompt_eval"],
-        },
-        inputs=models_of(config, stage, name),
-        files=prompt_set_files(config, "prompts", stage, name),
-        options={"source": os.path.relpath(prompt_source(config))},
+    settings = {"dtype": config.recipe(stage, name)["dtype"], **config.values["prompt_eval"]}
+    described = _on_prompts(config, stage, name, "prompts")
+    return described._replace(
+        settings=described.settings | settings, inputs=models_of(config, stage, name)
     )
 
 
 def rw_eval(config: Config, name: str) -> Description:
+    models = {"base": config.base_model("reward", name), "model": ("train_reward", name)}
+    return _on_prompts(config, "reward", name, "prompts/pairs")._replace(inputs=models)
+
+
+def _on_prompts(config: Config, stage: str, name: str, folder: str) -> Description:
+    """Return the description, without inputs, of a job that runs models on sets of prompts.
+
+    folder: Where the sets are, in the folder of the user or else of the workflow.
+
+    Raises:
+        InputError: A set does not exist.
+    """
+    source = config.root if (config.root / "prompts").is_dir() else config.sources
+    existing = sorted(path.stem for path in (source / folder).glob("*.yaml"))
+    _, model = config.tokenizer_model(stage, name)
+    names = config.values["models"][model].get("prompt_sets", config.values["prompt_sets"])
+    for prompt_set in names:
+        if prompt_set not in existing:
+            raise InputError(
+                f"config: prompt_sets names {prompt_set!r}, and {folder} has no {prompt_set}.yaml"
+                f" (it has: {', '.join(existing) or 'none'})"
+            )
+    paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
     return Description(
-        settings=_prompt_settings(config, "reward", name),
-        inputs={
-            "base": train_reward(config, name).inputs["model"],
-            "model": ("train_reward", name),
+        settings={
+            "seed": config.recipe(stage, name)["seed"],
+            "prompt_sets": names,
+            "template": config.template(stage, name),
         },
-        files=prompt_set_files(config, "prompts/pairs", "reward", name),
-        options={"source": os.path.relpath(prompt_source(config))},
+        files={path: source / path for path in paths},
+        options={"source": os.path.relpath(source)},
     )
-
-
-def _prompt_settings(config: Config, stage: str, name: str) -> dict[str, Any]:
-    """Return the settings that prompt_eval and rw_eval have in common."""
-    return {
-        "seed": config.recipe(stage, name)["seed"],
-        "prompt_sets": config.prompt_sets(stage, name),
-        "template": config.template(stage, name),
-    }
 
 
 def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
@@ -111,37 +128,30 @@ def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
 def _comparison(config: Config, stage: str, names: str) -> Description:
     recipes, logs = config.compared_recipes(stage, names), config.values["logs"]
     trained = [recipe for recipe in recipes if not is_version(recipe) and recipe not in logs]
-    versions = {recipe: find_version(stage, recipe) for recipe in recipes if is_version(recipe)}
-    found = {name: config.local_path(logs[name]) for name in recipes if name in logs}
-    for name, path in found.items():
+    inputs: Jobs = {}
+    for recipe in trained:
+        inputs[f"training.{recipe}"] = (f"train_{stage}", recipe)
+        inputs[f"evaluation.{recipe}"] = (f"evaluate_{stage}", recipe)
+        inputs |= benchmarks_of(config, stage, recipe)
+    # The files and folders of versions and logs, which are no results of jobs.
+    files: dict[str, Path] = {}
+    places: dict[str, dict[str, str]] = {}
+    for recipe in filter(is_version, recipes):
+        version = find_version(stage, recipe)
+        # The manifests have the digests of the files that a comparison reads.
+        manifests = {kind: folder / MANIFEST for kind, folder in version.items()}
+        files |= {f"{recipe}/{kind}/{MANIFEST}": path for kind, path in manifests.items()}
+        places[recipe] = {kind: str(folder) for kind, folder in version.items()}
+    for name in filter(logs.__contains__, recipes):
+        path = files[f"{name}/log"] = config.local_path(logs[name])
+        places[name] = {"log": str(path)}
         if not path.is_file():
             raise ConfigError(f"config: logs.{name}: {path} does not exist: correct the path")
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
-        inputs={
-            f"{result}.{recipe}": (f"{verb}_{stage}", recipe)
-            for result, verb in (("training", "train"), ("evaluation", "evaluate"))
-            for recipe in trained
-        }
-        | {
-            key: job
-            for recipe in trained
-            for key, job in benchmarks_of(config, stage, recipe).items()
-        },
-        files={
-            # The manifests have the digests of the files that a comparison reads.
-            f"{recipe}/{kind}/{MANIFEST}": folder / MANIFEST
-            for recipe, version in versions.items()
-            for kind, folder in version.items()
-        }
-        | {f"{name}/log": path for name, path in found.items()},
-        options={
-            "versions": {
-                recipe: {kind: str(folder) for kind, folder in version.items()}
-                for recipe, version in versions.items()
-            }
-            | {name: {"log": str(path)} for name, path in found.items()}
-        },
+        inputs=inputs,
+        files=files,
+        options={"versions": places},
     )
 
 

@@ -6,17 +6,16 @@ jobs of a target are determined a second time: Snakemake derives them from the r
 
 import argparse
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config, JobId
+from snakechat.config.recipes import RECIPE_NAME, STAGES, Config, JobId
 from snakechat.jobs.page_jobs import PAGES
-from snakechat.jobs.placements import job_placement, run_options
-from snakechat.jobs.rules import RULES, num_wildcards, recipe_of
-from snakechat.jobs.specs import Specs
-from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.rules import RULES, job_placement, recipe_of, run_options
+from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.placement import DEFAULTS, SERIAL, Placement, RunOptions
 from snakechat.workflow.snakemake_cli import config_options, parse_options, read_config
@@ -50,32 +49,24 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
     for suffix in (".manifest.json", ".html"):
         result = Path(str(result).removesuffix(suffix))
     for folder in (result, *path.parents):
-        for rule, (_, root, *_) in RULES.items():
-            if folder.is_relative_to(f"output/{root}"):
-                name = folder.relative_to(f"output/{root}").as_posix()
-                if is_job(config, rule, name):
-                    return [(rule, name)]
+        if job := _job_of(config, folder):
+            return [job]
     raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
 
 
-def is_job(config: Config, rule: str, name: str) -> bool:
-    """Return whether a rule has jobs of such a name. The config need not have it."""
-    *stages, last = name.split("/")
-    if rule == "draw_page":
-        page, *stages = stages or [""]
-        names = COMPARISON_NAME if page == "compare" else RECIPE_NAME
-        is_stage = len(stages) == 1 and stages[0] in STAGES
-        return page in PAGES and is_stage and names.fullmatch(last) is not None
-    if len(stages) + 1 != num_wildcards(rule):
-        return False
-    if rule == "run_benchmark":
-        return stages[1] in (*STAGES, "models")
-    # Rules of one folder make different datasets or models.
-    if RULES[rule].folder == "data":
-        return last not in config.values["datasets"] or config.records_job(last)[0] == rule
-    if RULES[rule].folder == "models":
-        return config.pretrained_model(last)[0] == rule
-    return all(stage in STAGES for stage in stages) and RECIPE_NAME.fullmatch(last) is not None
+def _job_of(config: Config, folder: Path) -> JobId | None:
+    """Return the job that makes a folder, if there is one. The config need not have its name."""
+    path = folder.as_posix()
+    for rule, (_, root, names, *_) in RULES.items():
+        prefix = f"output/{root}/"
+        name = path.removeprefix(prefix)
+        if path.startswith(prefix) and re.fullmatch(names, name):
+            # Rules of one folder make different datasets or models.
+            if root == "models":
+                return config.pretrained_model(name)
+            is_known = root == "data" and name in config.values["datasets"]
+            return config.records_job(name) if is_known else (rule, name)
+    return None
 
 
 def default_targets(config: Config) -> list[str]:
@@ -84,13 +75,17 @@ def default_targets(config: Config) -> list[str]:
     The recipes that an RLHF recipe is made from are built with it and are not listed. Results of
     recipes that the config does not have are a warning.
     """
-    warn_of_other_configs(config)
-    built = [
-        (stage, name)
-        for stage in STAGES
-        for name in config.values[stage]["recipes"]
-        if any(os.path.lexists(f"output/{stage}/{name}{end}") for end in ("", ".manifest.json"))
-    ]
+    built: list[tuple[str, str]] = []
+    others: list[str] = []
+    for stage in STAGES:
+        paths = Path("output", stage).glob("[!.]*")
+        names = {path.name.removesuffix(".manifest.json") for path in paths}
+        recipes = config.values[stage]["recipes"]
+        built += [(stage, name) for name in recipes if name in names]
+        others += [f"{stage}/{name}" for name in sorted(names - recipes.keys())]
+    if others:
+        listed = ", ".join(others)
+        warn(f"not in this config: {listed}: add the --configfile of their build to see them")
     upstream = {
         recipe_of(*job)
         for stage, name in built
@@ -107,19 +102,6 @@ def default_targets(config: Config) -> list[str]:
         if all(_exists(config, path.parent.name, name) for name in path.stem.split("-vs-"))
     ]
     return targets or [FIRST_TARGET]
-
-
-def warn_of_other_configs(config: Config) -> None:
-    """Print a warning if recipes have results that the config does not have."""
-    others = [
-        f"{stage}/{name}"
-        for stage in STAGES
-        for path in sorted(Path("output", stage).glob("*.manifest.json"))
-        if (name := path.name.removesuffix(".manifest.json")) not in config.values[stage]["recipes"]
-    ]
-    if others:
-        names = ", ".join(others)
-        warn(f"not in this config: {names}: add the --configfile of their build to see them")
 
 
 def _exists(config: Config, stage: str, name: str) -> bool:

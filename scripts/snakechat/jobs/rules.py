@@ -1,4 +1,4 @@
-"""The table of rules: all that is known of a rule, apart from what Snakemake schedules.
+"""The table of rules, apart from what Snakemake schedules, and where and how jobs run.
 
 To add a rule, write
 
@@ -13,22 +13,28 @@ Specs, staleness, placements, targets, estimates and cards are derived from the 
 treat some rules in a special way, such as find_row.py and verify.py, name them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from inspect import Parameter, signature
 from typing import Literal, NamedTuple
 
+from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
+from snakechat.config.sections import judge_access
 from snakechat.jobs import data_jobs, model_jobs, page_jobs
-from snakechat.jobs.descriptions import Description
+from snakechat.jobs.data_jobs import Description
+from snakechat.jobs.page_jobs import PAGES
+from snakechat.workflow.placement import SERIAL, Placement, RunOptions
+
+NAME, STAGE = RECIPE_NAME.pattern, f"({'|'.join(STAGES)})"
 
 
 class Rule(NamedTuple):
     """A rule whose jobs have specs.
 
     Attributes:
-        describe: Describes a job, given the config and the wildcards of the rule: NAME, or STAGE
-            and NAME.
+        describe: Describes a job, given the config and the parts of its name.
         folder: Folder of the results below output/.
+        names: A regular expression for the names of jobs: NAME, or STAGE/NAME and the like.
         program: Name of the program in scripts/; None if it is the name of the rule.
         shows_provenance: Whether the program shows what its inputs were made from, so that their
             whole manifests count, and not only their content.
@@ -44,6 +50,7 @@ class Rule(NamedTuple):
 
     describe: Callable[..., Description]
     folder: str
+    names: str = NAME
     program: str | None = None
     shows_provenance: bool = False
     stage: str | None = None
@@ -52,13 +59,31 @@ class Rule(NamedTuple):
     model: str | None = None
 
 
-def _tokenization(stage: str) -> Rule:
+def _stage(
+    stage: str,
+    train: Callable[..., Description],
+    evaluate: Callable[..., Description],
+    model: str,
+    loss: Literal["sft", "policy", "score"] = "policy",
+) -> dict[str, Rule]:
+    """Return the rules of a stage that trains."""
+    evaluated = "score" if loss == "score" else "policy"
+    return {
+        **_tokenization(stage),
+        f"train_{stage}": Rule(train, stage, stage=stage, work="training", loss=loss, model=model),
+        f"evaluate_{stage}": Rule(
+            evaluate, f"eval/{stage}", stage=stage, work="evaluation", loss=evaluated
+        ),
+    }
+
+
+def _tokenization(stage: str) -> dict[str, Rule]:
     """Return the rule that tokenizes the phase of a stage."""
-    describe = partial(model_jobs.tokenize, stage=stage)
-    return Rule(describe, f"tokens/{stage}", program="tokenize_phase", stage=stage)
+    describe, program = partial(model_jobs.tokenize, stage=stage), "tokenize_phase"
+    rule = Rule(describe, f"tokens/{stage}", program=program, stage=stage)
+    return {f"tokenize_{stage}": rule}
 
 
-# In the order in which a build runs them.
 RULES: dict[str, Rule] = {
     # Data and models.
     "import_dataset": Rule(data_jobs.import_dataset, "data"),
@@ -67,56 +92,39 @@ RULES: dict[str, Rule] = {
     "fetch_model": Rule(data_jobs.fetch_model, "models"),
     "init_model": Rule(data_jobs.init_model, "models"),
     # For commands of users.
-    "render_rows": Rule(model_jobs.render_rows, "rows"),
-    # SFT.
-    "tokenize_sft": _tokenization("sft"),
-    "train_sft": Rule(
-        model_jobs.train_sft,
+    "render_rows": Rule(model_jobs.render_rows, "rows", f"{STAGE}/{NAME}"),
+    # Stages.
+    **_stage(
         "sft",
-        stage="sft",
-        work="training",
-        loss="sft",
+        partial(model_jobs.train, stage="sft"),
+        model_jobs.evaluate_sft,
         model="a chat model, fine-tuned on chosen responses",
+        loss="sft",
     ),
-    "evaluate_sft": Rule(model_jobs.evaluate_sft, "eval/sft", stage="sft", work="evaluation"),
-    # Reward model.
-    "tokenize_reward": _tokenization("reward"),
-    "train_reward": Rule(
-        model_jobs.train_reward,
+    **_stage(
         "reward",
-        stage="reward",
-        work="training",
-        loss="score",
+        partial(model_jobs.train, stage="reward"),
+        model_jobs.evaluate_reward,
         model="a reward model, trained on pairs of responses",
+        loss="score",
     ),
-    "evaluate_reward": Rule(
-        model_jobs.evaluate_reward, "eval/reward", stage="reward", work="evaluation", loss="score"
-    ),
-    # DPO.
-    "tokenize_dpo": _tokenization("dpo"),
     "compute_reference": Rule(
         model_jobs.compute_reference, "reference", stage="dpo", work="evaluation"
     ),
-    "train_dpo": Rule(
-        model_jobs.train_dpo,
+    **_stage(
         "dpo",
-        stage="dpo",
-        work="training",
+        partial(model_jobs.train, stage="dpo"),
+        model_jobs.evaluate_dpo,
         model="a chat model, trained on pairs of responses with DPO",
     ),
-    "evaluate_dpo": Rule(model_jobs.evaluate_dpo, "eval/dpo", stage="dpo", work="evaluation"),
-    # RL.
-    "tokenize_rlhf": _tokenization("rlhf"),
-    "train_rlhf": Rule(
-        model_jobs.train_rlhf,
+    **_stage(
         "rlhf",
-        stage="rlhf",
-        work="training",
+        model_jobs.train_rlhf,
+        model_jobs.evaluate_rlhf,
         model="a chat model, trained with RLHF on scores of its own responses",
     ),
-    "evaluate_rlhf": Rule(model_jobs.evaluate_rlhf, "eval/rlhf", stage="rlhf", work="evaluation"),
     # Responses to train on.
-    "tokenize_generations": _tokenization("generations"),
+    **_tokenization("generations"),
     "generate_responses": Rule(
         model_jobs.generate_responses, "generations", stage="generations", work="sampling"
     ),
@@ -126,21 +134,26 @@ RULES: dict[str, Rule] = {
     "select_responses": Rule(data_jobs.select_responses, "data"),
     # Benchmarks of models by commands of users.
     "run_benchmark": Rule(
-        page_jobs.run_benchmark, "benchmark", stage="benchmarks", work="sampling"
+        model_jobs.run_benchmark,
+        "benchmark",
+        f"{NAME}/({'|'.join(STAGES)}|models)/{NAME}",
+        stage="benchmarks",
+        work="sampling",
     ),
     # Gates and pages.
-    "check_gate": Rule(model_jobs.check_gate, "gate"),
-    "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", work="evaluation"),
+    "check_gate": Rule(model_jobs.check_gate, "gate", f"{STAGE}/{NAME}"),
+    "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", f"{STAGE}/{NAME}", work="evaluation"),
     "rw_eval": Rule(page_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
-    "draw_report": Rule(page_jobs.draw_report, "report", "draw_page", shows_provenance=True),
-    "draw_page": Rule(page_jobs.draw_page, "pages", shows_provenance=True),
+    "draw_report": Rule(
+        page_jobs.draw_report, "report", f"{STAGE}/{NAME}", "draw_page", shows_provenance=True
+    ),
+    "draw_page": Rule(
+        page_jobs.draw_page,
+        "pages",
+        f"({'|'.join(PAGES)})/{STAGE}/{COMPARISON_NAME.pattern}",
+        shows_provenance=True,
+    ),
 }
-
-
-def num_wildcards(rule: str) -> int:
-    """Return the number of wildcards of a rule: 1 for NAME, 2 for STAGE/NAME."""
-    parameters = signature(RULES[rule].describe).parameters.values()
-    return sum(each.kind == Parameter.POSITIONAL_OR_KEYWORD for each in parameters) - 1
 
 
 def recipe_of(rule: str, name: str) -> tuple[str, str]:
@@ -151,3 +164,103 @@ def recipe_of(rule: str, name: str) -> tuple[str, str]:
     if stage == "benchmarks":
         return stage, first
     return (first, recipe) if stage is None else (stage, name)
+
+
+# --- placements ---------------------------------------------------------------------------------
+# No result depends on them: they are never part of a spec.
+
+# In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
+HARDWARE = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
+# The keys of `slurm` in a deployment. Without one, the profile decides.
+OF_SLURM = {
+    "slurm_partition": "partition",
+    "slurm_account": "account",
+    "qos": "qos",
+    "constraint": "constraint",
+    "gpu_model": "gpu_type",
+}
+
+
+def used_resources(config: Config) -> list[str]:
+    """Return the resources that jobs may have: those of Slurm only where a placement sets them.
+
+    Snakemake evaluates each of them for each job.
+    """
+    placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
+    keys = {key for placement in placements for key in placement.get("slurm") or {}}
+    return [*HARDWARE, *(name for name, key in OF_SLURM.items() if key in keys)]
+
+
+def job_placement(config: Config, rule: str, name: str) -> Placement:
+    """Return the placement of a job: nodes, GPUs, threads, memory and time.
+
+    An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
+    not fit on one GPU. Then it has all processes. A job that runs no model has one process too; one
+    that tokenizes has the threads of its recipe.
+    """
+    work, is_tokenization = RULES[rule].work, RULES[rule].program == "tokenize_phase"
+    if work is None and not is_tokenization:
+        return SERIAL
+    placement = Placement(**config.recipe(*recipe_of(rule, name))["placement"])
+    if is_tokenization:
+        return replace(SERIAL, threads=placement.threads)
+    # A training chooses its own, for the memory of its GPUs.
+    if placement.micro_batch_tokens == "auto" and work != "training":
+        placement = replace(placement, micro_batch_tokens=SERIAL.micro_batch_tokens)
+    if work != "evaluation" or placement.zero_stage == 3:
+        return placement
+    gpus = placement.gpus_per_node
+    threads = max(placement.threads // max(gpus, 1), 1)
+    return replace(placement, nodes=1, gpus_per_node=min(gpus, 1), threads=threads)
+
+
+def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:
+    """Return the resources of a job by name; None where the job does not ask for one.
+
+    Args:
+        placement: The placement of the job.
+        out_of_memory: How often the job ran out of memory in this build. Its memory grows by half
+            each time, up to `max_mem_mb`. A training that is resumed asks for the same time again.
+    """
+    nodes, gpus, slurm = placement.nodes, placement.gpus_per_node, placement.slurm or {}
+    many, gpu_type = nodes > 1, slurm.get("gpu_type")
+    limit = placement.max_mem_mb or placement.mem_mb
+    of_slurm: dict[str, int | str | None] = {name: slurm.get(key) for name, key in OF_SLURM.items()}
+    return {
+        **of_slurm,
+        "nodes": nodes,
+        "gpu": None if many else gpus or None,
+        # On several nodes: neither fewer GPUs on one of them, nor the GPUs of one spread over two.
+        "gres": ":".join(filter(None, ("gpu", gpu_type, str(gpus)))) if many and gpus else None,
+        "gpu_model": gpu_type if gpus and not many else None,
+        # The plugin then leaves it to scripts/launch.py to start a task on each node.
+        "mpi": "srun" if many else None,
+        "tasks": nodes if many else None,
+        "tasks_per_gpu": 0 if many else None,
+        "mem_mb": min(placement.mem_mb * (2 + out_of_memory) // 2, limit),
+        "runtime": placement.runtime,
+    }
+
+
+def run_options(
+    config: Config, rule: str, description: Description, snakemake: Sequence[str]
+) -> RunOptions:
+    """Return the options that the program of a job gets.
+
+    Args:
+        config: The checked config.
+        rule: The rule of the job.
+        description: What the job is made from.
+        snakemake: The options of Snakemake with which the result is rebuilt.
+    """
+    own = dict(description.options)
+    if RULES[rule].work is not None:
+        own["save_steps"] = config.values["save_steps"]
+    if judges := description.settings.get("llm_judges"):
+        own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
+    return RunOptions(
+        stores=list(map(str, config.stores)),
+        hermetic=config.values["hermetic"],
+        snakemake=list(snakemake),
+        **own,
+    )

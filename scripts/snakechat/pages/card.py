@@ -15,10 +15,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from snakechat.data.model_files import CARD
-from snakechat.jobs.files import declared_licenses
+from snakechat.jobs.page_jobs import declared_licenses
 from snakechat.jobs.rules import RULES
-from snakechat.jobs.specs import Specs
-from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.pages.jobs import describe_origin, rebuild_command, source_licenses
 from snakechat.pages.metrics import headline_paths, read_figure
 from snakechat.pages.page import MARKDOWN

@@ -3,6 +3,7 @@
 import pytest
 
 from snakechat.config.schema import ConfigError
+from snakechat.config.sections import judge_settings
 from snakechat.jobs.rules import RULES
 from snakechat.workflow.digests import digest
 from support.configs import load, tiny
@@ -152,7 +153,9 @@ def test_requests_to_a_judge_have_one_spelling():
     judges = [{**JUDGE, "parameters": each} for each in parameters]
     judges.append({**judges[0], "rubric": f" {JUDGE['rubric']}\n"})
     found = [load({"llm_judges": {"wise": each}}) for each in judges]
-    assert len({repr(config.judge_settings(["wise"])) for config in found}) == 1
+    assert (
+        len({repr(judge_settings(config.values["llm_judges"], ["wise"])) for config in found}) == 1
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import pytest
 
 from snakechat.config.recipes import STAGES
 from snakechat.config.schema import RECIPES, ConfigError
-from snakechat.jobs.files import declared_licenses
+from snakechat.jobs.page_jobs import declared_licenses
 from support.configs import load, project_values
 
 

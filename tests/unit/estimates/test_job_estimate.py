@@ -12,7 +12,7 @@ from snakechat.estimates import inputs
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate
 from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
-from snakechat.jobs.specs import Specs
+from snakechat.jobs.staleness import Specs
 from support.configs import load
 from support.specs import ONE_GPU, SMALL
 

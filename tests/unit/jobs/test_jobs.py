@@ -5,14 +5,14 @@ import os
 import pytest
 
 from conftest import ROOT
-from snakechat.jobs.files import (
+from snakechat.jobs.data_jobs import (
     base_model_files,
     dataset_files,
     dataset_folder,
-    prompt_set_files,
     tokenizer_files,
 )
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
+from snakechat.jobs.page_jobs import prompt_eval
 from snakechat.jobs.planner import FIRST_TARGET, default_targets
 from snakechat.jobs.rules import RULES
 from snakechat.workflow.errors import InputError
@@ -241,7 +241,7 @@ def test_missing_files_are_errors(load, tmp_path):
         (dataset_files, "local"): r"datasets\.local\.path: mine does not exist",
         (base_model_files, "opt-125m"): r"models\.opt-125m\.path: there is no folder model",
         (tokenizer_files, "mine"): "tokenizer has no tokenizer files",
-        (prompt_set_files, "prompts", "sft", "tiny"): r"prompts has no toy\.yaml \(it has: none\)",
+        (prompt_eval, "sft", "tiny"): r"prompts has no toy\.yaml \(it has: none\)",
     }
     for (function, *names), message in functions.items():
         with pytest.raises(InputError, match=message):
@@ -250,7 +250,7 @@ def test_missing_files_are_errors(load, tmp_path):
     with pytest.raises(InputError, match=r"no \*\.safetensors"):
         base_model_files(config, "opt-125m")
     assert tokenizer_files(config, "mine").keys() == {"tokenizer.json"}
-    assert prompt_set_files(config, "prompts", "sft", "tiny").keys() == {"prompts/toy.yaml"}
+    assert prompt_eval(config, "sft", "tiny").files.keys() == {"prompts/toy.yaml"}
 
 
 # --- default targets -----------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
-from snakechat.jobs.placements import (
+from snakechat.jobs.rules import (
     HARDWARE,
     OF_SLURM,
     job_placement,

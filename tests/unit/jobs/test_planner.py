@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.jobs.descriptions import Description
+from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.planner import jobs_of_target, stale_results, with_upstream
 from snakechat.jobs.rules import Rule
 from snakechat.workflow.errors import InputError

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.jobs.descriptions import Description
+from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import Rule
-from snakechat.jobs.specs import Specs
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
-from snakechat.jobs.staleness import Staleness
+from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result
