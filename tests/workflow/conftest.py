@@ -3,7 +3,6 @@
 import contextlib
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,21 +22,6 @@ from support.staleness import (
 )
 
 
-def add_inputs(folder):
-    """Add to a quick build what OURS names: data, a tokenizer and models.
-
-    Return the files of the model by name.
-    """
-    # The classifier is never built; planning reads only its config.json.
-    write_inputs(folder)
-    model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
-    for name, content in model.items():
-        (folder / "model" / name).write_bytes(content)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / "tokenizer" / name).write_bytes(model[name])
-    return model
-
-
 @pytest.fixture(scope="session")
 def built(quick, make_once, tmp_path_factory):
     """The quick build with all of TARGETS, one for all workers. No test changes it."""
@@ -46,7 +30,13 @@ def built(quick, make_once, tmp_path_factory):
     def make(folder):
         quick.copy(folder)
         workflow = Workflow(folder, *options)
-        model = add_inputs(folder)
+        # What OURS names. The classifier is never built; planning reads only its config.json.
+        write_inputs(folder)
+        model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
+        for name, content in model.items():
+            (folder / "model" / name).write_bytes(content)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (folder / "tokenizer" / name).write_bytes(model[name])
         with serving() as hub, llm_endpoint.serving() as endpoint:
             endpoint.replies = [llm_endpoint.prefer_first_in_alphabet]
             # Its address changes no result.
@@ -115,13 +105,9 @@ def plans(request, scratch):
     return plan
 
 
-@pytest.fixture(scope="module")
-def dry_runs(request, built, scratch):
-    """A function that returns the rules that Snakemake plans after a row's edit.
-
-    The rows of the module that use it start at once, two at a time, each in a copy of the build.
-    Other workers test the other modules.
-    """
+@pytest.fixture
+def dry_runs(built, scratch):
+    """A function that returns the rules that Snakemake plans after a row's edit."""
 
     def plan(row):
         tree = built.copy(scratch / f"{id(row)}")
@@ -130,12 +116,4 @@ def dry_runs(request, built, scratch):
         shutil.rmtree(tree.folder)
         return planned
 
-    planned = [
-        item.callspec.params["row"]
-        for item in request.session.items
-        if item.module is request.module and "dry_runs" in item.fixturenames
-    ]
-    pool = ThreadPoolExecutor(2)
-    started = {id(row): pool.submit(plan, row) for row in planned}
-    yield lambda row: started[id(row)].result()
-    pool.shutdown(cancel_futures=True)
+    return plan

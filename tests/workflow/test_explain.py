@@ -28,8 +28,6 @@ def built(quick, tmp_path_factory):
 
 def test_results_that_are_up_to_date_take_one_line(built):
     assert explain(built, TARGET) == "output/rlhf/tiny is up to date\n"
-    several = explain(built, TARGET, "output/eval/sft/tiny.manifest.json")
-    assert several == "output/rlhf/tiny, output/eval/sft/tiny.manifest.json are up to date\n"
     assert explain(built) == "all results are up to date\n"
 
 

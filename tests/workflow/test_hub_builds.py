@@ -19,35 +19,28 @@ ROWS = [
     {"prompt": f"\n\nHuman: {number}?\n\nAssistant:", "chosen": f" {number}.", "rejected": " No."}
     for number in range(50)
 ]
-PAIRS = {
-    "README.md": b"---\nlicense: mit\n---\n# Pairs\n",
-    "data/train-00000-of-00002.parquet": as_parquet(ROWS[:25]),
-    "data/train-00001-of-00002.parquet": as_parquet(ROWS[25:40]),
-    "data/test-00000-of-00001.parquet": as_parquet(ROWS[40:]),
-    "top.parquet": as_parquet(ROWS[:3]),
-}
-# A card whose second config has splits of other names.
-NAMED = {
-    "README.md": b"---\nconfigs:\n- {config_name: default, data_files: none.parquet}\n"
-    b"- config_name: second\n  data_files:\n  - {split: first, path: x/a*}\n"
-    b"  - {split: held_out, path: x/b.parquet}\n---\n",
-    "x/a.parquet": as_parquet(ROWS[:40]),
+# Its second config has splits of other names.
+CARD = b"""---
+license: mit
+configs:
+- {config_name: default, data_files: none.parquet}
+- config_name: second
+  data_files: [{split: first, path: x/a*}, {split: held_out, path: x/b.parquet}]
+---
+"""
+DATASET = {
+    "README.md": CARD,
+    "x/a-1.parquet": as_parquet(ROWS[:25]),
+    "x/a-2.parquet": as_parquet(ROWS[25:40]),
     "x/b.parquet": as_parquet(ROWS[40:]),
     "x/c.parquet": as_parquet(ROWS[:3]),
 }
 SPLITS = {"train": "first", "eval": "held_out"}
-GLOBS = {"train": "data/train-*.parquet", "eval": "data/test-*.parquet"}
 CONFIG = {
     "models": {"torch": {"hub": "lab/torch"}, "harmful": {"hub": "lab/harmful"}},
-    "datasets": {
-        "both": {"hub": "lab/pairs", "format": "plain", **GLOBS},
-        "named": {"hub": "lab/named", "format": "plain", "name": "second", "split": SPLITS},
-    },
+    "datasets": {"far": {"hub": "lab/far", "format": "plain", "name": "second", "split": SPLITS}},
 }
-TARGETS = [
-    f"output/{result}.manifest.json"
-    for result in ("models/torch", "models/harmful", "data/both", "data/named")
-]
+RESULTS = ("models/torch", "models/harmful", "data/far")
 
 
 class Payload:
@@ -88,25 +81,28 @@ def test_models_and_datasets_are_stored_and_pickled_objects_are_not_run(model_fi
         hub.repositories = {
             "model/lab/torch": model_files(),
             "model/lab/harmful": model_files(payload=Payload(marker)),
-            "dataset/lab/pairs": PAIRS,
-            "dataset/lab/named": NAMED,
+            "dataset/lab/far": DATASET,
         }
         workflow.environment = {"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path / "home")}
         workflow.environment |= {"HF_HUB_OFFLINE": "0", "NO_PROXY": "127.0.0.1,localhost"}
-        process = workflow.snakemake(*TARGETS, "--keep-going", "--cores", "2")
+        targets = [f"output/{result}.manifest.json" for result in RESULTS]
+        process = workflow.snakemake(*targets, "--keep-going", "--cores", "2")
     assert process.returncode == 1
 
-    model, data = folder / "output/models/torch", folder / "output/data/both"
+    model, data = folder / "output/models/torch", folder / "output/data/far"
     assert (model / "model.safetensors").exists(), process.stdout
     assert not (model / "pytorch_model.bin").exists()
     # The repository of the model has no card.
-    facts = [json.loads((each / "manifest.json").read_text())["facts"] for each in (model, data)]
-    assert facts[0] == {"commit": hub.commit("model/lab/torch"), "licence": None}
-    assert facts[1]["commit"] == hub.commit("dataset/lab/pairs") and facts[1]["licence"] == "mit"
+    for result, repository, licence in (
+        (model, "model/lab/torch", None),
+        (data, "dataset/lab/far", "mit"),
+    ):
+        facts = json.loads((result / "manifest.json").read_text())["facts"]
+        expected = {"commit": hub.commit(repository), "licence": licence}
+        assert facts.items() >= expected.items()
     for split, rows in (("train", ROWS[:40]), ("eval", ROWS[40:])):
-        for each in (data, folder / "output/data/named"):
-            found = list(read_texts(each / f"{split}.parquet"))
-            assert found == [tuple(row.values()) for row in rows]
+        found = list(read_texts(data / f"{split}.parquet"))
+        assert found == [tuple(row.values()) for row in rows]
 
     log = (folder / "output/logs/fetch_model/harmful.log").read_text()
     assert "Traceback" not in log

@@ -11,6 +11,8 @@ from transformers import (
     AutoTokenizer,
 )
 
+PROMPT = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
+
 
 def figures(workflow, stage):
     return json.loads((workflow.folder / f"output/eval/{stage}/tiny/metrics.json").read_text())
@@ -56,8 +58,7 @@ def test_chat_model_loads_and_responds(tiny):
     folder = tiny.folder / "output/rlhf/tiny"
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompt = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
-    tokens = tokenizer(prompt, return_tensors="pt")
+    tokens = tokenizer(PROMPT, return_tensors="pt")
     response = model.generate(**tokens, do_sample=False, max_new_tokens=24)[0]
     text = tokenizer.decode(response[tokens.input_ids.shape[1] :], skip_special_tokens=True)
     assert text.startswith(" Hello Carl, get a hat at the boutique.")
@@ -68,9 +69,8 @@ def test_reward_model_loads_and_scores(tiny):
     folder = tiny.folder / "output/reward/tiny"
     model = AutoModelForSequenceClassification.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompt = "\n\nHuman: My name is Carl and I need a hat.\n\nAssistant:"
-    good = f"{prompt} Hello Carl, get a hat at the boutique. You are welcome!</s>"
-    bad = f"{prompt} Hello Fay, get a pie at the garage. Now go away!</s>"
+    good = f"{PROMPT} Hello Carl, get a hat at the boutique. You are welcome!</s>"
+    bad = f"{PROMPT} Hello Fay, get a pie at the garage. Now go away!</s>"
     with torch.no_grad():
         scores = model(**tokenizer([good, bad], return_tensors="pt", padding=True)).logits[:, 0]
     assert scores[0] > scores[1] + 1

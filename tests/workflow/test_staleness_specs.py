@@ -50,7 +50,6 @@ NEW_REWARD = REWARD | stale("train_rlhf")
 JUDGED = {"train_reward", *stale("evaluate_rlhf")}
 
 GENERATED = "{path: null, format: null, generate: shop, rows: 50, eval_rows: 10}"
-LONG_RESPONSES = "{length_bounds: {weight: 1, arguments: {max_characters: 40}}}"
 
 
 def other_tokenizer(folder):
@@ -75,11 +74,9 @@ OF_TINY = [
     ("datasets.labelled.max_rows", "10", {"label_pairs"}),
     # Models.
     ("models.tiny.tokenizer.vocab_size", "500", stale("init_model")),
-    ("models.tiny.init.init_std", "0.05", stale("init_model")),
     # Stages.
     ("rlhf.recipes.tiny.gae_lambda", "0.9", stale("train_rlhf")),
     ("reward.recipes.tiny.max_length", "95", stale("tokenize_reward")),
-    ("sft.recipes.tiny.model", "other", stale("init_model")),
     ("reward.recipes.tiny.datasets", "[toy, other]", DATASET | stale("tokenize_reward")),
     # It draws rows only where a dataset has a weight with a fraction.
     ("dpo.recipes.tiny.seed", "5", stale("compute_reference")),
@@ -94,9 +91,6 @@ OF_TINY = [
     ("rlhf.recipes.tiny.reward", "{reward/other: 0.5, reward/tiny: 1}", NEW_REWARD),
     ("rlhf.recipes.tiny.reward", "models/classifier", {"fetch_model", *stale("train_rlhf")}),
     ("rlhf.recipes.tiny", "{algorithm: distill, teacher: dpo/tiny}", stale("train_rlhf")),
-    ("rlhf.recipes.tiny.ptx", "tiny", stale("train_rlhf")),
-    ("rlhf.recipes.tiny.reward_functions", LONG_RESPONSES, stale("train_rlhf")),
-    ("generations.recipes.tiny.model", "tiny", stale("generate_responses")),
     ("generations.recipes.tiny.temperature", "0.9", stale("generate_responses")),
     ("generations.recipes.tiny.reward_functions", "{shop: 1}", stale("score_responses")),
     # Evaluations and pages.
@@ -109,7 +103,6 @@ OF_TINY = [
     # Models that others start from need not pass their gates.
     ("sft.recipes.tiny.gate", "{metric: after.perplexity, max: 9}", set()),
     ("models.tiny.prompt_sets", "[toy, en]", stale(*PROMPT_RULES)),
-    ("prompt_eval.temperature", "0.5", stale("prompt_eval")),
     # Variables by which libraries compute in another way; those of networks do not.
     ("sft.recipes.tiny.placement.environment", "{MKL_CBWR: COMPATIBLE}", stale("train_sft")),
 ]
@@ -117,7 +110,6 @@ OF_TINY = [
 OF_MINE = [
     ("on_bad_row", "skip", IMPORTED),
     ("datasets.mine.keep", "[chosen]", IMPORTED),
-    ("datasets.mine.max_rows", "20", SPLIT),
     ("datasets.mine.exclude", f"['{'0' * 32}']", SPLIT),
     ("datasets.mine", GENERATED, IMPORTED),
     ("models.far.revision", "v2", FETCHED),
@@ -152,7 +144,6 @@ ACCESS = {"url": "http://elsewhere/v1", "key_env": "KEY", "concurrency": 2}
 STORAGE = {"save_steps": 7, "store": "elsewhere", "store_max_size": "1G", "container": "docker://a"}
 UNAFFECTED = {
     "another store and image": fresh(config(STORAGE)),
-    "a deployment for all recipes": fresh(setting("deployment", "multi_node")),
     "placement": fresh(setting("rlhf.recipes.tiny.placement", PLACE)),
     "where and how a judge is asked": fresh(setting("llm_judges.wise", ACCESS)),
     "globs of the same files": fresh(
@@ -215,7 +206,6 @@ NAMES = {
         config(*of_tiny("reward", "reward/twin", "rlhf", "generations")),
         PAGES,
     ),
-    "a recipe of generations": Row(setting("datasets.picked.generations", "twin"), set()),
     "a model from the hub": Row(
         renamed("models", "far", "near-by", nested("sft.recipes.mine.model", "near-by")),
         set(),
@@ -279,7 +269,6 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
     "edit_a_row": Row(replaced("mine/train-1.jsonl", (" 0007.", " 7777.")), IMPORTED, (MINE,)),
     "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
     "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), stale("prompt_eval")),
-    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), stale("rw_eval")),
     "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
     "move_the_dataset": fresh(move_the_dataset),
     "move_the_model": fresh(move_the_model),
@@ -334,7 +323,6 @@ CODE = {
     "a program of several rules": code("tokenize_phase.py", stale(*TOKENIZERS)),
     "a tool": code("explain.py"),
     "what all programs import": code("snakechat/workflow/job.py", stale("import_dataset")),
-    "data": code("snakechat/data/ragged_arrays.py", stale("split_dataset")),
     "training": code("snakechat/training/engine.py", stale("train_sft")),
     "preference losses": code(
         "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
@@ -342,7 +330,6 @@ CODE = {
     "plots": code("snakechat/pages/plots.py", PAGES),
     "model cards": code("snakechat/pages/card.py"),
     "torch": pin("torch", stale("init_model", "label_pairs")),
-    "what torch requires": pin("sympy", stale("init_model", "label_pairs")),
     "peft": pin("peft", stale("train_sft")),
     "matplotlib": pin("matplotlib", PAGES),
     "snakemake": pin("snakemake"),
