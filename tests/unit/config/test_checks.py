@@ -43,7 +43,6 @@ OF_MINE = {"datasets": ["mine"]}
 MISTAKES = [
     # Names that the config does not have, or that are not in the right section.
     ("sft.recipes.tiny.model", tiny("sft", model="tinny")),
-    ("reward.recipes.tiny.datasets", tiny("reward", datasets=["toy", "toys"])),
     ("rlhf.recipes.tiny.actor", tiny("rlhf", actor="reward/tiny")),
     ("sft.recipes.tiny.placement", tiny("sft", placement="laptop")),
     # Datasets without what a recipe needs.
@@ -82,9 +81,7 @@ MISTAKES = [
     ("rlhf.recipes.tiny.ptx", tiny("rlhf", ptx="125m")),
     ("rlhf.recipes.tiny.kl_estimator", tiny("rlhf", kl_in="loss", kl_estimator="k1")),
     ("rlhf.recipes.tiny.global_batch_size", tiny("rlhf", algorithm="grpo", num_generations=3)),
-    ("rlhf.recipes.tiny.num_generations", tiny("rlhf", algorithm="grpo", num_generations=1)),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", algorithm="distill")),
-    ("rlhf.recipes.tiny.teacher", tiny("rlhf", teacher="dpo/tiny")),
     ("rlhf.recipes.tiny", tiny("rlhf", reward=None)),
     ("sft.recipes.tiny.placement.zero_stage", tiny("sft", placement={"offload": "optimizer"})),
     (
@@ -114,7 +111,6 @@ MISTAKES = [
     *(
         ("rlhf.recipes.tiny.reward_functions", tiny("rlhf", reward_functions=functions))
         for functions in (
-            {"shopping": 1},
             {"shop": 1, "broken": 1},
             {"needs": {"weight": 1, "arguments": {"bonsu": 2}}},
             {"needs": {"weight": 1, "arguments": {"bonus": 2}}},
@@ -181,9 +177,8 @@ def test_a_local_model_is_of_the_kind_that_its_use_needs(keys, recipe, problem, 
     if problem is None:
         load(changes)
         return
-    with pytest.raises(
-        ConfigError, match=f"^config: rlhf.recipes.tiny.* names .*mine, .*{problem}"
-    ):
+    expected = f"^config: rlhf.recipes.tiny.* names .*mine, .*{problem}"
+    with pytest.raises(ConfigError, match=expected):
         load(changes)
 
 

@@ -83,15 +83,16 @@ def test_an_evaluation_knows_the_data_of_all_rounds_of_teachers_and_of_reward_mo
     other = {"model": "tiny", "datasets": ["toy-judge"]}
     mine = {"actor": "sft/other", "datasets": ["toy-judge"], "algorithm": "distill"}
     mine |= {"teacher": "rlhf/tiny", "reward": None}
-    changes = {
-        "sft": {"recipes": {"other": other}},
-        "datasets": {"toy-judge": {"split": {"sft": 1, "reward": 1, "rlhf": 1}}},
-        "reward": {"recipes": {"tiny": {"model": "sft/other"}}},
-        "rlhf": {"recipes": {"mine": mine, "tiny": {"actor": "dpo/tiny-iterative"}}},
-    }
+    config = load(
+        {
+            "sft": {"recipes": {"other": other}},
+            "datasets": {"toy-judge": {"split": ["sft", "reward", "rlhf"]}},
+            "reward": {"recipes": {"tiny": {"model": "sft/other"}}},
+            "rlhf": {"recipes": {"mine": mine, "tiny": {"actor": "dpo/tiny-iterative"}}},
+        }
+    )
     rounds = {f"toy-round-{number}": ["reward"] for number in (1, 2, 3)}
     of_tiny = {"toy": ["reward", "rlhf", "sft"], "toy-judge": ["sft"], **rounds}
-    config = load(changes)
     assert phases_of_datasets(config, "tiny") == of_tiny
     assert phases_of_datasets(config, "mine") == of_tiny | {"toy-judge": ["rlhf", "sft"]}
     inputs = inputs_of(config, "evaluate_rlhf", "tiny")
@@ -116,8 +117,9 @@ def test_several_reward_models_keep_their_order_and_weights(load):
 
 def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load):
     for name, judge, check in (("tiny", ("train_reward", "judge"), "shop"), ("1.3b", None, None)):
-        assert inputs_of(load(), "evaluate_rlhf", name).get("judge") == judge
-        assert settings_of(load(), "evaluate_rlhf", name)["exact_check"] == check
+        description = RULES["evaluate_rlhf"].describe(load(), name)
+        assert description.inputs.get("judge") == judge
+        assert description.settings["exact_check"] == check
 
 
 def test_an_evaluation_samples_as_its_recipe_says(load):
@@ -134,7 +136,7 @@ def test_an_evaluation_samples_as_its_recipe_says(load):
 def write_files(folder, *names):
     """Write files of one empty row."""
     for name in names:
-        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{}")
 
 
@@ -161,8 +163,6 @@ def test_files_of_a_dataset_are_named_by_split_and_others_are_a_warning(load, tm
     ("path", "settings", "key"),
     [
         ("mine/train.jsonl", {"train": "train.jsonl", "eval": "test.jsonl"}, "eval"),
-        ("mine/train.jsonl", {"name": "main"}, "name"),
-        ("mine/train.jsonl", {"split": {"eval": "test"}}, "split"),
         ("saved", {"name": "main"}, "name"),
     ],
 )
@@ -258,24 +258,16 @@ def test_missing_files_are_errors(load, tmp_path):
 
 def test_results_that_exist_are_the_default_targets(load, tmp_path):
     assert default_targets(load()) == [FIRST_TARGET]
-    results = ("sft/tiny", "reward/tiny", "dpo/tiny", "rlhf/tiny", "sft/removed")
-    pages = (
-        "prompt_eval/sft/tiny.html",
-        # No rule makes it any more.
-        "zero/sft/tiny.md",
-        "compare/rlhf/tiny-kl.html",
-        "compare/rlhf/gone-vs-tiny.html",
-    )
-    for path in (*(f"{result}.manifest.json" for result in results), *pages):
-        file = tmp_path / "output" / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch()
+    paths = [f"{each}.manifest.json" for each in ("sft/tiny", "reward/tiny", "rlhf/tiny", "sft/x")]
+    paths += ["prompt_eval/sft/tiny.html", "compare/rlhf/tiny-kl.html"]
+    # No rule makes the first one any more, and the second names a recipe that is gone.
+    paths += ["zero/sft/tiny.md", "compare/rlhf/gone-vs-tiny.html"]
     # Without a manifest.
-    (tmp_path / "output/sft/350m").mkdir()
+    paths += ["sft/350m/config.json"]
+    write_files(tmp_path / "output", *paths)
     assert default_targets(load()) == [
         # Built with output/rlhf/tiny: sft/tiny and reward/tiny.
         "output/sft/350m",
-        "output/dpo/tiny",
         "output/rlhf/tiny",
         "output/compare/rlhf/tiny-kl.html",
         "output/prompt_eval/sft/tiny.html",
