@@ -32,7 +32,6 @@ PROGRAMS = {
 }
 # In whose pages the models of prompt_eval.py and rw_eval.py are.
 PAGES = {"prompt_eval": "prompt_eval/sft", "rw_eval": "rw_eval/reward"}
-TYPES = {"number": float, "factor": int, "text": str, "list": str}
 
 Flag = dict[str, Any]
 
@@ -108,17 +107,25 @@ def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict
         prog=f"DeepSpeed-Chat's {stage}", usage=argparse.SUPPRESS, add_help=False
     )
     for flag in flags:
-        kind = flag.get("type", "text")
-        options: dict[str, Any] = {
-            "type": TYPES.get(kind),
-            "nargs": "*" if kind == "list" else None,
-            "required": flag.get("required", False),
-        }
+        kind, default = flag.get("type"), default_of(flag, stage)
+        options: dict[str, Any] = {"required": flag.get("required", False)}
         if kind == "switch":
-            options = {"action": "store_true"}
+            options["action"] = "store_true"
+        elif kind == "list":
+            options["nargs"] = "*"
+        elif kind == "factor":
+            options["type"] = int
+        elif isinstance(default, int | float):
+            options["type"] = float
         for name in flag["flags"]:
             parser.add_argument(name, dest=name, default=argparse.SUPPRESS, **options)
     return vars(parser.parse_args(list(words)))
+
+
+def default_of(flag: Flag, stage: str) -> Any:
+    """Return DeepSpeed-Chat's default of a flag in the program of a stage."""
+    default = flag.get("default")
+    return default[stage] if isinstance(default, dict) else default
 
 
 class Recipe:
@@ -185,20 +192,17 @@ class Recipe:
 
     def value(self, flag: Flag) -> Any:
         """Return the value of a flag, given or by default; None without one."""
-        kind = flag.get("type", "text")
-        default: Any = flag.get("default")
+        default = default_of(flag, self.stage)
         given = [self.given[name] for name in flag["flags"] if name in self.given]
-        if isinstance(default, dict):
-            default = default[self.stage]
-        if kind == "switch":
+        if flag.get("type") == "switch":
             return flag.get("is", True) if given else None
-        if kind == "factor":
+        if flag.get("type") == "factor":
             factors = zip(flag["flags"], default, strict=True)
             return math.prod(self.given.get(name, one) for name, one in factors) * self.gpus
         value = given[0] if given else default
-        if kind == "number" and value is not None:
+        if isinstance(value, int | float):
             return as_number(value)
-        return flag.get("values", {}).get(value, value) if kind == "text" else value
+        return flag["values"].get(value, value) if "values" in flag else value
 
     def set_top(self, path: list[str], value: Any) -> None:
         """Set a key of the top level, if it differs from its default."""
