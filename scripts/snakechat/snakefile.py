@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -182,23 +183,18 @@ class RuleFunctions:
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
-            name = name_of(wildcards)
-            will_run = self._will_run(rule, name)
-            spec, _ = self._specs.spec(rule, name)
-            for key in spec["inputs"].keys() & fixed.keys():
-                assert spec["inputs"][key]["path"] == fixed[key].format(**wildcards), (rule, key)
-            self._jobs[self._specs.manifest(rule, name)] = (rule, name)
+            job = rule, name_of(wildcards)
+            will_run, is_stale = self._will_run(*job), self._is_stale(*job)
+            upstream, manifest = self._specs.describe(*job).inputs, self._specs.manifest(*job)
+            for key in upstream.keys() & fixed.keys():
+                path = self._specs.result(*upstream[key])
+                assert path == fixed[key].format(**wildcards), (rule, key)
+            self._jobs[manifest] = job
             self._is_planned = True
-            is_stale = spec["path"] in self._staleness.stale or self._is_forced(rule, name)
             if is_stale and self._stamp and self._stamp.is_later:
-                self._planned_later.append(self._specs.manifest(rule, name))
-            return {
-                **{
-                    key: self._input((upstream["rule"], upstream["name"]), will_run)
-                    for key, upstream in spec["inputs"].items()
-                },
-                **self._stamp_input(is_stale),
-            }
+                self._planned_later.append(manifest)
+            inputs = {key: self._input(each, will_run) for key, each in upstream.items()}
+            return {**inputs, **self._stamp_input(is_stale)}
 
         return lookup
 
@@ -250,20 +246,15 @@ class RuleFunctions:
     def resources(self) -> dict[str, RuleFunction]:
         """The resources of a job that runs a model."""
 
-        def resource(key: str) -> RuleFunction:
-            default = snakemake_adapter.default_resource(self.workflow, key)
+        def lookup(key: str, wildcards: Any, rulename: str) -> int | str | None:
+            rule, name = self._rules[rulename], name_of(wildcards)
+            # It may have run out of memory in this build.
+            failures = self._out_of_memory[f"{self._prefix}output/logs/{rule}/{name}.log"]
+            found = job_resources(self._placement(rule, name), failures)[key]
+            return default(key) if found is None else found
 
-            @fails_in_one_line
-            def lookup(wildcards: Any, rulename: str) -> int | str | None:
-                rule, name = self._rules[rulename], name_of(wildcards)
-                # It may have run out of memory in this build.
-                failures = self._out_of_memory[f"{self._prefix}output/logs/{rule}/{name}.log"]
-                found = job_resources(self._placement(rule, name), failures)[key]
-                return default if found is None else found
-
-            return lookup
-
-        return {key: resource(key) for key in used_resources(self.config)}
+        default = functools.cache(partial(snakemake_adapter.default_resource, self.workflow))
+        return {key: fails_in_one_line(partial(lookup, key)) for key in used_resources(self.config)}
 
     # --- targets ------------------------------------------------------------------------------
 
@@ -380,9 +371,7 @@ class RuleFunctions:
                 "/".join(recipe_of(*job)) for job in jobs if self._placement(*job).gpus_per_node
             )
         specs = [self._specs.spec(*job)[0] for job in jobs]
-        forced = [
-            spec["path"] for job, spec in zip(jobs, specs, strict=True) if self._is_forced(*job)
-        ]
+        forced = [self._specs.result(*job) for job in jobs if self._is_forced(*job)]
         self.snapshot.write()
         self._build._replace(forced=forced).write()
         for spec in specs:
@@ -477,10 +466,16 @@ class RuleFunctions:
         if self._is_build:
             for path in self._staleness.link():
                 forget(self.workflow, f"{self._prefix}{manifest_path(path)}")
-        spec, _ = self._specs.spec(rule, name)
-        upstream = [self._will_run(up["rule"], up["name"]) for up in spec["inputs"].values()]
-        is_stale = spec["path"] in self._staleness.stale
-        return is_stale or any(upstream) or self._is_forced(rule, name)
+        # All of them are decided.
+        upstream = [
+            self._will_run(*job) for job in self._specs.describe(rule, name).inputs.values()
+        ]
+        return any(upstream) or self._is_stale(rule, name)
+
+    def _is_stale(self, rule: str, name: str) -> bool:
+        """Return whether a result is stale by its spec, or an option asks for the job."""
+        is_stale = self._specs.result(rule, name) in self._staleness.stale
+        return is_stale or self._is_forced(rule, name)
 
     @functools.cached_property
     def _named(self) -> set[str | JobId]:

@@ -204,20 +204,19 @@ class Staleness:
 
     def _result(self, rule: str, name: str) -> Stored | None:
         spec, _ = self.specs.spec(rule, name)
-        inputs = {key: self.result(up["rule"], up["name"]) for key, up in spec["inputs"].items()}
+        upstream, found = self.specs.describe(rule, name).inputs, None
         digests = {
             key: input_digest(spec, stored.manifest)
-            for key, stored in inputs.items()
-            if stored is not None
+            for key, job in upstream.items()
+            if (stored := self.result(*job)) is not None
         }
-        found = None
-        if len(digests) == len(inputs):
+        if len(digests) == len(upstream):
             key = store_key(spec, digests)
             stored_in = (complete_result(store / rule / key) for store in self.stores)
             found = next(filter(None, stored_in), None)
             if found is None and self.checks_files:
-                for up in spec["inputs"].values():
-                    self._check((up["rule"], up["name"]))
+                for job in upstream.values():
+                    self._check(job)
             return found
         # Inputs that were deleted: a result remains that was made from what they would be.
         results = self._results_of(rule)
@@ -226,8 +225,8 @@ class Staleness:
             if all(
                 recorded[key]["digest"] == digests[key]
                 if key in digests
-                else self._was_made_as_planned(up, recorded[key]["result"], lineage)
-                for key, up in spec["inputs"].items()
+                else self._was_made_as_planned(job, recorded[key]["result"], lineage)
+                for key, job in upstream.items()
             ):
                 found = stored
         return found
@@ -252,20 +251,20 @@ class Staleness:
                 found.setdefault(digest(stored.manifest["spec"]), []).append(stored)
         return found
 
-    def _was_made_as_planned(self, job: Mapping[str, str], result: str, lineage: Lineage) -> bool:
+    def _was_made_as_planned(self, job: JobId, result: str, lineage: Lineage) -> bool:
         """Return whether a job has or would make the content that a lineage has of it.
 
         result: Its RULE/KEY in the lineage.
         """
-        recorded, stored = lineage.get(result), self.result(job["rule"], job["name"])
+        recorded, stored = lineage.get(result), self.result(*job)
         if recorded is None:
             return False
         if stored is not None:
             return content_digest(stored.manifest) == recorded["content"]
-        spec, _ = self.specs.spec(job["rule"], job["name"])
+        spec, _ = self.specs.spec(*job)
         return recorded["spec"] == digest(without_names(spec)) and all(
             self._was_made_as_planned(up, recorded["inputs"][key], lineage)
-            for key, up in spec["inputs"].items()
+            for key, up in self.specs.describe(*job).inputs.items()
         )
 
     def _require_report_input(self, path: str, state: str) -> None:
