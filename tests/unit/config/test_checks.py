@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from conftest import ROOT
-from snakechat.config.schema import RECIPES, ConfigError, checked
-from snakechat.config.sections import PlacementKeys, Sections
+from snakechat.config.schema import RECIPES, ConfigError
+from snakechat.config.sections import PlacementKeys
 from snakechat.workflow.placement import Placement
 from support.configs import config_values, load, tiny
 
@@ -221,16 +221,10 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
         assert "\n" not in str(error.value)
 
 
-def test_a_key_that_resembles_none_is_reported_with_the_pages_that_have_all():
-    with pytest.raises(ConfigError, match=r"sft.unheard_of: unknown key \(docs/en/config.md has"):
-        load({"sft": {"unheard_of": {}}})
-
-
-@pytest.mark.parametrize("section", ["datasets", "models"])
-def test_an_unknown_path_of_a_recipe_names_the_section_that_needs_an_entry(section):
-    key = {"datasets": {"datasets": ["my/folder"]}, "models": {"model": "my/folder"}}[section]
-    with pytest.raises(ConfigError, match=f": {section} needs an entry with the path of your"):
-        load(tiny("sft", **key))
+def test_an_unknown_path_of_a_recipe_names_the_section_that_needs_an_entry():
+    for section, key in (("datasets", {"datasets": ["my/set"]}), ("models", {"model": "my/model"})):
+        with pytest.raises(ConfigError, match=f": {section} needs an entry with the path of your"):
+            load(tiny("sft", **key))
 
 
 @pytest.mark.parametrize(
@@ -266,10 +260,6 @@ def test_values_of_a_sweep_keep_their_types():
     over = {"kl_coef": [1, 0.5], "algorithm": ["ppo"], "scale_by_std": [True]}
     values = load({"sweeps": {"mine": {"stage": "rlhf", "recipe": "tiny", "over": over}}}).values
     assert repr(values["sweeps"]["mine"]["over"]) == repr(over)
-
-
-def test_config_is_valid_and_keeps_its_values():
-    assert checked(config_values(), Sections) == config_values()
 
 
 @pytest.mark.parametrize("glob", ["/data/*.csv", "../*.csv", "data/../../*.csv"])

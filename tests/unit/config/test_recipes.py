@@ -3,15 +3,8 @@
 import pytest
 
 from snakechat.config.recipes import STAGES
-from snakechat.config.schema import RECIPES, ConfigError
 from snakechat.jobs.page_jobs import declared_licenses
 from support.configs import load, project_values
-
-
-@pytest.mark.parametrize("stage", RECIPES)
-def test_program_settings_are_fields_of_the_model(stage):
-    settings = load().program_settings(stage, "tiny")
-    assert RECIPES[stage].__base__(**settings).model_dump(mode="json").items() >= settings.items()
 
 
 @pytest.mark.parametrize(
@@ -78,11 +71,6 @@ def test_the_split_of_a_dataset_is_phases_or_the_ratio_of_weights(split, weights
     config = load({"datasets": {"mine": dataset, "labels": labels}, "llm_judges": {"wise": judge}})
     assert config.split_weights("mine") == weights
     assert config.split_weights("labels") == {"sft": 0, "reward": 1, "rlhf": 0}
-
-
-def test_an_unknown_recipe_may_be_in_a_file_of_the_config():
-    with pytest.raises(ConfigError, match=r"sft.recipes has no 'mine' .* add the --configfile"):
-        load().recipe("sft", "mine")
 
 
 def test_declared_licences_are_those_of_imports_and_fetches():
