@@ -1,8 +1,8 @@
 """Settings of reinforcement learning from human feedback (RLHF), and of generated responses."""
 
 import math
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import model_validator
 
@@ -125,32 +125,30 @@ class RlhfSettings(TrainingSettings, SampledSettings):
             values["critic_lr_schedule"] = values["lr_schedule"]
         return values
 
-    @model_validator(mode="after")
-    def _check_algorithm(self) -> Self:
-        """Check that the settings fit the algorithm."""
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         algorithm, generations = self.algorithm, self.num_generations
         if (self.kl_in, self.kl_estimator) == ("loss", "k1") and algorithm != "distill":
-            raise ValueError(
+            yield (
                 "kl_estimator: k1 has no effect in the loss, because the mean of its gradient is"
                 " 0: use k2 or k3"
             )
         if self.overlong_buffer > self.max_response_length:
-            raise ValueError(
+            yield (
                 f"overlong_buffer: {self.overlong_buffer} is more than max_response_length"
                 f" ({self.max_response_length})"
             )
         if algorithm in COMPARING and generations < 2:
-            raise ValueError(
+            yield (
                 f"num_generations: {algorithm} compares responses to the same prompt and needs at"
                 f" least 2, not {generations}"
             )
         if self.global_batch_size % generations:
-            raise ValueError(
+            yield (
                 f"global_batch_size: {self.global_batch_size} is not a multiple of num_generations"
                 f" ({generations}): set a multiple of it, because all responses to a prompt are in"
                 " the same batch"
             )
-        return self
 
 
 def evaluated_in_update(

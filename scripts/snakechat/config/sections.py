@@ -1,8 +1,8 @@
 """Keys of the config other than training settings: datasets, models, placement, evaluation."""
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self, Union
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 from pydantic import (
     AfterValidator,
@@ -14,7 +14,6 @@ from pydantic import (
     HttpUrl,
     StringConstraints,
     Tag,
-    model_validator,
 )
 from pydantic.json_schema import SkipJsonSchema
 
@@ -186,16 +185,15 @@ class Source(Entry):
     revision: Annotated[NonEmptyText, only_with("hub")] = ABSENT
     license: License = ABSENT
 
-    @model_validator(mode="after")
-    def _check_source(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if self.path is None and self.hub is None:
-            raise ValueError("expected path or hub")
+            yield "expected path or hub"
         if "://" in (self.path or ""):
-            raise ValueError(
+            yield (
                 "path: expected a local path, found a URL: copy the files first"
                 " (docs/en/datasets.md#object-stores)"
             )
-        return self
 
 
 OF_DIALOGUES = ReadIf(lambda settings: settings["format"] != TEXTS, "with format: text")
@@ -217,27 +215,21 @@ class SourceDataset(DatasetKeys, Source):
     on_bad_row: BadRowPolicy = ABSENT
     split: PhaseWeights | PhaseList | NamedSplits = ABSENT  # type: ignore[assignment]
 
-    @model_validator(mode="after")
-    def _check_selection(self) -> Self:
-        names = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
-        if self.train is not None and (self.name is not None or names & {"train", "eval"}):
-            raise ValueError(
-                "train: selects files by a glob: remove name, and train and eval of split"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _check_columns(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
+        named = self.split.model_fields_set if isinstance(self.split, NamedSplits) else set()
+        if self.train is not None and (self.name is not None or named & {"train", "eval"}):
+            yield "train: selects files by a glob: remove name, and train and eval of split"
         key = "columns"
         try:
             columns_of(self.format, self.columns)
             key = "keep"
             names = named_columns(self.keep or {})
         except ValueError as error:
-            raise ValueError(f"{key}: {error}") from None
+            yield f"{key}: {error}"
+            return
         if received := names.keys() & {*POSITIONAL, MESSAGES}:
-            raise ValueError(f"keep: {received.pop()} is what reward functions receive anyway")
-        return self
+            yield f"keep: {received.pop()} is what reward functions receive anyway"
 
 
 class GeneratedDataset(DatasetKeys):
@@ -337,13 +329,11 @@ class Gate(Settings):
     min: Number = ABSENT
     max: Number = ABSENT
 
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
+    def problems(self) -> Iterator[str]:
         if self.min is None and self.max is None:
-            raise ValueError("expected min or max")
+            yield "expected min or max"
         if None not in (self.min, self.max) and self.min > self.max:
-            raise ValueError("expected min below max")
-        return self
+            yield "expected min below max"
 
 
 # Where a cluster runs jobs; snakechat.jobs.placements has the names of Snakemake's plugin.
@@ -387,43 +377,37 @@ STAGES_OF_OFFLOAD: dict[str, tuple[int | str, ...]] = {
 class Deployment(PlacementKeys):
     """Named hardware, and how jobs use it."""
 
-    @model_validator(mode="after")
-    def _check_required(self) -> Self:
-        if missing := [key for key in REQUIRED if getattr(self, key) is None]:
-            raise ValueError(f"{missing[0]}: this key is required")
-        return self
+    def problems(self) -> Iterator[str]:
+        yield from (
+            f"{key}: this key is required" for key in REQUIRED if getattr(self, key) is None
+        )
 
 
 class RecipePlacement(Deployment):
     """The placement of a recipe: a deployment with the recipe's own keys."""
 
-    @model_validator(mode="after")
-    def _check_zero_stages(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         allowed = STAGES_OF_OFFLOAD[self.offload]
         for key in ("zero_stage", "critic_zero_stage"):
             stage = getattr(self, key)
             # critic_zero_stage defaults to zero_stage.
             if stage not in (None, *allowed):
-                raise ValueError(
+                yield (
                     f"{key}: {stage} cannot be combined with offload: {self.offload}: set {key}:"
                     f" {allowed[0]}"
                 )
             # ZeRO 3 gathers the weights of a layer while it runs.
             if self.compile and stage == 3:
-                raise ValueError(f"compile: true needs {key}: 0, 1 or 2, not 3: set compile: false")
-        return self
-
-    @model_validator(mode="after")
-    def _check_sizes(self) -> Self:
+                yield f"compile: true needs {key}: 0, 1 or 2, not 3: set compile: false"
         if self.max_mem_mb is not None and self.max_mem_mb < self.mem_mb:
-            raise ValueError(f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})")
+            yield f"max_mem_mb: {self.max_mem_mb} is less than mem_mb ({self.mem_mb})"
         size = self.vllm_tensor_parallel_size or 1
         if self.gpus_per_node % size:
-            raise ValueError(
+            yield (
                 f"vllm_tensor_parallel_size: {size} does not divide the {self.gpus_per_node} GPUs"
                 " of a node (gpus_per_node): set it to a divisor"
             )
-        return self
 
 
 class PlacementChanges(PlacementKeys):
@@ -552,14 +536,13 @@ class RlhfRecipe(RlhfSettings, TrainingKeys):
     judge: Reward
     compare_with: Annotated[list[str], RefersTo(("sft", "dpo", "rlhf"))]
 
-    @model_validator(mode="after")
-    def _check_teacher(self) -> Self:
+    def problems(self) -> Iterator[str]:
+        yield from super().problems()
         if (self.algorithm == "distill") != (self.teacher is not None):
-            raise ValueError(
+            yield (
                 f"teacher: {self.teacher} does not fit algorithm: {self.algorithm}: distill needs a"
                 " teacher, and no other algorithm has one"
             )
-        return self
 
 
 class GenerationRecipe(GenerationSettings, RecipeKeys):

@@ -5,7 +5,7 @@ models and DPO.
 import difflib
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -95,6 +95,16 @@ class Settings(BaseModel):
         context = {"key": unknown[0], "number": len(unknown), "message": message}
         raise PydanticCustomError("unknown_key", "{message}", context)
 
+    @model_validator(mode="after")
+    def _check_values(self) -> Self:
+        for problem in self.problems():
+            raise ValueError(problem)
+        return self
+
+    def problems(self) -> Iterator[str]:
+        """Yield why values do not fit each other: `key: what is wrong`, or without a key."""
+        yield from ()
+
     @classmethod
     def without_effect(cls, settings: Mapping[str, Any]) -> dict[str, str]:
         """Return the keys that nothing reads, given all settings, each with the reason."""
@@ -120,12 +130,10 @@ class Settings(BaseModel):
 class Entry(Settings):
     """Settings without defaults: each key that is present was written for its effect."""
 
-    @model_validator(mode="after")
-    def _check_effects(self) -> Self:
+    def problems(self) -> Iterator[str]:
         unread = self.without_effect(vars(self))
         for key in self.model_fields_set & unread.keys():
-            raise ValueError(f"{key}: has no effect {unread[key]}: remove it")
-        return self
+            yield f"{key}: has no effect {unread[key]}: remove it"
 
 
 def _check_regex(text: str) -> str:
@@ -246,17 +254,15 @@ class TrainingSettings(OptimizerSettings, LoraSettings):
     global_batch_size: Count
     dtype: Dtype
 
-    @model_validator(mode="after")
-    def _check_evaluations(self) -> Self:
-        """Check that settings which compare evaluations have evaluations to compare."""
+    def problems(self) -> Iterator[str]:
+        # Those that compare evaluations, with their values that do not.
         for key, unused in (("save_strategy", "last"), ("early_stopping_patience", 0)):
             value = getattr(self, key)
             if value != unused and not self.eval_steps:
-                raise ValueError(
+                yield (
                     f"{key}: {value} needs evaluations during training: set eval_steps, or"
                     f" {key}: {unused}"
                 )
-        return self
 
 
 class SequenceSettings(TrainingSettings):
