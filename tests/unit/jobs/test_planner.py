@@ -57,7 +57,7 @@ def chain(tmp_path, monkeypatch):
 
     def rule(name):
         inputs = {upstream: (upstream, "x") for upstream in readers[name]}
-        return Rule(lambda config, job: Description({}, inputs), name, "make")
+        return Rule(lambda config, job: Description({}, inputs), name, program="make")
 
     return specs_of_rules(tmp_path, ["make"], {name: rule(name) for name in readers})
 

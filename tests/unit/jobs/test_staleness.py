@@ -33,7 +33,7 @@ from support.specs import EMPTY_SPEC, specs_of_rules
 
 def test_the_code_of_a_spec_has_the_reward_functions_of_its_settings(tmp_path):
     description = Description({"reward_functions": {"mine": 1}})
-    rules = {"train": Rule(lambda config, name: description, "models/train", "tool")}
+    rules = {"train": Rule(lambda config, name: description, "models/train", program="tool")}
     specs = specs_of_rules(tmp_path, ["tool"], rules)
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards/mine.py").write_text("WORDS = []\n")
@@ -82,7 +82,7 @@ def describe(specs, rule, inputs=None, shows_provenance=False, **settings):
         inputs = specs.describe(rule, "a").inputs
     description = Description(settings, inputs or {})
     specs.rules[rule] = Rule(
-        lambda config, name: description, rule, rule, shows_provenance=shows_provenance
+        lambda config, name: description, rule, shows_provenance=shows_provenance
     )
     specs.describe.cache_clear()
     specs.spec.cache_clear()
