@@ -10,9 +10,7 @@ Snakemake plans in a copy of `built`: the quick build, and what OURS adds to its
 import copy
 import functools
 import json
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
@@ -27,7 +25,6 @@ from snakechat.jobs.staleness import Specs
 from snakechat.workflow import code_digests
 from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.manifest import store_key
-from snakechat.workflow.snakemake_cli import read_config
 from support.configs import project_values
 
 TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", "generations")}
@@ -255,9 +252,7 @@ def source_of(data, is_reward):
 @functools.cache
 def parsed(content):
     """Return the values of a config file, given its bytes."""
-    with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
-        Path(file.name).write_bytes(content)
-        return read_config([Path(file.name)], {})
+    return yaml.load(content, yaml.CSafeLoader)
 
 
 def write_inputs(folder):
