@@ -336,7 +336,7 @@ class Gate(Settings):
             yield "expected min below max"
 
 
-# Where a cluster runs jobs; snakechat.jobs.placements has the names of Snakemake's plugin.
+# Where a cluster runs jobs; snakechat.jobs.rules has the names of Snakemake's plugin.
 SlurmKey = Literal["partition", "account", "qos", "constraint", "gpu_type"]
 
 
