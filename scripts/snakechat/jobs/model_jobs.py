@@ -73,7 +73,7 @@ def render_rows(config: Config, stage: str, name: str) -> Description:
     return rows._replace(settings=settings)
 
 
-def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
+def _started(config: Config, stage: str, name: str) -> Jobs:
     """Return the model that a recipe starts from, and its tokens."""
     return {"model": config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
 
@@ -82,34 +82,17 @@ def _model_and_tokens(config: Config, stage: str, name: str) -> Jobs:
 
 
 def train(config: Config, name: str, stage: str) -> Description:
-    """Describe a training on tokenized rows."""
-    inputs = _model_and_tokens(config, stage, name)
-    if stage == "dpo" and has_reference(config.recipe(stage, name)["loss"]):
-        inputs["reference"] = ("compute_reference", name)
-    return _train(config, stage, name, inputs)
+    """Describe a training by our program, or by a command.
 
-
-def train_rlhf(config: Config, name: str) -> Description:
-    actor, ptx = config.origin("rlhf", name), config.recipe("rlhf", name)["ptx"]
-    inputs = {"actor": config.model_job(actor), "tokens": ("tokenize_rlhf", name)}
-    teacher = config.teacher(name)
-    if teacher is not None:
-        inputs["teacher"] = config.model_job(teacher)
-    inputs |= _reward_models(config, "rlhf", name, "reward")
-    if ptx is not None:
-        inputs["ptx"] = ("tokenize_sft", ptx)
-    return _train(config, "rlhf", name, inputs)
-
-
-def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
-    """Return the description of a training by our program, or by a command.
-
-    inputs: What our program reads. A command reads the initial model, and what it names in braces.
+    A command reads the initial model, and what it names in braces.
     """
-    recipe = config.recipe(stage, name)
+    inputs = _rlhf_inputs(config, name) if stage == "rlhf" else _started(config, stage, name)
+    recipe, place = config.recipe(stage, name), f"{stage}.recipes.{name}"
+    if stage == "dpo" and has_reference(recipe["loss"]):
+        inputs["reference"] = ("compute_reference", name)
     if "command" not in recipe:
         return Description(config.program_settings(stage, name), inputs)
-    place, named = f"{stage}.recipes.{name}", names_in(recipe["command"])
+    named = names_in(recipe["command"])
     # {reference} is the model itself.
     read = {"model", "actor", *named - {"reference"}}
     found = {key: job for key, job in inputs.items() if key.partition(".")[0] in read}
@@ -119,6 +102,18 @@ def _train(config: Config, stage: str, name: str, inputs: Jobs) -> Description:
     if "data" in named:
         found["data"] = ("render_rows", f"{stage}/{name}")
     return _command(config, recipe, place)._replace(inputs=found)
+
+
+def _rlhf_inputs(config: Config, name: str) -> Jobs:
+    """Return the models and the tokens that RLHF reads."""
+    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher(name)
+    return {
+        "actor": config.base_model("rlhf", name),
+        "tokens": ("tokenize_rlhf", name),
+        **({"teacher": config.model_job(teacher)} if teacher else {}),
+        **_reward_models(config, "rlhf", name, "reward"),
+        **({"ptx": ("tokenize_sft", ptx)} if ptx is not None else {}),
+    }
 
 
 def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
@@ -202,7 +197,7 @@ def compute_reference(config: Config, name: str) -> Description:
             "mismatched_max_length": recipe["max_length"] if mismatched else None,
             "batches": batches,
         },
-        inputs=_model_and_tokens(config, "dpo", name),
+        inputs=_started(config, "dpo", name),
     )
 
 
@@ -317,7 +312,7 @@ def generate_responses(config: Config, name: str) -> Description:
     settings = config.program_settings("generations", name)
     return Description(
         settings={**settings, "reward": None, **{key: {} for key in empty}},
-        inputs=_model_and_tokens(config, "generations", name),
+        inputs=_started(config, "generations", name),
     )
 
 
@@ -325,7 +320,7 @@ def score_responses(config: Config, name: str) -> Description:
     return Description(
         settings=config.program_settings("generations", name),
         inputs={
-            **_model_and_tokens(config, "generations", name),
+            **_started(config, "generations", name),
             "responses": ("generate_responses", name),
             **_reward_models(config, "generations", name, "reward"),
         },

@@ -61,12 +61,12 @@ class Rule(NamedTuple):
 
 def _stage(
     stage: str,
-    train: Callable[..., Description],
     evaluate: Callable[..., Description],
     model: str,
     loss: Literal["sft", "policy", "score"] = "policy",
 ) -> dict[str, Rule]:
     """Return the rules of a stage that trains."""
+    train = partial(model_jobs.train, stage=stage)
     evaluated = "score" if loss == "score" else "policy"
     return {
         **_tokenization(stage),
@@ -96,14 +96,12 @@ RULES: dict[str, Rule] = {
     # Stages.
     **_stage(
         "sft",
-        partial(model_jobs.train, stage="sft"),
         model_jobs.evaluate_sft,
         model="a chat model, fine-tuned on chosen responses",
         loss="sft",
     ),
     **_stage(
         "reward",
-        partial(model_jobs.train, stage="reward"),
         model_jobs.evaluate_reward,
         model="a reward model, trained on pairs of responses",
         loss="score",
@@ -113,13 +111,11 @@ RULES: dict[str, Rule] = {
     ),
     **_stage(
         "dpo",
-        partial(model_jobs.train, stage="dpo"),
         model_jobs.evaluate_dpo,
         model="a chat model, trained on pairs of responses with DPO",
     ),
     **_stage(
         "rlhf",
-        model_jobs.train_rlhf,
         model_jobs.evaluate_rlhf,
         model="a chat model, trained with RLHF on scores of its own responses",
     ),
