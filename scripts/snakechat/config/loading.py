@@ -58,17 +58,20 @@ def check_config_text(name: str, content: bytes) -> None:
         _check_keys(name, root)
         yaml.CSafeLoader("").construct_document(root)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: {_describe(error)}") from None
+        raise ConfigError(f"{name}: {_describe(error, text)}") from None
     except (ValueError, LookupError, AttributeError) as error:
         # Too many values, or some that have the form of a date or a number, and are none.
         raise ConfigError(f"{name}: a value cannot be read: {error}") from None
 
 
-def _describe(error: yaml.YAMLError) -> str:
+def _describe(error: yaml.YAMLError, text: str) -> str:
     """Return where YAML has an error, and what it is, in one line."""
     mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return f"not YAML: {error}"
+    line = "".join(text.splitlines()[mark.line : mark.line + 1])
+    if "\t" in line[: len(line) - len(line.lstrip())]:
+        return f"line {mark.line + 1} is indented with a tab: use spaces"
     problem = getattr(error, "problem", None) or error
     return f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it"
 

@@ -22,7 +22,7 @@ NESTED_MERGES = b"a0: &a0 {k: 1}\n" + b"".join(
     ("text", "message"),
     [
         (b"seed: 1\nsft: {}\nseed: 2\n", "x.yaml: seed is written twice, in lines 1 and 3: keep"),
-        (b"sft:\n\trecipes: {}\n", "x.yaml: line 2 is not YAML: found character '\\t' that"),
+        (b"sft:\n\trecipes: {}\n", "x.yaml: line 2 is indented with a tab: use spaces"),
         (b"a: [1\nb: 2\n", "x.yaml: line 2 is not YAML: "),
         (b"[1]", "x.yaml: expected sections"),
         (b"seed: 2026-13-01", "x.yaml: a value cannot be read: month must be in 1..12"),
