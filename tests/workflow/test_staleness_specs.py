@@ -4,6 +4,7 @@ import shutil
 
 import yaml
 
+from snakechat.config.loading import project_files
 from snakechat.config.recipes import STAGES
 from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (
@@ -16,6 +17,7 @@ from support.staleness import (
     NEAR,
     OURS,
     QUICK,
+    RECIPES,
     SPLIT,
     TINY,
     TOKENIZED,
@@ -50,6 +52,7 @@ NEW_REWARD = REWARD | stale("train_rlhf")
 JUDGED = {"train_reward", *stale("evaluate_rlhf")}
 
 GENERATED = "{path: null, format: null, generate: shop, rows: 50, eval_rows: 10}"
+LONG_RESPONSES = "{length_bounds: {weight: 1, arguments: {max_characters: 40}}}"
 
 
 def other_tokenizer(folder):
@@ -77,6 +80,7 @@ OF_TINY = [
     # Stages.
     ("rlhf.recipes.tiny.gae_lambda", "0.9", stale("train_rlhf")),
     ("reward.recipes.tiny.max_length", "95", stale("tokenize_reward")),
+    ("sft.recipes.tiny.model", "other", stale("init_model")),
     ("reward.recipes.tiny.datasets", "[toy, other]", DATASET | stale("tokenize_reward")),
     # It draws rows only where a dataset has a weight with a fraction.
     ("dpo.recipes.tiny.seed", "5", stale("compute_reference")),
@@ -91,6 +95,9 @@ OF_TINY = [
     ("rlhf.recipes.tiny.reward", "{reward/other: 0.5, reward/tiny: 1}", NEW_REWARD),
     ("rlhf.recipes.tiny.reward", "models/classifier", {"fetch_model", *stale("train_rlhf")}),
     ("rlhf.recipes.tiny", "{algorithm: distill, teacher: dpo/tiny}", stale("train_rlhf")),
+    ("rlhf.recipes.tiny.ptx", "tiny", stale("train_rlhf")),
+    ("rlhf.recipes.tiny.reward_functions", LONG_RESPONSES, stale("train_rlhf")),
+    ("generations.recipes.tiny.model", "tiny", stale("generate_responses")),
     ("generations.recipes.tiny.temperature", "0.9", stale("generate_responses")),
     ("generations.recipes.tiny.reward_functions", "{shop: 1}", stale("score_responses")),
     # Evaluations and pages.
@@ -103,6 +110,7 @@ OF_TINY = [
     # Models that others start from need not pass their gates.
     ("sft.recipes.tiny.gate", "{metric: after.perplexity, max: 9}", set()),
     ("models.tiny.prompt_sets", "[toy, en]", stale(*PROMPT_RULES)),
+    ("prompt_eval.temperature", "0.5", stale("prompt_eval")),
     # Variables by which libraries compute in another way; those of networks do not.
     ("sft.recipes.tiny.placement.environment", "{MKL_CBWR: COMPATIBLE}", stale("train_sft")),
 ]
@@ -110,6 +118,7 @@ OF_TINY = [
 OF_MINE = [
     ("on_bad_row", "skip", IMPORTED),
     ("datasets.mine.keep", "[chosen]", IMPORTED),
+    ("datasets.mine.max_rows", "20", SPLIT),
     ("datasets.mine.exclude", f"['{'0' * 32}']", SPLIT),
     ("datasets.mine", GENERATED, IMPORTED),
     ("models.far.revision", "v2", FETCHED),
@@ -138,13 +147,25 @@ def test_a_setting_makes_exactly_what_depends_on_it_stale(plans, row):
 # --- settings without effect --------------------------------------------------------------------
 
 
+def reformat_the_config(folder):
+    # With its keys in another order.
+    (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    for file in project_files(folder)[1:]:
+        file.write_text("{}\n")
+
+
 # Where and how jobs run; other keys are no part of specs either.
 PLACE = {"deployment": "multi_node", "threads": 3, "environment": {"NCCL_SOCKET_IFNAME": "eth1"}}
 ACCESS = {"url": "http://elsewhere/v1", "key_env": "KEY", "concurrency": 2}
 STORAGE = {"save_steps": 7, "store": "elsewhere", "store_max_size": "1G", "container": "docker://a"}
 UNAFFECTED = {
+    "order and style of the config": fresh(reformat_the_config),
     "another store and image": fresh(config(STORAGE)),
+    "a deployment for all recipes": fresh(setting("deployment", "multi_node")),
     "placement": fresh(setting("rlhf.recipes.tiny.placement", PLACE)),
+    "defaults stated in a recipe": fresh(
+        setting("rlhf.recipes.tiny", {**CONFIG["rlhf"]["defaults"], **RECIPES["rlhf"]})
+    ),
     "where and how a judge is asked": fresh(setting("llm_judges.wise", ACCESS)),
     "globs of the same files": fresh(
         setting("datasets.mine", {"train": "train-**.jsonl", "eval": "test.jsonl"})
@@ -206,6 +227,7 @@ NAMES = {
         config(*of_tiny("reward", "reward/twin", "rlhf", "generations")),
         PAGES,
     ),
+    "a recipe of generations": Row(setting("datasets.picked.generations", "twin"), set()),
     "a model from the hub": Row(
         renamed("models", "far", "near-by", nested("sft.recipes.mine.model", "near-by")),
         set(),
@@ -269,6 +291,7 @@ CONTENTS = {change.__name__: Row(change, IMPORTED, (MINE,)) for change in CHANGE
     "edit_a_row": Row(replaced("mine/train-1.jsonl", (" 0007.", " 7777.")), IMPORTED, (MINE,)),
     "edit_a_model": Row(edit_weights, {"fetch_model"}, (NEAR,)),
     "edit_prompts": Row(replaced("prompts/toy.yaml", ("Pia", "Max")), stale("prompt_eval")),
+    "edit_pairs": Row(replaced("prompts/pairs/toy.yaml", ("Pia", "Max")), stale("rw_eval")),
     "edit_prompts_of_another_set": Row(replaced("prompts/en.yaml", ("basil", "mint")), set()),
     "move_the_dataset": fresh(move_the_dataset),
     "move_the_model": fresh(move_the_model),
@@ -323,6 +346,7 @@ CODE = {
     "a program of several rules": code("tokenize_phase.py", stale(*TOKENIZERS)),
     "a tool": code("explain.py"),
     "what all programs import": code("snakechat/workflow/job.py", stale("import_dataset")),
+    "data": code("snakechat/data/ragged_arrays.py", stale("split_dataset")),
     "training": code("snakechat/training/engine.py", stale("train_sft")),
     "preference losses": code(
         "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
@@ -330,6 +354,7 @@ CODE = {
     "plots": code("snakechat/pages/plots.py", PAGES),
     "model cards": code("snakechat/pages/card.py"),
     "torch": pin("torch", stale("init_model", "label_pairs")),
+    "what torch requires": pin("sympy", stale("init_model", "label_pairs")),
     "peft": pin("peft", stale("train_sft")),
     "matplotlib": pin("matplotlib", PAGES),
     "snakemake": pin("snakemake"),

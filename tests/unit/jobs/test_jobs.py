@@ -51,6 +51,17 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
+def test_no_training_reads_the_template_of_its_rows(load):
+    """Which one `auto` is, only the files of a model say: it makes rows stale and no training."""
+    models = ({"far": {"hub": "lab/far", "template": each}} for each in ("auto", "dialogue"))
+    configs_of = [load({"models": each, **configs.tiny("sft", model="far")}) for each in models]
+    trained, tokens = (
+        [settings_of(config, rule, "tiny") for config in configs_of]
+        for rule in ("train_sft", "tokenize_sft")
+    )
+    assert trained[0] == trained[1] and tokens[0] != tokens[1]
+
+
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     blend = configs.tiny("sft", datasets=["toy", "rm-static"])
     skips = {"on_bad_row": "skip"}
