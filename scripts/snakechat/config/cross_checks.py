@@ -26,66 +26,75 @@ def check_references(config: Config) -> None:
     """Check that recipes use datasets, models and recipes that exist and fit together.
 
     So do the placement of each recipe and benchmark and the deployment that it names.
+
+    Raises:
+        ConfigError: They do not.
     """
-    _check_cycles(config)
+    for problem in _problems(config):
+        raise ConfigError(f"config: {problem}")
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong, each with its place in the config."""
+    yield from _cycles(config)
     judge = config.values["evaluation"]["llm_judge"]
     if judge is not None:
         config.entry("llm_judges", judge, "evaluation.llm_judge")
     taken = {recipe.name for recipe in config.places} | config.values["sweeps"].keys()
     for name in sorted(taken & config.values["logs"].keys()):
-        raise ConfigError(f"config: logs.{name} has the name of a recipe or a sweep: rename it")
+        yield f"logs.{name} has the name of a recipe or a sweep: rename it"
     for name, dataset in config.values["datasets"].items():
+        place = f"datasets.{name}"
         if "generations" in dataset:
-            used_by = f"datasets.{name}.generations"
-            config.entry("generations.recipes", dataset["generations"], used_by)
+            config.entry("generations.recipes", dataset["generations"], f"{place}.generations")
         if "label" in dataset:
-            _check_labels(config, name)
+            config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
+            if not _has_pairs(config.entry("datasets", dataset["label"], f"{place}.label")):
+                yield (
+                    f"{place}.label names {dataset['label']}, which has no pairs of responses of"
+                    " its own: name a dataset with rejected responses"
+                )
     for name, model in config.values["models"].items():
         if "template_arguments" in model and config.template("models", name) == "dialogue":
-            raise ConfigError(
-                f"config: models.{name}.template_arguments have no effect with the template"
-                " dialogue, which is no chat template: remove them"
+            yield (
+                f"models.{name}.template_arguments have no effect with the template dialogue,"
+                " which is no chat template: remove them"
             )
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:
             config.entry("datasets", train_on, f"models.{name}.tokenizer")
             if config.generated_by(train_on) is not None:
-                raise ConfigError(
-                    f"config: models.{name}.tokenizer.train_on names {train_on}, whose responses a"
-                    " model generates: train the tokenizer on a dataset that is imported"
+                yield (
+                    f"models.{name}.tokenizer.train_on names {train_on}, whose responses a model"
+                    " generates: train the tokenizer on a dataset that is imported"
                 )
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
             names = NAMES if stage == "benchmarks" else NAMES + NAMES_OF_RECIPES
-            _check_command(command, names + (NAMES_OF_RLHF if stage == "rlhf" else ()), place)
-        if stage == "benchmarks":
-            continue
-        if (stage, name) not in config.swept_recipes:
-            config.check_effects(stage, name, config.values[stage]["recipes"][name])
-        for dataset, _ in config.blend(stage, name):
-            _check_dataset(config, dataset, stage, name)
-        if stage in ("rlhf", "generations"):
-            _check_scores(config, stage, name)
-        if stage == "rlhf":
-            _check_tokenizers(config, name)
-        for key, named in config.references(stage, name).items():
-            for text, model in named.items():
-                if model.section == "models":
-                    use = f"{place}.{key} names {text}"
-                    _check_kind(config, model.name, key in ("reward", "judge"), use)
+            names += NAMES_OF_RLHF if stage == "rlhf" else ()
+            yield from _command_problems(command, names, place)
+        if stage != "benchmarks":
+            yield from _recipe_problems(config, stage, name, place)
 
 
-def _check_labels(config: Config, name: str) -> None:
-    """Check that a dataset labels the pairs of another one, by an LLM judge that exists."""
-    dataset, place = config.values["datasets"][name], f"datasets.{name}"
-    config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
-    labelled = config.entry("datasets", dataset["label"], f"{place}.label")
-    if not _has_pairs(labelled):
-        raise ConfigError(
-            f"config: {place}.label names {dataset['label']}, which has no pairs of responses of"
-            " its own: name a dataset with rejected responses"
-        )
+def _recipe_problems(config: Config, stage: str, name: str, place: str) -> Iterator[str]:
+    """Yield what is wrong with the datasets, models and functions that a recipe names."""
+    if (stage, name) not in config.swept_recipes:
+        config.check_effects(stage, name, config.values[stage]["recipes"][name])
+    for dataset, _ in config.blend(stage, name):
+        if problem := _dataset_problem(config, dataset, stage, config.recipe(stage, name)):
+            yield f"{place}.datasets names {dataset}, {problem}"
+    if stage in ("rlhf", "generations"):
+        yield from _score_problems(config, stage, name, place)
+    if stage == "rlhf":
+        yield from _tokenizer_problems(config, name, place)
+    for key, named in config.references(stage, name).items():
+        for text, model in named.items():
+            if model.section == "models":
+                problem = _model_problem(config, model.name, key in ("reward", "judge"))
+                if problem:
+                    yield f"{place}.{key} names {text}, which {problem}"
 
 
 def _has_pairs(dataset: dict[str, Any]) -> bool:
@@ -95,18 +104,18 @@ def _has_pairs(dataset: dict[str, Any]) -> bool:
     return "generate" in dataset or dataset.get("select") == "best_and_worst"
 
 
-def _check_cycles(config: Config) -> None:
-    """Check that no recipe depends on itself, by its models or by generated datasets."""
+def _cycles(config: Config) -> Iterator[str]:
+    """Yield recipes that depend on themselves, by their models or by generated datasets."""
     recipes = [recipe for recipe in config.places if recipe.section in RECIPES]
     try:
         TopologicalSorter({recipe: _recipes_of(config, recipe) for recipe in recipes}).prepare()
     except CycleError as error:
         # In the list, each one depends on the one before it.
         cycle = error.args[1][::-1]
-        raise ConfigError(
-            f"config: {cycle[0].section}.recipes.{cycle[0].name} depends on itself: "
+        yield (
+            f"{cycle[0].section}.recipes.{cycle[0].name} depends on itself: "
             + " -> ".join("/".join(recipe) for recipe in cycle)
-        ) from None
+        )
 
 
 def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
@@ -119,23 +128,12 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
             yield Reference("generations", generations)
 
 
-def _check_dataset(config: Config, dataset: str, stage: str, name: str) -> None:
-    """Check that a dataset of a recipe has rows of the kind that the stage uses."""
-    used_by = f"{stage}.recipes.{name}.datasets"
-    entry = config.entry("datasets", dataset, used_by)
-    phase = {"dpo": "reward", "generations": "rlhf"}.get(stage, stage)
-    if not config.split_weights(dataset)[phase]:
-        problem: str | None = f"whose split gives no rows to {phase}"
-    else:
-        problem = _dataset_problem(entry, phase, stage, config.recipe(stage, name))
-    if problem:
-        raise ConfigError(f"config: {used_by} names {dataset}, {problem}")
-
-
-def _dataset_problem(
-    entry: dict[str, Any], phase: str, stage: str, recipe: dict[str, Any]
-) -> str | None:
+def _dataset_problem(config: Config, name: str, stage: str, recipe: dict[str, Any]) -> str | None:
     """Return why a stage cannot use the rows of a dataset, and what to do; None if it can."""
+    entry = config.values["datasets"][name]
+    phase = {"dpo": "reward", "generations": "rlhf"}.get(stage, stage)
+    if not config.split_weights(name)[phase]:
+        return f"whose split gives no rows to {phase}"
     format = entry.get("format", "")
     if phase != "rlhf" and format == PROMPTS:
         return f"which has no responses (format {format}): use it for rlhf"
@@ -155,59 +153,50 @@ def _dataset_problem(
     return None
 
 
-def _check_tokenizers(config: Config, name: str) -> None:
-    """Check that the models that must share the tokenizer of a recipe's actor do."""
-    place, settings = f"config: rlhf.recipes.{name}", config.recipe("rlhf", name)
+def _tokenizer_problems(config: Config, name: str, place: str) -> Iterator[str]:
+    """Yield which models do not share the tokenizer of a recipe's actor, and must."""
+    ptx, tokenizer = config.recipe("rlhf", name)["ptx"], config.tokenizer_model("rlhf", name)
     for text, model in config.references("rlhf", name)["compare_with"].items():
-        if config.tokenizer_model(*model) != config.tokenizer_model("rlhf", name):
-            raise ConfigError(f"{place}.compare_with: {text} and {name} have different tokenizers")
-    if settings["ptx"] is not None:
-        _, actor_model = config.tokenizer_model("rlhf", name)
-        _, ptx_model = config.tokenizer_model("sft", settings["ptx"])
-        if actor_model != ptx_model:
-            raise ConfigError(
-                f"{place}.ptx names {settings['ptx']}, which has the tokenizer of {ptx_model};"
-                f" the actor has the tokenizer of {actor_model}"
-            )
+        if config.tokenizer_model(*model) != tokenizer:
+            yield f"{place}.compare_with: {text} and {name} have different tokenizers"
+    if ptx is not None and (other := config.tokenizer_model("sft", ptx)) != tokenizer:
+        yield (
+            f"{place}.ptx names {ptx}, which has the tokenizer of {other[1]}; the actor has the"
+            f" tokenizer of {tokenizer[1]}"
+        )
 
 
-def _check_kind(config: Config, name: str, scores: bool, use: str) -> None:
-    """Check that a model of `models` is of the kind that its use needs, as far as files show.
+def _model_problem(config: Config, name: str, scores: bool) -> str | None:
+    """Return why a model of `models` is not of the kind that is needed, as far as files show.
 
-    Args:
-        name: The model.
-        scores: Whether it must be a reward model; otherwise it must be a language model.
-        use: Who uses it, for the error.
+    scores: Whether it must be a reward model; otherwise it must be a language model.
     """
     if scores and "init" in config.values["models"][name]:
-        raise ConfigError(
-            f"config: {use}, which is a language model with random weights, expected a sequence"
-            " classifier: use one, or a reward recipe"
+        return (
+            "is a language model with random weights, expected a sequence classifier: use one, or"
+            " a reward recipe"
         )
     source = config.source_of("models", name)
     keys = source and read_model_config(source)
-    if problem := keys and model_problem(keys, scores):
-        raise ConfigError(f"config: {use}, which {problem}")
+    return model_problem(keys, scores) if keys else None
 
 
-def _check_command(command: str, names: Iterable[str], place: str) -> None:
-    """Check the words of a command, which has names in braces."""
+def _command_problems(command: str, names: Iterable[str], place: str) -> Iterator[str]:
+    """Yield what is wrong with the words of a command, which has names in braces."""
     try:
         command_words(command, dict.fromkeys(names, ""))
         if "output" not in names_in(command):
-            raise ValueError("expected {output}, the folder that it fills")
+            yield f"{place}.command: expected {{output}}, the folder that it fills"
     except ValueError as error:
-        raise ConfigError(f"config: {place}.command: {error}") from None
+        yield f"{place}.command: {error}"
 
 
-def _check_scores(config: Config, stage: str, name: str) -> None:
-    """Check that something scores the responses of a recipe, and that its functions can run."""
-    place, settings = f"config: {stage}.recipes.{name}", config.recipe(stage, name)
+def _score_problems(config: Config, stage: str, name: str, place: str) -> Iterator[str]:
+    """Yield why nothing scores the responses of a recipe, or its functions cannot run."""
+    settings = config.recipe(stage, name)
     needs_scores = settings.get("algorithm") != "distill"
     if needs_scores and settings["reward"] is None and not settings["reward_functions"]:
-        raise ConfigError(
-            f"{place}: reward is null and reward_functions is empty: nothing scores responses"
-        )
+        yield f"{place}: reward is null and reward_functions is empty: nothing scores responses"
     datasets = [dataset for dataset, _ in config.blend(stage, name)]
     kept = [config.values["datasets"][dataset].get("keep", {}) for dataset in datasets]
     columns = {column for names in kept for column in named_columns(names)}
@@ -217,7 +206,7 @@ def _check_scores(config: Config, stage: str, name: str) -> None:
         if function in models:
             problem = f"metrics call a reward model {function}: rename rewards/{function}.py"
         if problem:
-            raise ConfigError(f"{place}.reward_functions: {problem}")
+            yield f"{place}.reward_functions: {problem}"
 
 
 def _reward_function_problem(
@@ -269,17 +258,17 @@ def _parameters(path: Path) -> tuple[dict[str, bool], bool] | None:
         Whether each parameter after prompts and responses has a default, by name; and whether there
         is one such as **columns.
     """
-    functions = [
-        node
-        for node in ast.parse(path.read_bytes()).body
-        if isinstance(node, ast.FunctionDef) and node.name == "score"
-    ]
-    if not functions:
+    nodes = ast.parse(path.read_bytes()).body
+    functions = [node for node in nodes if isinstance(node, ast.FunctionDef)]
+    found = [function.args for function in functions if function.name == "score"]
+    if not found:
         return None
-    given = functions[-1].args
+    given = found[-1]
     positional = [*given.posonlyargs, *given.args]
-    defaults = [None] * (len(positional) - len(given.defaults)) + given.defaults
-    pairs = [*zip(positional, defaults, strict=True)][2:]
-    pairs += zip(given.kwonlyargs, given.kw_defaults, strict=True)
-    parameters = {parameter.arg: default is not None for parameter, default in pairs}
+    required = len(positional) - len(given.defaults)
+    parameters = {each.arg: place >= required for place, each in enumerate(positional)}
+    for name in list(parameters)[:2]:
+        del parameters[name]
+    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    parameters |= {each.arg: default is not None for each, default in keywords}
     return parameters, given.kwarg is not None
