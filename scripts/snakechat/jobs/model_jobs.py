@@ -35,17 +35,15 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
     length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
     phase, fields = TOKENS[stage]
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
+    skipping = []
     for number, dataset in enumerate(names, start=1):
         inputs[f"records.{number}"] = config.records_job(dataset)
         inputs[f"rows.{number}"] = ("split_dataset", dataset)
-    policy = config.values["on_bad_row"]
-    entries = [config.entry("datasets", dataset, "the target") for dataset in names]
-    # The toy has no bad rows.
-    skipping = [
-        number
-        for number, entry in enumerate(entries, start=1)
-        if "generate" not in entry and entry.get("on_bad_row", policy) == "skip"
-    ]
+        entry = config.values["datasets"][dataset]
+        policy = entry.get("on_bad_row", config.values["on_bad_row"])
+        # The toy has no bad rows.
+        if policy == "skip" and "generate" not in entry:
+            skipping.append(number)
     return Description(
         settings={
             "phase": phase,
