@@ -25,6 +25,7 @@ from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.page_jobs import PAGES
 from snakechat.workflow.placement import SERIAL, Placement, RunOptions
 
+Loss = Literal["sft", "policy", "score"]
 NAME, STAGE = RECIPE_NAME.pattern, f"({'|'.join(STAGES)})"
 
 
@@ -55,7 +56,7 @@ class Rule(NamedTuple):
     shows_provenance: bool = False
     stage: str | None = None
     work: Literal["training", "sampling", "evaluation"] | None = None
-    loss: Literal["sft", "policy", "score"] = "policy"
+    loss: Loss = "policy"
     model: str | None = None
 
 
@@ -63,11 +64,11 @@ def _stage(
     stage: str,
     evaluate: Callable[..., Description],
     model: str,
-    loss: Literal["sft", "policy", "score"] = "policy",
+    loss: Loss = "policy",
 ) -> dict[str, Rule]:
     """Return the rules of a stage that trains."""
     train = partial(model_jobs.train, stage=stage)
-    evaluated = "score" if loss == "score" else "policy"
+    evaluated: Loss = "score" if loss == "score" else "policy"
     return {
         **_tokenization(stage),
         f"train_{stage}": Rule(train, stage, stage=stage, work="training", loss=loss, model=model),

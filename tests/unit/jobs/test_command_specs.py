@@ -15,7 +15,7 @@ RECIPE = {
     "model": "sft/tiny",
     "datasets": ["toy"],
     "max_length": 96,
-    "command": "bash train.sh {model} {data} {output}",
+    "command": "bash train.sh {model} {reference} {data} {output}",
     "files": ["train.sh", "lib"],
     "placement": {"deployment": "cpu"},
 }
