@@ -104,7 +104,11 @@ MISTAKES = [
     ),
     (
         "rlhf.recipes.tiny.placement.vllm_tensor_parallel_size",
-        tiny("rlhf", placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 2}),
+        tiny(
+            "rlhf",
+            generation_backend="vllm",
+            placement={"vllm_tensor_parallel_size": 2, "gpus_per_node": 3},
+        ),
     ),
     # Reward functions: unknown, with a syntax error, with an unknown argument, without a column,
     # with the name of the reward model in metrics.
@@ -112,7 +116,7 @@ MISTAKES = [
         ("rlhf.recipes.tiny.reward_functions", tiny("rlhf", reward_functions=functions))
         for functions in (
             {"shop": 1, "broken": 1},
-            {"needs": {"weight": 1, "arguments": {"bonsu": 2}}},
+            {"scaled": {"weight": 1, "arguments": {"scle": 2}}},
             {"needs": {"weight": 1, "arguments": {"bonus": 2}}},
             {"reward": 1},
         )

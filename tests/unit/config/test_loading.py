@@ -43,7 +43,7 @@ def test_a_mistake_in_the_text_is_an_error_of_one_line(text, message):
 
 
 def test_merges_and_byte_order_marks_are_accepted():
-    check_config_text("x.yaml", b"\xef\xbb\xbfa: &x {b: 1}\nc: {<<: *x, b: 2}\n")
+    check_config_text("x.yaml", b"\xef\xbb\xbfa: &x {b: 1}\nc: {<<: *x, <<: *x, b: 2}\n")
 
 
 # --- values -----------------------------------------------------------------------------------
