@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.loading import FILES
+from snakechat.config.loading import FILES, update
 from snakechat.workflow.errors import InputError, one_line_errors
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -161,17 +161,20 @@ class Recipe:
         """
         settings: dict[str, Any] = {"datasets": []}
         placement: dict[str, Any] = {}
-        for flag in flags:
-            room, _, rest = flag.get("key", "").partition(".")
-            value = self.value(flag) if room else None
-            if room == "placement" and self.given.keys() & set(flag["flags"]):
-                placement[rest] = value
-            elif room == "config" and value is not None:
-                self.set_top(rest.split("."), value)
-            elif room == "datasets":
-                settings[room] += map(self.dataset, value or [])
-            elif room != "placement" and value is not None:
-                settings[room] = value
+        for flag in (flag for flag in flags if "key" in flag):
+            room, _, key = flag["key"].rpartition(".")
+            value = self.value(flag)
+            if room == "placement":
+                if not self.given.keys().isdisjoint(flag["flags"]):
+                    placement[key] = value
+            elif value is None:
+                continue
+            elif room:
+                self.set_top([*room.split(".")[1:], key], value)
+            elif key == "datasets":
+                settings[key] += map(self.dataset, value)
+            else:
+                settings[key] = value
         if self.stage in PAGES:
             return self.top
         stage = self.defaults[self.stage]
@@ -179,13 +182,9 @@ class Recipe:
         if self.stage in ("reward", "rlhf"):
             # What DeepSpeed-Chat's code fixes.
             settings = {"preset": "deepspeed_chat", **settings}
-            defaults = {**defaults, **stage["presets"]["deepspeed_chat"]}
+            defaults = {**defaults, **stage["presets"]["deepspeed_chat"], "preset": None}
         self.adjust(settings)
-        recipe = {
-            key: value
-            for key, value in settings.items()
-            if key == "preset" or value != defaults.get(key)
-        }
+        recipe = {key: value for key, value in settings.items() if value != defaults.get(key)}
         if placement := self.placement(placement):
             recipe["placement"] = placement
         return {**self.top, self.stage: {"recipes": {self.name: recipe}}}
@@ -206,19 +205,18 @@ class Recipe:
 
     def set_top(self, path: list[str], value: Any) -> None:
         """Set a key of the top level, if it differs from its default."""
-        *sections, last = path
-        if last == "weights":
+        if path[-1] == "weights":
             weights = map(as_number, value.split(","))
             value = dict(zip(("sft", "reward", "rlhf"), weights, strict=True))
-        elif last == "prompt_sets":
+        elif path[-1] == "prompt_sets":
             value = [value]
-        default, place = self.defaults, self.top
-        for section in sections:
-            default = default[section]
-        if value != default[last]:
-            for section in sections:
-                place = place.setdefault(section, {})
-            place[last] = value
+        default, change = self.defaults, value
+        for key in path:
+            default = default[key]
+        if value != default:
+            for key in reversed(path):
+                change = {key: change}
+            update(self.top, change)
 
     def adjust(self, settings: dict[str, Any]) -> None:
         """Change settings that depend on each other, and names of models."""

@@ -72,8 +72,8 @@ def _problems(config: Config) -> Iterator[str]:
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
             names = NAMES if stage == "benchmarks" else NAMES + NAMES_OF_RECIPES
-            names += NAMES_OF_RLHF if stage == "rlhf" else ()
-            yield from _command_problems(command, names, place)
+            of_rlhf = NAMES_OF_RLHF if stage == "rlhf" else ()
+            yield from _command_problems(command, (*names, *of_rlhf), place)
         if stage != "benchmarks":
             yield from _recipe_problems(config, stage, name, place)
 
