@@ -5,7 +5,7 @@ The programs are stubs whose output is a constant, so that builds take seconds.
 
 import json
 
-from support.staleness import STUB, TINY, TOKENIZERS, nested, readers, stale, write_config
+from support.staleness import STUB, TINY, TOKENIZERS, readers, stale
 
 # A refactoring that the digest counts, and the same with other output.
 REFACTORED = STUB.replace('"first"', '"fir" + "st"')
@@ -59,21 +59,3 @@ def test_a_failed_job_leaves_downstream_results_stale_and_loses_nothing(stubs):
     stubs.build(*TINY)
     assert records(stubs) == before
     assert stubs.planned(*TINY) == set()
-
-
-def test_the_link_of_a_result_that_exists_is_made_without_a_job(stubs):
-    manifest = stubs.folder / "output/tokens/sft/tiny.manifest.json"
-    manifest.unlink()
-    assert stubs.planned(*TINY) == set()
-    assert "Nothing to be done" in stubs.build(*TINY)
-    assert manifest.exists()
-
-
-def test_a_recipe_of_another_name_is_a_link_and_trains_nothing(stubs):
-    users = ("reward.recipes.tiny.model", "dpo.recipes.tiny.model", "rlhf.recipes.tiny.actor")
-    write_config(stubs.folder, *(nested(user, "sft/twin") for user in users))
-    assert stubs.planned(*TINY) == PAGES
-    assert rules_that_ran(stubs, *TINY) == PAGES
-    names = (stubs.folder / "output/sft" / name for name in ("twin", "tiny"))
-    models = [(path / "content.txt").resolve().parent for path in names]
-    assert models[0] == models[1]

@@ -62,18 +62,6 @@ def test_a_missing_gpu_ends_the_build_before_its_first_job(sources):
     assert not (sources.folder / "output/logs").exists()
 
 
-def test_results_of_another_config_are_named(sources):
-    manifest = sources.folder / "output/rlhf/mine.manifest.json"
-    manifest.parent.mkdir(parents=True)
-    manifest.write_text("{}")
-    for output in (
-        sources.snakemake("-n").stdout,
-        sources.run("python", "scripts/explain.py").stdout,
-    ):
-        assert output.count("not in this config: rlhf/mine:") == 1, output
-    assert "not in this config" not in sources.snakemake("-n", "output/sft/tiny").stdout
-
-
 def test_a_failed_build_ends_with_the_error_of_its_job(sources):
     (sources.folder / "mine").mkdir()
     (sources.folder / "mine/train.jsonl").write_text('{"prompt": "x"}\n')

@@ -267,7 +267,7 @@ def test_missing_files_are_errors(load, tmp_path):
 # --- default targets -----------------------------------------------------------------------------
 
 
-def test_results_that_exist_are_the_default_targets(load, tmp_path):
+def test_results_that_exist_are_the_default_targets(load, tmp_path, capsys):
     assert default_targets(load()) == [FIRST_TARGET]
     paths = [f"{each}.manifest.json" for each in ("sft/tiny", "reward/tiny", "rlhf/tiny", "sft/x")]
     paths += ["prompt_eval/sft/tiny.html", "compare/rlhf/tiny-kl.html"]
@@ -283,3 +283,5 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
         "output/compare/rlhf/tiny-kl.html",
         "output/prompt_eval/sft/tiny.html",
     ]
+    warning = "warning: not in this config: sft/x: add the --configfile of their build to see them"
+    assert capsys.readouterr().err == f"{warning}\n"
