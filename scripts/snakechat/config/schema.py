@@ -127,10 +127,13 @@ def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
     """Return the keys and indices that lead to a problem, without the types in its location."""
     path = []
     for part in problem["loc"]:
-        is_index = isinstance(value, list) and isinstance(part, int)
+        # An item that is missing has an index, too.
+        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
         if is_index or (isinstance(value, dict) and part in value):
             value = value[part]
             path.append(part)
     if problem["type"] == "unknown_key":
         return [*path, problem["ctx"]["key"]]
-    return [*path, problem["loc"][-1]] if problem["type"] == "missing" else path
+    # An item of a pair is no key that a user writes.
+    is_key = problem["type"] == "missing" and isinstance(problem["loc"][-1], str)
+    return [*path, problem["loc"][-1]] if is_key else path

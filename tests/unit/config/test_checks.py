@@ -207,6 +207,7 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
             " lora_learning_rate?); 'epchs': unknown key (did you mean epochs?)",
         ),
         (tiny("sft", placement={"offlod": "none"}), "sft.recipes.tiny.placement.offlod: unknown"),
+        (tiny("sft", datasets=[["toy"]]), "sft.recipes.tiny.datasets.0: Input should be a valid "),
         (tiny("sft", datasets=[{"toy": 0}]), "sft.recipes.tiny.datasets.0.toy: Input should be gr"),
         (dataset(path="x"), "datasets.mine.format: this key is required"),
         (dataset(format="plain"), "datasets.mine: expected path or hub"),
