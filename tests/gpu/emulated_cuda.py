@@ -25,8 +25,8 @@ from torch.cuda import nvtx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from snakechat.modeling import acceleration, forward, logprobs
 from snakechat.modeling import attention as attention_module
+from snakechat.modeling import forward, logprobs
 from snakechat.modeling.captured_decoding import FixedDecoder
 from support.varlen import loop_over_segments
 
@@ -399,12 +399,8 @@ def emulation():
 
 @contextlib.contextmanager
 def rehearsal():
-    """Context of an emulation without captured graphs, compiled layers and threads.
-
-    The dispatcher of torch knows modes of the thread that enters them.
-    """
+    """Context of an emulation without captured graphs and compiled layers."""
     with (
-        mock.patch.object(acceleration, "prefetched", lambda items: items),
         mock.patch.object(FixedDecoder, "_captured", lambda decoder, step: step),
         mock.patch.object(forward, "compile_layers", lambda model: None),
         mock.patch.object(logprobs, "compiled", lambda function: function),

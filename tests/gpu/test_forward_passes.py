@@ -12,10 +12,9 @@ from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.models import DTYPES, make_causal
 from support.families import FAMILIES, WINDOWS, spread
-from support.passes import sample_responses
+from support.passes import loss_and_gradients, sample_responses
 
 PROMPTS = [[0, 9, 8, 7, 6, 5, 40, 41], [0, 21], [0, 30, 31, 32], [0, 50, 51]]
-CPU = torch.device("cpu")
 # Of gradients in bf16 of models with large weights: a dense mask has errors of 0.02 to 0.16.
 GRADIENT_ERROR = 0.25
 # Heads of 32 dimensions, and sequences of several blocks of a mask.
@@ -38,16 +37,12 @@ def long_examples(num_responses):
     )
 
 
-def loss_and_gradients(model, device, examples):
-    """Return the sum of the log-probabilities of a model, and its gradients in fp32."""
-    policy = Policy(model).to(device)
-    policy.zero_grad()
-    rows = np.arange(len(examples))
-    micro_batches = examples.micro_batches(rows, policy.supports_packing, device, with_prompts=True)
-    loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
-    loss.backward()
-    grads = [weight.grad.float().cpu().flatten() for weight in policy.parameters()]
-    return loss.item(), torch.cat(grads)
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)], scope="module")
+def device(request):
+    """The CPU, and the first GPU."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU: torch finds none")
+    return torch.device(request.param)
 
 
 @pytest.fixture(params=["opt", "qwen3"])
@@ -73,23 +68,16 @@ def model(request, tokenizer):
 )
 @pytest.mark.parametrize("name", KERNEL_MODELS)
 def test_attention_kernels_equal_a_dense_mask_on_a_cpu(
-    name,
-    attn_implementation,
-    dtype,
-    tolerance,
-    num_responses,
-    compiled,
-    device,
-    tokenizer,
+    name, attn_implementation, dtype, tolerance, num_responses, compiled, device, tokenizer
 ):
     examples = long_examples(num_responses)
     model = spread(make_causal(KERNEL_MODELS[name], tokenizer, 1)).eval()
-    placement = {"attn_implementation": attn_implementation, "compile": compiled}
-    with configured(0, micro_batch_tokens=1024):
-        expected_loss, expected = loss_and_gradients(copy.deepcopy(model), CPU, examples)
-    with configured(micro_batch_tokens=1024, **placement):
-        loss, grads = loss_and_gradients(model.to(DTYPES[dtype]), device, examples)
-    assert loss == pytest.approx(expected_loss, rel=tolerance / 50)
+    policy = Policy(copy.deepcopy(model))
+    expected_loss, expected = loss_and_gradients(policy, examples, 1024)
+    with configured(attn_implementation=attn_implementation, compile=compiled):
+        policy = Policy(model.to(DTYPES[dtype])).to(device)
+        loss, grads = loss_and_gradients(policy, examples, 1024)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=tolerance / 50)
     assert (grads - expected).norm() < tolerance * expected.norm()
 
 

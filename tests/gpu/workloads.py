@@ -26,7 +26,7 @@ from snakechat.config.rlhf import RlhfSettings
 from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data.ragged_arrays import open_ragged
 from snakechat.modeling import acceleration
-from snakechat.modeling.models import choose_device
+from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.placed_models import leave_process_group

@@ -47,18 +47,14 @@ WINDOWS = {
     },
 }
 
-GATED = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
-OPT_LAYERS = ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"]
-
-# The linear layers of each family's blocks.
+# The linear layers of the blocks of some families.
 LINEAR_LAYERS = {
-    "opt": OPT_LAYERS,
-    "opt-350m": OPT_LAYERS,
+    "opt": ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"],
+    "opt-350m": ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"],
     "gpt2": ["c_attn", "c_fc", "c_proj"],
-    "bloom": ["dense", "dense_4h_to_h", "dense_h_to_4h", "query_key_value"],
-    "llama": GATED,
-    "qwen3": GATED,
-    "gemma3_text": GATED,
+    "gemma3_text": [
+        *("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"),
+    ],
 }
 
 

@@ -5,6 +5,7 @@ in bytes, STOP the step after which it receives SIGTERM, and KILLED_STAGE the Ze
 a process is killed in its trial, as the kernel does it where a node has no memory left.
 """
 
+import dataclasses
 import os
 import signal
 import sys
@@ -22,14 +23,13 @@ KILLED_STAGE = int(os.environ.get("KILLED_STAGE", -1))
 def train():
     """Train in a process whose tensors take at most LIMIT bytes."""
     from snakechat.estimates.activation_memory import MemoryTracker
-    from snakechat.modeling import acceleration, models
+    from snakechat.modeling import acceleration
 
-    def choose_device(placement):
-        acceleration.configure(placement, torch.device("cpu"))
-        return torch.device("cpu")
-
+    choose_device = acceleration.choose_device
     # Before other modules import it.
-    models.choose_device = choose_device
+    acceleration.choose_device = lambda placement: choose_device(
+        dataclasses.replace(placement, gpus_per_node=0)
+    )
     from snakechat.training import deepspeed_engine
 
     # Otherwise most of the memory is that of DeepSpeed's buffers.

@@ -7,8 +7,7 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.loading import load_causal
-from snakechat.modeling.models import make_causal
+from snakechat.modeling.models import load_causal, make_causal
 from snakechat.modeling.saving import save_model
 from support.families import spread
 
@@ -29,17 +28,17 @@ def sample_responses(model, prompts, sampler):
     return responses
 
 
-def loss_and_gradients(policy, examples):
+def loss_and_gradients(policy, examples, micro_batch_tokens=60):
     """Return the sum of all log-probabilities, and its gradients, over several micro-batches."""
     policy.zero_grad()
-    rows = np.arange(len(examples))
-    with acceleration.using(replace(acceleration.current(), micro_batch_tokens=60)):
-        micro_batches = list(examples.micro_batches(rows, True, CPU, with_prompts=True))
+    rows, device = np.arange(len(examples)), next(policy.parameters()).device
+    with acceleration.using(replace(acceleration.current(), micro_batch_tokens=micro_batch_tokens)):
+        micro_batches = list(examples.micro_batches(rows, True, device, with_prompts=True))
     assert len(micro_batches) > 1
     loss = sum(policy(micro_batch.batch, return_sum=True) for micro_batch in micro_batches)
     loss.backward()
     weights = [weight for weight in policy.parameters() if weight.requires_grad]
-    return loss.detach(), torch.cat([weight.grad.flatten() for weight in weights])
+    return loss.detach(), torch.cat([weight.grad.float().cpu().flatten() for weight in weights])
 
 
 def assert_equal(actual, expected):

@@ -25,9 +25,9 @@ from transformers import (
 
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.attention import Segments
+from snakechat.modeling.attention import Segments, Spans
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.key_value_cache import cache_elements
+from snakechat.modeling.generation import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES, checkpoint_activations
 from snakechat.modeling.packing import ModelInputs, TokenBatch
@@ -216,7 +216,7 @@ def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     if module.supports_packing:
         bounds = torch.zeros(sequences + 1, dtype=torch.int32)
         row_ids = ids(sequences, length)
-        segments = Segments(row_ids, row_ids, bounds, length)
+        segments = Segments(row_ids, row_ids, Spans(bounds, length))
         inputs = inputs._replace(position_ids=ids(sequences, length), segments=segments)
     num_targets = sequences * targets
     return TokenBatch(inputs, ids(num_targets), ids(num_targets), ids(sequences), ids(sequences))

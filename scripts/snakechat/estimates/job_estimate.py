@@ -30,7 +30,7 @@ from snakechat.estimates.inputs import TokenCounts, model_config, token_counts
 from snakechat.jobs.planner import Plan
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
-from snakechat.modeling.key_value_cache import MEMORY_FRACTION, default_generate_tokens
+from snakechat.modeling.generation import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import (
     Rung,

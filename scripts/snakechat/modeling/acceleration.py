@@ -1,8 +1,8 @@
 """How forward passes use a device: micro-batches, shapes that repeat, captured decoding.
 
 The placement of a job selects it. Like torch's backend flags it applies to the whole process:
-choose_device calls configure once, before models are loaded. None of it changes what is computed,
-apart from rounding. Deterministic kernels are a setting, which configure applies too.
+choose_device configures it, before models are loaded. None of it changes what is computed,
+apart from rounding. Deterministic kernels are a setting, which choose_device applies too.
 """
 
 import contextlib
@@ -13,19 +13,17 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from snakechat.workflow import processes
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import SERIAL, Placement
-
-T = TypeVar("T")
 
 # Of packed sequences on a GPU. Kernels, plans and compiled code are chosen by shape: few shapes
 # repeat. 128 is also the tile of GPUs' matrix products.
@@ -48,7 +46,6 @@ class Acceleration:
     Attributes:
         micro_batch_tokens: Limit of tokens in a micro-batch, padding included.
         pad_to_multiple_of: Packed sequences are padded to a multiple of this number of tokens.
-        prefetch: Prepare the next micro-batch in a thread, and copy it from pinned memory.
         stop_check_steps: Tokens between two checks of whether responses have ended.
         cuda_graphs: Capture the forward pass that samples a token, and replay it.
         generate_tokens: Limit of tokens in a batch of responses; None: as many as the memory of a
@@ -62,7 +59,6 @@ class Acceleration:
 
     micro_batch_tokens: int = SERIAL.micro_batch_tokens
     pad_to_multiple_of: int = 1
-    prefetch: bool = False
     stop_check_steps: int = 1
     cuda_graphs: bool = False
     generate_tokens: int | None = None
@@ -90,14 +86,21 @@ def using(choices: Acceleration) -> Iterator[None]:
         _current = previous
 
 
-def configure(placement: Placement, device: torch.device) -> None:
-    """Apply the choices of a placement to this process; those that it lacks follow the device."""
+def choose_device(placement: Placement) -> torch.device:
+    """Return the device of a placement, and apply the placement's choices to this process.
+
+    Those that it lacks follow the device.
+
+    Raises:
+        InputError: It requires a GPU, and torch finds none.
+    """
     global _current
-    on_gpu = device.type == "cuda"
+    on_gpu = placement.gpus_per_node > 0
+    if on_gpu and not torch.cuda.is_available():
+        raise InputError("placement requires a GPU, but torch finds none: set gpus_per_node: 0")
     _current = Acceleration(
         micro_batch_tokens=placement.micro_batch_tokens,
         pad_to_multiple_of=GPU_PAD_TO_MULTIPLE_OF if on_gpu else 1,
-        prefetch=on_gpu,
         stop_check_steps=GPU_STOP_CHECK_STEPS if on_gpu else 1,
         # Only a GPU can capture a graph.
         cuda_graphs=on_gpu and placement.cuda_graphs is not False,
@@ -113,6 +116,7 @@ def configure(placement: Placement, device: torch.device) -> None:
     # The threads of a CPU add the gradients of indexed rows in any order, too.
     if not on_gpu or processes.uses_deterministic_kernels():
         use_deterministic_kernels(warn_only=not processes.uses_deterministic_kernels())
+    return torch.device("cuda" if on_gpu else "cpu")
 
 
 def use_deterministic_kernels(warn_only: bool) -> None:
@@ -135,18 +139,6 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def round_up(length: int, multiple: int) -> int:
     """Return the smallest multiple that is not less than a length."""
     return -(-length // multiple) * multiple
-
-
-def prefetched(items: Iterator[T]) -> Iterator[T]:
-    """Yield items, each of which a thread computes while the caller uses the one before it.
-
-    items: None of them is None.
-    """
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        pending = thread.submit(next, items, None)
-        while (item := pending.result()) is not None:
-            pending = thread.submit(next, items, None)
-            yield item
 
 
 # --- compiled layers (regional compilation by torch.compile) ------------------------------------

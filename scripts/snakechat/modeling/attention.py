@@ -19,7 +19,7 @@ P positions of some sequences in one dimension.
 
 import inspect
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,15 +41,16 @@ VARLEN_GQA: dict[str, Any] = {"enable_gqa": True} if HAS_ENABLE_GQA else {}
 
 
 class Spans(NamedTuple):
-    """Consecutive positions of each row.
+    """Consecutive positions: segments, or the prompts or all responses of each row.
 
-    places: [P], where they are in the flattened [B * T] positions. bounds: int32 [rows + 1], where
-    each row begins and ends in the places. longest: Positions of the longest row.
+    bounds: int32 [number + 1], where each begins and ends.
+    longest: Positions of the longest one.
+    places: [P], where the positions are in the flattened [B * T] ones; None: they are all of them.
     """
 
-    places: torch.Tensor
     bounds: torch.Tensor
     longest: int
+    places: torch.Tensor | None = None
 
 
 class Segments(NamedTuple):
@@ -57,17 +58,14 @@ class Segments(NamedTuple):
 
     row_ids: [B, T], the number of a token's row in its packed sequence, 0 for padding.
     segment_ids: [B, T], 0 for a prompt, k for the k-th response.
-    bounds: int32 [N + 1], where rows (of one response), or prompts and responses, begin and end in
-        the flattened positions. Padding is a segment of its own.
-    longest: Positions of the longest segment.
+    own: Rows (of one response), or prompts and responses. Padding is a segment of its own.
     prompts, responses: Those of each row; None if rows have one response.
     mean_response: Mean tokens of a response, 0 if rows have one response.
     """
 
     row_ids: torch.Tensor
     segment_ids: torch.Tensor
-    bounds: torch.Tensor
-    longest: int
+    own: Spans
     prompts: Spans | None = None
     responses: Spans | None = None
     mean_response: float = 0.0
@@ -77,26 +75,22 @@ def make_segments(
     row_ids: np.ndarray, segment_ids: np.ndarray, to_device: Callable[[np.ndarray], torch.Tensor]
 ) -> Segments:
     """Return the segments of packed sequences; see Segments for the first two arguments."""
-    last_row, last_segment = row_ids.max(), segment_ids.max()
+    last_segment = segment_ids.max()
     shares_prompts = last_segment > 1
     parts = row_ids * (last_segment + 1) + segment_ids if shares_prompts else row_ids
     starts = np.flatnonzero(np.diff(parts, axis=1, prepend=-1))
     bounds = np.append(starts, row_ids.size).astype(np.int32)
-    segments = Segments(
-        *(to_device(row_ids), to_device(segment_ids), to_device(bounds)),
-        int(np.diff(bounds).max()),
-    )
+    own = Spans(to_device(bounds), int(np.diff(bounds).max()))
+    segments = Segments(to_device(row_ids), to_device(segment_ids), own)
     if not shares_prompts:
         return segments
-    _, rows = np.unique(
-        row_ids + (last_row + 1) * np.arange(len(row_ids))[:, None], return_inverse=True
-    )
+    rows = np.cumsum(np.diff(row_ids, axis=1, prepend=-1) != 0).reshape(row_ids.shape) - 1
     of_responses = segment_ids > 0
 
     def spans(chosen: np.ndarray) -> Spans:
-        lengths = np.bincount(rows.reshape(chosen.shape)[chosen], minlength=rows.max() + 1)
+        lengths = np.bincount(rows[chosen], minlength=rows.max() + 1)
         ends = np.append(0, lengths.cumsum()).astype(np.int32)
-        return Spans(to_device(np.flatnonzero(chosen)), to_device(ends), int(lengths.max()))
+        return Spans(to_device(ends), int(lengths.max()), to_device(np.flatnonzero(chosen)))
 
     return segments._replace(
         prompts=spans((row_ids > 0) & ~of_responses),
@@ -220,19 +214,14 @@ def packed_attention(
     query, key, value = (
         states.transpose(1, 2).flatten(end_dim=1) for states in (query, key, value)
     )
-    bounds, longest = packed_segments.bounds, packed_segments.longest
+    own, responses = packed_segments.own, packed_segments.responses
     output: Any
-    if packed_segments.responses is not None:
-        output = shared_prompt_attention(query, key, value, packed_segments, scaling)
+    if responses is not None:
+        spans = own, packed_segments.prompts, responses
+        output = shared_prompt_attention(query, key, value, *spans, scaling)
     else:
         output = varlen_attn(
-            query,
-            key,
-            value,
-            bounds,
-            bounds,
-            longest,
-            longest,
+            *(query, key, value, own.bounds, own.bounds, own.longest, own.longest),
             scale=scaling,
             # A model counts the token itself in its window, the kernel does not.
             window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
@@ -245,8 +234,6 @@ def packed_attention(
 
 # Queries, keys and values [P, H, D].
 States = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-# Where segments begin and end, and the longest one: of the queries, and of the keys.
-Ends = tuple[tuple[torch.Tensor, int], tuple[torch.Tensor, int]]
 
 
 class _SharedPrompts(torch.autograd.Function):
@@ -256,19 +243,21 @@ class _SharedPrompts(torch.autograd.Function):
         query: torch.Tensor,
         key: torch.Tensor,
         value: torch.Tensor,
-        segments: Segments,
+        own: Spans,
+        prompts: Spans,
+        responses: Spans,
         scaling: float | None,
     ) -> torch.Tensor:
-        ctx.segments, ctx.scaling = segments, scaling
-        prompts, responses, own_ends, ends = _parts(segments)
-        output, lse = flash_forward((query, key, value), own_ends, True, scaling)
-        states = query[responses], key[prompts], value[prompts]
-        to_prompts, other_lse = flash_forward(states, ends, False, scaling)
-        own_lse = lse[:, responses]
+        ctx.spans, ctx.scaling = (own, prompts, responses), scaling
+        output, lse = flash_forward((query, key, value), own, own, True, scaling)
+        chosen, seen = responses.places, prompts.places
+        states = query[chosen], key[seen], value[seen]
+        to_prompts, other_lse = flash_forward(states, responses, prompts, False, scaling)
+        own_lse = lse[:, chosen]
         both = torch.logaddexp(own_lse, other_lse)
-        own, other = ((each - both).exp().T[..., None] for each in (own_lse, other_lse))
-        merged = own * output[responses] + other * to_prompts
-        output[responses], lse[:, responses] = merged.to(output.dtype), both
+        of_own, of_other = ((each - both).exp().T[..., None] for each in (own_lse, other_lse))
+        merged = of_own * output[chosen] + of_other * to_prompts
+        output[chosen], lse[:, chosen] = merged.to(output.dtype), both
         ctx.save_for_backward(query, key, value, output, lse)
         return output
 
@@ -276,34 +265,25 @@ class _SharedPrompts(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         query, key, value, output, lse = ctx.saved_tensors
         grad, scaling = grad_outputs[0].contiguous(), ctx.scaling
-        prompts, responses, own_ends, ends = _parts(ctx.segments)
+        own, prompts, responses = ctx.spans
         # The kernels derive the share of each score from the output and log-sum-exp of all.
         outputs = grad, output, lse
-        gradients = flash_backward(outputs, (query, key, value), own_ends, True, scaling)
-        outputs = grad[responses], output[responses], lse[:, responses].contiguous()
-        states = query[responses], key[prompts], value[prompts]
-        others = flash_backward(outputs, states, ends, False, scaling)
-        places = responses, prompts, prompts
-        for total, added, index in zip(gradients, others, places, strict=True):
+        gradients = flash_backward(outputs, (query, key, value), own, own, True, scaling)
+        chosen, seen = responses.places, prompts.places
+        outputs = grad[chosen], output[chosen], lse[:, chosen].contiguous()
+        states = query[chosen], key[seen], value[seen]
+        others = flash_backward(outputs, states, responses, prompts, False, scaling)
+        for total, added, index in zip(gradients, others, (chosen, seen, seen), strict=True):
             total.index_add_(0, index, added)
-        return *gradients, None, None
+        return *gradients, None, None, None, None
 
 
 # The attention [P, H, D] of all positions P, which torch does not compile.
 shared_prompt_attention = torch.compiler.disable(_SharedPrompts.apply)
 
 
-def _parts(segments: Segments) -> tuple[torch.Tensor, torch.Tensor, Ends, Ends]:
-    """Return the indices of prompts and of responses; the ends of segments, and of those."""
-    prompts, responses = segments.prompts, segments.responses
-    assert prompts and responses
-    own = segments.bounds, segments.longest
-    ends = (responses.bounds, responses.longest), (prompts.bounds, prompts.longest)
-    return prompts.places, responses.places, (own, own), ends
-
-
 def flash_forward(
-    states: States, ends: Ends, is_causal: bool, scaling: float | None
+    states: States, of_queries: Spans, of_keys: Spans, is_causal: bool, scaling: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the attention [P, H, D] of segments of queries to segments of keys.
 
@@ -311,16 +291,16 @@ def flash_forward(
     [H, P] of the scores of each query.
     """
     query, key, value = states
-    (bounds, longest), (key_bounds, longest_key) = ends
     if query.is_cuda:
         output, lse, *_ = torch.ops.aten._flash_attention_forward(
-            *(*states, bounds, key_bounds, longest, longest_key, 0.0, is_causal, False),
+            *(*states, of_queries.bounds, of_keys.bounds, of_queries.longest, of_keys.longest),
+            *(0.0, is_causal, False),
             scale=scaling,
         )
         return output, lse
     output, lse = torch.empty_like(query), query.new_empty(query.shape[1::-1], dtype=torch.float32)
     key, value = (_for_all_heads(each, query) for each in (key, value))
-    for rows, keys in _segments(ends):
+    for rows, keys in _segments(of_queries, of_keys):
         part, lse[:, rows] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *map(_batched, (query[rows], key[keys], value[keys])), 0.0, is_causal, scale=scaling
         )
@@ -329,7 +309,12 @@ def flash_forward(
 
 
 def flash_backward(
-    outputs: States, states: States, ends: Ends, is_causal: bool, scaling: float | None
+    outputs: States,
+    states: States,
+    of_queries: Spans,
+    of_keys: Spans,
+    is_causal: bool,
+    scaling: float | None,
 ) -> list[torch.Tensor]:
     """Return the gradients of queries, keys and values.
 
@@ -337,18 +322,17 @@ def flash_backward(
         outputs: The gradient of the output, and what flash_forward returns.
     """
     (grad, output, lse), (query, key, value) = outputs, states
-    (bounds, longest), (key_bounds, longest_key) = ends
     if query.is_cuda:
         # Random numbers of dropout, which there is none of.
         random, unused = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
         return torch.ops.aten._flash_attention_backward(
-            *(grad, *states, output, lse, bounds, key_bounds, longest, longest_key),
-            *(0.0, is_causal, random, unused),
+            *(grad, *states, output, lse, of_queries.bounds, of_keys.bounds),
+            *(of_queries.longest, of_keys.longest, 0.0, is_causal, random, unused),
             scale=scaling,
         )
     all_keys, all_values = (_for_all_heads(each, query) for each in (key, value))
     gradients = [torch.zeros_like(each) for each in (query, all_keys, all_values)]
-    for rows, keys in _segments(ends):
+    for rows, keys in _segments(of_queries, of_keys):
         parts = grad[rows], query[rows], all_keys[keys], all_values[keys], output[rows]
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
             *map(_batched, parts), lse[None, :, rows], 0.0, is_causal, scale=scaling
@@ -370,9 +354,9 @@ def _batched(states: torch.Tensor) -> torch.Tensor:
     return states.transpose(0, 1)[None]
 
 
-def _segments(ends: Ends) -> Iterator[tuple[slice, slice]]:
+def _segments(of_queries: Spans, of_keys: Spans) -> Iterator[tuple[slice, slice]]:
     """Yield the queries and the keys of each segment that has queries."""
-    places = ([slice(*pair) for pair in pairwise(bounds.tolist())] for bounds, _ in ends)
-    for rows, keys in zip(*places, strict=True):
+    bounds = (pairwise(spans.bounds.tolist()) for spans in (of_queries, of_keys))
+    for rows, keys in zip(*(starmap(slice, pairs) for pairs in bounds), strict=True):
         if rows.start < rows.stop:
             yield rows, keys

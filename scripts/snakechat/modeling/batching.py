@@ -183,36 +183,26 @@ class Examples:
         device: torch.device,
         with_prompts: bool = False,
     ) -> Iterator[MicroBatch]:
-        """Return an iterator of this rank's micro-batches of the given rows.
+        """Yield this rank's micro-batches of the given rows.
 
         See distribute_rows for the first two arguments and packing.collate for the last two.
         """
         choices = acceleration.current()
+        multiple = choices.pad_to_multiple_of
         distributed = distribute_rows(
-            rows,
-            self._sizes(rows, packing),
-            choices.micro_batch_tokens,
-            packing,
-            ranks.rank(),
-            ranks.world_size(),
-            choices.pad_to_multiple_of,
+            *(rows, self._sizes(rows, packing), choices.micro_batch_tokens, packing),
+            *(ranks.rank(), ranks.world_size(), multiple),
         )
-
-        def collated() -> Iterator[MicroBatch]:
-            for number, (packed, counted) in enumerate(distributed, start=1):
-                sequences = [
-                    [(self.prompts[row], [ids[row] for ids in self.responses]) for row in sequence]
-                    for sequence in packed
-                ]
-                batch_rows, trained = [row for sequence in packed for row in sequence], None
-                if self.trained is not None:
-                    trained = [self.trained[row] for row in batch_rows]
-                batch = collate(
-                    sequences, packing, device, with_prompts, choices.pad_to_multiple_of, trained
-                )
-                yield MicroBatch(batch_rows, batch, counted, number == len(distributed))
-
-        return acceleration.prefetched(collated()) if choices.prefetch else collated()
+        for number, (packed, counted) in enumerate(distributed, start=1):
+            sequences = [
+                [(self.prompts[row], [ids[row] for ids in self.responses]) for row in sequence]
+                for sequence in packed
+            ]
+            batch_rows, trained = [row for sequence in packed for row in sequence], None
+            if self.trained is not None:
+                trained = [self.trained[row] for row in batch_rows]
+            batch = collate(sequences, packing, device, with_prompts, multiple, trained)
+            yield MicroBatch(batch_rows, batch, counted, number == len(distributed))
 
 
 def sequence_lengths(sequences: Sequence[Ids] | Ragged) -> np.ndarray:

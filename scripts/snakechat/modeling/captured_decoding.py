@@ -9,19 +9,21 @@ Shapes: as in decoding.py.
 
 import contextlib
 import functools
+import math
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
-from snakechat.modeling.decoding import Decoder, next_logits, takes_dense_mask
-from snakechat.modeling.key_value_cache import (
-    FixedLayer,
+from snakechat.modeling.decoding import (
+    Decoder,
     PreallocatedLayer,
-    copy_to_start,
     make_cache,
+    next_logits,
+    takes_dense_mask,
 )
 from snakechat.modeling.models import describe, whole_shape
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
@@ -34,6 +36,78 @@ LENGTH_MULTIPLE = 64
 
 # Whether a graph can have the pass of a model.
 _captures: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values [b, H, L, D] of a layer at addresses that all batches share.
+
+    Each token is written to a column, and the columns of all tokens are returned: the caller masks
+    those that have none yet.
+
+    Args:
+        capacity: b * L of the largest batch.
+        column: [1], where the next token is written. The caller advances it.
+    """
+
+    def __init__(self, capacity: int, column: torch.Tensor) -> None:
+        super().__init__()
+        self.capacity, self.column = capacity, column
+        self.buffers: list[torch.Tensor] = []
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    def start(self, prompts: PreallocatedLayer, sources: torch.Tensor, length: int) -> None:
+        """Start a batch from the keys and values of its prompts, which are freed.
+
+        Args:
+            sources: [b], the row in `prompts` of each row.
+            length: L of the batch.
+        """
+        assert prompts.buffers is not None
+        # Uninitialized memory may contain NaN, which a mask does not remove.
+        self.buffers = self.buffers or [
+            new.new_zeros(self.capacity * new.shape[1] * new.shape[3]) for new in prompts.buffers
+        ]
+        self.states = []
+        for buffer, new in zip(self.buffers, prompts.buffers, strict=True):
+            states = view_of_start(buffer, (len(sources), new.shape[1], length, new.shape[3]))
+            states[:, :, : prompts.length] = new[sources, :, : prompts.length]
+            self.states.append(states)
+        prompts.buffers = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of a token, and return all columns."""
+        keys, values = (
+            states.index_copy_(2, self.column, new)
+            for states, new in zip(self.states, (key_states, value_states), strict=True)
+        )
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return 0: the mask says which columns have tokens."""
+        return 0
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Select rows of the batch, which then has as many."""
+        self.states = [
+            copy_to_start(buffer, states[beam_idx])
+            for buffer, states in zip(self.buffers, self.states, strict=True)
+        ]
+
+
+def view_of_start(buffer: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Return the first elements of a flat buffer in a shape."""
+    return buffer[: math.prod(shape)].view(shape)
+
+
+def copy_to_start(buffer: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Copy a tensor to the first elements of a flat buffer; return them in its shape."""
+    return view_of_start(buffer, tensor.shape).copy_(tensor)
 
 
 class FixedDecoder(Decoder):

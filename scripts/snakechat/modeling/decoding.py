@@ -1,21 +1,22 @@
 """Decoding: the tokens of a batch of responses, sampled one after the other with a key-value cache.
 
 Shapes: n prompts, G responses of each; b rows of a batch, c tokens of each; R tokens of the longest
-response, T of the longest prompt, L of a prompt and its response; V entries of the vocabulary.
+response, T of the longest prompt, L of a prompt and its response; V entries of the vocabulary;
+H heads of D dimensions.
 """
 
 import inspect
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.nn import functional
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
-from snakechat.modeling.key_value_cache import PreallocatedLayer, make_cache
 from snakechat.modeling.models import supports_packing
 from snakechat.workflow.errors import InputError
 
@@ -25,6 +26,52 @@ COMPACTION_THRESHOLD = 7 / 8
 CDF_BLOCK = 64
 # The largest weight of a distribution as an integer. The sum of 32,768 of them fits 64 bits.
 LARGEST_WEIGHT = 2**48
+
+
+def make_cache(config: PreTrainedConfig, max_length: int) -> DynamicCache:
+    """Create an empty key-value cache with space for `max_length` tokens in each row."""
+    cache = DynamicCache(config=config)
+    # Layers with a sliding window keep their class: they drop tokens.
+    cache.layers = [
+        PreallocatedLayer(max_length) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
+    ]
+    return cache
+
+
+class PreallocatedLayer(DynamicLayer):
+    """Keys and values [b, H, T, D] of a layer in tensors that are allocated once.
+
+    transformers' DynamicLayer copies all earlier keys and values for each new token.
+    """
+
+    def __init__(self, max_length: int) -> None:
+        super().__init__()
+        self.max_length, self.length = max_length, 0
+        self.buffers: list[torch.Tensor] | None = None
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append keys and values, and return all of them."""
+        states = key_states, value_states
+        if self.buffers is None:
+            shapes = [(*new.shape[:2], self.max_length, new.shape[3]) for new in states]
+            self.buffers = [new.new_empty(shape) for new, shape in zip(states, shapes, strict=True)]
+        start, self.length = self.length, self.length + key_states.shape[2]
+        for buffer, new in zip(self.buffers, states, strict=True):
+            buffer[:, :, start : self.length] = new
+        keys, values = (buffer[:, :, : self.length] for buffer in self.buffers)
+        return keys, values
+
+    def get_seq_length(self) -> int:
+        """Return the number of cached tokens."""
+        return self.length
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Select rows of the batch, each any number of times."""
+        assert self.buffers is not None
+        self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
 
 def next_logits(

@@ -9,22 +9,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
+from snakechat.modeling.attention import head_size
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
 from snakechat.modeling.captured_decoding import FixedDecoder, can_be_captured
 from snakechat.modeling.decoding import Decoder, pad_left
-from snakechat.modeling.key_value_cache import (
-    FREE_FRACTION,
-    MEMORY_FRACTION,
-    default_generate_tokens,
-)
 from snakechat.modeling.lora import merged_adapters
 from snakechat.modeling.models import Gather, no_gather
 from snakechat.workflow import processes
 
+# Fractions of a GPU's total memory, and of its free memory, that the keys and values of a batch may
+# use by default.
+MEMORY_FRACTION, FREE_FRACTION = 1 / 8, 1 / 2
 # A decoder stays in memory while a model trains if both take at most this fraction of a GPU.
 KEPT_FRACTION = 0.8
 
@@ -184,3 +183,23 @@ def max_batch_tokens(model: PreTrainedModel) -> int:
     if not processes.uses_deterministic_kernels():
         memory = min(memory, FREE_FRACTION * free)
     return default_generate_tokens(model.config, model.dtype.itemsize, micro_batch_tokens, memory)
+
+
+def cache_elements(config: PreTrainedConfig) -> int:
+    """Return the number of elements of the keys and values of a token in all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * head_size(config)
+
+
+def default_generate_tokens(
+    config: PreTrainedConfig, element_bytes: int, micro_batch_tokens: int, memory: float
+) -> int:
+    """Return the default of generate_tokens: the maximum number of tokens in a batch of responses.
+
+    Sampling a token reads all weights once for the whole batch, so larger batches are faster.
+
+    Args:
+        element_bytes: Bytes of an element of the cache.
+        memory: Bytes that keys and values may use.
+    """
+    return max(micro_batch_tokens, int(memory / (element_bytes * cache_elements(config))))

@@ -28,6 +28,9 @@ FP32_CHUNK_LOGITS = 1 << 21
 # large enough for the whole GPU: 2,670 tokens of OPT's vocabulary.
 GPU_CHUNK_LOGITS = 1 << 27
 
+# Of hidden states [N, D], weight [V, D] and bias [V]; None where none is needed.
+Gradients = tuple[torch.Tensor | None, ...]
+
 
 def token_logprobs(
     hidden: torch.Tensor,
@@ -75,30 +78,26 @@ class _TokenLogprobs(torch.autograd.Function):
         tokens: torch.Tensor,
         temperature: float,
         return_entropies: bool,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         ctx.save_for_backward(hidden, weight, bias, tokens)
         ctx.temperature = temperature
         logprobs = torch.empty(len(tokens), device=hidden.device)
-        entropies = torch.empty_like(logprobs) if return_entropies else None
+        entropies = torch.empty_like(logprobs)
         for chunk, logits in logit_chunks(hidden, weight, bias):
-            logprobs[chunk], of_chunk = _evaluate(
+            logprobs[chunk], entropies[chunk] = _evaluate(
                 logits, tokens[chunk], temperature, return_entropies
             )
-            if entropies is not None:
-                entropies[chunk] = of_chunk
-        if entropies is not None:
-            ctx.mark_non_differentiable(entropies)
+        ctx.mark_non_differentiable(entropies)
         return logprobs, entropies
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, tokens = ctx.saved_tensors
-        gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
         factors = grad_outputs[0][:, None] / ctx.temperature
-        for chunk, logits in logit_chunks(hidden, weight, bias):
-            _, of_logits = _differentiate(logits, tokens[chunk], ctx.temperature, factors[chunk])
-            gradients.add(chunk, of_logits)
-        return *gradients.scaled(1.0), None, None, None
+        _, gradients = _sum_and_gradients(
+            hidden, weight, bias, tokens, ctx.needs_input_grad, ctx.temperature, factors
+        )
+        return *_scaled(gradients, hidden.dtype), None, None, None
 
 
 class _SumOfLogprobs(torch.autograd.Function):
@@ -110,20 +109,61 @@ class _SumOfLogprobs(torch.autograd.Function):
         bias: torch.Tensor | None,
         tokens: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.gradients = Gradients(hidden, weight, bias, ctx.needs_input_grad)
-        total = torch.zeros((), device=hidden.device)
-        for chunk, logits in logit_chunks(hidden, weight, bias):
-            logprobs, of_logits = _differentiate(logits, tokens[chunk])
-            total += logprobs.sum()
-            ctx.gradients.add(chunk, of_logits)
+        total, ctx.gradients = _sum_and_gradients(
+            hidden, weight, bias, tokens, ctx.needs_input_grad
+        )
+        ctx.dtype = hidden.dtype
         return total
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[torch.Tensor | None, ...]:
-        gradients = ctx.gradients.scaled(grad_outputs[0])
+        gradients = _scaled(ctx.gradients, ctx.dtype, grad_outputs[0])
         # The caller may keep the loss, which would keep the gradients in memory.
         del ctx.gradients
         return *gradients, None
+
+
+def _sum_and_gradients(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    tokens: torch.Tensor,
+    needs_grad: tuple[bool, ...],
+    temperature: float = 1.0,
+    factors: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, Gradients]:
+    """Return the sum of the log-probabilities, and the gradients of the sum times factors.
+
+    Args:
+        needs_grad: Which of hidden states, weight and bias require a gradient. The weight does not
+            if only adapters are trained.
+        factors: [N, 1], of each log-probability.
+    """
+    of_hidden = torch.empty_like(hidden) if needs_grad[0] else None
+    of_weight, of_bias = (
+        # A sum in bf16 would lose what later chunks add.
+        torch.zeros_like(each, dtype=torch.float32) if each is not None and needed else None
+        for each, needed in ((weight, needs_grad[1]), (bias, needs_grad[2]))
+    )
+    total = torch.zeros((), device=hidden.device)
+    for chunk, logits in logit_chunks(hidden, weight, bias):
+        logprobs, negative = _differentiate(
+            logits, tokens[chunk], temperature, None if factors is None else factors[chunk]
+        )
+        total += logprobs.sum()
+        if of_bias is not None:
+            of_bias -= negative.sum(dim=0, dtype=torch.float32)
+        if of_hidden is not None:
+            of_hidden[chunk] = -(negative @ weight)
+        if of_weight is not None:
+            of_weight -= negative.T @ hidden[chunk]
+    return total, (of_hidden, of_weight, of_bias)
+
+
+def _scaled(
+    gradients: Gradients, dtype: torch.dtype, factor: torch.Tensor | float = 1.0
+) -> Gradients:
+    return tuple(None if each is None else (each * factor).to(dtype) for each in gradients)
 
 
 def logit_chunks(
@@ -225,48 +265,3 @@ def logprobs_and_gradients(
     if factors is not None:
         gradients = gradients * factors
     return _select_tokens(table, tokens), gradients.to(logits.dtype)
-
-
-class Gradients:
-    """Gradients of a sum of scaled log-probabilities for hidden states, weight and bias.
-
-    needs_grad: which of the three require one. The weight does not if only adapters are trained.
-    """
-
-    def __init__(
-        self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        needs_grad: tuple[bool, ...],
-    ) -> None:
-        self.hidden, self.weight, self.bias = hidden, weight, bias
-        self.of_hidden = torch.empty_like(hidden) if needs_grad[0] else None
-        # fp32: a sum in bf16 would lose what later chunks add.
-        self.of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_grad[1] else None
-        self.of_bias = (
-            torch.zeros_like(bias, dtype=torch.float32)
-            if needs_grad[2] and bias is not None
-            else None
-        )
-
-    def add(self, chunk: slice, negative_gradients: torch.Tensor) -> None:
-        """Add a chunk, given its negative gradients [n, V] for the logits."""
-        if self.of_bias is not None:
-            self.of_bias -= negative_gradients.sum(dim=0, dtype=torch.float32)
-        if self.of_hidden is not None:
-            self.of_hidden[chunk] = -(negative_gradients @ self.weight)
-        if self.of_weight is not None:
-            self.of_weight -= negative_gradients.T @ self.hidden[chunk]
-
-    def scaled(self, factor: torch.Tensor | float) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients times a factor, in the dtype of their tensors."""
-        pairs = (
-            (self.of_hidden, self.hidden),
-            (self.of_weight, self.weight),
-            (self.of_bias, self.bias),
-        )
-        return tuple(
-            None if gradient is None or tensor is None else (gradient * factor).to(tensor.dtype)
-            for gradient, tensor in pairs
-        )

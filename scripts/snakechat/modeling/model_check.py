@@ -21,9 +21,8 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
-from snakechat.modeling.decoding import next_logits, pad_left
+from snakechat.modeling.decoding import make_cache, next_logits, pad_left
 from snakechat.modeling.forward import Policy, Scorer, fp32_weights
-from snakechat.modeling.key_value_cache import make_cache
 from snakechat.modeling.models import describe, max_positions, whole_shape
 from snakechat.modeling.packing import Ids, Row, collate
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn

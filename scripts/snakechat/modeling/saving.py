@@ -5,16 +5,18 @@ memory.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
+from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.core_model_loading import revert_weight_conversion
-from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME
+from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
 from snakechat.data.chat_templates import end_of_turn_id
 from snakechat.modeling.lora import (
@@ -208,3 +210,23 @@ def weights_in_files(
     }
     sources = {id(shape): weights[name] for name, shape in shapes.items()}
     return revert_weight_conversion(model, shapes), sources
+
+
+def weight_files(folder: Path) -> Mapping[str, Path]:
+    """Return the safetensors file of each weight of a folder."""
+    index, single = folder / SAFE_WEIGHTS_INDEX_NAME, folder / SAFE_WEIGHTS_NAME
+    if index.exists():
+        names = json.loads(index.read_text())["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    with safe_open(single, "pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+def count_stored_weights(folder: Path) -> int:
+    """Return the number of weights in the safetensors files of a folder."""
+    count = 0
+    for path in set(weight_files(folder).values()):
+        with safe_open(path, "pt") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+            count += sum(map(math.prod, shapes))
+    return count

@@ -12,9 +12,8 @@ from safetensors import safe_open
 from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
-from snakechat.modeling.loading import weight_files
 from snakechat.modeling.models import DTYPES
-from snakechat.modeling.saving import saved_weights, weights_in_files
+from snakechat.modeling.saving import saved_weights, weight_files, weights_in_files
 from snakechat.training.checkpointing import Attributes, saved_values
 from snakechat.workflow.errors import warn
 from snakechat.workflow.job import Job

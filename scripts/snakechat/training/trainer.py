@@ -21,14 +21,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
-from snakechat.modeling.acceleration import can_compile, compile_layers
+from snakechat.modeling.acceleration import can_compile, choose_device, compile_layers
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.loading import count_stored_weights, load_causal, load_scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
-from snakechat.modeling.models import check_sequence_length, choose_device, model_size
-from snakechat.modeling.saving import save_model
+from snakechat.modeling.models import check_sequence_length, load_causal, load_scorer, model_size
+from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import (
     Checkpointer,
     Generators,

@@ -1,23 +1,36 @@
-"""Attention of packed sequences without a dense mask, compared with SDPA and a dense mask.
+"""Attention without a dense mask and compiled layers, compared with SDPA and a dense mask.
 
 varlen_attn, which only a GPU has, is replaced by a loop over its segments. Responses that share a
 prompt have the kernel of a CPU in the place of FlashAttention. tests/gpu runs the kernels of a GPU.
 """
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from snakechat.modeling import acceleration, attention
-from snakechat.modeling.acceleration import Acceleration, compile_layers
+from snakechat.modeling import acceleration, attention, logprobs
+from snakechat.modeling.acceleration import Acceleration, choose_device, compile_layers
 from snakechat.modeling.batching import Examples
+from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import checkpoint_activations
+from snakechat.modeling.models import checkpoint_activations, load_causal
+from snakechat.training.placed_models import make_engine
+from snakechat.workflow.placement import Placement
+from support.engines import SETTINGS
 from support.families import FAMILIES, WINDOWS, spread
-from support.passes import assert_equal, loss_and_gradients, sample_responses, saved_policy
+from support.passes import (
+    CPU,
+    assert_equal,
+    loss_and_gradients,
+    sample_responses,
+    saved_policy,
+)
 from support.varlen import loop_over_segments
 
 KINDS = ("opt", "qwen3", "gemma3_text", "mistral, window")
@@ -56,7 +69,6 @@ def allow_varlen(monkeypatch):
     for name, function in (
         ("varlen_attn", loop_over_segments),
         ("shared_prompt_attention", attention.shared_prompt_attention),
-        ("sdpa_attention_forward", attention.sdpa_attention_forward),
     ):
         monkeypatch.setattr(attention, name, record(name.partition("_")[0], function))
 
@@ -92,15 +104,10 @@ def test_losses_and_gradients_equal_those_of_a_dense_mask(policy, rows, is_suppo
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("policy", "rows", "kernel"),
-    [
-        ("opt", "single", "varlen"),
-        ("gemma3_text", "single", "varlen"),
-        ("qwen3", "shared", "shared"),
-    ],
+    [("gemma3_text", "single", "varlen"), ("qwen3", "shared", "shared")],
     indirect=["policy"],
 )
 def test_compiled_layers_call_the_kernels(policy, rows, kernel, allow_varlen):
-    """test_compilation.py compiles layers with a dense mask."""
     expected = loss_and_gradients(policy, EXAMPLES[rows])
     calls = allow_varlen(pad_to_multiple_of=8)
     compile_layers(policy.model, "aot_eager")
@@ -127,19 +134,69 @@ def test_gradients_of_adapters_with_checkpointed_activations_are_equal(policy, a
     checkpoint_activations(policy.model)
     calls = allow_varlen()
     assert_equal(loss_and_gradients(policy, EXAMPLES["single"]), expected)
-    # Twice in each layer: the backward pass computes it again.
     assert {*calls} == {"varlen"}
-    assert len(calls) % 4 == 0
 
 
+# Compiled decoder layers.
+
+
+@pytest.fixture
+def forget_compiled_code():
+    torch.compiler.reset()
+    logprobs.compiled.cache_clear()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("forget_compiled_code")
+@pytest.mark.parametrize("policy", ["opt", "gemma3_text"], indirect=True)
+def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
+    expected = loss_and_gradients(policy, EXAMPLES["shared"])
+    names = list(policy.state_dict())
+    counter = CompileCounter()
+    compile_layers(policy.model, counter)
+    assert list(policy.state_dict()) == names
+    assert_equal(loss_and_gradients(policy, EXAMPLES["shared"]), expected)
+    assert 1 <= counter.frame_count <= 4
+    # Passes with a cache are not compiled.
+    counter.clear()
+    sample_responses(policy.model.eval(), PROMPTS, HfSampler([2], 5, 0))
+    assert counter.frame_count == 0
+
+
+# Only inductor generates code for the CPU, which takes a minute.
+@pytest.mark.slow
+@pytest.mark.usefixtures("forget_compiled_code")
 @pytest.mark.parametrize("policy", ["opt"], indirect=True)
-def test_a_model_samples_by_sdpa_after_a_batch_of_another_kernel(policy, allow_varlen):
-    def sample():
-        return sample_responses(policy.model, PROMPTS, HfSampler([2], 5, 0))
+@pytest.mark.parametrize(
+    "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
+)
+def test_an_engine_trains_with_compiled_code(backend, policy, tokenizer, tmp_path, monkeypatch):
+    compile_function = torch.compile
 
-    expected = sample()
-    calls = allow_varlen()
-    loss_and_gradients(policy, EXAMPLES["single"])
-    calls.clear()
-    assert sample() == expected
-    assert {*calls} == {"sdpa"}
+    def compile_for(function, **options):
+        return compile_function(function, **options | {"backend": backend})
+
+    monkeypatch.setattr(torch, "compile", compile_for)
+
+    examples = EXAMPLES["shared"]
+
+    def losses(compile_setting):
+        monkeypatch.setattr(acceleration, "_current", acceleration.current())
+        placement = Placement(micro_batch_tokens=60, **compile_setting)
+        choose_device(placement)
+        module = Policy(load_causal(tmp_path, "fp32", tokenizer))
+        engine = make_engine(module, SimpleNamespace(**SETTINGS), 1e-3, 3, placement)
+        values = []
+        for step in range(3):
+            values.append(0.0)
+            for micro_batch in examples.micro_batches(np.arange(len(examples)), True, CPU):
+                # The output layer has a kernel for each of both.
+                loss = engine(micro_batch.batch, return_sum=step != 1).sum() / -100
+                engine.backward(loss, micro_batch.is_last)
+                values[-1] += loss.item()
+            engine.step()
+        return values
+
+    expected = losses({})
+    assert expected[-1] < expected[0]
+    assert losses({"compile": True}) == pytest.approx(expected, rel=1e-5)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.models import choose_device
 from snakechat.modeling.packing import collate
 from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.processes import (

@@ -8,7 +8,6 @@ import weakref
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from peft.tuners.lora import LoraLayer
@@ -16,9 +15,7 @@ from peft.tuners.lora import LoraLayer
 from conftest import INIT
 from snakechat.modeling import acceleration, captured_decoding, decoding, generation
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.batching import Examples
 from snakechat.modeling.decoding import sample_tokens
-from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import make_causal
@@ -88,39 +85,16 @@ def greedy(model, prompt, length=8, eos=None):
     return ids[len(prompt) :]
 
 
-def logprobs_of(model, responses):
-    """Log-probabilities of all response tokens, row by row, from a forward pass as in training."""
-    policy, rows = Policy(model), np.arange(len(PROMPTS))
-    [micro_batch] = Examples(PROMPTS, responses).micro_batches(
-        rows, policy.supports_packing, model.device
-    )
-    batch = micro_batch.batch
-    with torch.no_grad():
-        logprobs = policy(batch).split(batch.target_lengths.tolist())
-    return torch.cat([logprobs[micro_batch.rows.index(row)] for row in rows])
-
-
 # Model families, and rows that leave the batch.
 
 
-def with_choices(monkeypatch, **choices):
-    monkeypatch.setattr(acceleration, "_current", Acceleration(**choices))
-
-
 # Learned positions, ALiBi, rotary positions with a window, and windows of some layers.
-MODELS = {name: (FAMILIES | WINDOWS)[name] for name in ("opt", "bloom", "qwen3, window")}
-MODELS["gemma3_text"] = FAMILIES["gemma3_text"]
+MODELS = ("opt", "bloom", "qwen3", "qwen3, window", "gemma3_text")
 
 
-@pytest.fixture(params=MODELS)
-def member(request, tokenizer):
-    """A model of each family with large weights, and of some with a sliding window."""
-    return spread(make_causal(MODELS[request.param], tokenizer, 1)).eval()
-
-
-# 120 tokens hold one or two prompts with three responses each.
-@pytest.mark.parametrize("micro_batch_tokens", [MICRO_BATCH_TOKENS, 120, 1])
-def test_each_family_generates_what_uncached_passes_predict(micro_batch_tokens, member):
+@pytest.mark.parametrize("family", MODELS)
+def test_each_family_generates_what_uncached_passes_predict(family, tokenizer):
+    member = spread(make_causal((FAMILIES | WINDOWS)[family], tokenizer, 1)).eval()
     whole = [greedy(member, prompt, 12) for prompt in PROMPTS]
     # As eos, a token that occurs in some of the responses, at different positions.
     positions = {
@@ -132,45 +106,14 @@ def test_each_family_generates_what_uncached_passes_predict(micro_batch_tokens, 
     expected = [greedy(member, prompt, 12, eos) for prompt in PROMPTS]
     assert len(set(map(len, expected))) > 1
     options = {"stops": [eos], "temperature": 0, "max_response_length": 12}
-    options["micro_batch_tokens"] = micro_batch_tokens
-    assert sample(member, PROMPTS, 3, **options) == [expected] * 3
-
-
-@pytest.mark.parametrize("choices", [{}, {"cuda_graphs": True, "stop_check_steps": 4}])
-def test_logprobs_while_sampling_equal_those_of_training(member, choices, monkeypatch):
-    # With a cache and padding on the left, and packed.
-    captured_decoding.can_be_captured(member)
-    tables = []
-
-    def record(logits, uniforms, temperature):
-        # No response ends, so that rows stay in their order: that of the prompts' lengths.
-        without_eos = logits.clone().index_fill(1, torch.tensor([EOS]), -math.inf)
-        tokens = sample_tokens(without_eos, uniforms, temperature)
-        tables.append(logits.log_softmax(dim=-1).gather(1, tokens))
-        return tokens
-
-    monkeypatch.setattr(decoding, "sample_tokens", record)
-    with_choices(monkeypatch, **choices)
-    [responses] = sample(member, max_response_length=12)
-    order = sorted(range(len(PROMPTS)), key=lambda row: -len(PROMPTS[row]))
-    while_sampling = torch.empty(len(PROMPTS), 12)
-    while_sampling[order] = torch.cat(tables, dim=1)
-    trained = logprobs_of(member, responses).view(len(PROMPTS), 12)
-    torch.testing.assert_close(while_sampling, trained, rtol=1e-4, atol=1e-4)
+    # 120 tokens hold one or two prompts with three responses each.
+    for limit in (MICRO_BATCH_TOKENS, 120, 1):
+        assert sample(member, PROMPTS, 3, **options, micro_batch_tokens=limit) == [expected] * 3
+    with acceleration.using(Acceleration(cuda_graphs=True, stop_check_steps=4)):
+        assert sample(member, PROMPTS, 3, **options) == [expected] * 3
 
 
 # Paths of GPUs, compared with the reference path.
-
-
-@pytest.mark.parametrize(
-    "choices", [{"stop_check_steps": 100}, {"cuda_graphs": True, "stop_check_steps": 5}]
-)
-def test_decoding_of_a_gpu_samples_the_same_responses(ending, choices, monkeypatch):
-    expected = sample(ending, PROMPTS * 4, 3, max_response_length=10)
-    lengths = {len(response) for responses in expected for response in responses}
-    assert min(lengths) == 1 and max(lengths) == 10
-    with_choices(monkeypatch, **choices)
-    assert sample(ending, PROMPTS * 4, 3, max_response_length=10) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,7 +124,7 @@ def test_decoding_of_a_gpu_samples_the_same_responses(ending, choices, monkeypat
         ({"cuda_graphs": True}, 1.0, math.nan),
     ],
 )
-def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, model, monkeypatch):
+def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, model):
     # The passes of the prompts are right.
     captured_decoding.can_be_captured(model)
     steps = itertools.count()
@@ -189,13 +132,13 @@ def test_logits_that_are_not_finite_are_an_error(choices, temperature, value, mo
     def corrupt(module, arguments, logits):
         return logits.index_fill(2, torch.tensor([7]), value) if next(steps) > 2 else logits
 
-    with_choices(monkeypatch, **choices)
     hook = model.get_output_embeddings().register_forward_hook(corrupt)
-    try:
-        with pytest.raises(InputError, match="not finite"):
-            sample(model, temperature=temperature, max_response_length=20)
-    finally:
-        hook.remove()
+    with (
+        acceleration.using(Acceleration(**choices)),
+        pytest.raises(InputError, match="not finite"),
+    ):
+        sample(model, temperature=temperature, max_response_length=20)
+    hook.remove()
 
 
 def test_a_response_does_not_depend_on_the_other_rows_of_its_batch(ending, monkeypatch):

@@ -66,7 +66,7 @@ def test_logprobs_and_entropies_by_hand():
 
 @pytest.fixture(params=[False, True])
 def compiled(request, monkeypatch):
-    """Choose the functions that are compiled, as they are; test_compilation compiles them."""
+    """Choose the functions that are compiled, as they are; test_attention.py compiles them."""
     monkeypatch.setattr(acceleration, "_current", acceleration.Acceleration(compile=request.param))
     monkeypatch.setattr(logprobs, "compiled", lambda function: function)
 

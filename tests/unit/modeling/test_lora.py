@@ -13,9 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from conftest import SEQUENCES
-from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, base_weights, linear_layers, select_trained
-from snakechat.modeling.models import DTYPES, make_causal
+from snakechat.modeling.models import DTYPES, load_causal, load_scorer, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.modeling.vllm_sampler import merged_weights
 from snakechat.workflow.errors import InputError
@@ -51,7 +50,7 @@ def randomize_adapters(model):
 # Adapted layers and trained weights.
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LINEAR_LAYERS)
 def test_exactly_the_linear_layers_of_the_blocks_have_adapters(family, tokenizer):
     model = make_causal(FAMILIES[family], tokenizer, 1)
     names = {name.rpartition(".")[2] for name in linear_layers(model)}

@@ -42,13 +42,11 @@ class Llm:
         torch.manual_seed(0)
 
     def sleep(self, level):
-        """Discard the cache, and at level 2 the weights."""
         assert self.options["enable_sleep_mode"] and level == 2 and not self.asleep
         self.events.append("sleep")
         self.asleep, self.weights = {"weights", "kv_cache"}, {}
 
     def wake_up(self, tags):
-        """Allocate memory again."""
         assert {*tags} <= self.asleep
         self.events.append(f"wake up {' '.join(tags)}")
         self.asleep -= {*tags}
@@ -61,12 +59,10 @@ class Llm:
         assert not kwargs
 
     def reset_prefix_cache(self):
-        """Clear the prefix cache."""
         assert not self.asleep
         self.events.append("reset")
 
     def generate(self, prompts, params, use_tqdm):
-        """Sample the responses to each prompt."""
         assert not use_tqdm and not self.asleep and self.weights
         self.params = params
         outputs = []

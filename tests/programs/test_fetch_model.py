@@ -1,24 +1,77 @@
-"""Copies of models: their files, and what is checked."""
+"""fetch_model on models of local folders, in this process: copies, and what is checked.
+
+A build of such models: test_plain_models.py.
+"""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
-from snakechat.modeling import copying
-from snakechat.modeling.copying import copy_model
+import fetch_model
+from fetch_model import copy_model
+from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.placement import RunOptions
+from support.chat_templates import CHATML
 from support.models import files, weights_equal
+
+THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}<think>{% endif %}"
 
 INDEX = "model.safetensors.index.json"
 # Files of tiny models that have several.
 SMALL = "10KB"
 
 
+@pytest.fixture
+def fetch(folder, tmp_path):
+    """A function that fetches the model of `folder`; it returns the job."""
+
+    def fetch(**settings):
+        files = {path.name: file_digest(path) for path in folder.iterdir()}
+        job = SimpleNamespace(
+            settings=SimpleNamespace(card={"licence": "mit"}, **settings),
+            options=RunOptions(source=str(folder)),
+            spec={"name": "mine", "files": files},
+            result=tmp_path / "result",
+            facts={},
+        )
+        job.result.mkdir()
+        fetch_model.main(job)
+        return job
+
+    return fetch
+
+
+def test_template_arguments_are_part_of_the_template(fetch, folder):
+    (folder / "chat_template.jinja").write_text(THINKING)
+    job = fetch(template_arguments={"enable_thinking": True})
+    assert job.facts == {"licence": "mit"}
+
+    def rendered(path, **arguments):
+        messages = [{"role": "user", "content": "Hello"}]
+        return AutoTokenizer.from_pretrained(path).apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False, **arguments
+        )
+
+    # Undefined, the argument is false in the given template.
+    assert rendered(job.result) == rendered(folder, enable_thinking=True) != rendered(folder)
+    assert rendered(job.result, enable_thinking=False) == rendered(folder)
+
+
+def test_a_value_of_another_type_in_the_config_is_named(fetch, folder):
+    change_config(folder, hidden_size="x")
+    message = rf"^model in {folder}: .*'hidden_size'.* expected int, got str \(value: 'x'\)$"
+    with pytest.raises(InputError, match=message):
+        fetch()
+
+
 @pytest.mark.parametrize("size", ["50GB", SMALL])
 def test_the_copy_is_what_save_pretrained_writes(size, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(copying, "MAX_FILE_SIZE", size)
+    monkeypatch.setattr(fetch_model, "MAX_FILE_SIZE", size)
     source, copy = tmp_path / "source", tmp_path / "copy"
     model.to(torch.bfloat16).save_pretrained(source, max_shard_size=size)
     copy_model(source, copy)
@@ -65,7 +118,7 @@ def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tm
         model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False
     )
     copy_model(folder, tmp_path / "copy")
-    assert not [name for name in files(tmp_path / "copy") if name.endswith(".bin")]
+    assert "pytorch_model.bin" not in files(tmp_path / "copy")
     assert (tmp_path / "copy/model.safetensors").read_bytes() == expected
 
 
