@@ -65,7 +65,7 @@ def losses_and_scores(
     if loss == "last_token":
         scores = engine(batch, batch.last_index).view(2, -1)
         return pairwise_loss(*scores), scores
-    tokens = batch.inputs.input_ids.flatten()[batch.target_index]
+    tokens = batch.input_ids.flatten()[batch.target_index]
     lengths = batch.target_lengths
     scores = pad_with_last(engine(batch, batch.target_index), lengths)
     compared = divergent_positions(pad_with_last(tokens, lengths), lengths)

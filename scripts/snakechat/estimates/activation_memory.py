@@ -30,7 +30,7 @@ from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES, checkpoint_activations
-from snakechat.modeling.packing import ModelInputs, TokenBatch
+from snakechat.modeling.packing import TokenBatch
 from snakechat.workflow.errors import InputError
 
 # Numbers of layers of the two small models that are measured.
@@ -212,14 +212,13 @@ def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     def ids(*size: int) -> torch.Tensor:
         return torch.zeros(size, dtype=torch.int64)
 
-    inputs = ModelInputs(ids(sequences, length))
+    input_ids, of_targets = ids(sequences, length), ids(sequences * targets)
+    batch = TokenBatch(input_ids, of_targets, of_targets, ids(sequences), ids(sequences))
     if module.supports_packing:
         bounds = torch.zeros(sequences + 1, dtype=torch.int32)
-        row_ids = ids(sequences, length)
-        segments = Segments(row_ids, row_ids, Spans(bounds, length))
-        inputs = inputs._replace(position_ids=ids(sequences, length), segments=segments)
-    num_targets = sequences * targets
-    return TokenBatch(inputs, ids(num_targets), ids(num_targets), ids(sequences), ids(sequences))
+        segments = Segments(input_ids, input_ids, Spans(bounds, length))
+        batch = batch._replace(position_ids=input_ids, segments=segments)
+    return batch
 
 
 def compute_loss(model: ModelSpec, module: Policy | Scorer, batch: TokenBatch) -> torch.Tensor:

@@ -62,7 +62,7 @@ class Policy(Wrapper):
             return_sum: return only the sum of the log-probabilities, which is cheaper for a loss.
         """
         hidden = hidden_states(self.model, batch)[batch.state_index]
-        tokens = batch.inputs.input_ids.flatten()[batch.target_index]
+        tokens = batch.input_ids.flatten()[batch.target_index]
         head = self.model.get_output_embeddings()
         if return_sum:
             return sum_of_logprobs(hidden, head.weight, head.bias, tokens)
@@ -91,13 +91,13 @@ class Scorer(Wrapper):
 
 def hidden_states(model: PreTrainedModel, batch: TokenBatch) -> torch.Tensor:
     """Return the last hidden state [B * T, D] of each position."""
-    ids, positions, mask, segments = batch.inputs
-    arguments: dict[str, Any] = {"attention_mask": mask}
+    positions, segments = batch.position_ids, batch.segments
+    arguments: dict[str, Any] = {"attention_mask": batch.attention_mask}
     if segments is not None and positions is not None:
         arguments = packed_arguments(model, segments, positions)
     base_model: Any = model.base_model
     hidden = base_model(
-        input_ids=ids, position_ids=positions, use_cache=False, **arguments
+        input_ids=batch.input_ids, position_ids=positions, use_cache=False, **arguments
     ).last_hidden_state
     return hidden.flatten(end_dim=1)
 

@@ -32,36 +32,29 @@ WIDTH_FACTORS = (1, 1.25, 1.5, 2)
 TOKEN_COST = 4096
 
 
-class ModelInputs(NamedTuple):
-    """Arguments of a model's forward pass.
-
-    input_ids: [B, T]. attention_mask: ones [B, T]. With packing, position_ids: [B, T], and in the
-    place of the mask the segments that define it (attention.packed_arguments).
-    """
-
-    input_ids: torch.Tensor
-    position_ids: torch.Tensor | None = None
-    attention_mask: torch.Tensor | None = None
-    segments: Segments | None = None
-
-
 class TokenBatch(NamedTuple):
     """A micro-batch as tensors: S sequences (prompt and response) with N target tokens in all.
 
     The first responses of all rows come first, then all second ones. Indices are into the flattened
     [B * T] positions.
 
+    input_ids: [B, T].
     target_index: [N], each target token, sequence by sequence.
     state_index: [N], the hidden state that predicts each target token.
     last_index: [S], the last token of each sequence.
     target_lengths: [S], the number of target tokens of each sequence.
+    attention_mask: ones [B, T]. With packing, position_ids: [B, T], and in the place of the mask
+        the segments that define it (attention.packed_arguments).
     """
 
-    inputs: ModelInputs
+    input_ids: torch.Tensor
     state_index: torch.Tensor
     target_index: torch.Tensor
     last_index: torch.Tensor
     target_lengths: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    segments: Segments | None = None
 
 
 def pack_rows(
@@ -185,11 +178,9 @@ def collate(
     def to_device(array: np.ndarray) -> torch.Tensor:
         return copy_to_device(torch.from_numpy(array), device)
 
-    inputs = ModelInputs(to_device(ids))
+    batch = TokenBatch(*map(to_device, (ids, *arrays)))
     if packing:
         segments = make_segments(row_ids, segment_ids, to_device)
-        inputs = inputs._replace(position_ids=to_device(positions), segments=segments)
-    else:
-        # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
-        inputs = inputs._replace(attention_mask=torch.ones_like(inputs.input_ids))
-    return TokenBatch(inputs, *map(to_device, arrays))
+        return batch._replace(position_ids=to_device(positions), segments=segments)
+    # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
+    return batch._replace(attention_mask=torch.ones_like(batch.input_ids))

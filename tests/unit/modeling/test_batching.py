@@ -67,7 +67,7 @@ def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, mo
         micro_batches = list(Examples(*ids).micro_batches(np.arange(50), packing, CPU))
     rows = [row for micro_batch in micro_batches for row in micro_batch.rows]
     assert sorted(rows) == list(range(50))
-    sizes = [micro_batch.batch.inputs.input_ids.numel() for micro_batch in micro_batches]
+    sizes = [micro_batch.batch.input_ids.numel() for micro_batch in micro_batches]
     assert max(sizes) <= 54
     # The longest pair has 24 tokens, or 2 x 16: most of them leave space for another one.
     assert np.mean(sizes[:-1]) > 35
@@ -161,12 +161,12 @@ def test_rows_are_packed_into_micro_batches(sizes, limit, expected):
 def test_a_packed_sequence_has_each_prompt_once_before_its_responses():
     rows = [([11, 12], [[13, 14, 15], [16]]), ([21], [[22], [23, 24]])]
     batch = collate([rows, [([31, 32, 33], [[34], [35, 36]])]], True, CPU)
-    assert batch.inputs.input_ids.tolist() == [
+    assert batch.input_ids.tolist() == [
         [11, 12, 13, 14, 15, 16, 21, 22, 23, 24],
         [31, 32, 33, 34, 35, 36, 0, 0, 0, 0],
     ]
     # The positions of each response continue from the end of the prompt.
-    assert batch.inputs.position_ids.tolist() == [
+    assert batch.position_ids.tolist() == [
         [0, 1, 2, 3, 4, 2, 0, 1, 1, 2],
         [0, 1, 2, 3, 3, 4, 0, 0, 0, 0],
     ]
@@ -181,7 +181,7 @@ def test_a_response_may_have_one_token_or_none(packing):
     sequences = [rows] if packing else [[row] for row in rows]
     for with_prompts, targets, lengths in ((False, [22], [0, 1, 0]), (True, [12, 22], [1, 1, 0])):
         batch = collate(sequences, packing, CPU, with_prompts)
-        ids = batch.inputs.input_ids.flatten()
+        ids = batch.input_ids.flatten()
         assert ids[batch.target_index].tolist() == targets
         assert ids[batch.last_index].tolist() == [12, 22, 31]
         assert batch.target_lengths.tolist() == lengths
@@ -190,7 +190,7 @@ def test_a_response_may_have_one_token_or_none(packing):
 def test_a_sliding_window_counts_positions_and_not_columns():
     # A prompt of three tokens with responses of two; a prompt of one with two responses of one.
     rows = [([11, 12, 13], [[14, 15], [16, 17]]), ([21], [[22], [23]])]
-    inputs = collate([rows], True, CPU).inputs
+    batch = collate([rows], True, CPU)
     picture = [
         "x . . . . . . . . .",
         "x x . . . . . . . .",
@@ -205,5 +205,5 @@ def test_a_sliding_window_counts_positions_and_not_columns():
         ". . . . . . . x . x",
     ]
     expected = [[mark == "x" for mark in line.split()] for line in picture]
-    mask = packed_attention_mask(inputs.segments.row_ids, inputs.segments.segment_ids)
-    assert sliding_window_mask(mask, inputs.position_ids, window=2).tolist() == [[expected]]
+    mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
+    assert sliding_window_mask(mask, batch.position_ids, window=2).tolist() == [[expected]]
