@@ -42,14 +42,10 @@ OF_SCORERS = ["scores", "last scores"]
 SHAPES = [(12, 9, 4), (5, 4, 2), (3, 2, 5), (1, 6, 1), (7, 1, 3), (4, 3, 3)]
 
 
-def make_rows():
-    random = np.random.default_rng(1)
-    return (
-        [random.integers(10, 300, shape[field]).tolist() for shape in SHAPES] for field in range(3)
-    )
-
-
-PROMPTS, *RESPONSES = make_rows()
+RANDOM = np.random.default_rng(1)
+PROMPTS, *RESPONSES = (
+    [RANDOM.integers(10, 300, shape[field]).tolist() for shape in SHAPES] for field in range(3)
+)
 PAIRS, ROWS = Examples(PROMPTS, *RESPONSES), Examples(PROMPTS, RESPONSES[0])
 # Of every three tokens of a response, the second one belongs to the user.
 TRAINED = [[int(place % 3 != 1) for place in range(len(ids))] for ids in RESPONSES[0]]
