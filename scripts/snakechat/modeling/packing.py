@@ -147,9 +147,8 @@ def collate(
     lengths = [sum(len(p) + sum(map(len, responses)) for p, responses in s) for s in sequences]
     shape = len(sequences), round_up(max(lengths), multiple if packing else 1)
     ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
-    # By the response's number: flat indices of each sequence of prompt and response, and which of
-    # these tokens are target tokens.
-    places: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in sequences[0][0][1]]
+    # Number of the response, flat indices of its sequence, and which of these tokens are targets.
+    found: list[tuple[int, np.ndarray, np.ndarray]] = []
     for number, sequence in enumerate(sequences):
         start = 0
         for row, (prompt, responses) in enumerate(sequence, start=1):
@@ -165,14 +164,15 @@ def collate(
                 index = np.concatenate([prompt_index, number * shape[1] + columns])
                 targets = np.arange(1 if with_prompts else len(prompt), len(index))
                 if trained is not None and not with_prompts:
-                    targets = len(prompt) + np.flatnonzero(trained[len(places[0])])
-                places[segment - 1].append((index, targets))
-    pairs = [pair for of_response in places for pair in of_response]
+                    targets = len(prompt) + np.flatnonzero(trained[len(found)])
+                found.append((segment, index, targets))
+    # All first responses before all second ones.
+    found.sort(key=lambda each: each[0])
     arrays = (
-        np.concatenate([index[targets - 1] for index, targets in pairs]),
-        np.concatenate([index[targets] for index, targets in pairs]),
-        np.array([index[-1] for index, _ in pairs]),
-        np.array([len(targets) for _, targets in pairs]),
+        np.concatenate([index[targets - 1] for _, index, targets in found]),
+        np.concatenate([index[targets] for _, index, targets in found]),
+        np.array([index[-1] for _, index, _ in found]),
+        np.array([len(targets) for *_, targets in found]),
     )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
