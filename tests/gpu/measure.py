@@ -293,17 +293,14 @@ def largest_difference(expected, steps):
 
     Rounding makes shares jump, such as the share of ties or of clipped tokens.
     """
-    differences = {
-        name: max(
-            abs(step[name] - other[name]) / max(abs(other[name]), 1e-3)
-            for step, other in zip(steps, expected, strict=True)
-            if name in step
-        )
-        for name in expected[-1]
+    differences = [
+        (abs(step[name] - other[name]) / max(abs(other[name]), 1e-3), name)
+        for step, other in zip(steps, expected, strict=True)
+        for name in step
         if name.endswith(("loss", "grad_norm"))
-    }
-    name = max(differences, key=differences.__getitem__)
-    return {"largest_difference": differences[name], "of": name}
+    ]
+    difference, name = max(differences)
+    return {"largest_difference": difference, "of": name}
 
 
 def rlhf_steps(bench, model, number, **settings):
