@@ -22,7 +22,6 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from gpu import workloads  # noqa: E402
 from snakechat.workflow import processes  # noqa: E402
-from support import launching  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
@@ -72,6 +71,9 @@ TOLERANCES = {"fp32": 1e-4, "bf16": 2e-2, "fp16": 1e-2}
 
 def run(device, number, folder):
     """Return the metrics of the steps of each case."""
+    # Not in the processes of a training: conftest.py switches garbage collection off.
+    from support import launching
+
     # Processes would make the inputs at the same time.
     jobs = {name: make_job(name, device, number, folder) for name in cases(device)}
     code, output = launching.run(number, __file__, device, folder, device=device, timeout=900)
