@@ -8,7 +8,7 @@ import yaml
 
 from snakechat.config.loading import load_config, project_files, update
 
-# Not of conftest: tests/gpu has another one, and runs programs.
+# Not of conftest.py, which programs of tests/gpu do not import.
 ROOT = Path(__file__).resolve().parents[2]
 
 
