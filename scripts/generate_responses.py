@@ -4,9 +4,7 @@ SPLIT.responses is a ragged array with the responses of each prompt, one prompt 
 the order of the tokens. An interrupted run continues after its last complete batch of prompts.
 """
 
-import os
-import shutil
-from pathlib import Path
+import json
 
 import numpy as np
 import torch
@@ -21,13 +19,13 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import model_size
 from snakechat.training.placed_models import init_process_group, load_frozen, make_sampler
+from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import in_batches
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import barrier, rank
 
 # Prompts that are sampled, and saved, at a time.
 BATCH_SIZE = 256
-RESPONSES = "responses"
 
 
 def main(job: Job[GenerationSettings]) -> None:
@@ -51,7 +49,7 @@ def main(job: Job[GenerationSettings]) -> None:
         for number, split in enumerate(SPLITS):
             batches, total = [], len(prompts[split])
             for rows in in_batches(split, "prompts", total, BATCH_SIZE):
-                batches.append(job.states / f"{split}-{rows.start:09}")
+                batches.append(job.states / f"{split}-{rows.start:09}.json")
                 if batches[-1].exists():
                     continue
                 # Each batch has its own seed: a run that continues samples the same responses.
@@ -59,25 +57,15 @@ def main(job: Job[GenerationSettings]) -> None:
                 torch.manual_seed(int(seed.generate_state(1)[0]))
                 texts = [prompts[split][row] for row in rows]
                 responses, _ = sample_on_all_ranks(sampler, texts, policy.sampling)
-                save_batch(batches[-1], responses, len(tokenizer))
+                if rank() == 0:
+                    by_prompt = [ids for row in zip(*responses, strict=True) for ids in row]
+                    write_atomically(batches[-1], json.dumps(by_prompt))
+                barrier()
             if rank() == 0:
-                with open_ragged(job.result, f"{split}.{RESPONSES}", len(tokenizer)) as write:
+                with open_ragged(job.result, f"{split}.responses", len(tokenizer)) as write:
                     for batch in batches:
-                        ids = Ragged(batch, RESPONSES)
-                        write([ids[row].tolist() for row in range(len(ids))])
+                        write(json.loads(batch.read_text()))
                 print(f"{split}: {total:,} prompts, {generations} responses each")
-
-
-def save_batch(folder: Path, responses: list[list[list[int]]], vocab_size: int) -> None:
-    """Save the responses [A][n] of a batch, prompt by prompt; the folder appears as a whole."""
-    if rank() == 0:
-        temporary = folder.with_name(".tmp")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-        with open_ragged(temporary, RESPONSES, vocab_size) as write:
-            write([ids for row in zip(*responses, strict=True) for ids in row])
-        os.replace(temporary, folder)
-    barrier()
 
 
 if __name__ == "__main__":

@@ -56,20 +56,20 @@ def responses_of(folder, split="train"):
 
 def test_an_interrupted_run_continues_with_the_same_responses(stages, monkeypatch):
     whole = responses_of(stages.result("generate_responses", "mine"))
-    save, saved = generate_responses.save_batch, []
+    save, saved = generate_responses.write_atomically, []
 
-    def save_two(folder, *arguments):
+    def save_two(path, text):
         if len(saved) == 2:
             raise KeyboardInterrupt
-        saved.append(folder.name)
-        save(folder, *arguments)
+        saved.append(path.stem)
+        save(path, text)
 
-    monkeypatch.setattr(generate_responses, "save_batch", save_two)
+    monkeypatch.setattr(generate_responses, "write_atomically", save_two)
     stages.made.pop(("generate_responses", "mine"))
     with pytest.raises(KeyboardInterrupt):
         stages.result("generate_responses", "mine")
     monkeypatch.setattr(
-        generate_responses, "save_batch", lambda *a: saved.append(a[0].name) or save(*a)
+        generate_responses, "write_atomically", lambda *a: saved.append(a[0].stem) or save(*a)
     )
     assert responses_of(stages.result("generate_responses", "mine")) == whole
     # Batches of 16 prompts; none was sampled twice.
