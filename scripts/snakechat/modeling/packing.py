@@ -168,17 +168,17 @@ def collate(
                 found.append((segment, index, targets))
     # All first responses before all second ones.
     found.sort(key=lambda each: each[0])
-    arrays = (
-        np.concatenate([index[targets - 1] for _, index, targets in found]),
-        np.concatenate([index[targets] for _, index, targets in found]),
-        np.array([index[-1] for _, index, _ in found]),
-        np.array([len(targets) for *_, targets in found]),
-    )
 
     def to_device(array: np.ndarray) -> torch.Tensor:
         return copy_to_device(torch.from_numpy(array), device)
 
-    batch = TokenBatch(*map(to_device, (ids, *arrays)))
+    batch = TokenBatch(
+        to_device(ids),
+        state_index=to_device(np.concatenate([index[targets - 1] for _, index, targets in found])),
+        target_index=to_device(np.concatenate([index[targets] for _, index, targets in found])),
+        last_index=to_device(np.array([index[-1] for _, index, _ in found])),
+        target_lengths=to_device(np.array([len(targets) for *_, targets in found])),
+    )
     if packing:
         segments = make_segments(row_ids, segment_ids, to_device)
         return batch._replace(position_ids=to_device(positions), segments=segments)
