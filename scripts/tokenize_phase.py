@@ -17,13 +17,7 @@ from snakechat.data.limits import limited_memory
 from snakechat.data.phase_splits import SPLITS, kept_names, phase_rows
 from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array, whole_lengths_path
 from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
-from snakechat.data.row_encoding import (
-    OLDER_TURNS,
-    SYSTEM,
-    TOO_LONG,
-    converted_batches,
-    encode_batch,
-)
+from snakechat.data.row_encoding import SYSTEM, converted_batches, encode_batch
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import FIRST_LINE, ProgressLines, warn
 from snakechat.workflow.job import Job, run
@@ -53,20 +47,11 @@ def _print_counts(split: str, stats: dict[str, Any], settings: Any) -> None:
     for reason, count in dropped.items():
         if count > MAX_DROPPED * total:
             warn(f"{split}: {count:,} of {total:,} rows are dropped: {reason}")
-    without_turns = sum(count for what, count in truncated.items() if OLDER_TURNS in what)
-    without_row = dropped.get(TOO_LONG, 0)
     if without_system := sum(count for what, count in truncated.items() if SYSTEM in what):
         warn(
             f"{split}: {without_system:,} of {total:,} rows lost their system turn and tools, which"
             f" leave no room within max_length: {settings.max_length}: they train with the default"
             " system prompt of the chat template, if it has one"
-        )
-    if without_turns or without_row:
-        partial = without_turns + without_row
-        warn(
-            f"{split}: {partial:,} of {total:,} rows have no whole prompt within max_length:"
-            f" {settings.max_length}: {without_turns:,} lost older turns, {without_row:,} are"
-            " dropped because of their last user turn"
         )
 
 

@@ -164,18 +164,16 @@ HISTORY = "\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: Is it far?\n\nAssistant
 
 # The question has 32 tokens with <s>, the whole prompt 63; the responses 5 and 12 with </s>.
 @pytest.mark.parametrize(("name", "limit"), [("sft", 67), ("reward", 74)])
-def test_older_turns_make_room_for_the_longer_response(tokenize, capfd, name, limit):
-    # It prints each warning once in a process.
-    warn.cache_clear()
+def test_older_turns_make_room_for_the_longer_response(tokenize, name, limit):
     done = tokenize(name, [(HISTORY, " No.", " Yes, very.")], max_length=limit)
     assert done.texts("prompt") == ["<s>\n\nHuman: Is it far?\n\nAssistant:"]
     assert done.texts("chosen") == [" No.</s>"]
     assert done.stats["train"]["truncated"] == {"older turns": 1}
-    assert "train: 1 of 1 rows have no whole prompt within max_length" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("limit", "cut"), [(43, ""), (24, "system turn")])
 def test_a_row_that_loses_its_system_turn_is_counted(tokenize, chat_tokenizer, capfd, limit, cut):
+    # It prints each warning once in a process.
     warn.cache_clear()
     default = "{% if messages[0].role != 'system' %}!{% endif %}"
     folder = chat_tokenizer(default + CHATML.replace("<|im_start|>", "")).name_or_path
