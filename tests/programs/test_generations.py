@@ -8,7 +8,6 @@ import torch
 
 import generate_responses
 from conftest import ROOT
-from select_responses import select_record
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_scored_responses
 from snakechat.modeling.models import load_scorer
@@ -117,13 +116,3 @@ def test_two_processes_sample_what_one_does(stages):
     equal = sum(map(list.__eq__, found[:128], expected))
     # Rounding decides at a boundary between two tokens.
     assert equal >= 126
-
-
-def test_the_best_responses_become_records(stages):
-    job = stages.run("select_responses", "best")
-    rows = list(read_scored_responses(stages.result("score_responses", "mine") / "train.parquet"))
-    best = [select_record(row, "best", None, 0.0) for row in rows if any(row.ended)]
-    assert list(read_records(job.target / "train.parquet")) == best
-    assert job.facts["dropped"]["train"] == {"no response ended": len(rows) - len(best)}
-    stats = json.loads((job.target / "stats.json").read_text())
-    assert stats["train"]["rows"] == len(best)
