@@ -275,7 +275,7 @@ def _items(file: TextIO) -> Iterator[Any]:
             raise ValueError("an item is nested too deeply") from None
         except json.JSONDecodeError as error:
             problem, separator = error.msg, None
-        if separator and separator.end() - start <= MAX_ITEM:
+        if separator:
             yield BadRow(decoder.problem) if decoder.problem else item
             start = separator.end()
             end = start if separator[1] == "]" else 0
@@ -283,7 +283,9 @@ def _items(file: TextIO) -> Iterator[Any]:
         # The item is invalid, too long, or not yet read to its end.
         chunk = file.read(CHUNK)
         if not chunk or len(text) - start > MAX_ITEM:
-            raise ValueError(f"an item is invalid or longer than {MAX_ITEM:,} bytes: {problem}")
+            raise ValueError(
+                f"an item is invalid or longer than {MAX_ITEM:,} characters: {problem}"
+            )
         text, start = (text[start:] + chunk).lstrip(SPACE), 0
     rest = text[end:]
     while rest:
