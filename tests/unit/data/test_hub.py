@@ -32,7 +32,6 @@ UNKNOWN = {"licence": None}
         (b"# Mine", UNKNOWN),
         (b"---\nlicense: [mit\n---\n", UNKNOWN),
         (b"---\nlicense: 'mit | [x](http://x)'\n---\n", UNKNOWN),
-        (b"---\nx: " + b"[" * 100_000 + b"\n---\n", UNKNOWN),
         # Numbers and aliases that would take hours.
         (b"---\nx: 1" + b":1" * 400_000 + b"\nlicense: mit\n---\n", UNKNOWN),
         (
@@ -53,7 +52,7 @@ def test_facts_are_words_of_the_metadata(tmp_path, card, facts):
 EQUAL_HASHES = ", ".join(f"{number * (2**61 - 1)}: 1" for number in range(15_000))
 
 
-@pytest.mark.parametrize("text", ["!!timestamp x", f"{{{EQUAL_HASHES}}}"])
+@pytest.mark.parametrize("text", ["!!timestamp x", "[" * 100_000, f"{{{EQUAL_HASHES}}}"])
 def test_metadata_that_cannot_be_read_are_none_at_once(tmp_path, text):
     (tmp_path / "README.md").write_text(f"---\nlicense: mit\nother: {text}\n---\n")
     start = time.process_time()

@@ -108,6 +108,9 @@ def test_a_turn_ends_in_the_first_special_token_that_the_template_writes_after_i
     # A dialogue as text ends in eos.
     response = encode_response(Encoder(tokenizer, "dialogue"), " Yes.")
     assert response[-1] == eos_id
+    # No token that the template writes is the pad token.
+    set_pad_token(tokenizer)
+    assert tokenizer.pad_token not in ("<eos>", *special)
 
 
 def test_the_end_of_a_turn_is_special_also_if_it_was_added_as_text(tmp_path):
