@@ -290,12 +290,10 @@ def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
                 f"{name} has {place} with {key}, which looks like a mask of the loss: expected"
                 " weight: 0 for a response that is not learned"
             )
-        if _is_empty(value):
-            continue
-        if MEDIA.fullmatch(key):
+        if MEDIA.fullmatch(key) and not _is_empty(value):
             _reject_media(f"{name}: {place}", key)
-        is_number = isinstance(value, int | float)
-        if key not in THOUGHT_KEYS and not is_number and THINKS.search(words):
+        is_thought = key not in THOUGHT_KEYS and THINKS.search(words)
+        if is_thought and not isinstance(value, int | float) and not _is_empty(value):
             raise BadRow(f"{name} has {place} with {key}, expected thoughts in {THOUGHTS}")
     given = ((key, message[key]) for key in message if key in WEIGHTS)
     weights = {key: is_one(value, key) for key, value in given if value is not None}

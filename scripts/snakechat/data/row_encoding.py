@@ -286,18 +286,17 @@ def converted_batches(
     columns = [*COLUMNS, *(f"{KEPT}{name}" for name in kept_names(job, split))]
     names = {dataset: dataset_name(job, f"records.{dataset}") for dataset in rows}
     for dataset, numbers in rows.items():
-        path, place = records_path(job, dataset, split), 0
+        path, row_numbers = records_path(job, dataset, split), iter(numbers)
         for batch in read_record_batches(path, numbers, columns):
             converted = []
-            for found in convert(batch):
+            for found, number in zip(convert(batch), row_numbers, strict=False):
                 if isinstance(found, InputError):
                     is_rejected = isinstance(found, TurnsRejected)
                     if not is_rejected or dataset not in getattr(job.settings, "skip_rejected", ()):
                         hint = "; on_bad_row: skip drops such rows" if is_rejected else ""
-                        row = f"dataset {names[dataset]}: {path}: row {numbers[place] + 1}"
+                        row = f"dataset {names[dataset]}: {path}: row {number + 1}"
                         raise InputError(f"{row}: {found}{hint}")
                     found = [REJECTED]
-                place += 1
                 converted.append(found)
             reasons = [row for found in converted for row in found if isinstance(row, str)]
             dropped.update(reasons)
