@@ -30,7 +30,7 @@ from snakechat.workflow.errors import InputError
 # The parts of a tokenizer of the tokenizers library, apart from its added tokens.
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")
 # A call of the function that formats the current day, with a format that is a text.
-DAY_CALL = re.compile(rf"\b{DAY}\s*\(\s*(['\"])(.*?)\1\s*\)")
+DAY_CALL = re.compile(rf"\b{DAY}\s*\(\s*(['\"])((?:(?!\1).)*)\1\s*\)")
 # CPU time (s) of all threads that loading tokenizer.json may take, usually less than 10 s: its
 # regular expressions search the added tokens.
 MAX_SECONDS = 60.0
