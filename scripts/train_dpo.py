@@ -12,7 +12,7 @@ import numpy as np
 from snakechat.algorithms.preference import StepScores
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.config.settings import DpoSettings
-from snakechat.modeling.batching import num_steps, training_batches
+from snakechat.modeling.batching import num_steps
 from snakechat.modeling.forward import Policy, sequence_sums
 from snakechat.training.trainer import Metrics, Training, trainer
 from snakechat.workflow.job import run
@@ -27,11 +27,10 @@ def main(training: Training[DpoSettings]) -> None:
     # Data.
     data = PreferenceData(settings, inputs, "train")
     eval_data = PreferenceData(settings, inputs, "eval")
-    batches = training_batches(len(data.rows), settings.global_batch_size, settings)
     steps_per_epoch = num_steps(len(data.rows), settings.global_batch_size, epochs=1)
 
     # Model.
-    policy, engine = training.load(Policy, data.rows, batches)
+    policy, engine = training.load(Policy, data.rows)
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         data.epoch = (step - 1) // steps_per_epoch

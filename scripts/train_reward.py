@@ -17,7 +17,7 @@ from snakechat.algorithms.preference import (
     per_token_loss,
 )
 from snakechat.config.settings import RewardSettings
-from snakechat.modeling.batching import Examples, training_batches
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
 from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import Engine
@@ -34,10 +34,9 @@ def main(training: Training[RewardSettings]) -> None:
     # Data.
     pairs = Examples.read(tokens, "train", "chosen", "rejected")
     eval_pairs = Examples.read(tokens, "eval", "chosen", "rejected")
-    batches = training_batches(len(pairs), settings.global_batch_size, settings)
 
     # Model.
-    scorer, engine = training.load(Scorer, pairs, batches)
+    scorer, engine = training.load(Scorer, pairs)
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         step_scores = StepScores(rows, device)

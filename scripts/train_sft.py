@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from snakechat.config.settings import SftSettings
-from snakechat.modeling.batching import Examples, training_batches
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, response_logprobs
 from snakechat.training.trainer import Metrics, Training, trainer
 from snakechat.workflow.job import run
@@ -26,10 +26,9 @@ def main(training: Training[SftSettings]) -> None:
     train_split = Examples.read(tokens, "train", "chosen")
     eval_split = Examples.read(tokens, "eval", "chosen")
     num_targets = train_split.num_tokens(with_prompts)
-    batches = training_batches(len(train_split), settings.global_batch_size, settings)
 
     # Model.
-    policy, engine = training.load(Policy, train_split, batches)
+    policy, engine = training.load(Policy, train_split)
     packing = policy.supports_packing
 
     def update(step: int, rows: np.ndarray) -> Metrics:

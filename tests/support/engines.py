@@ -1,6 +1,5 @@
 """Engines of a small network, and steps that train it."""
 
-import math
 from types import SimpleNamespace
 
 import torch
@@ -67,7 +66,3 @@ def run_step(engine, inputs, targets, micro_batches):
         loss = squared_error(engine(group_inputs), group_targets, len(inputs))
         engine.backward(loss, last=number == len(groups))
     engine.step()
-
-
-def cosine(progress, min_ratio=0.0):
-    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * progress))

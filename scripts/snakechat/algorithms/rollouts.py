@@ -9,7 +9,7 @@ complete tables.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -80,17 +80,6 @@ def _fill(table: Tensor, columns: range, values: TokenLists, offset: int) -> Non
             table[number, column, : len(sequence)] = torch.as_tensor(sequence) + offset
 
 
-class RolloutBatch(NamedTuple):
-    """A micro-batch of rollouts.
-
-    responses: [b], the rows of its responses in tables. tokens: [N], flat indices of their tokens.
-    """
-
-    micro_batch: MicroBatch
-    responses: Tensor
-    tokens: Tensor
-
-
 class Rollouts:
     """The prompts and responses of a step.
 
@@ -139,8 +128,13 @@ class Rollouts:
     def num_responses(self) -> int:
         return len(self.lengths)
 
-    def micro_batches(self, rows: np.ndarray, packing: bool) -> Iterator[RolloutBatch]:
-        """Yield this rank's micro-batches of the responses to the given prompts."""
+    def micro_batches(
+        self, rows: np.ndarray, packing: bool
+    ) -> Iterator[tuple[MicroBatch, Tensor, Tensor]]:
+        """Yield this rank's micro-batches of the responses to the given prompts.
+
+        With the rows [b] of their responses in tables, and flat indices [N] of their tokens.
+        """
         for micro_batch in self.examples.micro_batches(rows, packing, self.device):
             # On the host: a mask would wait for the device to count its tokens.
             responses = self._responses_to(micro_batch.rows)
@@ -152,7 +146,7 @@ class Rollouts:
                     for row, length in zip(responses, lengths, strict=True)
                 ]
             )
-            yield RolloutBatch(micro_batch, self._on_device(responses), self._on_device(tokens))
+            yield micro_batch, self._on_device(responses), self._on_device(tokens)
 
     def responses_to(self, rows: np.ndarray) -> Tensor:
         """Return the rows of the tables [b] of the responses to the given prompts."""

@@ -22,7 +22,7 @@ from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
 from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, choose_device, compile_layers
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
@@ -190,9 +190,7 @@ class Training(Generic[S]):
 
     # --- one model ------------------------------------------------------------------------------
 
-    def load(
-        self, wrapper: type[M], examples: Examples, batches: Sequence[np.ndarray]
-    ) -> tuple[M, Engine]:
+    def load(self, wrapper: type[M], examples: Examples) -> tuple[M, Engine]:
         """Load the model that is trained, with its tokenizer; return it and its engine.
 
         Adapters are added, and its passes are compared with transformers'.
@@ -200,12 +198,12 @@ class Training(Generic[S]):
         Args:
             wrapper: Policy for a language model, Scorer for one with a new score head.
             examples: Rows of the training.
-            batches: The numbers of the rows of each step.
 
         Raises:
             InputError: The model is not supported, or has too few positions.
         """
         job, settings = self.job, cast(Any, self.settings)
+        batches = training_batches(len(examples), settings.global_batch_size, settings)
         deferred = job.placement.is_partitioned(settings.dtype)
         template = read_statistics(job.inputs["tokens"], "train")["template"]
         tokenizer = load_training_tokenizer(self.base, template)
