@@ -12,8 +12,9 @@ responses; every rank holds the tensors of the whole step.
 """
 
 import math
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ from snakechat.algorithms.policy_updates import (
 from snakechat.algorithms.reward_functions import load_functions
 from snakechat.algorithms.rewards import RewardSum, Scores, weighted_judges
 from snakechat.algorithms.rlhf_models import load_models, make_engines
-from snakechat.algorithms.rollouts import Rollouts, TokenLists, sample_on_all_ranks
+from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged, read_statistics
@@ -53,7 +54,6 @@ from snakechat.modeling.batching import (
     prompt_examples,
     training_batches,
 )
-from snakechat.modeling.forward import Policy
 from snakechat.modeling.model_check import check_model
 from snakechat.training.engine import Ema, Engine
 from snakechat.training.evaluations import Evaluations
@@ -109,8 +109,16 @@ class RlhfTrainer:
             self.eval_rows, _ = draw_held_out_prompts(tokens, settings.eval_prompts, settings.seed)
         if models.critic:
             models.critic.normalizer = self.normalization.normalize_values
-        self.stop_ids = stop_ids(tokenizer, job.inputs["actor"])
-        self.sampler = make_sampler(settings, self.stop_ids, job.inputs["actor"], job.placement)
+        ends = stop_ids(tokenizer, job.inputs["actor"])
+        self.sampler = make_sampler(settings, ends, job.inputs["actor"], job.placement)
+        # Of prompts and responses.
+        self.rollouts = partial(
+            Rollouts,
+            tokenizer=tokenizer,
+            stop_ids=ends,
+            temperature=settings.temperature,
+            device=self.device,
+        )
         self.actor, self.critic = make_engines(job, models, self.batches)
         examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
         samples = settings.generation_backend == "hf"
@@ -118,7 +126,7 @@ class RlhfTrainer:
         if settings.algorithm != "distill":
             with models.reference() as reference:
                 # The model that the actor starts as.
-                cast(Policy, reference).supports_packing = models.actor.supports_packing
+                reference.supports_packing = models.actor.supports_packing
         if models.critic and self.critic:
             check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
@@ -255,24 +263,7 @@ class RlhfTrainer:
             self.sampler, prompts, self.actor.sampling
         )
         self.sampler.sleep()
-        return self.rollouts(prompts, responses, sampler_logprobs)
-
-    def rollouts(
-        self,
-        prompts: list[np.ndarray],
-        responses: TokenLists,
-        sampler_logprobs: Tensor | None = None,
-    ) -> Rollouts:
-        """Return responses[g][row] to prompts as the models read them."""
-        return Rollouts(
-            prompts,
-            responses,
-            self.tokenizer,
-            self.stop_ids,
-            self.settings.temperature,
-            self.device,
-            sampler_logprobs,
-        )
+        return self.rollouts(prompts, responses, sampler_logprobs=sampler_logprobs)
 
     def save(self, folder: Path) -> None:
         """Save the actor, and the average of its weights, if any, in the subfolder ema."""

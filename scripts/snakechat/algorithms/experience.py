@@ -6,10 +6,10 @@ Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py.
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.rollouts import Rollouts
@@ -24,7 +24,7 @@ MAX_EQUAL_SCORES = 1000
 # Number of consecutive responses without eos after which the actor is considered unable to end.
 MAX_UNENDED = 500
 # Returns a context with the reference model.
-Reference = Callable[[], AbstractContextManager[nn.Module]]
+Reference = Callable[[], AbstractContextManager[Policy]]
 
 
 class TokenEvaluation(NamedTuple):
@@ -74,7 +74,7 @@ def evaluate_tokens(
     else:
         logprobs, entropies = torch.zeros(2, *rollouts.response_mask.shape, device=rollouts.device)
     with reference() as reference_policy:
-        ref_logprobs = rollouts.logprobs(cast(Policy, reference_policy))
+        ref_logprobs = rollouts.logprobs(reference_policy)
     values = rollouts.values(critic) if critic else None
     return TokenEvaluation(logprobs, entropies, ref_logprobs, values)
 

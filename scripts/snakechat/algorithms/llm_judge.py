@@ -38,8 +38,6 @@ MATERIAL = (
 VERDICTS = ("A", "B", "C")
 # Counts of a client in run.json.
 COUNTS = ("requests", "retries", "cache_hits", "prompt_tokens", "completion_tokens")
-# Characters of a reply that an error message quotes.
-MAX_QUOTED = 60
 
 
 class LlmJudge(ChatClient):
@@ -60,7 +58,9 @@ class LlmJudge(ChatClient):
             messages(instructions, {"DIALOGUE": prompt, "RESPONSE": response})
             for prompt, response in zip(prompts[rows], responses[rows], strict=True)
         ]
-        replies = self.replies(conversations, self._is_rating)
+        replies = self.replies(
+            conversations, lambda reply: not np.isnan(read_rating(reply, low, high))
+        )
         ratings = np.zeros(len(responses))
         ratings[rows] = [read_rating(reply, low, high) for reply in replies]
         if world_size() > 1:
@@ -103,12 +103,9 @@ class LlmJudge(ChatClient):
             raise self._unreadable_error("A, B or C", unreadable)
         return outcomes, log
 
-    def _is_rating(self, reply: str) -> bool:
-        return not np.isnan(read_rating(reply, *self.settings["scale"]))
-
     def _unreadable_error(self, expected: str, replies: Sequence[str]) -> InputError:
         """Return the error for unreadable replies. expected: What they should be."""
-        found = " ".join(replies[0].split())[:MAX_QUOTED] if replies else ""
+        found = self._quote(replies[0]) if replies else ""
         return InputError(
             f"{JUDGES}.{self.name}: of {self.settings['model']}, no reply is {expected}; the first"
             f" one is {found!r}: use another model or rubric, or raise max_tokens; to ask this one"

@@ -71,7 +71,7 @@ def policy_gradients(
         *(experience.advantages, experience.importance_weights),
     )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
-    packing = bool(engine.module.supports_packing)
+    packing = engine.module.supports_packing
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
         old, ref_logprobs, advantages, importance_weights = (
             table.flatten()[tokens] for table in tables
@@ -131,8 +131,7 @@ def text_gradients(engine: Engine, text: Examples, coefficient: float) -> float:
     num_tokens = int(text.num_tokens(with_prompts=True).sum())
     device = next(engine.module.parameters()).device
     loss_sum = torch.zeros((), device=device)
-    packing = bool(engine.module.supports_packing)
-    rows = np.arange(len(text))
+    packing, rows = engine.module.supports_packing, np.arange(len(text))
     for micro_batch in text.micro_batches(rows, packing, device, with_prompts=True):
         loss = -micro_batch.counted / num_tokens * engine(micro_batch.batch, return_sum=True)
         engine.backward(coefficient * loss, micro_batch.is_last)
@@ -152,7 +151,7 @@ def value_gradients(
     assert experience.evaluation.values is not None and experience.returns is not None
     tables = experience.evaluation.values, experience.returns
     sums = torch.zeros(2, device=rollouts.device)
-    packing = bool(engine.module.supports_packing)
+    packing = engine.module.supports_packing
     for micro_batch, _, tokens in rollouts.micro_batches(rows, packing):
         old_values, returns = (table.flatten()[tokens] for table in tables)
         values: Tensor = engine(micro_batch.batch, micro_batch.batch.state_index)

@@ -9,7 +9,7 @@ Shapes: B responses, as in snakechat/algorithms/rollouts.py.
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ class RewardModel(NamedTuple):
     """
 
     name: str
-    module: FrozenModel
+    module: FrozenModel[Scorer]
     weight: float
     encoder: ConversationEncoder | None
     shares_tokenizer: bool
@@ -315,8 +315,7 @@ class RewardSum:
     ) -> Tensor:
         """Return a reward model's score of each response [B]."""
         examples, encoder = rollouts.examples, reward.encoder
-        with reward.module.on_device() as module:
-            scorer = cast(Scorer, module)
+        with reward.module.on_device() as scorer:
             if encoder:
                 responses = rollouts.response_texts()
                 prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
+from snakechat.modeling.forward import Wrapper
 from snakechat.modeling.models import take_stored_weight, whole_shape
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.training.rungs import samples_whole
@@ -29,7 +30,7 @@ import deepspeed.ops  # isort: skip
 from deepspeed.accelerator import get_accelerator  # isort: skip
 from deepspeed.utils import safe_get_full_fp32_param  # isort: skip
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M", bound=Wrapper)
 
 # DeepSpeed calls functions of torch by deprecated names, which users cannot change.
 warnings.filterwarnings("ignore", message="`torch.distributed", category=FutureWarning)
@@ -177,7 +178,7 @@ class PartitionedModel(FrozenModel[M]):
         yield self.module
 
     def sampling(self) -> AbstractContextManager[None]:
-        return sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model))
+        return sampling_partitioned(self.engine, self.module.model)
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         return deepspeed.zero.GatheredParameters(weights)
@@ -200,7 +201,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Wrapper,
         settings: TrainingSettings,
         learning_rate: float,
         num_steps: int,
@@ -314,5 +315,5 @@ class DeepSpeedEngine(Engine):
             if self.stage < 3:
                 yield
                 return
-            with sampling_partitioned(self.engine, cast(PreTrainedModel, self.module.model)):
+            with sampling_partitioned(self.engine, self.module.model):
                 yield

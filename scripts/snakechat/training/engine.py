@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from snakechat.config.settings import OptimizerSettings, TrainingSettings
+from snakechat.modeling.forward import Wrapper
 from snakechat.modeling.models import DTYPES
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.processes import world_size
 
-M = TypeVar("M", bound=nn.Module)
+M = TypeVar("M", bound=Wrapper)
 
 # On a CPU, elements of a gradient that are added at a time, and whose squares are summed at a time:
 # the fp32 sum of many more has an error of about a percent. A GPU takes all at once.
@@ -100,7 +101,7 @@ class Engine:
 
     def __init__(
         self,
-        module: nn.Module,
+        module: Wrapper,
         settings: TrainingSettings,
         learning_rate: float,
         num_steps: int,

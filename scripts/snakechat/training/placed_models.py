@@ -10,16 +10,15 @@ import os
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.batching import Examples
-from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.forward import Policy, Scorer, Wrapper
 from snakechat.modeling.generation import HfSampler, Sampler
 from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import (
@@ -99,7 +98,7 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
 
 
 def make_engine(
-    module: nn.Module,
+    module: Wrapper,
     settings: TrainingSettings,
     learning_rate: float,
     num_steps: int,
@@ -118,7 +117,7 @@ def make_engine(
         InputError: The device cannot train in the dtype of the recipe.
     """
     if placement.activation_checkpointing:
-        checkpoint_activations(cast(PreTrainedModel, module.model))
+        checkpoint_activations(module.model)
     # The models have no dropout: the mode only decides whether activations are checkpointed.
     module.train()
     stage = stage_used(placement.zero_stage, settings.dtype)

@@ -16,7 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import read_statistics
@@ -241,7 +241,7 @@ class Training(Generic[S]):
             evaluates_first: Evaluate the model before training even without eval_steps.
         """
         engine, batches = self.engine, self.batches
-        largest = self.examples.largest_rows(bool(engine.module.supports_packing))
+        largest = self.examples.largest_rows(engine.module.supports_packing)
 
         def step(number: int, rows: np.ndarray) -> Step:
             learning_rate = engine.learning_rate
@@ -310,8 +310,7 @@ class Training(Generic[S]):
                 if number - last_step == COMPILED_AFTER:
                     self._compile(engines, len(batches) - number)
             evaluations.save_result()
-            model = cast(PreTrainedModel, engines[0].module.model)
-            record_changed_weights(self.job, model, self.base)
+            record_changed_weights(self.job, engines[0].module.model, self.base)
 
     def _compile(self, engines: Sequence[Engine], steps_left: int) -> None:
         """Compile the layers of models whose training takes long enough, by the last step's time.
@@ -322,9 +321,7 @@ class Training(Generic[S]):
         if placement.compile is not None or not placement.gpus_per_node:
             return
         # Stage 3 runs no compiled layers.
-        models = [
-            cast(PreTrainedModel, engine.module.model) for engine in engines if engine.stage < 3
-        ]
+        models = [engine.module.model for engine in engines if engine.stage < 3]
         models = [model for model in models if model_size(model)["weights"] > COMPILED_WEIGHTS]
         seconds = steps_left * sum(self.timer.seconds.values())
         is_worth_it = seconds > COMPILED_SECONDS and can_compile()
@@ -343,9 +340,8 @@ def save_trained(
     engine: Engine, settings: TrainingSettings, tokenizer: PreTrainedTokenizerBase, folder: Path
 ) -> None:
     """Write the model of an engine, in save_dtype, into a folder that from_pretrained loads."""
-    model = cast(PreTrainedModel, engine.module.model)
     master = engine.master if settings.save_dtype == "fp32" else None
-    save_model(model, tokenizer, folder, engine.gathered, master)
+    save_model(engine.module.model, tokenizer, folder, engine.gathered, master)
 
 
 def _gpu_memory() -> float:
