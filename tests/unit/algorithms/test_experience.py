@@ -1,6 +1,7 @@
 """Rewards, advantages and importance weights of a step, by hand; checks that stop a training."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -56,14 +57,15 @@ def make_rollouts(mask, sampler_logprobs=None):
 
 # The defaults, and a preset with the KL in the loss.
 @pytest.mark.parametrize(("algorithm", "preset"), [("rloo", None), ("grpo", "dr_grpo")])
-def test_a_group_with_equal_scores_has_advantages_of_0(algorithm, preset):
+def test_a_group_with_equal_or_missing_scores_has_advantages_of_0(algorithm, preset):
     settings = make_settings(preset=preset, algorithm=algorithm)
-    # The second prompt has equal scores, at different distances from the reference.
-    scores = torch.tensor([1.0, 0.3, 100.0, 3.0, 0.3, 500.0])
+    # The second prompt has equal scores, at different distances from the reference; a response to
+    # the third one has none.
+    scores = torch.tensor([1.0, 0.3, math.nan, 3.0, 0.3, 500.0])
     evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))
     experience = make_experience(settings, make_rollouts(MASK), evaluation, scores)
-    assert experience.is_uniform.tolist() == [False, True, False]
-    assert (experience.advantages[:, 0] == 0).tolist() == [False, True, False] * 2
+    assert experience.is_uniform.tolist() == [False, True, True]
+    assert (experience.advantages[:, 0] == 0).tolist() == [False, True, True] * 2
 
 
 def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
