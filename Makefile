@@ -1,5 +1,5 @@
 # make demo        build the tiny recipe and its report
-# make test-quick  unit tests, less than 90 seconds
+# make test-quick  unit tests, about a minute
 # make test        lint and the tests that need no cluster and no GPU
 # make test-all    those, and the exhaustive ones
 # make test-slurm  tests on a local Slurm (root on Debian)

@@ -37,14 +37,18 @@ THREADS, SEED, RATE, BETAS = 2, 1, 1e-5, (0.9, 0.95)
 SETTINGS = {"dtype": "bf16", "adam_betas": BETAS, "weight_decay": 0.0}
 
 
-def run(description, work, measure, rounds):
+def run(description, work, methods, cases, unit, rounds):
     """Run a benchmark, or one piece of its work in this process.
 
     Args:
         description: Docstring of the benchmark.
         work: {name: function} of the words behind a name on the command line; returns JSON values.
-        measure: A function of a folder and the number of rounds that returns records of figures.
-        rounds: Default of that number.
+            `prepare` gets a vocabulary, a folder and the number of rounds.
+        methods: {name: command}. It gets the folder, a case and the number of the round; returns
+            `measured`.
+        cases: Names of the cases, which start with their vocabulary.
+        unit: What is counted.
+        rounds: Default of the number of rounds.
     """
     if sys.argv[1:2] and sys.argv[1] in work:
         print(json.dumps(work[sys.argv[1]](*sys.argv[2:])))
@@ -55,23 +59,18 @@ def run(description, work, measure, rounds):
     if not ROWS.exists():
         print(f"skipped: {ROWS} does not exist", file=sys.stderr)
         return
+    results = {case: {method: [] for method in methods} for case in cases}
     with tempfile.TemporaryDirectory() as folder:
-        records = measure(folder, rounds)
+        for vocabulary in VOCABULARIES:
+            in_process(sys.executable, sys.argv[0], "prepare", vocabulary, folder, str(rounds))
+        for turn, case, method in product(range(rounds), cases, methods):
+            results[case][method].append(in_process(*methods[method], folder, case, str(turn)))
+            print(f"round {turn + 1}: {case} {method}", file=sys.stderr)
     about = {"cores": os.cpu_count(), "machine": platform.machine(), "threads": THREADS}
-    for record in ({**about, "rounds": rounds, "model": MODEL}, *records):
-        print(json.dumps(record))
-
-
-def interleaved(commands, cases, rounds):
-    """Return the results of each method in each case, which are measured in turns.
-
-    commands: {method: words}. The words of a case follow them, and then the number of the round.
-    """
-    results = {case: {method: [] for method in commands} for case in cases}
-    for turn, case, method in product(range(rounds), cases, commands):
-        results[case][method].append(in_process(*commands[method], *case, str(turn)))
-        print(f"round {turn + 1}: {case[-1]} {method}", file=sys.stderr)
-    return results
+    print(json.dumps({**about, "rounds": rounds, "model": MODEL}))
+    for case, of_methods in results.items():
+        for record in records_of(case, of_methods, unit):
+            print(json.dumps(record))
 
 
 def in_process(*command):
@@ -83,25 +82,36 @@ def in_process(*command):
     return json.loads(process.stdout.splitlines()[-1])
 
 
-def records_of(case, methods, unit, number, warm_up):
-    """Return a record of each method: medians, ranges, and ratios of Snakechat's medians to them.
+def measured(ends, warm_up, number, idle_mb, **means):
+    """Return the measurement of a process.
 
     Args:
-        case: Name of the case.
-        methods: {method: results}.
-        unit: What is counted.
-        number: Its number in the measured steps.
+        ends: Times at which the steps ended.
         warm_up: Number of the first steps, which are not measured.
+        number: What is counted, in the measured steps.
+        idle_mb: Memory before anything was loaded.
+        means: Other figures, of which records have the mean.
+    """
+    seconds, memory = ends[-1] - ends[warm_up - 1], rss_mb("VmHWM") - idle_mb
+    return {"per_second": number / seconds, "peak_mb_above_idle": memory, "means": means}
+
+
+def records_of(case, methods, unit):
+    """Return a record of each method: medians, ranges, and ratios of Snakechat's medians to them.
+
+    methods: {method: measurements}.
     """
     records = {}
     for method, results in methods.items():
-        seconds = [result["ends"][-1] - result["ends"][warm_up - 1] for result in results]
         records[method] = {
             "case": case,
             "method": method,
-            f"{unit}_per_second": spread([number / each for each in seconds]),
-            "peak_mb_above_idle": spread([each["peak_mb"] - each["idle_mb"] for each in results]),
+            f"{unit}_per_second": spread([each["per_second"] for each in results]),
+            "peak_mb_above_idle": spread([each["peak_mb_above_idle"] for each in results]),
         }
+        for name in results[0]["means"]:
+            mean = statistics.fmean(each["means"][name] for each in results)
+            records[method][name] = round(mean, 5)
     for record in records.values():
         for name, what in (("speed", f"{unit}_per_second"), ("memory", "peak_mb_above_idle")):
             ratio = records["ours"][what]["median"] / record[what]["median"]
@@ -115,14 +125,12 @@ def spread(values):
 
 
 def rss_mb(kind="VmRSS"):
-    """Return the resident memory of this process in MB."""
+    """Return the resident memory of this process in MB; VmHWM is its peak.
+
+    getrusage would include the peak of its parent.
+    """
     status = Path("/proc/self/status").read_text()
     return int(re.search(rf"{kind}:\s+(\d+)", status)[1]) / 1024
-
-
-def peak_mb():
-    """Return the peak memory of this process. getrusage would include its parent."""
-    return rss_mb("VmHWM")
 
 
 def read_rows():

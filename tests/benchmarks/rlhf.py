@@ -16,7 +16,6 @@ implementations take turns, each round draws new prompts and responses, and resu
 
 import importlib
 import json
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -30,12 +29,9 @@ from measuring import (
     SETTINGS,
     THREADS,
     VOCABULARIES,
-    in_process,
-    interleaved,
     make_tokenizer,
-    peak_mb,
+    measured,
     read_rows,
-    records_of,
     rss_mb,
     run,
 )
@@ -66,26 +62,6 @@ CASES = (
     Case(SMALL, "grpo", 8, 4, 64),
     Case(LARGE, "grpo", 8, 4, 64),
 )
-
-
-def measure(folder, rounds):
-    """Prepare and measure; return the records."""
-    program = [sys.executable, __file__]
-    for vocabulary in VOCABULARIES:
-        in_process(*program, "prepare", vocabulary, folder, str(rounds))
-    trl = [str(ROOT / ".venv-trl/bin/python"), str(Path(__file__).with_name("trl_rlhf.py"))]
-    cases = {(f"{folder}/{case}",): case for case in CASES}
-    records = []
-    measured = interleaved({"ours": [*program, "ours"], "trl": trl}, cases, rounds)
-    for (path,), results in measured.items():
-        case = cases[path,]
-        in_step = case.prompts * case.num_generations
-        for record in records_of(str(case), results, "responses", STEPS * in_step, WARM_UP):
-            of_rounds = results[record["method"]]
-            steps = [step for result in of_rounds for step in result["response_tokens"]]
-            tokens = statistics.fmean(sum(lengths) for lengths in steps)
-            records.append({**record, "mean_response_tokens": round(tokens / in_step, 1)})
-    return records
 
 
 def prepare(vocabulary, folder, rounds):
@@ -145,20 +121,23 @@ def make_eos_likely(model, prompts, eos_id, likelihood):
             model.model.decoder.final_layer_norm.bias += missing * eos / eos.square().sum()
 
 
-def ours(folder, turn):
+def ours(folder, case, turn):
     """Run main of train_rlhf for the steps of a case."""
     from transformers import OPTForSequenceClassification  # noqa: F401
 
     from gpu.workloads import train
 
     importlib.import_module("train_rlhf")
-    case, idle = json.loads(Path(folder, f"{turn}.json").read_text()), rss_mb()
+    folder = Path(folder, case)
+    case, idle = json.loads((folder / f"{turn}.json").read_text()), rss_mb()
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        job = rlhf_job(case, Path(folder), Path(work, "result"), SEED + int(turn))
+        job = rlhf_job(case, folder, Path(work, "result"), SEED + int(turn))
         ends = train(job, WARM_UP + STEPS)
         times = map(json.loads, (job.log_folder / "times.jsonl").read_text().splitlines())
-        tokens = [[step["tokens"]] for step in times]
-    return {"ends": ends, "response_tokens": tokens, "idle_mb": idle, "peak_mb": peak_mb()}
+        tokens = [step["tokens"] for step in times]
+    number = case["prompts"] * case["num_generations"]
+    mean = sum(tokens) / len(tokens) / number
+    return measured(ends, WARM_UP, STEPS * number, idle, mean_response_tokens=mean)
 
 
 def rlhf_job(case, folder, result, seed):
@@ -188,4 +167,7 @@ def rlhf_job(case, folder, result, seed):
 
 
 if __name__ == "__main__":
-    run(__doc__, {"prepare": prepare, "ours": ours}, measure, rounds=3)
+    trl = [str(ROOT / ".venv-trl/bin/python"), str(Path(__file__).with_name("trl_rlhf.py"))]
+    commands = {"ours": [sys.executable, __file__, "ours"], "trl": trl}
+    work = {"prepare": prepare, "ours": ours}
+    run(__doc__, work, commands, list(map(str, CASES)), "responses", rounds=3)

@@ -18,7 +18,6 @@ import json
 import sys
 import tempfile
 import time
-from itertools import product
 from pathlib import Path
 
 from measuring import (
@@ -29,50 +28,34 @@ from measuring import (
     SETTINGS,
     THREADS,
     VOCABULARIES,
-    in_process,
-    interleaved,
     make_tokenizer,
-    peak_mb,
+    measured,
     read_rows,
-    records_of,
     rss_mb,
     run,
 )
 
-STAGES = ("sft", "reward", "dpo")
+CASES = [f"{name} {stage}" for name in VOCABULARIES for stage in ("sft", "reward", "dpo")]
 BATCH, LIMIT, WARM_UP, STEPS = 8, 512, 2, 8
 # micro_batch_tokens of Snakechat: a step has one or a few micro-batches.
 MICRO_BATCH_TOKENS = 4096
-
-
-def measure(folder, rounds):
-    """Prepare and measure; return the records."""
-    program = [sys.executable, __file__]
-    for vocabulary in VOCABULARIES:
-        in_process(*program, "prepare", vocabulary, f"{folder}/{vocabulary}")
-    cases = [(stage, f"{folder}/{name}") for name, stage in product(VOCABULARIES, STAGES)]
-    methods = {method: [*program, method] for method in ("ours", "deepspeed_chat")}
-    records = []
-    for (stage, path), results in interleaved(methods, cases, rounds).items():
-        steps = json.loads(Path(path, "steps.json").read_text())
-        tokens = sum(
-            len(row["prompt"]) + len(row[response])
-            for step in steps[WARM_UP:]
-            for row in step
-            for response in responses_of(stage)
-        )
-        case = f"{Path(path).name} {stage}"
-        for record in records_of(case, results, "tokens", tokens, WARM_UP):
-            loss = results[record["method"]][0]["loss"]
-            records.append({**record, "first_loss": round(loss, 5)})
-    return records
 
 
 def responses_of(stage):
     return ["chosen"] if stage == "sft" else ["chosen", "rejected"]
 
 
-def prepare(vocabulary, folder):
+def num_tokens(steps, stage):
+    """Return the number of tokens in the measured steps."""
+    return sum(
+        len(row["prompt"]) + len(row[response])
+        for step in steps[WARM_UP:]
+        for row in step
+        for response in responses_of(stage)
+    )
+
+
+def prepare(vocabulary, folder, rounds):
     """Write a model, tokens, steps.json with the rows of each step, and DPO's reference."""
     from gpu.workloads import write_reference, write_tokens
     from snakechat.data.dialogues import parse_prompt
@@ -81,7 +64,7 @@ def prepare(vocabulary, folder):
     from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
 
-    folder, rows = Path(folder), read_rows()
+    folder, rows = Path(folder, vocabulary), read_rows()
     tokenizer = make_tokenizer(vocabulary, rows)
     save_model(make_causal(MODEL, tokenizer, SEED), tokenizer, folder / "model")
     encoder = Encoder(tokenizer, "dialogue")
@@ -119,22 +102,25 @@ def training_job(stage, folder, result):
     )
 
 
-def ours(stage, folder, turn):
+def ours(folder, case, turn):
     """Run the main function of a training program for the measured steps."""
     from transformers import OPTForSequenceClassification  # noqa: F401
 
     from gpu.workloads import metrics, train
 
+    vocabulary, stage = case.split()
+    folder = Path(folder, vocabulary)
+    steps = json.loads((folder / "steps.json").read_text())
     importlib.import_module(f"train_{stage}")
     idle = rss_mb()
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        job = training_job(stage, Path(folder), Path(work, "result"))
+        job = training_job(stage, folder, Path(work, "result"))
         ends = train(job, WARM_UP + STEPS)
         loss = next(step["loss"] for step in metrics(job) if step.get("loss") is not None)
-    return {"ends": ends, "loss": loss, "idle_mb": idle, "peak_mb": peak_mb()}
+    return measured(ends, WARM_UP, num_tokens(steps, stage), idle, first_loss=loss)
 
 
-def deepspeed_chat(stage, folder, turn):
+def deepspeed_chat(folder, case, turn):
     """Train with the batches and losses of DeepSpeed-Chat in a plain loop."""
     import torch
     from transformers import (  # noqa: F401 imported before idle memory
@@ -146,7 +132,8 @@ def deepspeed_chat(stage, folder, turn):
     )
 
     torch.manual_seed(SEED)
-    folder = Path(folder)
+    vocabulary, stage = case.split()
+    folder = Path(folder, vocabulary)
     steps = json.loads((folder / "steps.json").read_text())
     pad_id = AutoTokenizer.from_pretrained(folder / "model").pad_token_id
     idle, ends, first = rss_mb(), [], None
@@ -172,7 +159,7 @@ def deepspeed_chat(stage, folder, turn):
         masters.step()
         first = loss.item() if first is None else first
         ends.append(time.perf_counter())
-    return {"ends": ends, "loss": first, "idle_mb": idle, "peak_mb": peak_mb()}
+    return measured(ends, WARM_UP, num_tokens(steps, stage), idle, first_loss=first)
 
 
 class Masters:
@@ -255,5 +242,6 @@ LOSSES = {"sft": sft_loss, "reward": reward_loss, "dpo": dpo_loss}
 
 
 if __name__ == "__main__":
-    work = {"prepare": prepare, "ours": ours, "deepspeed_chat": deepspeed_chat}
-    run(__doc__, work, measure, rounds=5)
+    methods = {"ours": ours, "deepspeed_chat": deepspeed_chat}
+    commands = {name: [sys.executable, __file__, name] for name in methods}
+    run(__doc__, {"prepare": prepare, **methods}, commands, CASES, "tokens", rounds=5)

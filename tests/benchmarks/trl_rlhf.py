@@ -27,7 +27,7 @@ os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "TQDM_DISABLE": "1"}
 
 import datasets
 import torch
-from measuring import BETAS, RATE, SEED, peak_mb, rss_mb
+from measuring import BETAS, RATE, SEED, measured, rss_mb
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -63,8 +63,8 @@ class StepEnd(TrainerCallback):
 
 
 def main():
-    """Train on the prompts of FOLDER/ROUND.json; print the times of the steps as JSON."""
-    folder, turn = Path(sys.argv[1]), int(sys.argv[2])
+    """Train on the prompts of FOLDER/CASE/ROUND.json; print the measurement."""
+    folder, turn = Path(sys.argv[1], sys.argv[2]), int(sys.argv[3])
     datasets.disable_progress_bars()
     idle, steps, tokens = rss_mb(), StepEnd(), []
     case = SimpleNamespace(**json.loads((folder / f"{turn}.json").read_text()))
@@ -106,12 +106,14 @@ def main():
         callbacks=[steps],
     )
     trained.train()
-    result = {"ends": steps.ends, "response_tokens": tokens}
-    print(json.dumps({**result, "idle_mb": idle, "peak_mb": peak_mb()}))
+    mean = sum(tokens) / len(tokens) / num_responses
+    # The first step warms up.
+    number = num_responses * (len(steps.ends) - 1)
+    print(json.dumps(measured(steps.ends, 1, number, idle, mean_response_tokens=mean)))
 
 
 def reward_function(folder, tokens):
-    """Return the reward model as a function of token ids, which also appends numbers of tokens.
+    """Return the reward model as a function of token ids, which also appends the tokens of a step.
 
     TRL passes decoded text to reward models, and tokenizes it again: responses of random weights
     would become longer and lose their eos.
@@ -120,7 +122,7 @@ def reward_function(folder, tokens):
     pad_id = model.config.pad_token_id
 
     def reward(prompts, completion_ids, **_):
-        tokens.append([*map(len, completion_ids)])
+        tokens.append(sum(map(len, completion_ids)))
         rows = [torch.tensor(a + b) for a, b in zip(prompts, completion_ids, strict=True)]
         ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad_id)
         with torch.inference_mode():

@@ -5,11 +5,11 @@
 Runs cases, all by default, and writes what they returned to FOLDER/RANK.pt.
 """
 
-import itertools
 import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -153,28 +153,6 @@ def stop_and_resume(folder, placement, settings=None):
     }
 
 
-def train_and_sample(placement):
-    """Sample from adapters between steps; two processes have different numbers of prompts."""
-    policy = Policy(add_lora(make_model(), 4, 8))
-    engine, rows = engine_for(policy, placement, {}), np.arange(len(PROMPTS))
-    # A prompt at a time: batches have 16 tokens.
-    sampler = HfSampler([2], 4, 1.0, 2)
-    # As a reward function of the first process.
-    torch.manual_seed(1 + processes.rank())
-    run = {"responses": [], "losses": []}
-    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
-        sampler.update(policy.model, engine.gathered)
-        responses, _ = sample_on_all_ranks(sampler, prompts, engine.sampling)
-        run["responses"].append(responses)
-        rollouts = Rollouts(PROMPTS, run["responses"][0], None, [2], 1.0, CPU)
-        for micro_batch, _, _ in rollouts.micro_batches(rows, policy.supports_packing):
-            loss = -micro_batch.counted / 100 * engine(micro_batch.batch).sum()
-            engine.backward(loss, micro_batch.is_last)
-        engine.step()
-        run["losses"].append(engine.grad_norm)
-    return run
-
-
 def evaluate_frozen(zero_stage, offload):
     """Evaluate frozen models; return their log-probabilities."""
     tables = []
@@ -207,14 +185,24 @@ def reversed_prompts(prompts):
 
 
 def train_on_rollouts(placement):
-    """Train adapters on rollouts; return their log-probabilities before each step, and losses."""
+    """Sample from adapters, and train them on rollouts.
+
+    Returns the responses and the log-probabilities before each step, and the losses.
+    """
     policy, rows = Policy(add_lora(make_model(), 4, 8)), np.arange(len(PROMPTS))
     engine = engine_for(policy, placement, {})
-    responses = reversed_prompts(PROMPTS)
+    # A prompt at a time: batches have 16 tokens.
+    sampler = HfSampler([2], 4, 1.0, 2)
     # With 16 tokens per micro-batch, one process has three to four of them.
-    rollouts = Rollouts(PROMPTS, responses, None, [2], 0.8, CPU)
-    run = {"tables": [], "base_tables": [], "losses": [], "mask": rollouts.response_mask}
-    for _ in range(3):
+    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, CPU)
+    run = {"responses": [], "tables": [], "base_tables": [], "losses": []}
+    run["mask"] = rollouts.response_mask
+    # As a reward function of the first process.
+    torch.manual_seed(1 + processes.rank())
+    # Two processes have different numbers of prompts.
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        sampler.update(policy.model, engine.gathered)
+        run["responses"].append(sample_on_all_ranks(sampler, prompts, engine.sampling)[0])
         run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))
         with disable_adapters(policy.model):
             run["base_tables"].append(rollouts.logprobs(policy))
@@ -254,29 +242,24 @@ def train_and_save(folder, placement, settings):
 
 def all_cases(folder):
     """Return a function for each case, by name."""
-    runs = itertools.count()
+    places, bf16 = [{"zero_stage": stage} for stage in range(4)], {"dtype": "bf16"}
     cases = {}
-    for stage in range(4):
-        cases[f"stage {stage}"] = lambda stage=stage: train({"zero_stage": stage})
-    for offload in ("optimizer", "parameters"):
-        placement = {"zero_stage": 3, "offload": offload}
-        cases[f"offload {offload} 3"] = lambda p=placement: train(p)
-    for stage in (2, 3):
-        cases[f"bf16 {stage}"] = lambda stage=stage: train({"zero_stage": stage}, {"dtype": "bf16"})
-    cases["checkpointing 3"] = lambda: train({"zero_stage": 3, "activation_checkpointing": True})
-    for stage in range(4):
-        settings = {"dtype": "bf16"} if stage >= 2 else {}
-        cases[f"resumed {stage}"] = lambda stage=stage, s=settings: stop_and_resume(
-            folder / f"{next(runs)}", {"zero_stage": stage}, s
+    for stage, place in enumerate(places):
+        cases[f"stage {stage}"] = partial(train, place)
+        cases[f"resumed {stage}"] = partial(
+            stop_and_resume, folder / f"resumed-{stage}", place, bf16 if stage >= 2 else {}
         )
+    for offload in ("optimizer", "parameters"):
+        cases[f"offload {offload} 3"] = partial(train, {**places[3], "offload": offload})
+    cases["checkpointing 3"] = partial(train, {**places[3], "activation_checkpointing": True})
+    for stage in (2, 3):
+        cases[f"bf16 {stage}"] = partial(train, places[stage], bf16)
     for stage in (0, 3):
-        placement = {"zero_stage": stage}
-        cases[f"rollouts lora {stage}"] = lambda p=placement: train_on_rollouts(p)
-        cases[f"sampling lora {stage}"] = lambda p=placement: train_and_sample(p)
-        cases[f"frozen {stage}"] = lambda s=stage: evaluate_frozen(s, offload=s == 3)
+        cases[f"rollouts lora {stage}"] = partial(train_on_rollouts, places[stage])
+        cases[f"frozen {stage}"] = partial(evaluate_frozen, stage, offload=stage == 3)
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):
-        cases[f"merged {dtype} {stage}"] = lambda stage=stage, dtype=dtype: train_and_save(
-            folder / f"{next(runs)}", {"zero_stage": stage}, {"dtype": dtype}
+        cases[f"merged {dtype} {stage}"] = partial(
+            train_and_save, folder / f"merged-{dtype}-{stage}", places[stage], {"dtype": dtype}
         )
     return cases
 
