@@ -64,7 +64,7 @@ lint: $(VENV)/test
 	$(ACTIVATE) ruff format --check .
 	$(ACTIVATE) snakefmt --check Snakefile rules
 	$(ACTIVATE) snakemake --lint --quiet
-	$(ACTIVATE) mypy && mypy scripts/*.py
+	$(ACTIVATE) mypy scripts/snakechat scripts/*.py
 
 # Regenerates the reference of all config keys, and builds the site in both languages. A broken link
 # is an error.

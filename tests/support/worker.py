@@ -244,16 +244,17 @@ def all_cases(folder):
     """Return a function for each case, by name."""
     places, bf16 = [{"zero_stage": stage} for stage in range(4)], {"dtype": "bf16"}
     cases = {}
-    for stage, place in enumerate(places):
-        cases[f"stage {stage}"] = partial(train, place)
-        cases[f"resumed {stage}"] = partial(
-            stop_and_resume, folder / f"resumed-{stage}", place, bf16 if stage >= 2 else {}
-        )
+    for stage in range(4):
+        cases[f"stage {stage}"] = partial(train, places[stage])
     for offload in ("optimizer", "parameters"):
         cases[f"offload {offload} 3"] = partial(train, {**places[3], "offload": offload})
-    cases["checkpointing 3"] = partial(train, {**places[3], "activation_checkpointing": True})
     for stage in (2, 3):
         cases[f"bf16 {stage}"] = partial(train, places[stage], bf16)
+    cases["checkpointing 3"] = partial(train, {**places[3], "activation_checkpointing": True})
+    for stage in range(4):
+        cases[f"resumed {stage}"] = partial(
+            stop_and_resume, folder / f"{stage}", places[stage], bf16 if stage >= 2 else {}
+        )
     for stage in (0, 3):
         cases[f"rollouts lora {stage}"] = partial(train_on_rollouts, places[stage])
         cases[f"frozen {stage}"] = partial(evaluate_frozen, stage, offload=stage == 3)

@@ -349,7 +349,7 @@ CODE = {
     "data": code("snakechat/data/ragged_arrays.py", stale("split_dataset")),
     "training": code("snakechat/training/engine.py", stale("train_sft")),
     "preference losses": code(
-        "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo")
+        "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo", "evaluate_sft")
     ),
     "plots": code("snakechat/pages/plots.py", PAGES),
     "model cards": code("snakechat/pages/card.py"),
