@@ -74,7 +74,8 @@ def test_scores_are_those_of_transformers_and_functions(job, tokenizer, monkeypa
     sampled = [[encoded[0]] * 3, [[*encoded[1], tokenizer.eos_token_id]] * 3]
 
     def length(prompts, responses, columns):
-        return np.array([float(len(p + a)) for p, a in zip(prompts, responses, strict=True)])
+        # No score of the second response to a prompt.
+        return np.array([len(r) if r == CORRECT else math.nan for r in responses])
 
     job.settings.exact_check = None
     monkeypatch.setattr(evaluate_rlhf, "sample_on_all_ranks", lambda *_: (sampled, None))
@@ -87,7 +88,7 @@ def test_scores_are_those_of_transformers_and_functions(job, tokenizer, monkeypa
             ids = tokenizer(response["prompt"]).input_ids + sampled[number % 2][0]
             with torch.no_grad():
                 score = scorer(torch.tensor([ids])).logits.item()
-            expected = score + weight * len(response["prompt"] + response["response"])
+            expected = score + (number % 2 == 0) * weight * len(CORRECT)
             assert response[key] == pytest.approx(expected, abs=1e-4)
 
 
@@ -111,6 +112,9 @@ def test_success_requires_a_correct_response_with_eos(job, tokenizer, monkeypatc
     monkeypatch.setattr(evaluate_rlhf, "sample_on_all_ranks", sample)
     check = lambda prompt, response: response == CORRECT  # noqa: E731
     monkeypatch.setitem(evaluate_rlhf.EXACT_CHECKS, "shop", check)
+    # Where there is an exact check, functions do not decide what passes.
+    functions = {"none": (1.0, lambda prompts, responses, columns: np.zeros(len(responses)))}
+    monkeypatch.setattr(evaluate_rlhf, "load_functions", lambda _: functions)
     metrics, _ = evaluated(job)
     assert calls == 3 * [(3, 6, 1.0, 2), (3, 6, 0, 1)]
     for name in ("sft", "rlhf"):

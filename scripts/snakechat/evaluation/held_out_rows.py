@@ -280,9 +280,10 @@ def write_responses(
     responses: By model, as respond returns them.
     """
     rows = first_prompts(examples)
+    tables: Any = examples.prompts, examples.responses[0]
     prompts, own = (
-        tokenizer.batch_decode([ids[row] for row in rows], skip_special_tokens=True)
-        for ids in (examples.prompts, examples.responses[0])
+        tokenizer.batch_decode([table[row] for row in rows], skip_special_tokens=True)
+        for table in tables
     )
     texts = {"data": own}
     for model, of_model in responses.items():
