@@ -30,7 +30,6 @@ def with_dataset(stage="sft", **settings):
 
 REWARD_FUNCTIONS = {
     "broken": b"def score(prompts, responses):\n    return (\n",
-    "lost": b"from snakechat.shop import is_right\n",
     "reward": b"def score(prompts, responses):\n    return []\n",
     "scaled": b"def score(prompts, responses, scale=1):\n    return []\n",
     "needs": b"def score(prompts, responses, solution, *, bonus, level=1):\n    return []\n",
