@@ -50,7 +50,7 @@ def test_a_setting_that_is_changed_and_set_back_needs_no_job(workflow):
     longer = Workflow(first.folder, *first.options, changes)
     longer.build(TARGET)
     assert contents(first) != before
-    # Before the training, the config that the tokens were made with says what the loss counts.
+    # The tokens say what the loss counts.
     rows = first.run("python", "scripts/show_rows.py", "output/tokens/sft/tiny", "-n", "1").stdout
     assert "; train_on: response; " in rows and "prompt:\n⟦" not in rows
     assert "Nothing to be done" in first.snakemake(TARGET, "-n").stdout
