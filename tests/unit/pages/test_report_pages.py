@@ -152,6 +152,8 @@ def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
 # --- remarks --------------------------------------------------------------------------------
 
 FALL = {"mean": -1.0, "interval_95": [-2.0, -0.5]}
+GUESSED = {"accuracy": 0.4, "intervals_95": {"accuracy": [0.2, 0.6]}}
+WRONG = {"accuracy": 0.2, "intervals_95": {"accuracy": [0.1, 0.3]}}
 
 
 @pytest.mark.parametrize(
@@ -176,11 +178,8 @@ FALL = {"mean": -1.0, "interval_95": [-2.0, -0.5]}
             {"longer_wins_accuracy": 0.96},
             "longer response is about as accurate (96.0",
         ),
-        (
-            "reward",
-            {"by_dataset": {"a": {"accuracy": 0.4, "intervals_95": {"accuracy": [0.2, 0.6]}}}},
-            "The accuracy on a is not dist",
-        ),
+        ("reward", {"by_dataset": {"a": GUESSED}}, "The accuracy on a is not dist"),
+        ("reward", {"by_dataset": {"a": WRONG}}, None),
     ],
 )
 def test_results_that_call_for_caution_have_a_remark(stage, changes, text):
