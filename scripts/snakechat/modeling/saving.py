@@ -18,7 +18,6 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from snakechat.data.chat_templates import end_of_turn_id
 from snakechat.modeling.lora import (
     adapted_layers,
     adapter_weights,
@@ -55,9 +54,11 @@ def save_model(
     if rank() == 0:
         if model.can_generate():
             ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-            model.generation_config = GenerationConfig(
-                do_sample=True, **ids | {"eos_token_id": _stop_ids_to_save(model, tokenizer)}
-            )
+            # load_causal has set all ids that end a response.
+            generation: Any = model.generation_config
+            stops = generation.eos_token_id
+            ids["eos_token_id"] = stops[0] if isinstance(stops, list) and len(stops) == 1 else stops
+            model.generation_config = GenerationConfig(do_sample=True, **ids)
         # Without weights: the configs only.
         model.save_pretrained(folder, state_dict={})
         if master:
@@ -73,18 +74,6 @@ def _set_saved_dtype(path: Path) -> None:
     config = json.loads(path.read_text(encoding="utf-8"))
     text = json.dumps(config | {"dtype": "float32"}, indent=2, sort_keys=True)
     path.write_text(f"{text}\n", encoding="utf-8")
-
-
-def _stop_ids_to_save(
-    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> int | list[int]:
-    """Return the ids that end a response, for generation_config.json: the model's and others."""
-    generation: Any = model.generation_config
-    loaded = generation.eos_token_id
-    ids = [end_of_turn_id(tokenizer), tokenizer.eos_token_id]
-    ids += loaded if isinstance(loaded, list) else [] if loaded is None else [loaded]
-    ids = list(dict.fromkeys(ids))
-    return ids if len(ids) > 1 else ids[0]
 
 
 # --- weights ------------------------------------------------------------------------------------

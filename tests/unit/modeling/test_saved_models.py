@@ -202,9 +202,10 @@ def test_a_saved_generation_config_stops_at_eos_and_at_the_ids_of_the_base_model
     model, tokenizer, tmp_path
 ):
     # Its sampling settings are not saved.
-    model.generation_config = GenerationConfig(repetition_penalty=1.3, top_k=5, eos_token_id=9)
-    save_model(model, tokenizer, tmp_path)
-    config = AutoModelForCausalLM.from_pretrained(tmp_path).generation_config
+    model.generation_config = GenerationConfig(repetition_penalty=1.3, eos_token_id=9)
+    model.save_pretrained(tmp_path / "base")
+    save_model(load_causal(tmp_path / "base", "fp32", tokenizer), tokenizer, tmp_path / "saved")
+    config = AutoModelForCausalLM.from_pretrained(tmp_path / "saved").generation_config
     assert config.do_sample
     assert config.eos_token_id == [tokenizer.eos_token_id, 9]
     assert config.pad_token_id == tokenizer.pad_token_id
