@@ -225,6 +225,10 @@ def test_a_kept_decoder_samples_the_same_responses_whatever_shape_batches_have(e
             weight.data = weight.data.clone()
         sample_again(PROMPTS, 1)
         assert sampler.decoder is not decoder
+        # A step of fewer rows serves those that have not ended.
+        sampler.decoder = None
+        sample_again(PROMPTS * 4, 1)
+        assert len(sampler.decoder.steps) > 1
 
 
 def test_a_decoder_stays_from_the_second_step_on_if_there_is_memory(ending, monkeypatch):
