@@ -46,12 +46,6 @@ def name_of(path):
     return path.relative_to(ROOT).as_posix()
 
 
-def pages_of(language):
-    """The pages of a language, as the navigation names them."""
-    folder = ROOT / "docs" / language
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
-
-
 def translation(path):
     """The Chinese page of an English one."""
     if path.name == "README.md":
@@ -67,11 +61,6 @@ def blocks(path, language):
 def prose(path):
     """A page without its code blocks."""
     return FENCE.sub("", path.read_text())
-
-
-def spans(text):
-    """Inline code."""
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
 
 
 def anchors(path):
@@ -111,6 +100,10 @@ def test_config_texts_belong_to_existing_keys():
 
 @pytest.mark.parametrize("language", ["en", "zh"])
 def test_each_language_has_all_pages_and_its_navigation_names_them(language):
+    def pages_of(language):
+        folder = ROOT / "docs" / language
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.md"))
+
     named = re.findall(r'"([\w/-]+\.md)"', (ROOT / f"docs/{language}.toml").read_text())
     assert sorted(named) == pages_of(language) == pages_of("en")
 
@@ -173,7 +166,8 @@ def test_settings_in_the_text_exist():
     for profile in (ROOT / "profiles").glob("*/config.yaml"):
         keys |= set(re.findall(r"([\w-]+):", profile.read_text()))
     for path in DOCS:
-        for span in spans(prose(path)):
+        for span in re.findall(r"`([^`]+)`", prose(path)):
+            span = " ".join(span.split())
             whole = "..." not in span and (span.count(": ") == 1 or span.endswith("}"))
             value = yaml.safe_load(span) if whole and re.match(r"\{?[a-z_]+: \S", span) else {}
             if isinstance(value, dict) and not span.startswith(("error:", "warning:", "config:")):

@@ -145,7 +145,7 @@ class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         emulated = is_cuda(kwargs.get("device")) or any(
-            isinstance(each, CudaTensor) for each in tree_leaves((args, kwargs))
+            isinstance(each, CudaTensor) for each in values_in((args, kwargs))
         )
         return compute(function, args, kwargs) if emulated else function(*args, **kwargs)
 
@@ -163,12 +163,31 @@ def wrapped(value):
     return CudaTensor(value) if is_plain else value
 
 
+# As tree_leaves and tree_map of torch, which take half of the time of the emulation.
+def values_in(arguments):
+    """Yield the values in arguments of an operation."""
+    for each in arguments.values() if isinstance(arguments, dict) else arguments:
+        if isinstance(each, (list, tuple, dict)):
+            yield from values_in(each)
+        else:
+            yield each
+
+
+def with_values(function, arguments):
+    """Return arguments, or results, of an operation with a function of each value."""
+    if isinstance(arguments, dict):
+        return {name: with_values(function, each) for name, each in arguments.items()}
+    if isinstance(arguments, (list, tuple)):
+        return type(arguments)([with_values(function, each) for each in arguments])
+    return function(arguments)
+
+
 # --- operations -------------------------------------------------------------------------------
 
 
 def compute(function, args, kwargs):
     """Run an operation on the inner tensors of its arguments; return what a GPU would return."""
-    tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
+    tensors = [each for each in values_in((args, kwargs)) if isinstance(each, torch.Tensor)]
     device = kwargs.get("device")
     if function is aten.copy_.default:
         to_gpu = isinstance(args[0], CudaTensor)
@@ -180,7 +199,7 @@ def compute(function, args, kwargs):
         count_copy(args[COPYING[function]], to_gpu)
     else:
         check(function, args, kwargs, tensors)
-    inner_kwargs = tree_map(unwrapped, kwargs)
+    inner_kwargs = with_values(unwrapped, kwargs)
     if is_cuda(device):
         inner_kwargs["device"] = torch.device("cpu")
     if function is aten.histc.default and not args[0].is_floating_point():
@@ -188,10 +207,10 @@ def compute(function, args, kwargs):
         return wrapped(function(args[0].inner.float(), *args[1:]).to(args[0].dtype))
     if function is not aten._pin_memory.default:
         inner_kwargs.pop("pin_memory", None)
-    out = function(*tree_map(unwrapped, args), **inner_kwargs)
+    out = function(*with_values(unwrapped, args), **inner_kwargs)
     if function._schema.is_mutable and isinstance(out, torch.Tensor):
         return written_argument(function, args, kwargs)
-    return tree_map(wrapped, out) if to_gpu else out
+    return with_values(wrapped, out) if to_gpu else out
 
 
 def count_copy(source, to_gpu):
