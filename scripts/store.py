@@ -104,7 +104,7 @@ def list_results(store: Path) -> None:
     """Print a line for each result with the number of its versions."""
     names = named_versions(Path("output"))
     versions: dict[str, list[StoredResult]] = {}
-    results = stored_results(store)
+    results = examine(stored_folders(store))
     for result in results:
         # A result without a name belongs to another output folder.
         for path in names.get(result.folder.resolve(), [result.id]):
@@ -125,7 +125,7 @@ def list_versions(target: str) -> None:
         InputError: There are none.
     """
     path = target.rstrip("/").removesuffix(f".{MANIFEST}")
-    results = examine((folder, True) for folder in versions_of(path))
+    results = examine(versions_of(path))
     if not results:
         raise InputError(f"no version of {path}")
     results.sort(key=lambda result: result.made)
@@ -187,6 +187,11 @@ class StoredResult(NamedTuple):
         return name if self.is_finished else f"{name} (unfinished)"
 
     @property
+    def is_interrupted(self) -> bool:
+        """Whether a job left checkpoints, from which it may go on."""
+        return not self.is_finished and any(state_folder(self.folder).glob("*"))
+
+    @property
     def manifest(self) -> Manifest | None:
         """Its manifest; None if it is damaged."""
         return read_manifest(self.folder / MANIFEST)
@@ -207,17 +212,15 @@ class StoredResult(NamedTuple):
         return started.timestamp() + record["seconds"]
 
 
-def stored_results(store: Path) -> list[StoredResult]:
-    """Return the results of a store, the least recently used first."""
-    return examine((folder, True) for folder in stored_folders(store))
-
-
-def examine(folders: Iterable[tuple[Path, bool]]) -> list[StoredResult]:
+def examine(finished: Iterable[Path], unfinished: Iterable[Path] = ()) -> list[StoredResult]:
     """Return what is in folders of a store, the least recently used first.
 
-    folders: The folder of each result, and whether it is finished.
+    Args:
+        finished: Folders of results.
+        unfinished: Folders that results would have which jobs make, or made.
     """
     results = []
+    folders = *((folder, True) for folder in finished), *((folder, False) for folder in unfinished)
     for folder, is_finished in folders:
         place = folder if is_finished else work_folder(folder)
         # Another process may remove it.
@@ -229,14 +232,6 @@ def examine(folders: Iterable[tuple[Path, bool]]) -> list[StoredResult]:
             num_bytes = sum(status.st_size for status in statuses)
             results.append(StoredResult(folder, is_finished, num_bytes, max(times)))
     return sorted(results, key=lambda result: (result.used, result.folder))
-
-
-def interrupted_jobs(store: Path) -> list[StoredResult]:
-    """Return what jobs left that have checkpoints, the least recently used first."""
-    folders = [
-        folder for folder in unfinished_results(store) if any(state_folder(folder).glob("*"))
-    ]
-    return examine((folder, False) for folder in folders)
 
 
 # --- gc ---------------------------------------------------------------------------------------
@@ -255,10 +250,11 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
         paths = "".join(f": {path}" for path in names.get(result.folder.resolve(), ()))
         print(f"removed {result.id}, last used {format_time(result.used)}{paths}")
     size = format_size(sum(result.num_bytes for result in removed))
-    left = stored_results(store)
+    left = examine(stored_folders(store))
     left_size = format_size(sum(result.num_bytes for result in left))
     print(f"{len(removed):,} results removed, {size}; {len(left):,} left, {left_size}")
-    if kept := interrupted_jobs(store):
+    unfinished = examine((), unfinished_results(store))
+    if kept := [result for result in unfinished if result.is_interrupted]:
         size = format_size(sum(result.num_bytes for result in kept))
         print(
             f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {size}: see"
@@ -315,10 +311,9 @@ def collect(
     Returns:
         What was removed.
     """
-    folders = [(folder, True) for folder in stored_folders(store)]
-    results = examine([*folders, *((folder, False) for folder in unfinished_results(store))])
+    results = examine(stored_folders(store), unfinished_results(store))
     # A job may wait in the queue of a cluster to go on from its checkpoints.
-    kept = set() if interrupted else {result.folder for result in interrupted_jobs(store)}
+    kept = [each.folder for each in results if each.is_interrupted and not interrupted]
     needed = {*needed, *(key for folder in kept for key in noted_inputs(folder))}
     num_bytes = sum(result.num_bytes for result in results)
     removed = []

@@ -13,7 +13,7 @@ from conftest import ROOT
 from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import STORE, read_manifest
-from store import stored_results
+from snakechat.workflow.store import stored_folders
 from support.specs import EMPTY_RUN
 from support.stored_results import make_result
 
@@ -85,7 +85,7 @@ def test_what_no_link_leads_to_is_removed(versions):
         f"removed train_sft/{versions[3].name}, last used TIME",
     ]
     assert re.match("3 results removed, .*; 1 left, ", total)
-    assert [result.folder for result in stored_results(STORE)] == [versions[2]]
+    assert stored_folders(STORE) == [versions[2]]
 
 
 @pytest.mark.parametrize(
@@ -99,4 +99,4 @@ def test_what_no_link_leads_to_is_removed(versions):
 def test_mistakes_are_one_line(versions, arguments, error):
     code, [line] = run(*arguments)
     assert code == 1 and line.startswith(f"error: {error}")
-    assert len(stored_results(STORE)) == 4
+    assert len(stored_folders(STORE)) == 4
