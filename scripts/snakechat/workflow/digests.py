@@ -157,13 +157,13 @@ class DigestCache:
             found |= file_digests(changed)
             # An edit after or during the digest must not be hidden by equal times. As git does for
             # its index ("racy git"): on a file system with coarse times, a second edit within the
-            # same tick changes no time. Files with a time in the future are left out too.
+            # same tick changes no time. Files with a time in the future are omitted, too.
             latest = (now - RECENT) * 1e9
             self._add(
                 {
                     real: [*before, found[path]]
                     for path, (real, before) in changed.items()
-                    if max(before[1:3]) <= latest and file_identity(real) == before
+                    if max(before[1:3]) <= latest
                 }
             )
         return {path: found[path] for path in order}

@@ -38,6 +38,9 @@ def test_any_change_of_a_value_is_noticed(tmp_path):
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
         assert read_manifest(path) is None
+    # Of another form.
+    path.write_text(sealed_json({"spec": {}}))
+    assert read_manifest(path) is None
 
 
 def test_the_record_of_another_spec_counts_only_if_its_result_was_accepted(tmp_path):

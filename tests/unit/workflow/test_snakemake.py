@@ -115,7 +115,7 @@ KILLED = (
 )
 # The end of logs, what a cluster's plugin says, and the error.
 FAILURES = (
-    ("import: 0%\rimport: 9%\nerror: row 1\n", None, "error: row 1"),
+    ("import: 0%\rerror: row 1\n", None, "error: row 1"),
     (
         "Traceback (most recent call last):\n  x\nZeroDivisionError: y\n",
         None,

@@ -49,9 +49,10 @@ def test_a_result_is_published_in_place_of_a_damaged_one(store):
     assert stored_folders(store) == [folder]
 
 
-def put_a_link(folder):
-    (folder / "model").rename(folder.parent / "model")
-    (folder / "model").symlink_to("../model")
+def put_a_link(folder, name="model"):
+    # The text of the link is as long as the model.
+    (folder / name).rename(folder.parent / "link")
+    (folder / name).symlink_to("../link")
 
 
 def put_a_linked_folder(folder):
@@ -88,6 +89,7 @@ DAMAGES = {
     "an edited manifest": lambda folder: flip_a_bit(folder / "manifest.json"),
     "another spec": lambda folder: change_manifest(folder, spec=SPEC),
     "a link": put_a_link,
+    "a linked manifest": lambda folder: put_a_link(folder, "manifest.json"),
     "a linked folder": put_a_linked_folder,
     "a path that leads outside": list_a_file_outside,
 }
