@@ -4,6 +4,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -165,3 +167,14 @@ def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job):
     assert "2 processes" in line and "set nodes and gpus_per_node back" in line
     assert job.run(2, "none") == (0, ["resuming after step 2"])
     assert losses_of(job) == LOSSES
+
+
+def test_an_abort_of_the_launcher_at_its_end_changes_no_exit_code(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import sys\nsys.exit(3)\n")
+    start = "import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = sys.argv[1:]"
+    start += "; runpy.run_path(sys.argv[0], run_name='__main__')"
+    group = ("--standalone", "--nproc-per-node=2", program)
+    command = [sys.executable, "-c", start, ROOT / "scripts/launch.py", *group]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
+    assert subprocess.run(command, env=environment, capture_output=True).returncode == 3
