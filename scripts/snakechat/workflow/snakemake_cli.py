@@ -250,8 +250,8 @@ def _error(logs: Sequence[str], is_of_run: bool, message: str | None) -> str:
         text = Path(logs[0]).read_text(errors="replace") if is_of_run else ""
     except OSError:
         text = ""
-    # Progress bars return to the start of their line.
-    texts = [shown for line in text.split("\n") if (shown := line.rpartition("\r")[2].strip())]
+    # Progress bars return to the start of their line, which is read as a line feed.
+    texts = [shown for line in text.split("\n") if (shown := line.strip())]
     last = printable_line(texts[-1]) if texts else ""
     if last.startswith(("error: ", "stopped by ")) or TRACEBACK in text:
         return last
