@@ -84,6 +84,10 @@ MISTAKES = [
     ("rlhf.recipes.tiny", tiny("rlhf", reward=None)),
     ("sft.recipes.tiny.placement.zero_stage", tiny("sft", placement={"offload": "optimizer"})),
     (
+        "sft.recipes.tiny.placement.compile",
+        tiny("sft", placement={"compile": True, "zero_stage": 3}),
+    ),
+    (
         "models.opt-125m.template_arguments.tools",
         {"models": {"opt-125m": {"template_arguments": {"tools": "none"}}}},
     ),

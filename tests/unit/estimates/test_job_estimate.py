@@ -9,6 +9,7 @@ import pytest
 from conftest import ROOT
 from snakechat.data.ragged_arrays import open_ragged
 from snakechat.estimates import inputs
+from snakechat.estimates.activation_memory import SCORE
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate
 from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
@@ -148,6 +149,13 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
     # Each one evaluates its own responses, and the first one those of all.
     assert four.workload.flops == pytest.approx(2 * two.workload.flops)
     assert four.seconds == pytest.approx(2 * two.seconds)
+
+
+def test_an_evaluation_of_a_reward_model_computes_scores():
+    recipe = {"model": "opt-350m", "datasets": ["rm-static"], "global_batch_size": 8}
+    plan = plan_of("evaluate_reward", "reward", recipe)
+    workload = JobEstimate([*plan.jobs][-1], plan, GPUS["h100"]).workload
+    assert [run.model.loss for run in workload.runs] == [SCORE]
 
 
 GRPO = {**EVALUATED, "algorithm": "grpo", "num_generations": 4, "global_batch_size": 64}
