@@ -22,6 +22,7 @@ from torch import Tensor
 
 from snakechat.algorithms.experience import (
     Experience,
+    KLController,
     SanityChecks,
     ScoreNormalization,
     evaluate_tokens,
@@ -130,6 +131,7 @@ class RlhfTrainer:
         if models.critic and self.critic:
             check_model(models.critic, examples, self.critic.sampling)
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
+        self.kl_controller = KLController(settings)
         self.checks = SanityChecks(has_rewards=bool(rewards))
         self.ptx: Examples | None = None
         if "ptx" in job.inputs:
@@ -139,6 +141,7 @@ class RlhfTrainer:
             "critic": self.critic,
             "ema": self.ema,
             "scorer": self.normalization,
+            "kl_controller": self.kl_controller,
             "checks": self.checks,
         }
         # All state that a step changes, for checkpoints.
@@ -167,7 +170,9 @@ class RlhfTrainer:
             evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)
 
         # 4. Compute rewards, advantages and returns.
-        experience = make_experience(settings, rollouts, evaluation, normalized_scores, in_update)
+        experience = make_experience(
+            settings, rollouts, evaluation, normalized_scores, self.kl_controller.coef, in_update
+        )
 
         # 5. Update actor and critic.
         with self.timer("train"):
@@ -175,6 +180,7 @@ class RlhfTrainer:
         self.sampler.step_ended()
         if self.sampler.asleep_bytes:
             self.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
+        self.kl_controller.update(evaluation.kl(rollouts))
         metrics = step_metrics(settings.algorithm, rollouts, experience, scores, updates)
         shown = ["objective/scores", kl_name(settings.algorithm)]
         logged: list[dict[str, Any]] = []
@@ -237,7 +243,7 @@ class RlhfTrainer:
         RewardSum(self.scorer.rewards, {}, self.scorer.prompt_texts).score(rollouts, 0, rows)
         evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
         scores = torch.zeros(rollouts.num_responses, device=self.device)
-        experience = make_experience(settings, rollouts, evaluation, scores)
+        experience = make_experience(settings, rollouts, evaluation, scores, 0.0)
         minibatch = np.arange(min(len(rows), self.minibatch))
         # After the warmup of the critic, actor and critic are updated.
         step = settings.critic_warmup_steps + 1

@@ -59,7 +59,7 @@ def test_distillation_decreases_the_kl_to_the_teacher(train):
     for line in job.metrics[1:]:
         assert line["policy/first_ratio"] == pytest.approx(1, abs=1e-5)
         # A KL to the initial model, and scores, are not measured.
-        assert not {"objective/kl", "objective/scores"} & line.keys()
+        assert not {"objective/kl", "objective/kl_coef", "objective/scores"} & line.keys()
         assert "policy/kl_to_teacher" in line and "policy/kl" not in line
     assert "score" not in lines_of(job.result / "responses.jsonl")[0]
 
@@ -128,14 +128,19 @@ def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, mon
 
 
 def test_only_the_critic_is_trained_in_its_warmup_steps(train, inputs):
-    job = train(critic_warmup_steps=2)
+    # A target that no KL reaches: 20 % less after each horizon of responses.
+    job = train(critic_warmup_steps=2, kl_target=1e6, kl_horizon=120)
     assert torch.equal(weights_of(job), weights_in(Path(inputs["actor"]["path"])))
     assert not values(job, "policy/loss")
     assert len(values(job, "value/loss")) == 2
+    first, second = values(job, "objective/kl_coef")
+    assert second == pytest.approx(0.8 * first)
 
 
 ALL = {
     "ema_decay": 0.9,
+    "kl_target": 1.0,
+    "kl_horizon": 1000,
     "standardize_scores": "first",
     "ptx_coef": 27.8,
     "log_responses_steps": 1,

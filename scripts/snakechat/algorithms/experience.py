@@ -53,6 +53,7 @@ class Experience(NamedTuple):
     importance_weights: Correction of each token's loss for the sampler's log-probabilities.
     returns: None without a critic.
     is_uniform: bool [n], whether all responses to a prompt have equal scores.
+    kl_coef: The coefficient of the step.
     in_update: Whether the update evaluates the actor by itself.
     """
 
@@ -62,6 +63,7 @@ class Experience(NamedTuple):
     importance_weights: Tensor
     returns: Tensor | None
     is_uniform: Tensor
+    kl_coef: float
     in_update: bool
 
 
@@ -84,6 +86,7 @@ def make_experience(
     rollouts: Rollouts,
     evaluation: TokenEvaluation,
     scores: Tensor,
+    kl_coef: float,
     in_update: bool = False,
 ) -> Experience:
     """Return the experience of a step.
@@ -102,7 +105,7 @@ def make_experience(
         rewards = policy_gradient.distillation_rewards(logprobs, ref_logprobs, mask)
     else:
         penalties = policy_gradient.kl_penalty(logprobs, ref_logprobs, settings.kl_estimator)
-        coefficient = settings.kl_coef if settings.kl_in == "rewards" else 0.0
+        coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
         rewards = policy_gradient.token_rewards(scores.nan_to_num(), penalties, mask, coefficient)
     advantages, returns = compute_advantages(settings, rewards, values, mask, ~scores.isnan())
     importance_weights = torch.ones_like(logprobs)
@@ -112,7 +115,14 @@ def make_experience(
         )
     is_uniform = policy_gradient.uniform_groups(scores.view(settings.num_generations, -1))
     return Experience(
-        evaluation, rewards, advantages, importance_weights, returns, is_uniform, in_update
+        evaluation,
+        rewards,
+        advantages,
+        importance_weights,
+        returns,
+        is_uniform,
+        kl_coef,
+        in_update,
     )
 
 
@@ -151,6 +161,23 @@ def compute_advantages(
     else:
         advantages = policy_gradient.grpo_advantages(groups, settings.scale_by_std)
     return advantages.view(-1, 1) * mask, None
+
+
+class KLController(Attributes):
+    """Holds kl_coef: constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2)."""
+
+    saved = ("coef",)
+
+    def __init__(self, settings: RlhfSettings) -> None:
+        self.settings, self.coef = settings, settings.kl_coef
+
+    def update(self, kl: Tensor) -> None:
+        """Adapt the coefficient to the KL of the responses of a step [B], in nats."""
+        target, horizon = self.settings.kl_target, self.settings.kl_horizon
+        if target is not None:
+            self.coef = policy_gradient.adapted_kl_coef(
+                self.coef, kl.mean().item(), target, horizon, len(kl)
+            )
 
 
 class ScoreNormalization(Attributes):

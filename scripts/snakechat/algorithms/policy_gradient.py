@@ -81,6 +81,19 @@ def distillation_rewards(logprobs: Tensor, teacher_logprobs: Tensor, mask: Tenso
     return -kl_penalty(logprobs, teacher_logprobs, "k1") * mask
 
 
+def adapted_kl_coef(
+    kl_coef: float, kl: float, target: float, horizon: float, num_responses: int
+) -> float:
+    """Return the next kl_coef, which moves kl towards target. Both are in nats per response.
+
+    kl_coef * (1 + clip(kl / target - 1, -.2, .2) * num_responses / horizon): Ziegler et al. 2019,
+    section 2.2, where num_responses / horizon is K_beta. kl is the mean over num_responses; more
+    than horizon of them count as horizon, so that the coefficient stays positive.
+    """
+    error = min(max(kl / target - 1, -0.2), 0.2)
+    return kl_coef * (1 + error * min(num_responses / horizon, 1))
+
+
 def moments(values: Tensor) -> Moments:
     """Return the moments of the values of a tensor of any shape, computed in float64."""
     values = values.double()

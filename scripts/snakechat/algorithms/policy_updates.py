@@ -67,8 +67,10 @@ def policy_gradients(
     evaluation = experience.evaluation
     actor_tables = evaluation.logprobs, evaluation.entropies
     tables = (
-        *(evaluation.logprobs, evaluation.ref_logprobs),
-        *(experience.advantages, experience.importance_weights),
+        evaluation.logprobs,
+        evaluation.ref_logprobs,
+        experience.advantages,
+        experience.importance_weights,
     )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = engine.module.supports_packing
@@ -98,7 +100,7 @@ def policy_gradients(
             penalties = policy_gradient.weighted_kl_penalty(
                 logprobs, old, ref_logprobs, settings.kl_estimator
             )
-            losses = losses + settings.kl_coef * importance_weights * penalties
+            losses = losses + experience.kl_coef * importance_weights * penalties
         token_weights = weights[responses].repeat_interleave(
             rollouts.lengths[responses], output_size=len(tokens)
         )
@@ -195,6 +197,9 @@ def step_metrics(
     mask, evaluation = rollouts.response_mask, experience.evaluation
     rewards = experience.rewards.sum(dim=1)
     metrics: Metrics = {**response_metrics(algorithm, rollouts, evaluation, scores, rewards)}
+    if algorithm != "distill":
+        # Its reward is the KL itself.
+        metrics["objective/kl_coef"] = experience.kl_coef
     if rollouts.sampler_logprobs is not None:
         differences = (evaluation.logprobs - rollouts.sampler_logprobs).abs()
         metrics["policy/sampler_difference"] = policy_gradient.masked_mean(differences, mask).item()

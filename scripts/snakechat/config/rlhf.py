@@ -101,6 +101,10 @@ class RlhfSettings(TrainingSettings, SampledSettings):
     kl_in: Annotated[Literal["rewards", "loss"], only_with("kl_coef"), OF_SCORES] = "rewards"
     kl_estimator: Annotated[Literal["k1", "k2", "k3"], only_with("kl_coef"), OF_SCORES] = "k1"
     kl_coef: Annotated[NonNegative, OF_SCORES] = 0.0
+    kl_target: Annotated[Positive | None, only_with("kl_coef"), OF_SCORES] = None
+    kl_horizon: Annotated[Positive, only_with("kl_target"), only_with("kl_coef"), OF_SCORES] = (
+        ABSENT
+    )
 
     standardize_scores: Annotated[Literal["none", "first"], OF_SCORES] = "none"
     score_clip: Annotated[Positive | None, OF_SCORES] = None

@@ -63,7 +63,9 @@ def test_a_group_with_equal_or_missing_scores_has_advantages_of_0(algorithm, pre
     # the third one has none.
     scores = torch.tensor([1.0, 0.3, math.nan, 3.0, 0.3, 500.0])
     evaluation = make_evaluation(torch.randn(6, 1), torch.randn(6, 1))
-    experience = make_experience(settings, make_rollouts(MASK), evaluation, scores)
+    experience = make_experience(
+        settings, make_rollouts(MASK), evaluation, scores, settings.kl_coef
+    )
     assert experience.is_uniform.tolist() == [False, True, True]
     assert (experience.advantages[:, 0] == 0).tolist() == [False, True, True] * 2
 
@@ -71,13 +73,13 @@ def test_a_group_with_equal_or_missing_scores_has_advantages_of_0(algorithm, pre
 def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
     evaluation = make_evaluation(torch.log(torch.full((6, 1), 0.4)), torch.zeros(6, 1))
     rollouts = make_rollouts(MASK)
-    experience = make_experience(make_settings(), rollouts, evaluation, SCORES)
+    experience = make_experience(make_settings(), rollouts, evaluation, SCORES, 0.1)
     assert experience.importance_weights.tolist() == [[1.0]] * 6
     # Ratios 0.5 and 8, of which the second is capped.
     sampler_logprobs = torch.log(torch.tensor([[0.8], [0.05]] * 3))
     rollouts = make_rollouts(MASK, sampler_logprobs)
     settings = make_settings(generation_backend="vllm")
-    experience = make_experience(settings, rollouts, evaluation, SCORES)
+    experience = make_experience(settings, rollouts, evaluation, SCORES, 0.1)
     assert experience.importance_weights.flatten().tolist() == pytest.approx([0.5, 2.0] * 3)
 
 

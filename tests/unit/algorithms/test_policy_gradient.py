@@ -251,6 +251,22 @@ def test_the_weighted_penalty_of_a_bandit_has_the_gradient_of_a_kl(distance):
         torch.testing.assert_close(gradient((old_logprobs.exp() * weighted).sum()), expected)
 
 
+@pytest.mark.parametrize(
+    ("kl", "kl_coef"),
+    [
+        # Target 6, 512 rollouts, horizon 5,120: a tenth of the error, which ends at 20 %.
+        (6.0, 0.05),
+        (6.6, 0.05 * 1.01),
+        (60.0, 0.05 * 1.02),
+        (-3.0, 0.05 * 0.98),
+    ],
+)
+def test_kl_coef_increases_with_the_kl(kl, kl_coef):
+    assert policy_gradient.adapted_kl_coef(0.05, kl, 6.0, 5120, 512) == pytest.approx(kl_coef)
+    # However short the horizon, it changes by a fifth at most.
+    assert policy_gradient.adapted_kl_coef(0.05, 0.0, 6.0, 100, 600) == pytest.approx(0.04)
+
+
 def test_merged_moments_of_batches_are_those_of_all_values():
     # Mean 3; 4 + 1 + 0 + 9.
     assert policy_gradient.moments(torch.tensor([[1.0, 2.0], [3.0, 6.0]])) == (4, 3.0, 14.0)

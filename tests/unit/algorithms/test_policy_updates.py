@@ -80,6 +80,7 @@ def random_experience(rollouts, logprobs, seed=1):
         importance_weights=noise().exp(),
         returns=noise(),
         is_uniform=torch.tensor([False, True, False]),
+        kl_coef=0.7,
         in_update=False,
     )
 

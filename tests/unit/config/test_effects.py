@@ -16,7 +16,7 @@ CRITIC = {
     **{"critic_lora_rank": 4, "critic_lora_alpha": 8, "critic_lora_learning_rate": 0.2},
     **{"value_clip_range": 0.3, "gamma": 0.9, "gae_lambda": 0.8, "whiten_advantages": False},
 }
-KL = {"kl_in": "loss", "kl_estimator": "k3"}
+KL = {"kl_in": "loss", "kl_estimator": "k3", "kl_target": 3.0, "kl_horizon": 9}
 SCORES = {"standardize_scores": "none", "score_clip": 2.0, "missing_eos_penalty": 3.0}
 
 # The stage, settings of a recipe, and further ones that have no effect with these.
@@ -33,7 +33,7 @@ WITHOUT_EFFECT = [
     ("rlhf", {"num_generations": 2}, {"scale_by_std": False, "drop_uniform_groups": True}),
     ("rlhf", {"lr_schedule": "constant"}, {"min_lr_ratio": 0.5}),
     ("rlhf", {}, {"ptx_coef": 2, "importance_sampling_cap": 3.0}),
-    ("rlhf", {}, {"eval_prompts": 4}),
+    ("rlhf", {}, {"kl_horizon": 20, "eval_prompts": 4}),
     ("rlhf", {"kl_coef": 0}, KL),
     ("rlhf", {"missing_eos_penalty": 0}, {"overlong_buffer": 4}),
     ("rlhf", DISTILL, {**CRITIC, **KL, **SCORES, "kl_coef": 0.5}),
