@@ -4,6 +4,7 @@ Snakemake reads the files. Of a key that is written twice, it keeps the last val
 a file that cannot be parsed names neither the file nor the line.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from snakechat.data.limits import root_node
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
+# Spaces and punctuation of Chinese input methods that look like YAML's.
+FULL_WIDTH = re.compile(r"[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 # Files of the project below the folder of the Snakefile, in the order in which they are read.
 FILES = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
 
@@ -69,11 +72,16 @@ def _describe(error: yaml.YAMLError, text: str) -> str:
     mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
         return f"not YAML: {error}"
-    line = "".join(text.splitlines()[mark.line : mark.line + 1])
+    lines = text.splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"line {mark.line + 1} is indented with a tab: use spaces"
     problem = getattr(error, "problem", None) or error
-    return f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it"
+    message = f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it"
+    for number in range(max(0, mark.line - 1), min(mark.line + 1, len(lines))):
+        if found := FULL_WIDTH.search(lines[number].partition(" #")[0]):
+            message += f" (line {number + 1} has the full-width character {found[0]!r})"
+    return message
 
 
 def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:

@@ -24,6 +24,10 @@ NESTED_MERGES = b"a0: &a0 {k: 1}\n" + b"".join(
         (b"seed: 1\nsft: {}\nseed: 2\n", "x.yaml: seed is written twice, in lines 1 and 3: keep"),
         (b"sft:\n\trecipes: {}\n", "x.yaml: line 2 is indented with a tab: use spaces"),
         (b"a: [1\nb: 2\n", "x.yaml: line 2 is not YAML: "),
+        (
+            "sft:\n  model\uff1aa\n  datasets: [b]\n".encode(),
+            "before it (line 2 has the full-width character '\uff1a')",
+        ),
         (b"[1]", "x.yaml: expected sections"),
         (b"seed: 2026-13-01", "x.yaml: a value cannot be read: month must be in 1..12"),
         (b"a: &x {b: *x}\n", "x.yaml: a value cannot be read: an alias contains itself: remove it"),
