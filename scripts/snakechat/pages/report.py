@@ -201,10 +201,13 @@ def _response_tables(metrics: Metrics) -> list[Table]:
     models = in_order(metrics["intervals_95"])
     columns = {name_of("models", model): figure_at(metrics, f"{model}.") for model in models}
 
+    def difference_at(model: str, key: str) -> Figure | None:
+        prefix = "" if model == "rlhf" else f"{model}_"
+        difference = read_figure(metrics, f"{prefix}{key}_difference")
+        return difference and difference._replace(scale=abs(metrics[initial].get(key, 0)))
+
     differences = {
-        difference_name(model, initial): figure_at(
-            metrics, "" if model == "rlhf" else f"{model}_", "_difference"
-        )
+        difference_name(model, initial): partial(difference_at, model)
         for model in models
         if model != initial
     }

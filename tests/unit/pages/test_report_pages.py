@@ -137,6 +137,13 @@ def test_models_come_in_the_order_of_training_with_their_differences():
     assert label == "win rate of dpo/gsm8k-qwen2.5 against SFT, by score"
 
 
+def test_a_difference_of_mere_rounding_has_no_mark():
+    rounding = {"mean": 5e-5, "interval_95": [4e-5, 6e-5]}
+    differences = result_section("rlhf", METRICS | {"score_difference": rounding}).tables[0]
+    column = [*map(text_of, differences.head)].index("RLHF - SFT") - 1
+    assert not rows_of(differences)["score"][column].endswith("better")
+
+
 def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
     steps = [{"step": 0, "eval_accuracy": 0.5}, {"step": 1, "loss": 0.6}]
     [table] = result_section("reward", with_metrics_before(REWARD, steps)).tables
