@@ -274,7 +274,13 @@ class Evaluator:
         settings, length = self.settings, self.settings.max_response_length
         examples = prompt_examples(self.prompts, length, settings.num_generations)
         return load_frozen(
-            *(Policy, folder, settings.dtype, self.tokenizer, self.job.placement, examples, True),
+            Policy,
+            folder,
+            settings.dtype,
+            self.tokenizer,
+            self.job.placement,
+            examples,
+            True,
             longest=max(map(len, self.prompts)) + length,
         )
 

@@ -38,7 +38,12 @@ def main(job: Job[GenerationSettings]) -> None:
     examples = prompt_examples(prompts["train"], settings.max_response_length, generations)
     longest = settings.max_prompt_length + settings.max_response_length
     with load_frozen(
-        *(Policy, folder, settings.dtype, tokenizer, job.placement, examples),
+        Policy,
+        folder,
+        settings.dtype,
+        tokenizer,
+        job.placement,
+        examples,
         samples=settings.generation_backend == "hf",
         longest=longest,
     ) as policy:

@@ -175,7 +175,12 @@ def load_reward(
         examples = sequence_examples(encoder(turns, [SAMPLE_RESPONSE] * len(turns)))
         longest = 0
     module = load_frozen(
-        *(Scorer, folder, dtype, tokenizer, job.placement, examples),
+        Scorer,
+        folder,
+        dtype,
+        tokenizer,
+        job.placement,
+        examples,
         offload=offload,
         longest=longest,
     )

@@ -108,7 +108,12 @@ def load_reference(
         return partial(without_adapters, actor)
     # Without examples, it is compared with transformers as the actor, whose model it is.
     return load_frozen(
-        *(Policy, folder, settings.dtype, tokenizer, job.placement, examples),
+        Policy,
+        folder,
+        settings.dtype,
+        tokenizer,
+        job.placement,
+        examples,
         offload=job.placement.offload_frozen,
         longest=longest,
     ).on_device

@@ -200,7 +200,9 @@ class PlannedSizes:
         placement, limit = self.placement, self.settings["max_response_length"]
         length, ranks = prompts.longest + limit, 0
         max_tokens = placement.generate_tokens or default_generate_tokens(
-            *(load_config(model), model.width, placement.micro_batch_tokens),
+            load_config(model),
+            model.width,
+            placement.micro_batch_tokens,
             MEMORY_FRACTION * self.gpu_memory,
         )
         sequences = max(max_tokens // length, 1)

@@ -221,7 +221,13 @@ def packed_attention(
         output = shared_prompt_attention(query, key, value, *spans, scaling)
     else:
         output = varlen_attn(
-            *(query, key, value, own.bounds, own.bounds, own.longest, own.longest),
+            query,
+            key,
+            value,
+            own.bounds,
+            own.bounds,
+            own.longest,
+            own.longest,
             scale=scaling,
             # A model counts the token itself in its window, the kernel does not.
             window_size=(sliding_window - 1, 0) if sliding_window else (-1, 0),
@@ -293,8 +299,14 @@ def flash_forward(
     query, key, value = states
     if query.is_cuda:
         output, lse, *_ = torch.ops.aten._flash_attention_forward(
-            *(*states, of_queries.bounds, of_keys.bounds, of_queries.longest, of_keys.longest),
-            *(0.0, is_causal, False),
+            *states,
+            of_queries.bounds,
+            of_keys.bounds,
+            of_queries.longest,
+            of_keys.longest,
+            0.0,
+            is_causal,
+            False,
             scale=scaling,
         )
         return output, lse
@@ -326,8 +338,18 @@ def flash_backward(
         # Random numbers of dropout, which there is none of.
         random, unused = query.new_empty(2, dtype=torch.uint64), query.new_empty(0)
         return torch.ops.aten._flash_attention_backward(
-            *(grad, *states, output, lse, of_queries.bounds, of_keys.bounds),
-            *(of_queries.longest, of_keys.longest, 0.0, is_causal, random, unused),
+            grad,
+            *states,
+            output,
+            lse,
+            of_queries.bounds,
+            of_keys.bounds,
+            of_queries.longest,
+            of_keys.longest,
+            0.0,
+            is_causal,
+            random,
+            unused,
             scale=scaling,
         )
     all_keys, all_values = (_for_all_heads(each, query) for each in (key, value))

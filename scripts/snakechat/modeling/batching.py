@@ -190,8 +190,13 @@ class Examples:
         choices = acceleration.current()
         multiple = choices.pad_to_multiple_of
         distributed = distribute_rows(
-            *(rows, self._sizes(rows, packing), choices.micro_batch_tokens, packing),
-            *(ranks.rank(), ranks.world_size(), multiple),
+            rows,
+            self._sizes(rows, packing),
+            choices.micro_batch_tokens,
+            packing,
+            ranks.rank(),
+            ranks.world_size(),
+            multiple,
         )
         for number, (packed, counted) in enumerate(distributed, start=1):
             sequences = [

@@ -126,7 +126,9 @@ def response_logprobs(policy: Policy, examples: Examples, with_prompts: bool = F
     """
     return evaluate_sequences(
         lambda batch: sequence_sums(policy(batch).double(), batch.target_lengths),
-        *(policy, examples, with_prompts),
+        policy,
+        examples,
+        with_prompts,
     )
 
 

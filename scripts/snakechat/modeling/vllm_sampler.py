@@ -70,7 +70,9 @@ class VllmSampler(Sampler):
                 " (docs/en/gpu.md), or set generation_backend: hf"
             ) from None
         super().__init__(
-            *(stop_ids, settings.max_response_length, settings.temperature),
+            stop_ids,
+            settings.max_response_length,
+            settings.temperature,
             settings.num_generations,
         )
         self.vllm = vllm

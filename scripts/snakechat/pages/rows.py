@@ -154,7 +154,8 @@ def _prompt_table(lines: Lines) -> Table:
     keys = [key for key in ("score", "judge_score") if all(key in line for line in lines)]
     rows = [
         [
-            *(name_of("models", line["model"]), line["response"].strip()),
+            name_of("models", line["model"]),
+            line["response"].strip(),
             *(figure_cell(key, Figure(line[key])) for key in keys),
         ]
         for line in lines
