@@ -1,4 +1,4 @@
-# What all rule files use: the functions of wildcards, the command of jobs, start and end of a build.
+# What all rule files use: the constraints of wildcards, the inputs and the command of jobs.
 
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES
 

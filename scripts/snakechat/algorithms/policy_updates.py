@@ -48,10 +48,10 @@ def policy_gradients(
 ) -> dict[str, float]:
     """Accumulate the actor's gradients on the responses to the given prompts; return metrics.
 
-    The loss of a token is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7),
-    for kl_in: loss plus kl_coef times the weighted KL penalty (Shao et al. 2024, eq. 3). The
-    weights of the tokens follow from loss_aggregation. With importance_sampling_level: sequence,
-    all tokens of a response have the mean log ratio of the response.
+    The loss of a token is importance_weight * clipped surrogate loss (Schulman et al. 2017, eq. 7).
+    With `kl_in: loss`, the weighted KL penalty times kl_coef is added (Shao et al. 2024, eq. 3).
+    The weights of the tokens follow from loss_aggregation. With `importance_sampling_level:
+    sequence`, all tokens of a response have the mean log ratio of the response.
 
     With in_update, the tables of the actor's log-probabilities and entropies are filled in.
 

@@ -1,4 +1,8 @@
-"""Settings of reinforcement learning from human feedback (RLHF), and of generated responses."""
+"""Settings of reinforcement learning from human feedback (RLHF), and of generated responses.
+
+Recipes take their defaults from config.yaml. A default here is what a program gets where the key
+has no effect.
+"""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,8 @@
 """The jobs of targets, and of builds for programs that explain, estimate or accept.
 
-Jobs, specs and staleness come from the modules that the workflow uses (snakechat.jobs). Only the
-jobs of a target are determined a second time: Snakemake derives them from the rules.
+Jobs, specs and staleness come from the modules that the workflow uses (snakechat.jobs). The jobs of
+a target, and which of them would run, are determined a second time: Snakemake derives them from the
+rules.
 """
 
 import argparse

@@ -10,7 +10,7 @@ link and runs no job. Times of files decide nothing, and a decision writes nothi
 
 The content of an input is known if the input is up to date itself. One that is stale is made first;
 its readers then run, and find their result in the store if its content is the same
-(snakechat.workflow.job).
+(snakechat.workflow.publishing.prepare).
 """
 
 from collections.abc import Iterable, Mapping

@@ -1,10 +1,10 @@
 """The placement of a training where it has `auto`: a ladder of rungs, which are tried.
 
 A rung is a ZeRO stage, whether activations are checkpointed, and micro_batch_tokens. On GPUs, a
-training tries a step of its largest micro-batch before its first one. A process that runs out of
-memory, then or later, notes the next rung in the folder of its checkpoints and ends; the launcher
-(scripts/launch.py) starts all processes again. A process that the system kills while it tries a
-rung notes nothing: the launcher does it. A run that resumes keeps its rung.
+training tries a step of its largest micro-batch before its first one (trainer.py). A process that
+runs out of memory, then or later, notes the next rung in the folder of its checkpoints and ends;
+the launcher (scripts/launch.py) starts all processes again. A process that the system kills while
+it tries a rung notes nothing: the launcher does it. A run that resumes keeps its rung.
 
 Standard library only: the launcher imports this module.
 """

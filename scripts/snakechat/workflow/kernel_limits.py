@@ -3,7 +3,8 @@
 Landlock (landlock(7), Linux 5.13) lets a process read, write and connect to what it names, and
 nothing else. A filter (seccomp(2)) sees the number of a system call and its arguments, but no
 memory that they point to. Both hold for all threads that the calling thread starts later and for
-all programs that these run, whichever language reads, and nothing can lift them.
+all programs that these run, whichever language reads, and nothing can lift them. What a job may use
+is decided in hermetic.py, and scripts/confined.py applies it.
 
 Standard library only: it runs before the first import of a program.
 """
