@@ -23,6 +23,8 @@ from snakechat.workflow.snakemake_cli import config_options, parse_options, read
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"
+# Of the path of a manifest beside a result.
+SUFFIX = ".manifest.json"
 
 # --- targets --------------------------------------------------------------------------------------
 
@@ -47,7 +49,7 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
     if output == "output" and len(words) == 3 and words[0] in PAGES and target.endswith(".html"):
         path = Path("output/pages", *words)
     result = path
-    for suffix in (".manifest.json", ".html"):
+    for suffix in (SUFFIX, ".html"):
         result = Path(str(result).removesuffix(suffix))
     for folder in (result, *path.parents):
         if job := _job_of(config, folder):
@@ -79,11 +81,12 @@ def default_targets(config: Config) -> list[str]:
     built: list[tuple[str, str]] = []
     others: list[str] = []
     for stage in STAGES:
-        paths = Path("output", stage).glob("[!.]*")
-        names = {path.name.removesuffix(".manifest.json") for path in paths}
+        found = {path.name for path in Path("output", stage).glob("[!.]*")}
         recipes = config.values[stage]["recipes"]
-        built += [(stage, name) for name in recipes if name in names]
-        others += [f"{stage}/{name}" for name in sorted(names - recipes.keys())]
+        built += [(stage, name) for name in recipes if {name, f"{name}{SUFFIX}"} & found]
+        # Without a manifest, it may be a copy of a user's.
+        names = sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
+        others += [f"{stage}/{name}" for name in names if name not in recipes]
     if others:
         listed = ", ".join(others)
         warn(f"not in this config: {listed}: add the --configfile of their build to see them")

@@ -273,8 +273,8 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path, capsys):
     paths += ["prompt_eval/sft/tiny.html", "compare/rlhf/tiny-kl.html"]
     # No rule makes the first one any more, and the second names a recipe that is gone.
     paths += ["zero/sft/tiny.md", "compare/rlhf/gone-vs-tiny.html"]
-    # Without a manifest.
-    paths += ["sft/350m/config.json"]
+    # Without a manifest. The second one is a copy of a user's.
+    paths += ["sft/350m/config.json", "sft/copy/config.json"]
     write_files(tmp_path / "output", *paths)
     assert default_targets(load()) == [
         # Built with output/rlhf/tiny: sft/tiny and reward/tiny.
