@@ -74,11 +74,12 @@ def local_paths(folder: str | Path) -> list[str]:
     for parent, folders, names in os.walk(folder):
         paths += [os.path.relpath(os.path.join(parent, name), folder) for name in names]
         for name in folders:
-            path = Path(parent, name)
-            if path.is_symlink() and not name.startswith("."):
+            link = os.path.join(parent, name)
+            path = os.path.relpath(link, folder)
+            if os.path.islink(link) and not HIDDEN.search(path):
                 raise InputError(
-                    f"{path.relative_to(folder)} is a link to a folder: name what it leads to as"
-                    " `path`, or copy it there"
+                    f"{path} is a link to a folder: name what it leads to as `path`, or copy it"
+                    " there"
                 )
     return sorted(paths)
 

@@ -171,6 +171,8 @@ def test_a_link_to_a_folder_is_an_error(tmp_path):
     folder = fill(tmp_path / "mine", "data/x.json")
     (tmp_path / "link").symlink_to(folder)
     (folder / ".hidden").symlink_to(tmp_path)
+    (folder / ".venv").mkdir()
+    (folder / ".venv/lib64").symlink_to(tmp_path)
     (folder / "self").symlink_to("self")
     for name in ("mine", "link"):
         assert local_paths(tmp_path / name) == ["data/x.json", "self"]
