@@ -180,12 +180,12 @@ class RlhfTrainer:
         self.sampler.step_ended()
         if self.sampler.asleep_bytes:
             self.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
-        self.kl_controller.update(evaluation.kl(rollouts))
+        kl = evaluation.kl(rollouts)
+        self.kl_controller.update(kl)
         metrics = step_metrics(settings.algorithm, rollouts, experience, scores, updates)
         shown = ["objective/scores", kl_name(settings.algorithm)]
         logged: list[dict[str, Any]] = []
         if step % settings.log_responses_steps == 0 or step == 1:
-            kl = evaluation.kl(rollouts)
             logged = response_lines(settings.algorithm, rollouts, scores, kl)
         return Step(metrics, shown, int(rollouts.lengths.sum()), logged)
 
