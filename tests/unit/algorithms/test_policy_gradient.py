@@ -33,6 +33,19 @@ def test_whitening_by_hand():
     assert not policy_gradient.whiten(torch.full((2, 3), 4.0), ragged_mask([3, 3], 3)).any()
 
 
+def test_rewards_of_tokens_by_hand():
+    # What stands outside the response must not count.
+    differences = torch.tensor([[0.5, 0.0, -0.5], [1.0, -0.5, 7.0]])
+    mask, scores = ragged_mask([3, 2], 3), torch.tensor([1.0, -2.0])
+    rewards = policy_gradient.token_rewards(scores, differences, mask, kl_coef=0.1)
+    # Row 0: -.1 * .5, 0, -.1 * -.5 + 1. Row 1 ends at its second token: -.1 * 1, -.1 * -.5 - 2.
+    expected = torch.tensor([[-0.05, 0.0, 1.05], [-0.1, -1.95, 0.0]])
+    torch.testing.assert_close(rewards, expected)
+    # The log-ratio of the teacher to the policy.
+    rewards = policy_gradient.distillation_rewards(differences, torch.zeros(2, 3), mask)
+    torch.testing.assert_close(rewards, torch.tensor([[-0.5, 0.0, 0.5], [-1.0, 0.5, 0.0]]))
+
+
 def loss_and_gradient(ratio, advantage):
     log_ratio = torch.tensor([ratio]).log().requires_grad_()
     loss = policy_gradient.policy_loss(log_ratio, torch.tensor([advantage]), CLIP, CLIP_HIGH)

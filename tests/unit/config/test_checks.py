@@ -80,6 +80,7 @@ MISTAKES = [
     ("rlhf.recipes.tiny.ptx", tiny("rlhf", ptx="125m")),
     ("rlhf.recipes.tiny.kl_estimator", tiny("rlhf", kl_in="loss", kl_estimator="k1")),
     ("rlhf.recipes.tiny.global_batch_size", tiny("rlhf", algorithm="grpo", num_generations=3)),
+    ("rlhf.recipes.tiny.num_generations", tiny("rlhf", algorithm="grpo", num_generations=1)),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", algorithm="distill")),
     ("rlhf.recipes.tiny", tiny("rlhf", reward=None)),
     ("sft.recipes.tiny.placement.zero_stage", tiny("sft", placement={"offload": "optimizer"})),

@@ -34,6 +34,7 @@ NESTED_MERGES = b"a0: &a0 {k: 1}\n" + b"".join(
         (b"a: " + b"[" * 100_000, "values are nested in more than 100 levels"),
         (b"a: 1" + b":1" * 600, "a number has 1,201 digits, at most 20"),
         (b"a: !!int ''\n", "x.yaml: a value cannot be read: "),
+        (b"seed: !!python/name:os.system x", "x.yaml: line 1 is not YAML: could not"),
         (b'sft: {recipes: {a: {command: "a\\0"}}}\n', "recipes.a.command has the character NUL"),
         (NESTED_MERGES, "aliases and merges (*NAME) repeat more than 100,000 values: remove some"),
         (b"\xff\xfea", "x.yaml: byte 1 is not UTF-8: save the file as text in UTF-8"),

@@ -112,6 +112,11 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("messages", {"messages": messages(("assistant", "b"))}, "DroppedRow: no prompt"),
         ("messages", {"messages": "Human: a"}, f"BadRow: messages {NOT_JSON}"),
         ("messages", {"messages": "[" * 100_000}, "BadRow: messages is text, but not JSON"),
+        (
+            "messages",
+            {"messages": '[{"role": "user", "content": "a", "content": "b"}]'},
+            "BadRow: messages is text, but not JSON of messages: key 'content' occurs twice",
+        ),
         # As pandas writes lists to csv.
         ("prompt", {"prompt": str(ASKED)}, f"BadRow: prompt {NOT_JSON}"),
         ("prompt", {"prompt": "a"}, (prompt_of("a"), None, None)),
@@ -188,10 +193,14 @@ def part(**keys):
         ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
         ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
         ({**CALLING, "train_detail": []}, "a turn with train_detail, which looks like a mask of"),
-        ({**CALLING, "unmasked": True}, "a turn with unmasked, which looks like a mask of"),
+        *(
+            ({**CALLING, key: True}, f"a turn with {key}, which looks like a mask of")
+            for key in ("excluded", "masking", "noLoss", "unmasked")
+        ),
         ({**CALLING, "no_gradient": True}, "a turn with no_gradient, which looks like a mask of"),
         ({**CALLING, "loss": True, "weight": 0}, "a turn whose loss and weight differ"),
         ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, "a turn with reasoningDetails"),
+        ({**CALLING, "think": "Hm."}, "a turn with think, expected thoughts in reasoning_con"),
         ({**CALLING, "rationale": "Hm."}, "a turn with rationale, expected thoughts in"),
         ({**CALLING, "from": "human"}, "has role and from, which differ"),
         (calling({"name": "x", "input": {"y": 1}}), "a call with input, expected name and arg"),
@@ -262,6 +271,7 @@ def test_content_parts_that_are_all_text_are_one_text():
     "message",
     [
         {"from": "function_call", "value": json.dumps(CALL)},
+        {"role": "tool_call", "content": json.dumps(CALL)},
         {"role": "assistant", "content": None, "function_call": CALL},
         calling(CALL),
         # OpenAI's arguments are text; a table has each argument of all rows.
@@ -331,7 +341,11 @@ def test_masks_of_other_programs_are_weights(mask):
 
 
 @pytest.mark.parametrize(
-    "column", ["Images", "image_0", "img", "photo", "rejected_images", "image_b64", "audio_array"]
+    "column",
+    [
+        *("Images", "image_0", "image1", "image_paths", "img", "photo", "pictures", "videos"),
+        *("rejected_images", "image_b64", "audio_array"),
+    ],
 )
 def test_rows_with_more_than_text_are_bad_unless_columns_name_the_column(column):
     for value in ["1.jpg", ["1.jpg"], {"bytes": b"x", "path": None}]:

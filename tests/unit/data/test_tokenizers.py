@@ -142,6 +142,13 @@ def test_pad_and_chat_template_do_not_matter():
     assert is_same_tokenizer(first, second)
 
 
+@pytest.mark.parametrize("name", ["bos_token", "eos_token"])
+def test_tokenizers_with_other_ids_of_bos_and_eos_differ(name):
+    first, second = (named(changed()) for _ in range(2))
+    setattr(second, name, first.convert_ids_to_tokens(20))
+    assert not is_same_tokenizer(first, second)
+
+
 def test_a_tokenizer_of_a_result_is_read_without_torch(tmp_path):
     backend = family_tokenizers.byte_level("<|endoftext|>")
     folder = write_folder(tmp_path / "gpt2", backend, None, "gpt2")

@@ -207,3 +207,7 @@ def test_a_sliding_window_counts_positions_and_not_columns():
     expected = [[mark == "x" for mark in line.split()] for line in picture]
     mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
     assert sliding_window_mask(mask, batch.position_ids, window=2).tolist() == [[expected]]
+    # The softmax over no position is not defined: padding has one in any window.
+    batch = collate([rows, rows[1:]], True, CPU)
+    mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
+    assert sliding_window_mask(mask, batch.position_ids, window=1).any(dim=-1).all()

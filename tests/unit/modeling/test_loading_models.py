@@ -162,6 +162,11 @@ def test_a_missing_gpu_raises():
         choose_device(Placement(gpus_per_node=1))
 
 
+def test_the_seed_determines_the_weights(model, tokenizer):
+    first, other = (make_causal(INIT, tokenizer, seed).lm_head.weight for seed in (1, 2))
+    assert torch.equal(first, model.lm_head.weight) and not torch.equal(first, other)
+
+
 @pytest.mark.parametrize(
     "changes",
     [

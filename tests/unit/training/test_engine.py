@@ -147,6 +147,14 @@ def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_s
     assert weights_of(module).tolist() == pytest.approx([0.49, 0.49], abs=0.001)
 
 
+def test_the_loss_scale_grows_after_100_steps(fp16_on_cpu):
+    _, engine, inputs = layer("fp16", num_steps=1000)
+    for _ in range(120):
+        engine.backward(engine(inputs).float().sum() / 1024, last=True)
+        engine.step()
+    assert engine.loss_scale == 131072
+
+
 @pytest.mark.parametrize(
     ("schedule", "min_ratio", "warmup", "factors"),
     [

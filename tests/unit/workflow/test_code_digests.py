@@ -32,6 +32,8 @@ FILES = {
     "pkg/low/e.py": "print()\n",
     "pkg/low/deep/__init__.py": "",
     "pkg/low/deep/f.py": "print()\n",
+    "pkg/twin.py": "import pkg.a\n",
+    "pkg/twin/__init__.py": "",
 }
 PKG, LOW, DEEP = (f"pkg/{folder}__init__.py" for folder in ("", "low/", "low/deep/"))
 ONE = {PKG, "pkg/a.py", "pkg/b.py", "pkg/c.py"}
@@ -51,6 +53,8 @@ def reached(root, program="program.py"):
         ("import pkg.low.deep.f as f", {PKG, LOW, DEEP, "pkg/low/deep/f.py"}),
         # A module, an attribute of the package and a package in one statement.
         ("from pkg.low import d, attribute, deep", {PKG, LOW, "pkg/low/d.py", DEEP}),
+        # As Python does, a package is preferred to a module of the same name.
+        ("import pkg.twin", {PKG, "pkg/twin/__init__.py"}),
         # Other distributions; the last one has a module with the name of one of ours.
         ("import pkgother.a, library.tool\nfrom library import tool", set()),
     ],
@@ -86,6 +90,21 @@ def test_a_missing_module_of_ours_is_an_error(write):
 def program(write):
     """The path of a program that imports pkg.a."""
     return write({**FILES, "program.py": "from pkg.a import one\n\none()\n"}) / "program.py"
+
+
+def test_code_counts_and_comments_docstrings_and_layout_do_not(program):
+    source = 'def one(a=3):\n    """Text."""\n    return a + 1\n'
+    same = [
+        "# Comment.\n" + source,
+        source.replace("Text", "Other"),
+        source.replace("a=3", "a = 3"),
+    ]
+    same += [f'"""A module."""\n{source}', source.replace("a + 1", "(\n        a + 1)")]
+    digests = []
+    for text in (source, *same, source.replace("+", "-"), source.replace("=3", "=3.0")):
+        (program.parent / "pkg/a.py").write_text(text)
+        digests.append(code_digests(program)["pkg/a.py"])
+    assert len({*digests[:6]}) == 1 and len({*digests}) == 3
 
 
 @pytest.mark.parametrize(

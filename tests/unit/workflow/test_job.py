@@ -17,7 +17,7 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import Limits, external_files
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
 from snakechat.workflow.links import link_result
-from snakechat.workflow.locks import acquire_lock
+from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     STORE,
     lock_path,
@@ -148,6 +148,15 @@ def alone(job, monkeypatch):
 
 def prepare_alone(spec_file="spec.json", options=DEFAULTS, **named):
     return prepare(spec_file, "scripts/none.py", SERIAL, options, **named)
+
+
+def test_the_launcher_keeps_the_lock_while_the_program_runs(alone, monkeypatch):
+    # The rule has not created the log yet.
+    monkeypatch.setenv("SNAKECHAT_LOG", "none.log")
+    assert prepare_alone()
+    with pytest.raises(AlreadyLocked):
+        acquire_lock(lock_path(alone.place))
+    assert os.environ[PREPARED] == alone.key and alone.result.is_dir()
 
 
 def test_gc_keeps_what_an_interrupted_job_reads_though_no_link_leads_to_it(alone, spec):
