@@ -100,6 +100,11 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
             {"prompt": "A chat. USER:a\nMYUSER: b ASSISTANT:b</s>USER:c ASSISTANT:", "label": "d"},
             ("\n\nSystem: A chat." + prompt_of("a\nMYUSER: b", "b</s>", "c"), " d", None),
         ),
+        (
+            "vicuna",
+            {"prompt": "USER: a\nSUPERUSER: b\n\nASSISTANT:", "label": " b\n"},
+            (prompt_of("a\nSUPERUSER: b"), " b\n", None),
+        ),
         ("messages", {**GOOD_OR_BAD, "source": "x"}, (prompt_of("a"), " b", None)),
         ("sharegpt", {"conversations": json.dumps(SHAREGPT)}, (DIALOGUE, " d", None)),
         (
@@ -124,6 +129,11 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("message_pairs", ULTRAFEEDBACK, DE),
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
+        (
+            "kto_text",
+            {"prompt": "a", "completion": "b", "label": True},
+            (prompt_of("a"), " b", None),
+        ),
         (
             "kto_text",
             {"prompt": ASKED, "completion": messages(("assistant", "b")), "label": 0},
@@ -475,6 +485,7 @@ def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
+        ({"other": 1}, "column solution is missing; the row has other: check format, columns and"),
         ({"solution": b"x"}, "column solution: .*bytes is not JSON serializable"),
         ({"solution": float("nan")}, "column solution: .*not JSON compliant"),
     ],

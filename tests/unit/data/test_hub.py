@@ -33,7 +33,7 @@ UNKNOWN = {"licence": None}
         (b"---\nlicense: [mit\n---\n", UNKNOWN),
         (b"---\nlicense: 'mit | [x](http://x)'\n---\n", UNKNOWN),
         # No tag creates an object of Python.
-        (b"---\nlicense: mit\nx: !!python/name:os.system x\n---\n", UNKNOWN),
+        (b"---\nlicense: mit\nx: !!python/name:os.system\n---\n", UNKNOWN),
         # Numbers and aliases that would take hours.
         (b"---\nx: 1" + b":1" * 400_000 + b"\nlicense: mit\n---\n", UNKNOWN),
         (
