@@ -38,6 +38,12 @@ PADS = {
         {"eos": END, "pad": END},
         "<|fim_pad|>",
     ),
+    # Without a name, the last one.
+    "Llama 3": (
+        ["<|begin|>", "<|eot_id|>", "<|reserved_0|>", "<|reserved_1|>"],
+        {"bos": "<|begin|>", "eos": "<|eot_id|>"},
+        "<|reserved_1|>",
+    ),
     "GPT-2": ([END], {"bos": END, "eos": END, "unk": END}, "ÿ"),
     # Names in words are no padding.
     "no padding": ([END, "<|padlock|>"], {"eos": END, "bos": "<|padlock|>"}, "ÿ"),

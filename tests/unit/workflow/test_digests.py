@@ -15,6 +15,7 @@ from snakechat.workflow import digests
 from snakechat.workflow.digests import (
     DigestCache,
     digest,
+    file_digest,
     file_digests,
     fsync,
     planned_files,
@@ -85,6 +86,18 @@ def test_an_edit_within_one_tick_of_coarse_times_is_detected(cached, file, monke
     cached()
     file.write_bytes(b"other")
     assert cached() == sha256(b"other")
+
+
+def test_a_file_that_changes_while_it_is_digested_is_not_cached(cached, file, later, monkeypatch):
+    def slow_digest(path):
+        found = file_digest(path)
+        file.write_bytes(b"a longer text")
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "file_digest", slow_digest)
+        cached()
+    assert cached() == sha256(b"a longer text")
 
 
 @pytest.mark.parametrize("damaged", [b"\xff\xfe\x00", b"[" * 100_000, b"[]"])
