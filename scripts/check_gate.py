@@ -52,7 +52,9 @@ def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
     metric, _, bound = path.rpartition(".")
     figure = read_figure(metrics, metric if bound in BOUNDS else path)
     if figure is None:
-        similar = difflib.get_close_matches(path, dict(read_figures(metrics)))
+        names = dict(read_figures(metrics))
+        # A mean is the number of the path above it, without the interval.
+        similar = difflib.get_close_matches(path, [n for n in names if not n.endswith(".mean")])
         guess = f": did you mean {' or '.join(similar)}?" if similar else ""
         raise InputError(f"{place}: metrics.json of the evaluation has no metric {path}{guess}")
     if bound not in BOUNDS:
