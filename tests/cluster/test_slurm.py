@@ -163,6 +163,23 @@ def test_the_tiny_recipe_is_built_from_data_to_report(prepared, cluster):
     assert max(first["StartTime"], second["StartTime"]) < min(first["EndTime"], second["EndTime"])
 
 
+def test_a_command_runs_as_a_job(prepared, cluster):
+    shutil.copytree(ROOT / "programs", prepared.folder / "programs")
+    recipe = {"model": "tiny", "datasets": ["toy"], "max_length": 96}
+    recipe["command"] = "bash programs/copy_model.sh {model} {output}"
+    recipe |= {"files": ["programs/copy_model.sh"], "placement": {"deployment": "cpu"}}
+    path = prepared.folder / "commands.json"
+    path.write_text(json.dumps({"sft": {"recipes": {"copied": recipe}}}))
+    workflow = Workflow(prepared.folder, *prepared.options, str(path))
+    built(workflow, "output/sft/copied.manifest.json", "--set-resources", "train_sft:gpu=1")
+    assert (prepared.folder / "output/sft/copied/model.safetensors").exists()
+    comment = "rule_train_sft_wildcards_copied"
+    [job] = [job for job in cluster.jobs() if job.get("Comment") == comment]
+    assert (job["JobState"], job["TresPerJob"]) == ("COMPLETED", "gres:gpu:1")
+    log = prepared.folder / ".snakemake/slurm_logs/rule_train_sft/copied" / f"{job['JobId']}.log"
+    assert f"copied {prepared.folder}/output/store/init_model/" in log.read_text()
+
+
 def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, cluster, tmp_path):
     gpus = ("--set-resources", "train_sft:gres=gpu:1")
     built(with_settings(slow_tree, epochs=1, placement={"nodes": 2}), SLOW, *gpus)

@@ -129,6 +129,10 @@ def test_a_denied_file_is_named_with_the_line_that_reads_it(write, monkeypatch):
 MISTAKES = {
     "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
     "nothing": ("None", "score returned None, expected a number for each of 3 responses"),
+    "no number": (
+        "[1.0, 'good', 2.0]",
+        "score returned 'good' for the response 'Hello Pia', expected a finite number or None",
+    ),
     "too few": ("[1.0, 2.0]", "score returned 2 numbers for 3 responses"),
     "NaN": (
         "[1.0, 2.0, float('nan')]",

@@ -82,6 +82,7 @@ MISTAKES = [
     ("rlhf.recipes.tiny.global_batch_size", tiny("rlhf", algorithm="grpo", num_generations=3)),
     ("rlhf.recipes.tiny.num_generations", tiny("rlhf", algorithm="grpo", num_generations=1)),
     ("rlhf.recipes.tiny.teacher", tiny("rlhf", algorithm="distill")),
+    ("rlhf.recipes.tiny.teacher", tiny("rlhf", teacher="dpo/tiny")),
     ("rlhf.recipes.tiny", tiny("rlhf", reward=None)),
     ("sft.recipes.tiny.placement.zero_stage", tiny("sft", placement={"offload": "optimizer"})),
     (

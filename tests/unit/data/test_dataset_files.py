@@ -124,6 +124,7 @@ def test_files_that_are_not_read_are_named():
         (PREFERENCES, CARD, {"split": {"train": "sft"}}, "no files of the split sft, found"),
         (PREFERENCES, CONFIGS, {}, "the card has several configs: set name to one of main, socrat"),
         (PREFERENCES, CONFIGS, {"name": "x"}, "the card has no config x: set name to one of main"),
+        (THREE, None, {"name": "x"}, "name: expected a config of the card or a folder, found x"),
         (THREE, [{**A, "data_files": "/etc/*"}], {}, "the card names '/etc/*': expected files"),
         (THREE, [{**A, "data_dir": "../b"}], {}, "the card names '../b': expected files of the"),
         (THREE, [{**A, "data_files": "https://h/x"}], {}, "the card names 'https://h/x': expect"),
