@@ -33,7 +33,7 @@ from snakechat.data.model_files import (
     read_model_config,
 )
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.models import check_weights, from_pretrained
+from snakechat.modeling.loading import check_weights, from_pretrained
 from snakechat.modeling.saving import MAX_FILE_SIZE
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run

@@ -230,7 +230,7 @@ def scorer_folder(folder, tokenizer, tmp_path):
     """A reward model that starts from it, saved."""
     import torch
 
-    from snakechat.modeling.models import load_scorer
+    from snakechat.modeling.loading import load_scorer
     from snakechat.modeling.saving import save_model
 
     torch.manual_seed(3)

@@ -75,7 +75,8 @@ def prepare(vocabulary, folder, rounds):
     from snakechat.data.dialogues import parse_prompt
     from snakechat.data.encoder import Encoder
     from snakechat.modeling.batching import global_batches
-    from snakechat.modeling.models import load_scorer, make_causal
+    from snakechat.modeling.loading import load_scorer
+    from snakechat.modeling.models import make_causal
     from snakechat.modeling.saving import save_model
 
     rows = read_rows()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import evaluate_dpo
 from snakechat.algorithms.preference_data import PreferenceData
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.models import load_causal
+from snakechat.modeling.loading import load_causal
 from support.stages import stages_of_small_model, toy_rows
 
 # DeepSpeed calls functions of torch that are deprecated.

@@ -10,7 +10,7 @@ import generate_responses
 from conftest import ROOT
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_scored_responses
-from snakechat.modeling.models import load_scorer
+from snakechat.modeling.loading import load_scorer
 from snakechat.workflow.placement import changed_values
 from support import launching
 from support.sources import code_digests

@@ -10,7 +10,8 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from conftest import INIT
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.models import load_scorer, make_causal
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.configs import load
 from support.families import CHECKPOINTS, save_checkpoint

@@ -18,7 +18,8 @@ from conftest import INIT, ROOT
 from snakechat.data.prompt_sets import read_pairs, read_prompts
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.generation import HfSampler
-from snakechat.modeling.models import load_causal, make_causal
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import RunOptions

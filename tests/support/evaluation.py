@@ -13,7 +13,8 @@ from snakechat.data.dialogues import parse_prompt
 from snakechat.data.ragged_arrays import open_ragged
 from snakechat.data.records import open_prompt_texts
 from snakechat.jobs.rules import RULES
-from snakechat.modeling.models import load_scorer, make_causal
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.placement import DEFAULTS, Placement
 from support.configs import load

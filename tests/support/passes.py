@@ -7,7 +7,8 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.models import load_causal, make_causal
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.families import spread
 

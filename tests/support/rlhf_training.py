@@ -9,7 +9,8 @@ import torch
 import train_rlhf
 from conftest import INIT
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.modeling.models import load_scorer, make_causal
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.job import Job, read_manifests
 from snakechat.workflow.placement import Placement, RunOptions

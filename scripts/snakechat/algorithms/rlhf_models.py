@@ -17,8 +17,9 @@ from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
 from snakechat.modeling.batching import num_steps, prompt_examples
 from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, disable_adapters, select_trained
-from snakechat.modeling.models import check_sequence_length, load_causal, load_scorer, model_size
+from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.training.engine import Engine
 from snakechat.training.placed_models import load_frozen, make_engine
 from snakechat.workflow.errors import InputError

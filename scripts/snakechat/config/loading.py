@@ -15,7 +15,7 @@ from snakechat.config.cross_checks import check_references
 from snakechat.config.recipes import Config
 from snakechat.config.schema import ConfigError, checked, checked_recipe
 from snakechat.config.sections import Sections
-from snakechat.data.limits import root_node
+from snakechat.data.limited_yaml import root_node
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"

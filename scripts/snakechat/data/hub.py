@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import yaml
 
-from snakechat.data.limits import load_yaml
+from snakechat.data.limited_yaml import load_yaml
 from snakechat.data.model_files import CARD
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.data.limits import load_yaml
+from snakechat.data.limited_yaml import load_yaml
 from snakechat.workflow.errors import InputError
 
 # Keys of an entry of prompts/pairs.

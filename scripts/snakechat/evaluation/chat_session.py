@@ -14,7 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TextStreamer
 from snakechat.data.dialogues import MARKER, NAMES, Turn
 from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.models import load_causal, max_positions
+from snakechat.modeling.loading import load_causal
+from snakechat.modeling.models import max_positions
 from snakechat.workflow.errors import InputError
 
 

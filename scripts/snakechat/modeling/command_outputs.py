@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
-from snakechat.modeling.models import load_causal, load_scorer
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.workflow.errors import InputError
 
 # Tags of scalars: train/loss and eval/loss of transformers, loss and eval_loss of others.

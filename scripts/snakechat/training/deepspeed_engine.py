@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.forward import Wrapper
-from snakechat.modeling.models import take_stored_weight, whole_shape
+from snakechat.modeling.loading import take_stored_weight
+from snakechat.modeling.models import whole_shape
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.training.rungs import samples_whole
 from snakechat.workflow.errors import InputError

@@ -20,13 +20,9 @@ from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer, Wrapper
 from snakechat.modeling.generation import HfSampler, Sampler
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.model_check import check_model
-from snakechat.modeling.models import (
-    check_sequence_length,
-    checkpoint_activations,
-    load_causal,
-    load_scorer,
-)
+from snakechat.modeling.models import check_sequence_length, checkpoint_activations
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement, stage_used

@@ -24,9 +24,10 @@ from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, choose_device, compile_layers
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
-from snakechat.modeling.models import check_sequence_length, load_causal, load_scorer, model_size
+from snakechat.modeling.models import check_sequence_length, model_size
 from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import (
     Checkpointer,

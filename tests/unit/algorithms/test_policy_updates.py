@@ -20,7 +20,7 @@ from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.models import load_scorer
+from snakechat.modeling.loading import load_scorer
 
 CPU = torch.device("cpu")
 PROMPTS = [[11, 12, 13], [14], [15, 16]]

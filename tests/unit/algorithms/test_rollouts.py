@@ -11,7 +11,8 @@ from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.models import load_causal, load_scorer, make_causal
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.families import FAMILIES, spread
 

@@ -18,8 +18,9 @@ from snakechat.modeling.acceleration import Acceleration, choose_device, compile
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.generation import HfSampler
+from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import checkpoint_activations, load_causal
+from snakechat.modeling.models import checkpoint_activations
 from snakechat.training.placed_models import make_engine
 from snakechat.workflow.placement import Placement
 from support.engines import SETTINGS

@@ -17,8 +17,9 @@ from snakechat.modeling.forward import (
     response_logprobs,
     response_scores,
 )
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora
-from snakechat.modeling.models import load_causal, load_scorer, make_causal
+from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.families import FAMILIES, WINDOWS, spread
 

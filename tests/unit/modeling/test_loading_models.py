@@ -16,7 +16,8 @@ from conftest import INIT
 from fetch_model import copy_model
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.acceleration import choose_device
-from snakechat.modeling.models import load_causal, load_scorer, make_causal
+from snakechat.modeling.loading import load_causal, load_scorer
+from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.placement import Placement
 from support.family_tokenizers import toy

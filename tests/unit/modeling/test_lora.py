@@ -13,8 +13,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 from transformers.pytorch_utils import Conv1D
 
 from conftest import SEQUENCES
+from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import add_lora, base_weights, linear_layers, select_trained
-from snakechat.modeling.models import DTYPES, load_causal, load_scorer, make_causal
+from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.modeling.vllm_sampler import merged_weights
 from snakechat.workflow.errors import InputError

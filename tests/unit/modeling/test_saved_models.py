@@ -9,16 +9,13 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 from conftest import SEQUENCES
 from snakechat.modeling import saving
+from snakechat.modeling.loading import STORED, load_causal, load_scorer, take_stored_weight
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import (
-    STORED,
     check_sequence_length,
-    load_causal,
-    load_scorer,
     make_causal,
     model_size,
     supports_packing,
-    take_stored_weight,
 )
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError

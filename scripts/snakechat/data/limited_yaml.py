@@ -1,0 +1,81 @@
+"""YAML whose values can be constructed in time and in memory.
+
+A short text may stand for billions of values, or for a number of a megabyte. Aliases (`*name`) and
+merges (`<<: *name`) repeat values, each level of them as often as the text says; a number in base
+60 (`1:30:00`) takes time that grows with the square of its length.
+"""
+
+from typing import Any
+
+import yaml
+
+# Digits of numbers: of longer integers, arbitrarily many have the same hash.
+MAX_DIGITS = {"tag:yaml.org,2002:int": 20, "tag:yaml.org,2002:float": 1000}
+# Values that aliases and merges may add to the text's own.
+MAX_REPEATED = 100_000
+MAX_DEPTH = 100
+
+
+def load_yaml(text: str) -> Any:
+    """Return the values of a text.
+
+    Raises:
+        ValueError: As root_node, or a value has the form of a date or a number, and is none.
+        yaml.YAMLError: The text is not YAML.
+    """
+    root = root_node(text)
+    try:
+        return None if root is None else yaml.CSafeLoader("").construct_document(root)
+    except (AttributeError, LookupError) as error:
+        # Of a tag such as !!timestamp, whose text is none.
+        raise ValueError(f"a value does not fit its tag ({error})") from None
+
+
+def root_node(text: str) -> yaml.Node | None:
+    """Return the nodes of a text, whose values can be constructed in time.
+
+    Raises:
+        ValueError: Aliases and merges repeat too many values, a value contains itself, a number has
+            too many digits, or values are nested too deeply.
+        yaml.YAMLError: The text is not YAML.
+    """
+    depth = 0
+    # The parser composes nodes by recursion in C, without a limit.
+    for event in yaml.parse(text, yaml.CSafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"values are nested in more than {MAX_DEPTH} levels")
+    root = yaml.compose(text, yaml.CSafeLoader)
+    if root is not None:
+        _count(root, {}, len(text) + MAX_REPEATED)
+    return root
+
+
+def _count(node: yaml.Node, counts: dict[yaml.Node, int], limit: int) -> int:
+    """Return how many values a node stands for.
+
+    Args:
+        counts: The numbers of the nodes that were counted; 0 while one is being counted.
+        limit: What is too many.
+    """
+    if node in counts:
+        if not counts[node]:
+            raise ValueError("an alias contains itself: remove it")
+        return counts[node]
+    counts[node] = 0
+    if isinstance(node, yaml.ScalarNode):
+        digits, most = len(node.value), MAX_DIGITS.get(node.tag)
+        if most is not None and digits > most:
+            raise ValueError(f"a number has {digits:,} digits, at most {most:,}")
+        counts[node] = 1
+        return 1
+    children = node.value
+    if isinstance(node, yaml.MappingNode):
+        children = [each for pair in children for each in pair]
+    counts[node] = 1 + sum(_count(child, counts, limit) for child in children)
+    if counts[node] > limit:
+        raise ValueError(
+            f"aliases and merges (*NAME) repeat more than {MAX_REPEATED:,} values: remove some"
+        )
+    return counts[node]
