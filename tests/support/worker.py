@@ -270,6 +270,8 @@ def main(folder, names):
     torch.set_num_threads(1)
     cases = all_cases(folder)
     results = {name: cases[name]() for name in names or cases}
+    rank = processes.rank()
+    results["first"] = [processes.broadcast_from_first(value) for value in (rank == 0, 7 - rank)]
     if processes.rank() == 0:
         results["torch"] = train_with_torch()
     torch.save(results, folder / f"{processes.rank()}.pt")

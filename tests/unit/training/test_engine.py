@@ -123,7 +123,7 @@ def layer(dtype, zero_stage=0, **changes):
     return module, engine, torch.ones(1, 2, dtype=DTYPES[dtype])
 
 
-@pytest.mark.parametrize("zero_stage", [2, 3])
+@pytest.mark.parametrize("zero_stage", [0, 3])
 def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_stage, fp16_on_cpu):
     module, engine, inputs = layer("fp16", zero_stage, lr_schedule="linear")
     assert engine.loss_scale == 65536

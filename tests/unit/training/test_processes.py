@@ -36,6 +36,10 @@ def assert_close(values, expected, tolerance=1e-6):
     assert values == pytest.approx(expected, rel=0, abs=tolerance)
 
 
+def test_all_processes_know_the_value_of_the_first_one(runs):
+    assert [rank["first"] for rank in runs[2]] == [[True, 7]] * 2
+
+
 # --- training -------------------------------------------------------------------------------------
 
 
