@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from conftest import ROOT
 from snakechat.workflow import pins
@@ -190,6 +191,15 @@ def test_versions_that_differ_are_reported_with_the_command_that_installs_them(
     error = pytest.raises(InputError, match=f"^{re.escape(message)}") if message else nullcontext()
     with error:
         check_installed(planned)
+
+
+def test_every_direct_requirement_is_locked_at_a_version_that_satisfies_it():
+    for name in ("requirements", "requirements-kubernetes", "requirements-test"):
+        versions = read_lock(ROOT / f"{name}.txt").versions
+        lines = (ROOT / f"{name}.in").read_text().splitlines()
+        for requirement in (Requirement(line) for line in lines if line and line[0] not in "#-"):
+            version = versions[distribution(requirement.name)]
+            assert requirement.specifier.contains(version), requirement
 
 
 def imports_of(path):
