@@ -122,6 +122,15 @@ def test_a_response_has_the_ids_of_the_templates_own_rendering(family, name, end
         assert messages[-1]["value"] in text and messages[-1]["reasoning_content"] in text
 
 
+def test_a_sampled_response_that_a_template_cuts_is_whole(family):
+    encoder, turns, text = Encoder(family("r1"), "chat"), [("user", "Why?")], " so</think>\n\nyes"
+    [row] = encoder.conversations([turns], [text])
+    with pytest.raises(TurnsRejected):
+        list(accepted([row]))
+    [(_, [ids])] = accepted(encoder.conversations([turns], [text], sampled=True))
+    assert family("r1").decode(ids[:-1]).strip() == text.strip()
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_all_turns_of_the_assistant_are_trained_and_nothing_else(family, name):
     tokenizer = family(name)
