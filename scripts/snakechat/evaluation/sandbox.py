@@ -91,13 +91,19 @@ def _print_once(reason: str) -> None:
 def passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> bool:
     """Return whether code and then each of its tests run without an exception.
 
-    False for any code on a system that cannot isolate it (check_sandbox).
-
     Args:
         tests: Programs, such as assert statements. They see what the code defines.
         seconds: Limit for the CPU time; WAIT_FACTOR times as much may pass.
         memory_bytes: Limit for the address space.
+
+    Raises:
+        InputError: The system cannot isolate the code.
     """
+    check_sandbox()
+    return _passes(code, tests, seconds, memory_bytes)
+
+
+def _passes(code: str, tests: Sequence[str], seconds: int, memory_bytes: int) -> bool:
     token = secrets.token_hex()
     request = {
         "code": code,
@@ -162,7 +168,7 @@ def check_sandbox() -> None:
     Raises:
         InputError: The kernel has no Landlock, or it or a container denies a filter.
     """
-    if not landlock_version() or not passes("", [], seconds=10, memory_bytes=1 << 30):
+    if not landlock_version() or not _passes("", [], seconds=10, memory_bytes=1 << 30):
         raise InputError(
             f"unit tests of responses need Landlock (Linux 5.13) and seccomp on"
             f" {' or '.join(AUDIT_ARCH)}, which this system lacks or denies: allow them, or do not"
