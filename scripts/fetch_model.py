@@ -161,9 +161,8 @@ def _weight_files(folder: Path) -> list[list[Path]]:
             formats.append([folder / name for name in names])
     if formats:
         return formats
-    raise InputError(
-        "there are no weights: expected " + " or ".join(name for names in SOURCES for name in names)
-    )
+    expected = " or ".join(name for names in SOURCES for name in names)
+    raise InputError(f"the folder has no weights: expected {expected}")
 
 
 def _require_equal(tensors: dict[str, torch.Tensor], others: dict[str, torch.Tensor]) -> None:

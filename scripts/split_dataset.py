@@ -30,7 +30,7 @@ def main(job: Job) -> None:
     groups = dict(rows)
     if settings.by == "prompt":
         for split, path in paths.items():
-            # A text that is no dialogue has no prompt.
+            # A text that is not a dialogue has no prompt.
             prompts = (prompt or chosen or "" for prompt, chosen, _ in read_texts(path))
             groups[split] = np.array([*map(fingerprint, prompts)], np.uint64)
     removed = removed_rows(job, vars(settings), paths)

@@ -19,6 +19,7 @@ import yaml
 
 from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, project_files, update
+from snakechat.data.limited_yaml import load_yaml
 from snakechat.jobs.planner import jobs_of_target, with_upstream
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.staleness import Specs
@@ -252,7 +253,7 @@ def source_of(data, is_reward):
 @functools.cache
 def parsed(content):
     """Return the values of a config file, given its bytes."""
-    return yaml.load(content, yaml.CSafeLoader)
+    return load_yaml(content.decode())
 
 
 def write_inputs(folder):

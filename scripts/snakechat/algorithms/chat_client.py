@@ -246,7 +246,7 @@ class ChatClient:
         The text is without the API key, which an endpoint may send back: replies are stored.
 
         Raises:
-            InputError: The response is no chat completion.
+            InputError: The response is not a chat completion.
         """
         try:
             completion = json.loads(text)

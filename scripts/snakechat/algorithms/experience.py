@@ -303,6 +303,6 @@ class SanityChecks(Attributes):
         if self.num_equal >= self.max_equal:
             raise InputError(
                 f"step {step}: all {self.num_equal:,} responses so far have"
-                f" {'no score' if self.score is None else f'the score {self.score:g}'}: without"
-                " differences there is no training signal; check the reward model and functions"
+                f" {'no score' if self.score is None else f'the score {self.score:g}'}: the"
+                " policy cannot learn from equal scores: check the reward model and functions"
             )

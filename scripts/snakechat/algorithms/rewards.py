@@ -130,7 +130,8 @@ def choose_encoder(
 def sequence_examples(sequences: Sequence[list[int]], positions: int = 0) -> Examples:
     """Return encoded conversations as prompts whose response is the last token, which is scored.
 
-    positions: Tokens that a model reads; a longer conversation loses its start. 0 is no limit.
+    positions: Maximum number of tokens. Longer conversations are truncated at their start. 0 does
+        not truncate.
     """
     kept = [ids[-positions:] for ids in sequences]
     return Examples([ids[:-1] for ids in kept], [ids[-1:] for ids in kept])
@@ -198,7 +199,7 @@ class Scores(NamedTuple):
             reward functions returned None.
         by_source: Scores [B], without weights, of each reward function NAME, of each reward model,
             by the job's input (reward, or reward.1), and of each LLM judge, by llm_judges/NAME.
-            A function's score is NaN where it returned None, and is no part of the sum.
+            The score of a function that returned None is NaN, and the sum omits it.
         unreadable: Number of unreadable replies of each LLM judge, whose responses have the mean of
             the others (fill_missing).
     """

@@ -57,8 +57,8 @@ def _problems(config: Config) -> Iterator[str]:
     for name, model in config.values["models"].items():
         if "template_arguments" in model and config.template("models", name) == "dialogue":
             yield (
-                f"models.{name}.template_arguments have no effect with the template dialogue,"
-                " which is no chat template: remove them"
+                f"models.{name}.template_arguments have no effect: the template dialogue"
+                " is not a chat template and takes no arguments: remove them"
             )
         train_on = model.get("tokenizer", {}).get("train_on")
         if train_on is not None:

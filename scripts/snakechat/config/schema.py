@@ -134,6 +134,6 @@ def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
             path.append(part)
     if problem["type"] == "unknown_key":
         return [*path, problem["ctx"]["key"]]
-    # An item of a pair is no key that a user writes.
+    # The index of a missing item, such as of a pair, is not a key that a user writes.
     is_key = problem["type"] == "missing" and isinstance(problem["loc"][-1], str)
     return [*path, problem["loc"][-1]] if is_key else path

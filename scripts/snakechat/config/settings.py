@@ -64,7 +64,7 @@ class Settings(BaseModel):
     float, because YAML does not parse it as a number.
 
     Attributes:
-        not_keys: Fields that are no keys of the config.
+        not_keys: Fields that are not keys of the config.
     """
 
     model_config = ConfigDict(

@@ -269,7 +269,7 @@ def _text_of_part(part: Any, name: str) -> str:
     if kind != "text":
         raise BadRow(f"{name} has a turn with a part of type {kind!r}, expected text alone")
     if not _is_learned(part, name, "a part"):
-        raise BadRow(f"{name} has a part that is not learned: turns alone can be left out")
+        raise BadRow(f"{name} has a part that is excluded from the loss: only whole turns can be")
     text = _one_of(part, ("text", "value"), name)
     if text is None:
         raise BadRow(f"{name} has a part without the key text or value; it has {', '.join(part)}")
@@ -340,8 +340,8 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:
     """Return the objects of a cell: an object, a list of objects, or JSON text of these.
 
-    Keys with a null value are left out, because a table gives each row the keys of all rows; those
-    of JSON text stay.
+    Keys with a null value are dropped: in a table, each row has the keys of all rows. In JSON text,
+    they are kept.
     """
     is_text = isinstance(value, str)
     if is_text:

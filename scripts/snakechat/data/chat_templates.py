@@ -194,8 +194,8 @@ def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     """Return the text between an assistant turn and the token that ends it, and this token.
 
-    The token is the first added one that the chat template writes after the text of the turn,
-    special or not; eos if the template writes none, or if there is no template.
+    The token is the first added token, special or not, that the chat template writes after the text
+    of the turn. Without such a token, or without a template, it is eos.
     """
     _, _, after = rendered_or_empty(tokenizer, [QUESTION, ANSWER]).rpartition(ASSISTANT)
     contents = {token.content for token in tokenizer.added_tokens_decoder.values()}

@@ -163,7 +163,7 @@ def train_and_eval(
         visible: All files, for errors.
 
     Raises:
-        InputError: There is no such split.
+        InputError: The split does not exist.
     """
     if not found:
         others = f", found {_listed(visible)}" if visible else ""
@@ -252,7 +252,7 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
             default config or all folders.
 
     Raises:
-        InputError: There is no such config, or the card names no files.
+        InputError: The config does not exist, or the card does not list any files.
     """
     from datasets.data_files import get_data_patterns, resolve_pattern, sanitize_patterns
     from fsspec.implementations.memory import MemoryFileSystem

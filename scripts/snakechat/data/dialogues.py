@@ -60,7 +60,7 @@ def render_prompt(turns: Iterable[Turn]) -> str:
     """Return turns as one text, up to the marker of the response.
 
     A prompt without any marker is its text alone: the response continues it. Without turns, the
-    response is a text that is no dialogue.
+    response is a text that is not a dialogue.
     """
     turns = list(turns)
     if not turns:

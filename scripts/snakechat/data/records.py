@@ -2,11 +2,10 @@
 
 The prompt is a list of {"role", "content"}; chosen and rejected are texts. rejected is null in
 datasets without pairs, and chosen in those without responses; a single response that is labelled
-good is chosen, one that is labelled bad is rejected. A text that is no dialogue is chosen, and its
-prompt is empty. The column `digest` identifies a row by its
-texts: scripts/find_row.py searches it. A column that a dataset keeps for reward functions follows
-as kept_NAME, with cells in JSON. Files are written and read one row group at a time, so that a
-dataset need not fit into memory.
+good is chosen, one that is labelled bad is rejected. A text that is not a dialogue is chosen, and
+its prompt is empty. The column `digest` identifies a row by its texts: scripts/find_row.py searches
+it. A column that a dataset keeps for reward functions follows as kept_NAME, with cells in JSON.
+Files are written and read one row group at a time, so that a dataset need not fit into memory.
 
 The prompts of RLHF are also kept as text, for reward functions and for reward models with another
 tokenizer: SPLIT.texts.parquet has a row for each row of the ragged array of prompts, with `prompt`,

@@ -72,7 +72,7 @@ def encode_responses(
     """Encode prompts and responses to at most settings.max_length tokens together.
 
     Both responses of a pair follow the same prompt, which makes room for the longer one. A response
-    that is None has no tokens. Texts that are no dialogues have no turns.
+    that is None has no tokens. Texts that are not dialogues have no turns.
 
     Prompts without responses have at most settings.max_prompt_length tokens. They are not
     truncated, because that would change the question.

@@ -259,8 +259,8 @@ def _items(file: TextIO) -> Iterator[Any]:
     """Yield the items of a JSON array, of which a few megabytes are held at a time.
 
     Raises:
-        ValueError: Text follows the array, or an item is invalid, too long or nested too deeply:
-            nothing tells where the next one starts.
+        ValueError: Text follows the array, or an item is invalid, too long or nested too deeply.
+            The items after it cannot be found.
     """
     decoder = JsonDecoder()
     # Characters that have been read, and the position of the first that has not been used.

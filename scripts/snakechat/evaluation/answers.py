@@ -62,7 +62,7 @@ UNIT = re.compile(
     r"| *(?:[kcdmμMG][mglLsJNWVA]|ft|in|mi|yd|lbs?|oz|mph|min|hrs?|[ap]m|Hz|Pa|USD|sq)(?![a-zA-Z]))"
     r"[a-zA-Zμ ./一-鿿]*(?:\^\{?[23]\}?)?[ .]*"
 )
-# Words that are no units.
+# Words that are not units.
 VALUES = re.compile(
     r"\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|not|over|times|plus|minus|squared"
     r"|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b"

@@ -36,7 +36,7 @@ def mean_with_interval(
     """Return the mean of values [n] and its interval.
 
     Values between low and high are shares, if these are their limits: their interval stays between
-    the limits, and has a width even if all values are equal. NaN is no value.
+    the limits, and has a width even if all values are equal. NaN does not count.
 
     Returns:
         An interval of None if other values are equal, or have a single cluster; a mean of NaN

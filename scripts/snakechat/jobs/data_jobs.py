@@ -199,9 +199,9 @@ def dataset_files(config: Config, name: str) -> dict[str, Path]:
 
 
 def _splits_of(source: Path, selection: Mapping[str, Any], is_copy: bool) -> Splits:
-    """Return the files of each split of a local dataset, and a remark on those of none.
+    """Return the files of each split of a local dataset, and a remark on files without a split.
 
-    is_copy: Whether the selection is that of a repository, which the source need not read.
+    is_copy: Whether the source is a copy of a repository, whose selection is already made.
     """
     chosen = () if is_copy else selection.keys()
     if source.is_file():

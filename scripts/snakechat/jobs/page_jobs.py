@@ -62,7 +62,7 @@ def _reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
 def declared_licenses(config: Config) -> dict[str, str]:
     """Return the licences that the config declares, by the path of the import or the fetch.
 
-    They are no settings of these jobs: a licence changes no bytes of data.
+    They are not settings of these jobs, since a licence does not change the data.
     """
     declared = {
         f"output/{folder}/{name}": normalized_license(entry.get("license"))
@@ -133,7 +133,7 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
         inputs[f"training.{recipe}"] = (f"train_{stage}", recipe)
         inputs[f"evaluation.{recipe}"] = (f"evaluate_{stage}", recipe)
         inputs |= benchmarks_of(config, stage, recipe)
-    # The files and folders of versions and logs, which are no results of jobs.
+    # The files and folders of versions and logs, which jobs do not make.
     files: dict[str, Path] = {}
     places: dict[str, dict[str, str]] = {}
     for recipe in filter(is_version, recipes):

@@ -179,7 +179,7 @@ OF_SLURM = {
 
 
 def used_resources(config: Config) -> list[str]:
-    """Return the resources that jobs may have: those of Slurm only where a placement sets them.
+    """Return the resources that jobs may have, including Slurm's if a placement sets them.
 
     Snakemake evaluates each of them for each job.
     """

@@ -111,7 +111,7 @@ def limits_of(
     versions = [folder for kinds in job.options.versions.values() for folder in kinds.values()]
     manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
     read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
-    # Records of runs are no part of results: pages show them, and a training that is made again
+    # Records of runs do not belong to results: pages show them, and a training that is made again
     # starts with the placement that the first one found.
     records = [Path(path) for path in job.lineage] if spec.get("shows_provenance") else []
     if reproduced := os.environ.get(REPRODUCED):

@@ -1,4 +1,4 @@
-"""Placement and options: where and how a job runs. They are no part of what a result is made from.
+"""Placement and options: where and how a job runs. They are not part of what a result is made from.
 
 Environment variables that change numerical results are reset for each job, or set by its placement.
 

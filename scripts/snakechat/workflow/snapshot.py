@@ -130,7 +130,7 @@ def read_build(path: str | Path) -> Build:
 def source_files(root: Path) -> dict[str, bytes]:
     """Return the content of the sources by their paths below root, in the order of the paths.
 
-    Hidden files, which editors write, and bytecode are no sources.
+    Hidden files, which editors write, and bytecode are not sources.
     """
     paths = list(root.glob(PINS))
     for name in FOLDERS:

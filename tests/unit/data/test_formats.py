@@ -199,7 +199,7 @@ def part(**keys):
         (part(text=1), "the text of a part is int, expected text"),
         (part(x="y"), "a part without the key text or value; it has"),
         (part(text="a", image="1.jpg"), "a part has image, and models read text alone"),
-        (part(text="a", train=False), "a part that is not learned"),
+        (part(text="a", train=False), "a part that is excluded from the loss"),
         ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
         ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
         ({**CALLING, "train_detail": []}, "a turn with train_detail, which looks like a mask of"),
