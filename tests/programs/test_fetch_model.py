@@ -202,9 +202,7 @@ DAMAGES = {
     remove_file: rf"{INDEX} names model-00002-of-00003\.safetensors, which the folder does not",
     lead_outside: rf"{INDEX} names \.\./model-00002-of-00003\.safetensors, which the folder does",
     change_shape: r"weights do not have the model's shape: model\.decoder\.",
-    lambda folder: (
-        folder / INDEX
-    ).unlink(): "the folder has no weights: expected model.safetensors or",
+    lambda folder: (folder / INDEX).unlink(): "no weights: expected model.safetensors or",
 }
 
 
