@@ -229,16 +229,17 @@ class Modules:
     def _counted(self, path: Path) -> Module:
         """Return what counts of a module."""
         if path in self._without_effect:
-            return Module("", self._package(path), set(), [])
+            return Module("", self._packages(path), set(), [])
         return self._read(path)
 
-    def _package(self, path: Path) -> list[Path]:
-        """Return the package around a module, if it is in one."""
-        folder = path.parent.parent if path.name == "__init__.py" else path.parent
-        return [] if folder in (self.scripts, self.rewards) else [folder / "__init__.py"]
+    def _packages(self, path: Path) -> list[Path]:
+        """Return the files of the packages around a module; a folder needs none."""
+        top = self.rewards if self._is_reward(path) else self.scripts
+        folders = path.relative_to(top).parents
+        return [file for folder in folders if (file := top / folder / "__init__.py").is_file()]
 
     def _read_module(self, path: Path) -> Module:
-        imports, libraries = self._package(path), set[str]()
+        imports, libraries = self._packages(path), set[str]()
         is_reward = self._is_reward(path)
         counted, statements, strings = read_source(path.read_bytes(), str(path), is_reward)
         for each in statements:
@@ -295,13 +296,12 @@ class Modules:
                 libraries.add(names[0])
             return []
         found = []
-        if names:
-            missing = folder.joinpath(*names).with_suffix(".py")
-            found.append(self._find(folder, *names) or missing)
-        elif folder != self.rewards:
-            # rewards/ is not a package: `from . import words`.
-            found.append(folder / "__init__.py")
-        if attribute and (submodule := self._find(folder, *names, attribute)):
+        submodule = self._find(folder, *names, attribute) if attribute else None
+        if file := self._find(folder, *names):
+            found.append(file)
+        elif names and not submodule:
+            found.append(folder.joinpath(*names).with_suffix(".py"))
+        if submodule:
             found.append(submodule)
         return found
 

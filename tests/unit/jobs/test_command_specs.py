@@ -50,7 +50,7 @@ def test_a_command_reads_its_model_its_rows_and_its_files(specs):
     assert spec["files"].keys() == {"train.sh", "lib/a.sh"}
     # Of ours, the program that runs it, and no library.
     assert "run_command.py" in spec["code"]
-    assert not any("modeling/" in name and "__init__" not in name for name in spec["code"])
+    assert not any("modeling/" in name for name in spec["code"])
     assert spec["requirements"].keys() == {"python"}
     description = found.describe("train_dpo", "mine")
     assert run_options(found.config, "train_dpo", description, []).source == str(

@@ -1,6 +1,7 @@
 """Digests of code: which edits change them, and which modules and files count."""
 
 import modulefinder
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ FILES = {
     "pkg/low/deep/f.py": "print()\n",
     "pkg/twin.py": "import pkg.a\n",
     "pkg/twin/__init__.py": "",
+    "pkg/folder/g.py": "print()\n",
 }
 PKG, LOW, DEEP = (f"pkg/{folder}__init__.py" for folder in ("", "low/", "low/deep/"))
 ONE = {PKG, "pkg/a.py", "pkg/b.py", "pkg/c.py"}
@@ -51,6 +53,9 @@ def reached(root, program="program.py"):
         ("import json, pkg.a as other\nprint(other)", ONE),
         # Each package on the way to a module counts.
         ("import pkg.low.deep.f as f", {PKG, LOW, DEEP, "pkg/low/deep/f.py"}),
+        # A folder needs no file of its own.
+        ("from pkg.folder import g", {PKG, "pkg/folder/g.py"}),
+        ("import pkg.folder.g", {PKG, "pkg/folder/g.py"}),
         # A module, an attribute of the package and a package in one statement.
         ("from pkg.low import d, attribute, deep", {PKG, LOW, "pkg/low/d.py", DEEP}),
         # As Python does, a package is preferred to a module of the same name.
@@ -67,6 +72,7 @@ def test_imports_of_a_program_are_followed(write, line, files):
     ("module", "line", "files"),
     [
         ("pkg/low/d.py", "from . import e, attribute", {"pkg/low/e.py"}),
+        ("pkg/low/d.py", "from ..folder import g", {"pkg/folder/g.py"}),
         ("pkg/low/d.py", "from ..c import name", {"pkg/b.py", "pkg/c.py"}),
         # In an __init__.py, one dot is the package itself.
         (LOW, "from . import e", {"pkg/low/e.py"}),
@@ -215,27 +221,40 @@ def test_a_deep_expression_is_an_error(write, expression):
 SCRIPTS = ROOT / "scripts"
 
 
-def modules_found_from(*names):
-    """Return the files that these files import, at any depth, relative to scripts/."""
-    # The standard library's finder of imports serves as an independent implementation.
-    modules = []
-    for name in names:
-        finder = modulefinder.ModuleFinder(path=[str(SCRIPTS)])
-        finder.run_script(str(SCRIPTS / name))
-        modules += finder.modules.values()
-    files = (Path(module.__file__) for module in modules if module.__file__)
-    return {path.relative_to(SCRIPTS).as_posix() for path in files if SCRIPTS in path.parents}
+@pytest.fixture(scope="module")
+def find_modules(tmp_path_factory):
+    """A function that returns the files that files import, at any depth, relative to scripts/.
+
+    The standard library's finder of imports serves as an independent implementation. It knows no
+    packages without a file of their own.
+    """
+    folder = shutil.copytree(SCRIPTS, tmp_path_factory.mktemp("sources") / "scripts")
+    for package in (folder / "snakechat").iterdir():
+        if package.is_dir():
+            (package / "__init__.py").touch()
+
+    def find(*names):
+        found = set()
+        for name in names:
+            finder = modulefinder.ModuleFinder(path=[str(folder)])
+            finder.run_script(str(folder / name))
+            found |= {module.__file__ for module in finder.modules.values() if module.__file__}
+        inside = (Path(file) for file in found if Path(file).is_relative_to(folder))
+        names = {file.relative_to(folder).as_posix() for file in inside}
+        return {name for name in names if (SCRIPTS / name).exists()}
+
+    return find
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["train_rlhf.py", "draw_page.py", "import_dataset.py"])
-def test_the_modules_of_our_programs_are_those_that_python_finds(program):
-    found = modules_found_from(program, LAUNCHED_BY)
+def test_the_modules_of_our_programs_are_those_that_python_finds(find_modules, program):
+    found = find_modules(program, LAUNCHED_BY)
     code = code_digests(SCRIPTS / program, uses_vllm=True)
     counted = {name for name in code if name.endswith(".py")}
     assert counted <= found - WITHOUT_EFFECT
     # The others are imported by modules without effect alone.
-    assert found - counted <= WITHOUT_EFFECT | modules_found_from(*WITHOUT_EFFECT)
+    assert found - counted <= WITHOUT_EFFECT | find_modules(*WITHOUT_EFFECT)
 
 
 @pytest.mark.slow

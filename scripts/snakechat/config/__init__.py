@@ -1,1 +1,0 @@
-"""The configuration: declarations of its keys, the checks, and recipes with all their settings."""
