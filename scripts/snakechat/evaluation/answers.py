@@ -5,85 +5,70 @@ The answer of a text is the content of its last \boxed{...} or, without one, its
 
 import re
 import unicodedata
+from collections.abc import Callable
 from fractions import Fraction
-from typing import NamedTuple
 
-BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+Replacements = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
+
 # What NFKC leaves of typesetting.
 CHARACTERS = str.maketrans(
-    {
-        **dict.fromkeys("\u2212\u2010\u2012\u2013", "-"),
-        **dict.fromkeys("\u00d7\u00b7\u22c5\u2217", "*"),
-        **{"\u2044": "/", "\u00f7": "/", "\u2019": "'", "\u3002": "."},
-    }
+    "\u2212\u2010\u2012\u2013\u00d7\u00b7\u22c5\u2217\u2044\u00f7\u2019\u3002", "----****//'."
 )
-SYMBOLS = {
-    **{"pi": "π", "pm": "±", "infty": "∞", "times": "*", "cdot": "*", "div": "/", "in": "∈"},
-    **{"le": "≤", "leq": "≤", "leqslant": "≤", "ge": "≥", "geq": "≥", "geqslant": "≥"},
-    **{"ne": "≠", "neq": "≠", "cup": "\u222a", "dfrac": r"\frac", "tfrac": r"\frac"},
-    **{"lt": "<", "gt": ">"},
-}
+COMMANDS = "pi pm infty times cdot div in cup lt gt le leq leqslant ge geq geqslant ne neq"
+SYMBOLS = dict(zip(COMMANDS.split(), "π±∞**/∈\u222a<>≤≤≤≥≥≥≠≠", strict=True))
 # TeX that changes how an answer looks and not what it is.
-TEX = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        # The next row of a matrix.
-        (r"\\\\", ";"),
-        (r"(?<=\d)\*\*(?=\d)", "^"),
-        (r"(?<=\d)(?=\\[dt]?frac)", " "),
-        (r"\{,\}", ","),
-        (r"\\(?:left|right|displaystyle|boxed)(?![a-zA-Z])|\\!", ""),
-        (r"\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~", " "),
-        (r"\\(?:text|math|mbox|operatorname)[a-z]*\s*\{([^{}]*)\}", r" \1 "),
-        (r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", " degrees"),
-        (r"\\?%", " percent"),
-        (r"\\?\$|\\[()\[\]]|[€£¥₹]|\*\*", ""),
-    )
-]
+TEX: Replacements = (
+    # The next row of a matrix.
+    (r"\\\\", ";"),
+    (r"(?<=\d)\*\*(?=\d)", "^"),
+    (r"(?<=\d)(?=\\[dt]?frac)", " "),
+    (r"\{,\}", ","),
+    (r"\\(?:left|right|displaystyle|boxed)(?![a-zA-Z])|\\!", ""),
+    (r"\\(?:[,;: ]|q?quad(?![a-zA-Z]))|~", " "),
+    (r"\\(?:text|math|mbox|operatorname)[a-z]*\s*\{([^{}]*)\}", r" \1 "),
+    (r"\^\s*\{?\s*\\circ\s*\}?|\\degree|°", " degrees"),
+    (r"\\?%", " percent"),
+    (r"\\?\$|\\[()\[\]]|[€£¥₹]|\*\*", ""),
+    (r"\\([a-zA-Z]+)", lambda name: SYMBOLS.get(name[1], name[0])),
+    (r"(?<=\d)\s*[*x]\s*10\s*\^\s*(?:\{([+-]?\d+)\}|([+-]?\d+))", r"e\1\2"),
+)
 # A fraction or a root of operands without braces.
 OPERAND = r"\s*(?:\{([^{}]*)\}|(\d|[a-zA-Z]))"
-FRACTION = re.compile(rf"\\frac{OPERAND}{OPERAND}")
+FRACTION = re.compile(rf"\\[dt]?frac{OPERAND}{OPERAND}")
 ROOT = re.compile(r"(?:\\sqrt|√)\s*(?:\{([^{}]*)\}|(\d+|[a-zA-Zπ]))")
-# 1,234 or 1 234 or 1'234 or 1234, with decimals and a power of ten; a fraction, a mixed number, or
-# a power.
+# A fraction or a mixed number, a power, or a decimal: 1,234 or 1 234 or 1'234 or 1234, with an
+# exponent.
 INTEGER = r"(?:[1-9]\d{0,2}(?:(?:,\d{3})+|(?: \d{3})+|(?:'\d{3})+)(?!\d)|\d+)"
-EXPONENT = r"\^\s*\{?(?P<exponent>[+-]?\d+)\}?"
-UNSIGNED = (
-    r"(?:(?P<whole>\d+) +)?(?P<numerator>\d+)\s*/\s*(?P<denominator>-?\d+)"
-    rf"|(?P<base>\d+)\s*{EXPONENT}"
-    rf"|(?P<decimal>{INTEGER}(?:\.\d+)?|\.\d+)"
-    rf"(?:[eE](?P<scale>[+-]?\d+)|\s*[*x]\s*10\s*{EXPONENT.replace('exponent', 'power')})?"
+NUMBER = re.compile(
+    r"(?<![a-zA-Z\d.])(?<![a-zA-Z]_)(?:(?:(\d+) +)?(\d+)\s*/\s*(-?\d+)"
+    rf"|(\d+)\s*\^\s*\{{?([+-]?\d+)\}}?|({INTEGER}(?:\.\d+)?|\.\d+)(?:[eE]([+-]?\d+))?)"
 )
-NUMBER = re.compile(rf"(?<![a-zA-Z\d.])(?<![a-zA-Z]_)(?:{UNSIGNED})")
-ASSIGNMENT = re.compile(r"\s*[a-zA-Z](?:_\w+|_\{\w+\}|\(\w\))?\s*(?:=(?!=)|∈)")
+# A dash behind a space and before one starts an item of a list; others join two words or numbers.
+NEGATIVE = re.compile(r"[=(,<>#]\s*-\s+$|(?<![a-zA-Z])-$")
+RANGE = re.compile(r"[\d)\]}]\s*-$")
+ASSIGNMENT = re.compile(r"\s*[a-zA-Z](?:_\w+|_\{\w+\}|\(\w\))?\s*(?:=(?!=)|∈)\s*")
 # Words behind a number: those of one or two letters, and those without a space, may be variables.
+# Some words are not units.
 UNIT = re.compile(
+    r"(?!.*(?i:\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|not|over|times|plus|minus"
+    r"|squared|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|[mbtr]+illion)s?)\b))"
+    r"(?!.*[十百千万亿半](?![克米瓦卡帕]))"
     r"(?: +[a-zA-Zμ]{3,}| +[mgshLlJNWVAKCF](?!\w)| *[一-鿿]+"
     r"| *(?:[kcdmμMG][mglLsJNWVA]|ft|in|mi|yd|lbs?|oz|mph|min|hrs?|[ap]m|Hz|Pa|USD|sq)(?![a-zA-Z]))"
     r"[a-zA-Zμ ./一-鿿]*(?:\^\{?[23]\}?)?[ .]*"
 )
-# Words that are not units.
-VALUES = re.compile(
-    r"\b(?:pi|sqrt|inf|infinity|sin|cos|tan|log|ln|exp|and|or|to|not|over|times|plus|minus|squared"
-    r"|cubed|factorial|half|halves|thirds?|(?:dozen|hundred|thousand|million|billion|trillion)s?)\b"
-    r"|[十百千万亿半](?![克米瓦卡帕])"
+# Powers and units as words.
+SPELLINGS: Replacements = (
+    (r"(?i)\b(?:square|sq)\b[. ]*(\w+)|(\w+) +squared\b", r"\1\2^2"),
+    (r"(?i)\bcubic *(\w+)|(\w+) +cubed\b", r"\1\2^3"),
+    (r"(?i)\bper\b", "/"),
+    (
+        r"(?i)(?:kilo|centi|milli(?!on))(?=[a-z])|(?:met(?:er|re)|gram|lit(?:er|re)|hour|second)s?",
+        lambda word: word[0][0].lower(),
+    ),
 )
-# Powers of units as words.
-SQUARED = re.compile(r"\b(?:square|sq)\b[. ]*(\w+)|(\w+) +squared\b")
-CUBED = re.compile(r"\bcubic *(\w+)|(\w+) +cubed\b")
-# Words of units whose symbol is their first letter.
-UNIT_WORDS = re.compile("kilo|centi|milli|(?:met(?:er|re)|gram|lit(?:er|re)|hour|second)s?")
-# What the spelling of a unit may have besides: a plural (of two letters, ms is a unit), spaces.
-UNIT_SPELLING = re.compile(r"(?<=\w\w)s\b|[\s{}.]")
 # Numbers with more digits or larger exponents are compared as text.
 MAX_DIGITS, MAX_EXPONENT = 100, 400
-
-
-class Quantity(NamedTuple):
-    """The exact value of a number, and its unit in lower case; empty if it has none."""
-
-    value: Fraction
-    unit: str
 
 
 def answer_of(text: str) -> str | None:
@@ -92,23 +77,21 @@ def answer_of(text: str) -> str | None:
     if boxed is not None:
         return boxed
     text = plain(text)
-    numbers = list(NUMBER.finditer(text))
-    if not numbers:
-        return None
-    number = numbers[-1].group()
-    return f"-{number}" if _is_negative(text[: numbers[-1].start()]) else number
+    for number in reversed([*NUMBER.finditer(text)]):
+        before = text[: number.start()]
+        is_negative = NEGATIVE.search(before) and not RANGE.search(before)
+        return f"-{number[0]}" if is_negative else number[0]
+    return None
 
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last \boxed{...} of a text; None if its braces do not match."""
-    starts = list(BOXED.finditer(text))
-    if not starts:
-        return None
-    depth, start = 1, starts[-1].end()
-    for index in range(start, len(text)):
+    starts = [found.end() for found in re.finditer(r"\\(?:boxed|fbox)\s*\{", text)]
+    depth = 1
+    for index in range(starts[-1], len(text)) if starts else ():
         depth += (text[index] == "{") - (text[index] == "}")
         if depth == 0:
-            return text[start:index]
+            return text[starts[-1] : index]
     return None
 
 
@@ -120,41 +103,25 @@ def are_equal(first: str, second: str) -> bool:
     3,5 is a list; as the first answer, it also equals a second one of 3.5.
     """
     first, second = plain(first), plain(second)
-    quantities = quantity_of(first), quantity_of(second)
-    if not quantities[0] and quantities[1] and quantities[1].value.denominator > 1:
-        quantities = quantity_of(first.replace(",", ".")), quantities[1]
-    if quantities[0] and quantities[1]:
-        units = {quantity.unit for quantity in quantities if quantity and quantity.unit}
-        return quantities[0].value == quantities[1].value and len(units) < 2
+    ours, theirs = quantity_of(first), quantity_of(second)
+    if not ours and theirs and theirs[0].denominator > 1:
+        ours = quantity_of(first.replace(",", "."))
+    if ours and theirs:
+        return ours[0] == theirs[0] and len({ours[1], theirs[1]} - {""}) < 2
     if as_text(first) == as_text(second):
         return bool(as_text(first))
     (brackets, *items), (others, *other_items) = items_of(first), items_of(second)
     if brackets not in ("()", "[]", "[)", "(]"):
-        items.sort(key=_order)
-        other_items.sort(key=_order)
-    return (
-        brackets == others
-        and len(items) == len(other_items) > 1
-        and all(
-            are_equal(item, other) and _are_compatible(_name(item), _name(other))
-            for item, other in zip(items, other_items, strict=True)
-        )
-    )
-
-
-def _order(item: str) -> tuple[str, str]:
-    return str(quantity_of(plain(item)) or as_text(item)), _name(item)
-
-
-def _name(item: str) -> str:
-    """Return the variable that an item has the value of, or an empty text."""
-    assignment = ASSIGNMENT.match(item)
-    return re.sub(r"[\s{}=∈]", "", assignment[0]) if assignment else ""
-
-
-def _are_compatible(name: str, other: str) -> bool:
-    """Return whether names may be the same variable's: x also is x_1, with the number of a root."""
-    return name.startswith(other) or other.startswith(name)
+        for each in (items, other_items):
+            each.sort(key=lambda item: (str(quantity_of(item) or as_text(item)), split_name(item)))
+    if brackets != others or not len(items) == len(other_items) > 1:
+        return False
+    for pair in zip(items, other_items, strict=True):
+        # x may be x_1, too: with the number of a root.
+        name, other_name = (split_name(item)[0] for item in pair)
+        if not (name.startswith(other_name) or other_name.startswith(name)) or not are_equal(*pair):
+            return False
+    return True
 
 
 def plain(text: str) -> str:
@@ -164,15 +131,21 @@ def plain(text: str) -> str:
     text = re.sub(r"(?<=\d)[\u00bc-\u00be\u2150-\u215e]", r" \g<0>", text)
     text = unicodedata.normalize("NFKC", text).translate(CHARACTERS)
     for pattern, replacement in TEX:
-        text = pattern.sub(replacement, text)
-    text = re.sub(r"\\([a-zA-Z]+)", lambda name: SYMBOLS.get(name[1], name[0]), text)
+        text = re.sub(pattern, replacement, text)
     before = ""
     while text != before:
         before, text = text, FRACTION.sub(r"(\1\2)/(\3\4)", ROOT.sub(r"√(\1\2)", text))
     # Operands that need no parentheses.
     text = re.sub(r"(?<![\w)√])\((-?[^()+/±-]*(?:√\(\w+\))?)\)/", r"\1/", text)
-    text = re.sub(r"/\((-?\d+|\w|√\(\w+\))\)", r"/\1", text)
-    return text.strip()
+    return re.sub(r"/\((-?\d+|\w|√\(\w+\))\)", r"/\1", text).strip()
+
+
+def split_name(answer: str) -> tuple[str, str]:
+    """Return the variable that an answer has the value of, or an empty text, and the value."""
+    found = ASSIGNMENT.match(answer)
+    if not found:
+        return "", answer.strip()
+    return re.sub(r"[\s{}=∈]", "", found[0]), answer[found.end() :].strip()
 
 
 def as_text(answer: str) -> str:
@@ -180,20 +153,18 @@ def as_text(answer: str) -> str:
 
     Braces around one operand go, others become parentheses.
     """
-    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)|\.$|^\+", "", answer)
-    text = ASSIGNMENT.sub("", text, count=1)
+    text = re.sub(r"(?<!\d)\s+|\s+(?!\d)|\.$|^\+", "", split_name(answer)[1])
     text = re.sub(r"(?<!\\)\{(-?\d+|\w|)\}", r"\1", text)
     text = re.sub(r"(?<!\\)\{([^{}]*)\}", r"(\1)", text)
-    if choice := re.fullmatch(r"\(([a-zA-Z])\)", text):
-        text = choice[1]
+    text = re.sub(r"^\(([a-zA-Z])\)$", r"\1", text)
     return text.lower() if text.isalpha() else text
 
 
 def items_of(answer: str) -> list[str]:
     """Return the brackets of a tuple, an interval, a set or, empty, a list, and then its items."""
-    answer = answer.strip().replace("\\{", "{").replace("\\}", "}")
+    answer = answer.replace("\\{", "{").replace("\\}", "}")
     if len(re.findall("[=∈]", answer)) < 2:
-        answer = ASSIGNMENT.sub("", answer, count=1).strip()
+        answer = split_name(answer)[1]
     # A comma that is not within brackets.
     comma = re.compile(r"(?:, *(?:or|and)\b|,|\b(?:or|and)\b)(?![^()\[\]{}]*[)\]}])")
     bracketed = re.fullmatch(r"([(\[{])(.*)([)\]}])", answer, re.DOTALL)
@@ -202,48 +173,36 @@ def items_of(answer: str) -> list[str]:
     return ["", *comma.split(answer)]
 
 
-def quantity_of(text: str) -> Quantity | None:
-    """Return the number that a plain text is, alone or with a unit; None for any other text."""
-    text = ASSIGNMENT.sub("", text, count=1).strip()
-    if bracketed := re.fullmatch(r"\\?[({]([^,]*?)\\?[)}]", text):
-        text = bracketed[1].strip()
-    sign = -1 if text.startswith("-") else 1
-    found = NUMBER.match(text.lstrip("+-").lstrip()) if text[:2] not in ("--", "-+") else None
-    if not found or len(text) > MAX_DIGITS:
+def quantity_of(text: str) -> tuple[Fraction, str] | None:
+    """Return the number that a plain text is and its unit, or ""; None for any other text."""
+    _, text = split_name(text)
+    text = re.sub(r"^\\?[({]([^,]*?)\\?[)}]$", r"\1", text).strip()
+    number = NUMBER.match(text, len(text) - len(re.sub(r"^[+-]?\s*", "", text)))
+    value = _value(number) if number and len(text) <= MAX_DIGITS else None
+    if number is None or value is None:
         return None
-    rest, value = found.string[found.end() :], _value(found)
-    unit = CUBED.sub(r"\1\2^3", SQUARED.sub(r"\1\2^2", rest.lower()))
-    if rest.strip(" .") and (not UNIT.fullmatch(rest) or VALUES.search(unit)):
+    unit = text[number.end() :]
+    for pattern, replacement in SPELLINGS:
+        unit = re.sub(pattern, replacement, unit)
+    if unit.strip(" .") and not UNIT.fullmatch(unit):
         return None
-    unit = UNIT_WORDS.sub(lambda word: word[0][0], re.sub(r"\bper\b", "/", unit))
-    unit = UNIT_SPELLING.sub("", unit)
-    return None if value is None else Quantity(sign * value, unit)
+    # Without plurals; ms is a unit.
+    unit = re.sub(r"(?<=\w\w)s\b|[\s{}.]", "", unit.lower())
+    return (-value if text.startswith("-") else value), unit
 
 
 def _value(number: re.Match[str]) -> Fraction | None:
     """Return the value of a match of NUMBER; None without one, or if it is too large."""
-    parts = number.groupdict()
-    if parts["denominator"]:
-        if not int(parts["denominator"]):
-            return None
-        fraction = Fraction(int(parts["numerator"]), int(parts["denominator"]))
-        return int(parts["whole"] or 0) + fraction
-    exponent = int(parts["exponent"] or parts["scale"] or parts["power"] or 0)
+    whole, numerator, denominator, base, power, decimal, scale = number.groups()
+    exponent = int(power or scale or 0)
     if abs(exponent) > MAX_EXPONENT:
         return None
-    if parts["base"]:
-        base = int(parts["base"])
-        return Fraction(base) ** exponent if base or exponent >= 0 else None
-    return Fraction(re.sub(r"[, ']", "", parts["decimal"])) * Fraction(10) ** exponent
-
-
-def _is_negative(before: str) -> bool:
-    """Return whether the text before a number ends in its sign; a hyphen may stand between two."""
-    rest = before.rstrip()
-    if not rest.endswith("-"):
-        return False
-    operand = rest[:-1].rstrip()[-1:]
-    if before != rest:
-        # A dash behind a space and before one starts an item of a list.
-        return operand in ("=", "(", ",", "<", ">", "#")
-    return not (operand.isdigit() or operand in (")", "]", "}") or re.search(r"[a-zA-Z]-$", rest))
+    try:
+        if numerator:
+            return int(whole or 0) + Fraction(int(numerator), int(denominator))
+        if base:
+            return Fraction(int(base)) ** exponent
+    except ZeroDivisionError:
+        return None
+    digits = re.sub("[, ']", "", decimal)
+    return Fraction(f"{digits}e{exponent}")
