@@ -167,7 +167,7 @@ class Recipe:
         needed = flag.get("with")
         if "key" not in flag or (needed and not any(map(self.given.get, needed))):
             return None
-        default = flag.get("default")
+        default: Any = flag.get("default")
         if isinstance(default, dict):
             default = default[self.stage]
         if flag.get("type") == "factor":

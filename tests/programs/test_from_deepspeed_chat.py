@@ -37,11 +37,15 @@ RLHF_13B = (
 )
 
 
-def convert(command: str, *options: str) -> subprocess.CompletedProcess[str]:
-    program = [sys.executable, "scripts/from_deepspeed_chat.py", *options]
-    return subprocess.run(
-        [*program, *shlex.split(command)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+def convert(command, *options):
+    program = [sys.executable, "scripts/from_deepspeed_chat.py", *options, *shlex.split(command)]
+    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def printed_by(command, *options):
+    done = convert(command, *options)
+    assert done.returncode == 0, done.stderr
+    return yaml.safe_load(done.stdout)
 
 
 # The flag of RLHF_13B trains the adapters alone, at their default rate of 5e-4.
@@ -57,28 +61,21 @@ OF_RLHF = {"actor": "sft/mine", "reward": "reward/mine", "actor_learning_rate": 
     ids=["sft", "rlhf"],
 )
 def test_a_script_gives_the_settings_of_its_recipe(command, stage, recipe, differences):
-    done = convert(command)
-    assert done.returncode == 0, done.stderr
-    printed = yaml.safe_load(done.stdout)[stage]["recipes"]["mine"]
+    printed = printed_by(command)[stage]["recipes"]["mine"]
     config = project_values()[stage]
     preset = config["presets"].get(printed.get("preset"), {})
-    got = {**config["defaults"], **preset, **printed}
-    ours = {**config["defaults"], **config["recipes"][recipe]}
-    expected = {**ours, **preset, **differences, "dtype": "fp16"}
-    for settings in (got, expected):
-        settings.pop("placement")
-    assert got == expected
+    got = {**config["defaults"], **preset, **printed, "placement": None}
+    ours = {**config["defaults"], **config["recipes"][recipe], "placement": None}
+    assert got == {**ours, **preset, **differences, "dtype": "fp16"}
 
 
 def test_the_printed_config_is_accepted():
-    done = convert(
+    printed = printed_by(
         "deepspeed --num_gpus 2 step1/main.py --data_path Dahoas/rm-static my/set"
         " --sft_only_data_path Dahoas/SHP --data_split 6,2,2 --model_name_or_path my/model"
         " --lora_dim 8 --zero_stage 2 --offload --gradient_checkpointing --seed 7",
-        "--name",
-        "theirs",
+        "--name=theirs",
     )
-    printed = yaml.safe_load(done.stdout)
     assert printed["seed"] == 7
     assert printed["split"] == {"weights": {"sft": 6, "reward": 2, "rlhf": 2}}
     recipe = printed["sft"]["recipes"]["theirs"]
@@ -89,6 +86,17 @@ def test_the_printed_config_is_accepted():
     assert recipe["train_base"] == "embeddings_and_norms"
     assert recipe["placement"]["offload"] == "optimizer"
     load(printed)
+
+
+def test_flags_count_with_those_that_they_need():
+    models = "--actor_model_name_or_path a --critic_model_name_or_path b"
+    others = "--unsupervised_dataset_name wikitext --print_answers_interval 5 --test_stop_step 9"
+    printed = printed_by(f"step3/main.py {models} {others} --enable_test_mode --enable_ema")
+    recipe = printed["rlhf"]["recipes"]["mine"]
+    assert (recipe["max_steps"], recipe["ema_decay"], recipe["ptx_coef"]) == (9, 0.992, 27.8)
+    assert "log_responses_steps" not in recipe and "lora_learning_rate" not in recipe
+    [texts] = printed["sft"]["recipes"][recipe["ptx"]]["datasets"]
+    assert printed["datasets"][texts]["hub"] == "wikitext"
 
 
 @pytest.mark.parametrize(
