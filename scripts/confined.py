@@ -2,8 +2,8 @@
 
     python scripts/confined.py LIMITS FOLDER PROGRAM ARGUMENTS...
 
-LIMITS is a file of scripts/launch.py (snakechat.workflow.hermetic.Limits). They hold before the
-program imports anything, and for all that it starts. FOLDER is for its temporary files and caches.
+LIMITS is a file of scripts/launch.py with the arguments of confine. They hold before the program
+imports anything, and for all that it starts. FOLDER is for its temporary files and caches.
 """
 
 import glob
@@ -12,18 +12,17 @@ import os
 import site
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 from snakechat.workflow.kernel_limits import (
     READING_CAPABILITIES,
     deny_uncovered_calls,
     drop_capabilities,
-    end_with_parent,
     landlock_version,
     restrict,
 )
+from snakechat.workflow.processes import end_with_parent
 
 # The version of Landlock under which this process runs; not set without limits.
 CONFINED = "SNAKECHAT_HERMETIC"
@@ -68,7 +67,7 @@ MASTER_PORTS = ("MASTER_PORT", "PET_MASTER_PORT")
 
 def main() -> None:
     limits, folder, *sys.argv = sys.argv[1:]
-    confine(limits, folder)
+    confine(folder, **json.loads(Path(limits).read_text()))
     program = Path(sys.argv[0])
     # In place of this module.
     main_module = vars(sys.modules["__main__"])
@@ -76,16 +75,32 @@ def main() -> None:
     exec(compile(program.read_bytes(), program, "exec"), main_module)
 
 
-def confine(path: str, folder: str) -> None:
-    """Take on the limits in a file for this process and what it starts, for good.
+def confine(
+    folder: str,
+    read: Sequence[str],
+    folders: Sequence[str],
+    write: Sequence[str] = (),
+    network: bool = False,
+    connects: bool = False,
+    nodes: bool = False,
+    gpus: bool = False,
+) -> None:
+    """Limit this process and what it starts, for good.
 
-    folder: A folder of the job, for temporary files and caches.
+    Args:
+        folder: A folder of the job, for temporary files and caches.
+        read: Files and folders that it may read, beyond the system and the Python environment.
+        folders: Folders in which imports look for files.
+        write: Folders that it may also write.
+        network: Whether it may use the network.
+        connects: Whether the job has several processes, which connect to each other.
+        nodes: Whether they are on several nodes, whose names they may have to ask a server for.
+        gpus: Whether they use GPUs; then they also connect by Unix sockets.
 
     Raises:
         OSError: The kernel denies a call.
     """
-    limits = SimpleNamespace(**json.loads(Path(path).read_text()))
-    variables = FOLDER_VARIABLES if limits.network else (*FOLDER_VARIABLES, "HF_HOME")
+    variables = FOLDER_VARIABLES if network else (*FOLDER_VARIABLES, "HF_HOME")
     os.environ.update(dict.fromkeys(variables, folder))
     for name in COMPILER_CACHES:
         os.environ.pop(name, None)
@@ -93,26 +108,23 @@ def confine(path: str, folder: str) -> None:
     tempfile.tempdir = folder
     end_with_parent()
     drop_capabilities(READING_CAPABILITIES)
-    ports: Iterable[int] | None = ()
+    ports: Iterable[int] | None = None if network else ()
     # A cluster may choose another port at which processes meet.
     named = [int(os.environ[name]) for name in MASTER_PORTS if os.environ.get(name)]
-    if limits.network:
-        ports = None
-    elif limits.connects:
+    if connects and not network:
         # torch warns for each connection that it finds no name of the other side.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         first, last = map(int, PORT_RANGE.read_text().split())
         ports = {*range(first, last + 1), *named}
-    patterns = " ".join(DEVICES.values()).split()
     restrict(
-        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *limits.read],
-        folders=limits.folders,
-        write=[SHARED_MEMORY, folder, *limits.write],
-        devices=[path for pattern in patterns for path in glob.glob(pattern)],
+        read=[*" ".join(SYSTEM.values()).split(), *python_folders(), *read],
+        folders=folders,
+        write=[SHARED_MEMORY, folder, *write],
+        devices=[path for each in " ".join(DEVICES.values()).split() for path in glob.glob(each)],
         ports=ports,
-        listens=named if limits.connects else (),
+        listens=named if connects else (),
     )
-    deny_uncovered_calls(limits.network or limits.nodes, has_unix_sockets=limits.gpus)
+    deny_uncovered_calls(network or nodes, has_unix_sockets=gpus)
     os.environ[CONFINED] = str(landlock_version())
 
 

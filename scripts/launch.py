@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from snakechat.training.rungs import Ladder, goes_down
-from snakechat.workflow.code_digests import uses_vllm
+from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import child_process, exit_code
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError, one_line_errors
@@ -136,7 +136,7 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
         spec = read_spec(spec_file)
     if gpus:
         claim_gpus(gpus)
-        if not uses_vllm(spec["settings"]):
+        if not selected_code(spec["settings"])[1]:
             # Blocks of memory grow in place: tensors of many sizes leave fewer gaps that are too
             # small for the next one. vLLM has memory pools that this does not work with.
             os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -17,14 +17,14 @@ from snakechat.workflow.kernel_limits import (
     ALLOW,
     AUDIT_ARCH,
     FAIL,
-    Condition,
+    WHOLE,
     Rule,
     drop_capabilities,
-    end_with_parent,
     filter_program,
     install_filter,
     restrict,
 )
+from snakechat.workflow.processes import end_with_parent
 
 # Files that the code may write, in bytes each. The output of the sandbox is one of them.
 MAX_FILE_BYTES = 16 << 20
@@ -89,13 +89,10 @@ def sandbox_filter(machine: str) -> bytes:
         [
             # Its flags are in memory, where a filter cannot read them: libc uses clone instead.
             Rule(CLONE3, FAIL | errno.ENOSYS),
-            Rule(CLONE[machine], ALLOW, [Condition(0, (CLONE_THREAD,), CLONE_THREAD)]),
-            Rule(FCNTL[machine], denied, [Condition(1, SIGNALLING)]),
+            Rule(CLONE[machine], ALLOW, [(0, CLONE_THREAD, CLONE_THREAD)]),
+            *(Rule(FCNTL[machine], denied, [(1, WHOLE, value)]) for value in SIGNALLING),
             Rule(FCNTL[machine], ALLOW),
-            *(
-                Rule(number, ALLOW, [Condition(0, (0,))])
-                for number in numbers_of(OF_ITSELF, machine)
-            ),
+            *(Rule(each, ALLOW, [(0, WHOLE, 0)]) for each in numbers_of(OF_ITSELF, machine)),
             *(Rule(number, ALLOW) for number in numbers_of(ALLOWED, machine)),
         ],
         otherwise=denied,

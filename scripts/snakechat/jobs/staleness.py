@@ -21,7 +21,7 @@ from typing import Any
 from snakechat.config.recipes import Config, JobId
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import RULES, Rule, recipe_of
-from snakechat.workflow.code_digests import Modules, uses_vllm
+from snakechat.workflow.code_digests import Modules, selected_code
 from snakechat.workflow.digests import DigestCache, digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import is_linked, link_result
@@ -84,8 +84,7 @@ class Specs:
         }
         files = description.files
         digests = self.file_digests.digests(files.values())
-        functions = tuple(settings.get("reward_functions", ()))
-        code = self._code(self.program(rule, name), functions, uses_vllm(settings))
+        code = self._code(self.program(rule, name), *selected_code(settings))
         spec: dict[str, Any] = {
             "rule": rule,
             "name": name,

@@ -10,9 +10,10 @@ Standard library only: the workflow imports this module while it plans.
 
 import ast
 import hashlib
+import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,8 @@ REWARD_SOURCE_READERS = {*SOURCE_READERS, "__file__"}
 DATA_FOLDERS = ("templates", "tables")
 # Strings that may be names of such files.
 FILE_NAME = re.compile(r"[\w/.-]+\.\w+")
+# The path of a hidden file, of one in a folder of bytecode, or of one in no such folder.
+NOT_DATA = re.compile(r"/(/|\.|__pycache__)")
 REFERENCE = re.compile(r"""{%-?\s*(?:extends|include|import|from)\s+["']([^"']+)["']""")
 # Such as a sum of a thousand terms.
 TOO_DEEP = "an expression is nested too deeply: divide it, or put its data into a file"
@@ -114,16 +117,17 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
     return hashlib.sha256(text).hexdigest(), imports, names_of_files
 
 
-def uses_vllm(settings: Mapping[str, Any]) -> bool:
-    """Return whether a program with these settings samples by vLLM."""
-    return settings.get("generation_backend") == "vllm"
+def selected_code(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
+    """Return the reward functions of a program, and whether it samples by vLLM."""
+    functions = settings.get("reward_functions", ())
+    return tuple(functions), settings.get("generation_backend") == "vllm"
 
 
 class Module(NamedTuple):
     """What a module of ours consists of.
 
     Attributes:
-        digest: Digest of what counts of its source; "" if nothing does.
+        digest: Digest of what counts of its source.
         imports: The files of our modules that it imports, and of the package around it.
         libraries: Top-level names of modules that are neither ours nor of the standard library.
         strings: Strings that may be names of data files.
@@ -149,7 +153,6 @@ class Modules:
     def __init__(self, scripts: Path) -> None:
         self.scripts, self.rewards = scripts, scripts.parent / "rewards"
         self.folders = [scripts, scripts / "snakechat", self.rewards]
-        self._without_effect = {scripts / name for name in WITHOUT_EFFECT}
         self._find = cache(self._find_module)
         self._read = cache(self._read_module)
 
@@ -175,12 +178,9 @@ class Modules:
             SyntaxError, ValueError, OSError: A file cannot be read.
         """
         started = self._started(program, reward_functions)
-        if (launched_by := self.scripts / LAUNCHED_BY).exists():
-            started.append(launched_by)
-        paths = self.imported_by(started, uses_vllm)
-        modules = {path: self._counted(path) for path in paths}
-        digests = {self.name(path): each.digest for path, each in modules.items() if each.digest}
-        digests |= {self.name(path): file_digest(path) for path in self.data_files(paths)}
+        modules = self.imported_by(started, uses_vllm, WITHOUT_EFFECT)
+        digests = {self.name(path): module.digest for path, module in modules.items()}
+        digests |= {self.name(path): file_digest(path) for path in self._data_files(modules)}
         libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
         return Code(dict(sorted(digests.items())), libraries)
 
@@ -191,12 +191,13 @@ class Modules:
 
         Takes the arguments of code.
         """
-        found = self.imported_by(self._started(program, reward_functions), uses_vllm, self._read)
-        return found | self.data_files(found)
+        modules = self.imported_by(self._started(program, reward_functions), uses_vllm)
+        return modules.keys() | self._data_files(modules)
 
     def _started(self, program: str, reward_functions: Iterable[str]) -> list[Path]:
         rewards = [self.rewards / f"{name}.py" for name in reward_functions]
-        return [self.scripts / f"{program}.py", *rewards]
+        launched_by = self.scripts / LAUNCHED_BY
+        return [self.scripts / f"{program}.py", *rewards, *([launched_by] * launched_by.exists())]
 
     def name(self, path: Path) -> str:
         """Return the path of a file relative to scripts/; with rewards/ if it is there."""
@@ -204,106 +205,76 @@ class Modules:
         return path.relative_to(folder).as_posix()
 
     def imported_by(
-        self,
-        paths: Iterable[Path],
-        uses_vllm: bool = False,
-        read: Callable[[Path], Module] | None = None,
-    ) -> set[Path]:
+        self, paths: Iterable[Path], uses_vllm: bool = False, without: Iterable[str] = ()
+    ) -> dict[Path, Module]:
         """Return modules with the packages around them and all that they import, at any depth.
 
         Args:
             paths: The modules.
             uses_vllm: As in code.
-            read: Returns a module, by default what counts of it.
+            without: The modules that do not count, nor does what only they import.
         """
-        found: set[Path] = set()
-        without = None if uses_vllm else self.scripts / VLLM
+        skipped = {self.scripts / name for name in (*without, *([] if uses_vllm else [VLLM]))}
+        found: dict[Path, Module] = {}
         pending = list(paths)
         while pending:
             path = pending.pop()
-            if path not in found and path != without:
-                found.add(path)
-                pending += (read or self._counted)(path).imports
+            if path not in found and path not in skipped:
+                found[path] = self._read(path)
+                pending += found[path].imports
         return found
 
-    def _counted(self, path: Path) -> Module:
-        """Return what counts of a module."""
-        if path in self._without_effect:
-            return Module("", self._packages(path), set(), [])
-        return self._read(path)
-
-    def _packages(self, path: Path) -> list[Path]:
-        """Return the files of the packages around a module; a folder needs none."""
-        top = self.rewards if self._is_reward(path) else self.scripts
-        folders = path.relative_to(top).parents
-        return [file for folder in folders if (file := top / folder / "__init__.py").is_file()]
-
     def _read_module(self, path: Path) -> Module:
-        imports, libraries = self._packages(path), set[str]()
         is_reward = self._is_reward(path)
         counted, statements, strings = read_source(path.read_bytes(), str(path), is_reward)
-        for each in statements:
-            imports += self._imported(path, *each, libraries)
-        return Module(counted, imports, libraries, strings)
+        # The files of the packages around it; a folder needs none.
+        top, libraries = self.rewards if is_reward else self.scripts, set[str]()
+        packages = [top / folder / "__init__.py" for folder in path.relative_to(top).parents]
+        imports = [file for file in packages if file.is_file()]
+        for level, module, attribute in statements:
+            names = module.split(".") if module else []
+            if level:
+                folder = path.parents[level - 1]
+            elif is_reward and self._is_reward_module(path, names[0]):
+                folder = self.rewards
+            elif self._find(self.scripts, names[0]):
+                folder = self.scripts
+            else:
+                if names[0] not in sys.stdlib_module_names:
+                    libraries.add(names[0])
+                continue
+            submodule = self._find(folder, *names, attribute) if attribute else None
+            if file := self._find(folder, *names):
+                imports.append(file)
+            elif names and not submodule:
+                imports.append(folder.joinpath(*names).with_suffix(".py"))
+            if submodule:
+                imports.append(submodule)
+        without = path == self.scripts / WITHOUT_LIBRARIES
+        return Module(counted, imports, set() if without else libraries, strings)
 
-    def data_files(self, paths: Iterable[Path]) -> set[Path]:
+    def _data_files(self, modules: Mapping[Path, Module]) -> set[Path]:
         """Return the data files that modules name, and the templates that these refer to."""
-        modules = {path: module for path in paths if (module := self._counted(path)).digest}
-        parents = {path.parent for path in modules if not self._is_reward(path)}
-        folders = [parent / name for parent in parents for name in DATA_FOLDERS]
+        folders = {path.parent / name for path in modules for name in DATA_FOLDERS}
         if any(map(self._is_reward, modules)):
-            folders.append(self.rewards)
-        files: dict[str, list[Path]] = {}
-        for folder in folders:
-            for path in folder.rglob("*"):
-                name = path.relative_to(folder).as_posix()
-                # Snapshots have neither hidden files nor bytecode; modules count if imported.
-                if path.suffix != ".py" and not re.search(r"/(\.|__pycache__)", f"/{name}"):
-                    files.setdefault(name, []).append(path)
-        referenced: set[Path] = set()
+            folders.add(self.rewards)
+        existing = [folder for folder in folders if folder.is_dir()]
+        found: set[Path] = set()
         pending = [name for module in modules.values() for name in module.strings]
         while pending:
-            for path in files.get(pending.pop(), ()):
-                if path.is_file() and path not in referenced:
-                    referenced.add(path)
+            name = pending.pop()
+            # Snapshots have neither hidden files nor bytecode; modules count if imported.
+            if name.endswith(".py") or NOT_DATA.search(f"/{name}"):
+                continue
+            for path in (folder / name for folder in existing):
+                if path not in found and os.path.isfile(path):
+                    found.add(path)
                     if not self._is_reward(path):
                         pending += REFERENCE.findall(path.read_text(encoding="utf-8"))
-        return referenced
+        return found
 
     def _is_reward(self, path: Path) -> bool:
         return path.is_relative_to(self.rewards)
-
-    def _find_module(self, folder: Path, *names: str) -> Path | None:
-        """Return the file of a module, given the components of its name; None without one."""
-        path = folder.joinpath(*names)
-        # As Python does, prefer a package.
-        files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
-        return next((file for file in files if file.is_file()), None)
-
-    def _imported(
-        self, path: Path, level: int, module: str, attribute: str, libraries: set[str]
-    ) -> list[Path]:
-        """Return the modules of ours that an import in a module names, or add to libraries."""
-        names = [name for name in module.split(".") if name]
-        if level:
-            folder = path.parents[level - 1]
-        elif self._is_reward(path) and self._is_reward_module(path, names[0]):
-            folder = self.rewards
-        elif self._find(self.scripts, names[0]):
-            folder = self.scripts
-        else:
-            if names[0] not in sys.stdlib_module_names and path != self.scripts / WITHOUT_LIBRARIES:
-                libraries.add(names[0])
-            return []
-        found = []
-        submodule = self._find(folder, *names, attribute) if attribute else None
-        if file := self._find(folder, *names):
-            found.append(file)
-        elif names and not submodule:
-            found.append(folder.joinpath(*names).with_suffix(".py"))
-        if submodule:
-            found.append(submodule)
-        return found
 
     def _is_reward_module(self, path: Path, name: str) -> bool:
         """Return whether an import in a module of rewards/ finds a module in rewards/.
@@ -312,3 +283,10 @@ class Modules:
         """
         is_file = self._find(self.rewards, name) == self.rewards / f"{name}.py"
         return is_file and name != path.stem and name not in sys.stdlib_module_names
+
+    def _find_module(self, folder: Path, *names: str) -> Path | None:
+        """Return the file of a module, given the components of its name; None without one."""
+        path = folder.joinpath(*names)
+        # As Python does, prefer a package.
+        files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
+        return next((file for file in files if file.is_file()), None)

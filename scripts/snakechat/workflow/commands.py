@@ -27,9 +27,8 @@ from typing import IO, Any
 from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.kernel_limits import end_with_parent
 from snakechat.workflow.pins import normalized, public
-from snakechat.workflow.processes import FORWARDED, rank, stop_signals
+from snakechat.workflow.processes import FORWARDED, end_with_parent, rank, stop_signals
 
 # What an interpreter says of itself. Folders that .pth files add are not in its environment.
 QUERY = """

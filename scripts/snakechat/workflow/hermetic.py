@@ -13,14 +13,12 @@ import platform
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from snakechat.workflow.code_digests import Modules, uses_vllm
+from snakechat.workflow.code_digests import Modules, selected_code
 from snakechat.workflow.commands import read_interpreter
-from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.kernel_limits import landlock_version
@@ -37,29 +35,6 @@ REQUIRED_VERSION = 4
 # Variables with the path of a cache of the Hub; of a file or a folder of certificates.
 HUB_CACHES = ("HF_HUB_CACHE", "HF_XET_CACHE")
 CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a job may do, beyond the system and the Python environment.
-
-    Attributes:
-        read: Files and folders that it may read.
-        folders: Folders in which imports look for files.
-        write: Folders that it may also write.
-        network: Whether it may use the network.
-        connects: Whether it has several processes, which connect to each other.
-        nodes: Whether they are on several nodes, whose names they may have to ask a server for.
-        gpus: Whether they use GPUs; then they also connect by Unix sockets.
-    """
-
-    read: list[str] = field(default_factory=list)
-    folders: list[str] = field(default_factory=list)
-    write: list[str] = field(default_factory=list)
-    network: bool = False
-    connects: bool = False
-    nodes: bool = False
-    gpus: bool = False
 
 
 def hermetic_version(mode: str) -> int:
@@ -83,11 +58,6 @@ def hermetic_version(mode: str) -> int:
     return version
 
 
-def write_limits(limits: Limits, path: Path) -> None:
-    """Write the limits of a job into a file for scripts/confined.py."""
-    write_atomically(path, json.dumps(asdict(limits)), durable=False)
-
-
 def named_by(variables: Iterable[str]) -> list[str]:
     """Return the paths in those environment variables that are set."""
     return [path for name in variables if (path := os.environ.get(name))]
@@ -99,16 +69,13 @@ def hub_folder() -> str:
     return os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
 
 
-# --- the limits of a job -----------------------------------------------------------------------
-
-
 def limits_of(
     job: Job[Any], spec_file: str, program: str, modules: Modules, connects: bool
-) -> Limits:
-    """Return what the program of a job may read and write."""
-    spec = job.spec
-    code = modules.files(Path(program).stem, *selected_code(spec))
-    versions = [folder for kinds in job.options.versions.values() for folder in kinds.values()]
+) -> dict[str, Any]:
+    """Return what the program of a job may do, as the arguments of `confine` (confined.py)."""
+    spec, settings, options = job.spec, job.spec["settings"], job.options
+    code = modules.files(Path(program).stem, *selected_code(settings))
+    versions = [folder for kinds in options.versions.values() for folder in kinds.values()]
     manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
     read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
     # Records of runs do not belong to results: pages show them, and a training that is made again
@@ -116,54 +83,49 @@ def limits_of(
     records = [Path(path) for path in job.lineage] if spec.get("shows_provenance") else []
     if reproduced := os.environ.get(REPRODUCED):
         records.append(Path(reproduced, *job.target.parts[1:]))
-    read += [path / RUN_RECORD for path in records]
+    read += [*versions, *(path / RUN_RECORD for path in records)]
     # The command of a user: its files, and its interpreter.
-    is_command = "command" in spec["settings"]
-    if python := job.options.python:
-        read += map(Path, read_interpreter(python)[1])
+    is_command = "command" in settings
+    if options.python:
+        read += read_interpreter(options.python)[1]
     write = [job.result, job.states, job.log_folder]
-    fetches = "hub" in spec["settings"] or spec["settings"].get("network", False)
-    asks = bool(job.options.llm_judges)
+    fetches = "hub" in settings or settings.get("network", False)
+    asks = bool(options.llm_judges)
     if asks:
-        write.append(replies_folder(Path(job.options.stores[0])))
+        write.append(replies_folder(Path(options.stores[0])))
     if fetches:
         write += map(Path, [hub_folder(), *named_by(HUB_CACHES)])
     if fetches or asks:
-        read += map(Path, named_by(CERTIFICATES))
+        read += named_by(CERTIFICATES)
     for folder in write:
         make_folders(folder)
-    return Limits(
-        read=[*map(str, [*read, *versions])],
-        folders=[*map(str, modules.folders)],
-        write=[*map(str, write)],
-        network=fetches or asks,
+    return {
+        "read": [*map(str, read)],
+        "folders": [*map(str, modules.folders)],
+        "write": [*map(str, write)],
+        "network": fetches or asks,
         # Its processes may connect to each other in any way.
-        connects=connects or is_command,
-        nodes=job.placement.nodes > 1,
-        gpus=job.placement.gpus_per_node > 0 or is_command,
-    )
+        "connects": connects or is_command,
+        "nodes": job.placement.nodes > 1,
+        "gpus": job.placement.gpus_per_node > 0 or is_command,
+    }
 
 
 def external_files(job: Job[Any]) -> dict[Path, str]:
     """Return the planned digests of the external files of a job."""
-    has_split = job.spec["rule"] == "import_dataset"
-
-    def path_of(name: str) -> Path:
+    found: dict[Path, str] = {}
+    for name, digest in job.spec["files"].items():
         first, _, rest = name.partition("/")
         if first in job.options.versions:
             # Of a version in the store: its training or its evaluation. Or a training log.
             kind, _, inner = rest.partition("/")
-            return Path(job.options.versions[first][kind], inner)
-        # Those of a dataset have the name of a split before their own.
-        return Path(job.options.source, rest if has_split else name)
-
-    return {path_of(name): digest for name, digest in job.spec["files"].items()}
-
-
-def selected_code(spec: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
-    """Return the reward functions of a job, and whether it samples by vLLM."""
-    settings = spec["settings"]
-    return tuple(settings.get("reward_functions", ())), uses_vllm(settings)
+            path = Path(job.options.versions[first][kind], inner)
+        else:
+            # Those of a dataset have the name of a split before their own.
+            is_of_split = job.spec["rule"] == "import_dataset"
+            path = Path(job.options.source, rest if is_of_split else name)
+        found[path] = digest
+    return found
 
 
 # --- before the first job ---------------------------------------------------------------------
@@ -211,14 +173,14 @@ def import_reward_functions(sources: Path, names: Collection[str], mode: str) ->
         return
     modules = Modules(sources.absolute() / "scripts")
     folders = [str(modules.scripts), *filter(None, [os.environ.get("PYTHONPATH")])]
+    program = ["-m", PROGRAM.replace("/", ".")]
     with tempfile.TemporaryDirectory() as folder:
-        program = ["-m", PROGRAM.replace("/", ".")]
         if hermetic_version(mode):
             path = Path(folder, "limits.json")
-            read = map(str, modules.files(PROGRAM, names))
-            write_limits(Limits(read=[*read], folders=[*map(str, modules.folders)]), path)
-            confined = modules.scripts / "confined.py"
-            program = [str(confined), str(path), folder, str(modules.scripts / f"{PROGRAM}.py")]
+            read = [*map(str, modules.files(PROGRAM, names))]
+            path.write_text(json.dumps({"read": read, "folders": [*map(str, modules.folders)]}))
+            program = [str(modules.scripts / "confined.py"), str(path), folder]
+            program.append(str(modules.scripts / f"{PROGRAM}.py"))
         process = subprocess.run(
             [sys.executable, *program, *sorted(names)],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(folders)},

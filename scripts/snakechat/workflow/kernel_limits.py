@@ -13,7 +13,6 @@ import ctypes
 import errno
 import os
 import platform
-import signal
 import stat
 import struct
 from collections.abc import Iterable, Sequence
@@ -41,7 +40,7 @@ BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
 NETWORK_VERSION, SCOPE_VERSION = 4, 6
 SCOPE_SOCKETS_AND_SIGNALS = (1 << 0) | (1 << 1)
 
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 24, 38
+PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 24, 38
 # With one of these, a process reads the memory and the environment of others: CAP_SYS_PTRACE,
 # CAP_SYS_ADMIN and CAP_PERFMON.
 READING_CAPABILITIES = (19, 21, 38)
@@ -92,21 +91,13 @@ def restrict(
         raise OSError(errno.ENOSYS, "the kernel has no Landlock")
     handled = sum(right for first, right in FILE_RIGHTS if version >= first)
     limits_ports = version >= NETWORK_VERSION and ports is not None
-    attributes = struct.pack(
-        "=QQQ",
-        handled,
-        BIND_TCP | CONNECT_TCP if limits_ports else 0,
-        SCOPE_SOCKETS_AND_SIGNALS if version >= SCOPE_VERSION else 0,
-    )
+    on_ports = BIND_TCP | CONNECT_TCP if limits_ports else 0
+    scope = SCOPE_SOCKETS_AND_SIGNALS if version >= SCOPE_VERSION else 0
     # Kernels ignore the zeros of attributes that they do not know.
-    ruleset = _call(CREATE_RULESET, attributes, len(attributes), 0)
+    ruleset = _call(CREATE_RULESET, struct.pack("=QQQ", handled, on_ports, scope), 24, 0)
     try:
-        for paths, allowed in (
-            (read, READ),
-            (folders, READ_DIR),
-            (write, WRITE),
-            (devices, DEVICE),
-        ):
+        rights = ((read, READ), (folders, READ_DIR), (write, WRITE), (devices, DEVICE))
+        for paths, allowed in rights:
             for path in paths:
                 _add_path(ruleset, path, allowed & handled)
         if limits_ports:
@@ -119,32 +110,6 @@ def restrict(
         os.close(ruleset)
 
 
-def forbid_new_privileges() -> None:
-    """Let no program that this process runs gain privileges, which limits require."""
-    check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when the process that started it ends."""
-    check(libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0))
-
-
-def drop_capabilities(capabilities: Iterable[int]) -> None:
-    """Give up capabilities, which only processes of root have, for good."""
-    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
-    data = ctypes.create_string_buffer(24)
-    check(libc.capget(header, data))
-    # Effective, permitted and inheritable capabilities, 32 bits each, then the higher bits.
-    words = list(struct.unpack("=6I", data.raw))
-    for capability in capabilities:
-        half, bit = divmod(capability, 32)
-        for kind in range(3):
-            words[3 * half + kind] &= ~(1 << bit) & 0xFFFFFFFF
-        # Programs that it runs get them from here. It fails, as it may, for all but root.
-        libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
-    check(libc.capset(header, struct.pack("=6I", *words)))
-
-
 def _add_path(ruleset: int, path: str, rights: int) -> None:
     try:
         beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -152,12 +117,31 @@ def _add_path(ruleset: int, path: str, rights: int) -> None:
         return
     try:
         is_folder = stat.S_ISDIR(os.fstat(beneath).st_mode)
-        allowed = rights if is_folder else rights & ON_FILES
-        if allowed:
+        if allowed := rights if is_folder else rights & ON_FILES:
             rule = struct.pack("=Qi", allowed, beneath)
             _call(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0)
     finally:
         os.close(beneath)
+
+
+def forbid_new_privileges() -> None:
+    """Let no program that this process runs gain privileges, which limits require."""
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, ctypes.c_ulong(1), 0, 0, 0))
+
+
+def drop_capabilities(capabilities: Sequence[int]) -> None:
+    """Give up capabilities, which only processes of root have, for good."""
+    header = struct.pack("=Ii", CAPABILITY_VERSION, 0)
+    data = ctypes.create_string_buffer(24)
+    check(libc.capget(header, data))
+    kept = ~sum(1 << capability for capability in capabilities)
+    # Effective, permitted and inheritable capabilities, 32 bits each, then the higher bits.
+    words = enumerate(struct.unpack("=6I", data.raw))
+    lowered = (word & kept >> 32 * (index // 3) for index, word in words)
+    for capability in capabilities:
+        # Programs that it runs get them from here. It fails, as it may, for all but root.
+        libc.prctl(PR_CAPBSET_DROP, ctypes.c_ulong(capability), 0, 0, 0)
+    check(libc.capset(header, struct.pack("=6I", *lowered)))
 
 
 def _call(number: int, *arguments: bytes | int) -> int:
@@ -180,26 +164,17 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32 = 0x40000000
 
 # Berkeley Packet Filter (linux/bpf_common.h, linux/seccomp.h): operations and return values.
-LOAD, AND, JUMP, JUMP_EQUAL, JUMP_GREATER_EQUAL, RETURN = 0x20, 0x54, 0x05, 0x15, 0x35, 0x06
+LOAD, AND, JUMP_EQUAL, JUMP_GREATER_EQUAL, RETURN = 0x20, 0x54, 0x15, 0x35, 0x06
 ALLOW, FAIL, KILL = 0x7FFF0000, 0x00050000, 0x80000000
 # Offsets in struct seccomp_data: the lower half of argument n is at ARGUMENTS + 8 * n.
 NUMBER, ARCHITECTURE, ARGUMENTS = 0, 4, 16
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
+# A mask for all bits of an argument.
+WHOLE = 0xFFFFFFFF
 
 
-class Condition(NamedTuple):
-    """A test of an argument of a call: whether argument & mask is one of values."""
-
-    argument: int
-    values: Sequence[int]
-    mask: int = 0xFFFFFFFF
-
-    def instructions(self, length: int) -> list[bytes]:
-        """Return the instructions that skip the next `length` ones unless the condition holds."""
-        start = [_instruction(LOAD, ARGUMENTS + 8 * self.argument), _instruction(AND, self.mask)]
-        lefts = range(len(self.values), 0, -1)
-        tests = [_instruction(JUMP_EQUAL, *each) for each in zip(self.values, lefts, strict=True)]
-        return [*start, *tests, _instruction(JUMP, length)]
+# The number of an argument, a mask, and the value that argument & mask has to have.
+Condition = tuple[int, int, int]
 
 
 class Rule(NamedTuple):
@@ -226,14 +201,17 @@ def filter_program(machine: str, rules: Iterable[Rule], otherwise: int) -> bytes
         _instruction(JUMP_GREATER_EQUAL, X32, if_false=1),
         _instruction(RETURN, KILL),
     ]
-    for rule in rules:
-        # Each condition jumps to the end of the rule, where the number is loaded again.
-        body: list[bytes] = [_instruction(RETURN, rule.action)]
-        for condition in reversed(rule.conditions):
-            body = [*condition.instructions(len(body)), *body]
-        if rule.conditions:
-            body.append(_instruction(LOAD, NUMBER))
-        program += [_instruction(JUMP_EQUAL, rule.number, if_false=len(body)), *body]
+    for number, action, conditions in rules:
+        tests = [(NUMBER, WHOLE, number)]
+        tests += [(ARGUMENTS + 8 * argument, mask, value) for argument, mask, value in conditions]
+        for following, (offset, mask, value) in zip(
+            reversed(range(len(tests))), tests, strict=True
+        ):
+            program.append(_instruction(LOAD, offset))
+            program.append(_instruction(AND, mask))
+            # A test that fails skips the rest of the rule.
+            program.append(_instruction(JUMP_EQUAL, value, if_false=3 * following + 1))
+        program.append(_instruction(RETURN, action))
     program.append(_instruction(RETURN, otherwise))
     return b"".join(program)
 
@@ -280,16 +258,14 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
     if landlock_version() < 3:
         rules.append(Rule(TRUNCATE_CALL[column], denied))
     if not has_network:
-        is_tcp = [
-            Condition(0, (AF_INET, AF_INET6)),
-            Condition(1, (SOCK_STREAM,), SOCK_TYPE_MASK),
-            Condition(2, (0, IPPROTO_TCP)),
-        ]
-        rules += [
-            Rule(SOCKET_CALL[column], ALLOW, is_tcp),
-            Rule(SOCKET_CALL[column], ALLOW, [Condition(0, (AF_NETLINK,)), Condition(2, (0,))]),
+        allowed: list[list[Condition]] = [[(0, WHOLE, AF_NETLINK), (2, WHOLE, 0)]]
+        allowed += [
+            [(0, WHOLE, family), (1, SOCK_TYPE_MASK, SOCK_STREAM), (2, WHOLE, protocol)]
+            for family in (AF_INET, AF_INET6)
+            for protocol in (0, IPPROTO_TCP)
         ]
         if has_unix_sockets:
-            rules.append(Rule(SOCKET_CALL[column], ALLOW, [Condition(0, (AF_UNIX,))]))
+            allowed.append([(0, WHOLE, AF_UNIX)])
+        rules += [Rule(SOCKET_CALL[column], ALLOW, conditions) for conditions in allowed]
         rules.append(Rule(SOCKET_CALL[column], denied))
     install_filter(filter_program(platform.machine(), rules, ALLOW))

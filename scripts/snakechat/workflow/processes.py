@@ -8,6 +8,7 @@ torch is imported where it is needed: every job imports this module, and torch m
 alone that run models.
 """
 
+import ctypes
 import os
 import re
 import signal
@@ -103,9 +104,22 @@ def missing_kernel(error: Exception) -> str | None:
 
 # Signals that ask a job to stop; SIGHUP when its terminal is closed.
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# Of prctl(2).
+PR_SET_PDEATHSIG = 1
 
 
 def stop_signals() -> tuple[signal.Signals, ...]:
     """Return the signals that ask this process to stop; without SIGHUP if nohup started it."""
     ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return tuple(each for each in FORWARDED if each != signal.SIGHUP or not ignores_hangup)
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when the process that started it ends.
+
+    Raises:
+        OSError: It denies that.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -21,15 +21,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from snakechat.workflow.code_digests import Modules
+from snakechat.workflow.code_digests import Modules, selected_code
 from snakechat.workflow.digests import digest, fsync, sealed_json, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import (
     LIMITS,
     hermetic_version,
     limits_of,
-    selected_code,
-    write_limits,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
 from snakechat.workflow.links import link_result, linked_folder, root_links
@@ -131,7 +129,8 @@ def prepare(
     os.environ.update({PREPARED: job.key, STATES: str(job.states)})
     if hermetic_version(options.hermetic):
         path = work_folder(job.place) / "limits.json"
-        write_limits(limits_of(job, spec_file, program, modules, connects), path)
+        limits = limits_of(job, spec_file, program, modules, connects)
+        write_atomically(path, json.dumps(limits), durable=False)
         os.environ[LIMITS] = str(path)
     return job
 
@@ -203,7 +202,7 @@ def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest])
 
 def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
     """Raise InputError unless the code that runs is the code that was planned."""
-    current = modules.code(Path(program).stem, *selected_code(spec)).digests
+    current = modules.code(Path(program).stem, *selected_code(spec["settings"])).digests
     planned = spec["code"]
     names = planned.keys() | current.keys()
     changed = sorted(name for name in names if planned.get(name) != current.get(name))

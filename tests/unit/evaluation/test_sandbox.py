@@ -174,8 +174,6 @@ def decide(program, machine, number, *arguments):
             [accumulator] = struct.unpack_from("=I", data, value)
         elif operation == kernel_limits.AND:
             accumulator &= value
-        elif operation == kernel_limits.JUMP:
-            position += value
         elif operation == kernel_limits.RETURN:
             return value
         else:

@@ -13,12 +13,7 @@ import pytest
 from conftest import ROOT
 from snakechat.workflow import hermetic
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import (
-    Limits,
-    hermetic_version,
-    import_reward_functions,
-    write_limits,
-)
+from snakechat.workflow.hermetic import hermetic_version, import_reward_functions
 from snakechat.workflow.kernel_limits import landlock_version
 
 FILES = {
@@ -49,12 +44,13 @@ def outcomes(tmp_path_factory):
     (folder / "result").mkdir()
     (folder / "private").mkdir()
     program = ROOT / "tests/support/attempts.py"
-    limits = Limits(
-        read=[str(program), str(folder / "store/train/a"), str(folder / "sources/counted.py")],
-        folders=[str(folder / "sources"), str(ROOT / "scripts")],
-        write=[str(folder / "result")],
-    )
-    write_limits(limits, folder / "private/limits.json")
+    limits = {
+        "read": [str(program), str(folder / "store/train/a"), str(folder / "sources/counted.py")],
+        "folders": [str(folder / "sources"), str(ROOT / "scripts")],
+        "write": [str(folder / "result")],
+    }
+    limits_file = folder / "private/limits.json"
+    limits_file.write_text(json.dumps(limits))
     with (
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as named,
@@ -68,7 +64,6 @@ def outcomes(tmp_path_factory):
         named.listen()
         abstract.bind(f"\0snakechat-{port}")
         abstract.listen()
-        limits_file = folder / "private/limits.json"
         arguments = [limits_file, folder / "private", program, folder, port, os.getpid()]
         process = subprocess.run(
             [sys.executable, ROOT / "scripts/confined.py", *map(str, arguments)],

@@ -14,7 +14,7 @@ import pytest
 
 from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import Limits, external_files
+from snakechat.workflow.hermetic import external_files
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
 from snakechat.workflow.links import link_result
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
@@ -142,7 +142,7 @@ def alone(job, monkeypatch):
     Path("spec.json").write_text(json.dumps(spec))
     monkeypatch.setenv(PREPARED, "")
     monkeypatch.setattr("snakechat.workflow.publishing.check_code", lambda *_: None)
-    monkeypatch.setattr("snakechat.workflow.publishing.limits_of", lambda *_: Limits())
+    monkeypatch.setattr("snakechat.workflow.publishing.limits_of", lambda *_: {})
     return Job(spec, {}, SERIAL, DEFAULTS, SimpleNamespace)
 
 
