@@ -32,7 +32,7 @@ from snakechat.jobs.rules import (
     used_resources,
 )
 from snakechat.jobs.staleness import Specs, Staleness
-from snakechat.workflow import snakemake_adapter, snakemake_cli
+from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import (
@@ -134,7 +134,7 @@ class RuleFunctions:
         else:
             options = workflow.config_settings
             check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
-            values = snakemake_cli.read_config(project_files(sources), config)
+            values = snakemake_adapter.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
@@ -146,7 +146,7 @@ class RuleFunctions:
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
-        self._options = snakemake_cli.config_options()
+        self._options = snakemake_adapter.config_options()
         self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
@@ -167,8 +167,8 @@ class RuleFunctions:
         snakemake_adapter.keep_published_files(self._rules.keys())
         at_builds = map(fails_in_one_line, (self.begin, self.start, self.finish))
         snakemake_adapter.call_at_builds(workflow, *at_builds)
-        snakemake_cli.hide_messages(set(self._rules))
-        snakemake_cli.repeat_errors(self._out_of_memory)
+        snakemake_adapter.hide_messages(set(self._rules))
+        snakemake_adapter.repeat_errors(self._out_of_memory)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -324,7 +324,7 @@ class RuleFunctions:
         Raises:
             InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
-        snakemake_cli.check_options(self.workflow)
+        snakemake_adapter.check_options(self.workflow)
         lock_output()
         self._is_build = self._staleness.checks_files = True
         if self._prefix:
@@ -432,7 +432,7 @@ class RuleFunctions:
             return None
         has_storage = self.workflow.storage_settings.default_storage_provider is not None
         stamp = Stamp(is_flagged=has_storage or bool(self._prefix))
-        snakemake_cli.show_causes(stamp.paths, self._changes)
+        snakemake_adapter.show_causes(stamp.paths, self._changes)
         return stamp
 
     def _check_inputs(self) -> None:
@@ -440,7 +440,7 @@ class RuleFunctions:
 
         A damaged input makes the job stale that makes it.
         """
-        self._staleness.reporting = snakemake_cli.check_options(self.workflow)
+        self._staleness.reporting = snakemake_adapter.check_options(self.workflow)
         if self._is_build:
             targets = self.workflow.dag_settings.targets or default_targets(self.config)
             for job in self._jobs_of(targets):
@@ -511,5 +511,5 @@ class RuleFunctions:
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         placement = job_placement(self.config, rule, name)
-        threads = snakemake_cli.threads_option(self.workflow, self._names[rule])
+        threads = snakemake_adapter.threads_option(self.workflow, self._names[rule])
         return placement if threads is None else replace(placement, threads=threads)

@@ -19,7 +19,7 @@ from snakechat.jobs.rules import RULES, job_placement, recipe_of, run_options
 from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.placement import DEFAULTS, SERIAL, Placement, RunOptions
-from snakechat.workflow.snakemake_cli import config_options, parse_options, read_config
+from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"

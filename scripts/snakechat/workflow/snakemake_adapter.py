@@ -1,24 +1,37 @@
-"""What this workflow replaces in Snakemake, and private names of it that it reads.
+"""What the workflow takes from Snakemake beyond its rules: names, builds, options and messages.
 
 Snakemake itself carries out what is stale, by a stamp (Stamp). REPLACED lists all names that
 the workflow replaces, with the reason why the public interface is not enough.
 """
 
+import argparse
+import contextlib
 import gc
+import io
+import logging
 import os
+import re
 import sys
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
 from typing import Any
 
 from snakemake import __version__ as SNAKEMAKE_VERSION
+from snakemake.common.configfile import load_configfile
+from snakemake.exceptions import CliException
 from snakemake.io import IOFile, _IOFile, ancient, local
+from snakemake.logging import logger
 from snakemake.settings.types import SharedFSUsage, StorageSettings
+from snakemake.utils import update_config
+from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakechat.workflow.digests import write_atomically
+from snakechat.workflow.digests import Identity, file_identity, write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.printable import printable_line
 from snakechat.workflow.snapshot import MEMORY
 
 REPLACED = {
@@ -78,20 +91,6 @@ def collect_garbage_rarely() -> None:
     """
     gc.freeze()
     gc.set_threshold(200_000)
-
-
-def jobs_share_environment(workflow: Any) -> bool:
-    """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
-    methods = workflow.deployment_settings.deployment_method
-    shared = workflow.storage_settings.shared_fs_usage
-    return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
-
-
-def default_resource(workflow: Any, name: str) -> int | str | None:
-    """Return the value that the options or the profile give a resource, None without any."""
-    found = workflow.resource_settings._parsed_default_resources.get(name)
-    value: int | str | None = getattr(found, "raw", None)
-    return value
 
 
 # --- builds -----------------------------------------------------------------------------------
@@ -253,6 +252,249 @@ class Stamp:
     def _write(self, content: str) -> None:
         write_atomically(self.path, content, durable=False)
         os.utime(self.path, (LATEST, LATEST))
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def jobs_share_environment(workflow: Any) -> bool:
+    """Return whether jobs run in the Python environment of Snakemake, and not in another one."""
+    methods = workflow.deployment_settings.deployment_method
+    shared = workflow.storage_settings.shared_fs_usage
+    return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
+
+
+def default_resource(workflow: Any, name: str) -> int | str | None:
+    """Return the value that the options or the profile give a resource, None without any."""
+    found = workflow.resource_settings._parsed_default_resources.get(name)
+    value: int | str | None = getattr(found, "raw", None)
+    return value
+
+
+def threads_option(workflow: Any, rule: str) -> int | None:
+    """Return the threads that --set-threads gives to the jobs of a rule, None without a number."""
+    resource = workflow.resource_settings.overwrite_threads.get(rule)
+    threads = getattr(resource, "raw", None)
+    return threads if isinstance(threads, int) else None
+
+
+def config_options(arguments: list[str] | None = None) -> list[str]:
+    """Return the words of the command line that change the config: --configfile and --config.
+
+    A rebuild needs them again.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    options, kept = [], False
+    for word in words:
+        if word.startswith("-"):
+            kept = word.partition("=")[0] in ("--configfile", "--configfiles", "--config", "-C")
+        if kept:
+            options.append(word)
+    return options
+
+
+def _parse(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Return the options of Snakemake, with those of its profiles, and the values of --config."""
+    # It takes seconds, and Snakemake's API works without it.
+    from snakemake.cli import parse_args, parse_config
+
+    with contextlib.redirect_stderr(io.StringIO()) as messages:
+        try:
+            _, options = parse_args(words)
+            return options, parse_config(options.config)
+        except (ValueError, CliException) as error:
+            raise InputError(str(error)) from None
+        except SystemExit:
+            raise InputError(messages.getvalue().rstrip().rpartition("error: ")[2]) from None
+
+
+def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Parse options of Snakemake, on the command line and in its profiles.
+
+    Returns:
+        The options, and the values of --config, which are text below the top level.
+
+    Raises:
+        InputError: An option selects jobs by something else than what is stale.
+    """
+    options, config = _parse(words)
+    for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} has no effect here: the jobs are those that are stale")
+    return options, config
+
+
+def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of config files, later ones on top, as Snakemake reads them."""
+    values: dict[str, Any] = {}
+    for file in files:
+        update_config(values, load_configfile(file))
+    update_config(values, command_line)
+    return values
+
+
+# Options that take the manifest of a result for the whole result, or times for what makes it stale,
+# by their names in Snakemake, and what to run instead.
+_LISTING = "python scripts/explain.py, or snakemake -n"
+_DELETION = "make clean-output, or delete folders below output/"
+REFUSED = {
+    **dict.fromkeys(("summary", "detailed_summary", "list_changes"), _LISTING),
+    **dict.fromkeys(("list_input_changes", "list_params_changes"), _LISTING),
+    **dict.fromkeys(("delete_all_output", "delete_temp_output"), _DELETION),
+    "list_untracked": "python scripts/store.py list",
+    "generate_unit_tests": "make reproduce TARGET=output/...",
+    "touch": "python scripts/accept.py TARGET --because REASON, if code or libraries changed",
+    "cache": "the same command without it: the store keeps all versions of results",
+}
+
+
+def check_options(workflow: Any) -> bool:
+    """Return whether Snakemake writes a report, at the first question of its plan.
+
+    Raises:
+        InputError: An option would leave results in a wrong state, or say what is wrong of them.
+    """
+    used = {"cache": workflow.workflow_settings.cache is not None}
+    is_report = False
+    if workflow.execution_settings is not None:
+        used["touch"] = workflow.touch
+    else:
+        # Snakemake's API has no settings of options that execute nothing. Another program that uses
+        # the API has other options.
+        with contextlib.suppress(InputError):
+            options = vars(_parse(sys.argv[1:])[0])
+            used = {**options, **used}
+            is_report = options["report"] is not None
+    for name, advice in REFUSED.items():
+        if used.get(name):
+            raise InputError(
+                f"--{name.replace('_', '-')} looks at manifests and times, and not at the files and"
+                f" specs of results: run {advice}"
+            )
+    return is_report
+
+
+# --- messages -----------------------------------------------------------------------------------
+
+# The rule that a message is about, and the rules.
+_OF_ONE_RULE = re.compile(
+    r"(?:Warning: the following output files of rule|Removing output files of failed job) (\w+)"
+)
+_OF_RULES = re.compile("Rules with (?:missing|outdated) metadata: (.*)")
+
+
+def hide_messages(rules: set[str]) -> None:
+    """Drop messages of Snakemake about these rules that do not apply.
+
+    Its plan did not expect the folders that users ask for, and it has no metadata of them, because
+    an upstream job wrote them and their own rule has no command. A failed job loses no output.
+    """
+
+    def is_wanted(record: logging.LogRecord) -> bool:
+        text = record.getMessage()
+        if text.startswith("MissingRuleException"):
+            start = text.partition(" (if you use input functions")[0]
+            record.msg, record.args = f"{start}: results are output/STAGE/RECIPE", ()
+        if found := _OF_ONE_RULE.match(text):
+            return found[1] not in rules
+        if found := _OF_RULES.search(text):
+            return not rules.issuperset(found[1].split())
+        return True
+
+    logger.addFilter(is_wanted)
+
+
+def show_causes(stamps: Collection[str], causes: Callable[[str], str]) -> None:
+    """Have Snakemake print why a job is stale.
+
+    Args:
+        stamps: The inputs that are newer than the output of each stale job.
+        causes: Returns why an output is stale, or an empty string.
+    """
+
+    def explain(record: logging.LogRecord) -> bool:
+        if getattr(record, "event", None) == LogEvent.JOB_INFO:
+            shown = record.__dict__
+            shown["input"] = [path for path in shown["input"] if path not in stamps]
+            if any(stamp in shown["reason"] for stamp in stamps):
+                found = "; ".join(filter(None, map(causes, shown["output"])))
+                shown["reason"] = found or "Forced execution"
+        return True
+
+    logger.addFilter(explain)
+
+
+# What Slurm and Kubernetes say, and scripts/launch.py of a process that the kernel killed.
+OUT_OF_MEMORY = re.compile("OUT_OF_MEMORY|OOMKilled|ended by SIGKILL")
+# The last line of a log that is an error: of ours, or of the shell, which does not find a program.
+OF_PROGRAM, OF_SHELL = ("error: ", "stopped by "), re.compile(r"\S*sh: (line [0-9]+: )?\S+: ")
+# The start of the stack of an exception of Python.
+TRACEBACK = "Traceback (most recent call last):"
+
+
+def repeat_errors(out_of_memory: Counter[str]) -> None:
+    """Have a failed build end with a line for each failed job, and print each command once.
+
+    out_of_memory: How often jobs ran out of memory, by their logs. It is updated.
+    """
+    errors: dict[str, None] = {}
+    # The logs as they were when their jobs started: an earlier run may have written them.
+    before: dict[str, Identity | None] = {}
+
+    def shorten(record: logging.LogRecord) -> bool:
+        event = getattr(record, "event", None)
+        if event == LogEvent.JOB_INFO:
+            before.update((log, _identity(log)) for log in record.__dict__["log"])
+        text = record.getMessage()
+        if text.startswith("RuleException:\nCalledProcessError"):
+            # The message about the job has the same command.
+            return False
+        if event == LogEvent.JOB_ERROR:
+            # A cluster's plugin says how the job ended, and where its log is.
+            message = getattr(record, "rule_msg", None)
+            logs = list(getattr(record, "log", ()))
+            written = ""
+            if logs and (identity := _identity(logs[0])) and identity != before.get(logs[0]):
+                written = Path(logs[0]).read_text(errors="replace")
+            error = _error(written, message, logs)
+            errors[f"{error} ({', '.join(logs[:1])})" if logs else error] = None
+            # Snakemake would print None.
+            record.__dict__["rule_msg"] = message or "the last lines of the build have the error"
+            if logs and OUT_OF_MEMORY.search(f"{message} {error}"):
+                out_of_memory[logs[0]] += 1
+        if errors and text.startswith("WorkflowError:\nAt least one job did not complete"):
+            record.msg, record.args = "\n".join(errors), ()
+        return True
+
+    logger.addFilter(shorten)
+
+
+def _identity(path: str) -> Identity | None:
+    with contextlib.suppress(OSError):
+        return file_identity(path)
+    return None
+
+
+def _error(text: str, message: str | None, logs: list[str]) -> str:
+    """Return the error of a job: the last line of its log, or what a cluster's plugin says.
+
+    A job that is killed, for example by the kernel because memory is exhausted, writes none; nor
+    does one that a cluster did not accept.
+    """
+    # Progress bars return to the start of their line, which is read as a line feed.
+    lines = [shown for line in text.split("\n") if (shown := line.strip())]
+    last = printable_line(lines[-1]) if lines else ""
+    if last.startswith(OF_PROGRAM) or TRACEBACK in text:
+        return last
+    if OF_SHELL.match(last):
+        return f"error: {last}"
+    if message:
+        return f"error: {printable_line(message.strip())}"
+    return (
+        "error: a job was killed before it could say why, by a person, a limit of a cluster, or the"
+        f" kernel when memory ran out: {', '.join(logs)}"
+    )
 
 
 # --- Kubernetes -------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ from snakemake.api import SnakemakeApi
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_adapter import REPLACED, REPLACED_ON_KUBERNETES, check_names
-from snakechat.workflow.snakemake_cli import (
+from snakechat.workflow.snakemake_adapter import (
+    REPLACED,
+    REPLACED_ON_KUBERNETES,
+    check_names,
     config_options,
     hide_messages,
     parse_options,
@@ -80,7 +82,7 @@ MISSING = (
 def messages(monkeypatch):
     """A logger in place of Snakemake's, whose records are collected in `shown`."""
     logger = logging.Logger("test of messages")
-    monkeypatch.setattr("snakechat.workflow.snakemake_cli.logger", logger)
+    monkeypatch.setattr("snakechat.workflow.snakemake_adapter.logger", logger)
     logger.shown = []
     handler = logging.Handler()
     handler.emit = logger.shown.append
