@@ -26,7 +26,7 @@ from snakechat.jobs.stale_causes import job_name
 from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import one_line_errors
 from snakechat.workflow.manifest import manifest_path
-from snakechat.workflow.placement import changed_values
+from snakechat.workflow.processes import changed_values
 from snakechat.workflow.snapshot import write_spec
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -51,7 +51,7 @@ from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
 from snakechat.workflow.locks import AlreadyLocked, acquire_lock
-from snakechat.workflow.placement import (
+from snakechat.workflow.processes import (
     SERIAL,
     Placement,
     parse_options,

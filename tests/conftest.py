@@ -19,8 +19,7 @@ from snakechat.config.recipes import STAGES
 from snakechat.workflow.hermetic import LIMITS
 from snakechat.workflow.job import PREPARED, STATES
 from snakechat.workflow.manifest import without_names
-from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.processes import FORWARDED
+from snakechat.workflow.processes import FORWARDED, SERIAL
 from support.program_forks import start_server
 
 # Until pytest_collection_finish: the passes over what the imports make take a third of their time.

@@ -42,7 +42,7 @@ from snakechat.workflow.hermetic import (
 )
 from snakechat.workflow.links import PARTS, check_link, link_part, lock_output, register_root
 from snakechat.workflow.manifest import MANIFEST, manifest_path
-from snakechat.workflow.placement import Placement, changed_values
+from snakechat.workflow.processes import Placement, changed_values
 from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
 from snakechat.workflow.snapshot import (
     Build,

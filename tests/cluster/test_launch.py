@@ -14,7 +14,7 @@ from conftest import ROOT
 from launch import claim_gpus, describe_kill, options_of_this_node
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import READING, STATES
-from snakechat.workflow.placement import computing_variables
+from snakechat.workflow.processes import computing_variables
 
 
 def test_a_job_requests_the_resources_of_its_placement_unless_options_change_them(sources):

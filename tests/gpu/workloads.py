@@ -30,7 +30,7 @@ from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.saving import save_model
 from snakechat.training.checkpointing import Checkpointer
 from snakechat.training.placed_models import leave_process_group
-from snakechat.workflow.placement import Placement, RunOptions
+from snakechat.workflow.processes import Placement, RunOptions
 from support import family_tokenizers
 from support.configs import project_values
 from support.specs import OPT_CONFIGS, opt_config

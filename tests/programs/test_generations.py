@@ -11,7 +11,7 @@ from conftest import ROOT
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_scored_responses
 from snakechat.modeling.loading import load_scorer
-from snakechat.workflow.placement import changed_values
+from snakechat.workflow.processes import changed_values
 from support import launching
 from support.sources import code_digests
 from support.stages import stages_of_small_model, toy_rows

@@ -13,7 +13,7 @@ from snakechat.data.records import read_records, read_texts
 from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.placement import SERIAL, RunOptions
+from snakechat.workflow.processes import SERIAL, RunOptions
 from support.configs import project_values
 from support.files import as_jsonl, write
 

@@ -7,7 +7,7 @@ import pytest
 from snakechat.config.sections import judge_access, judge_settings
 from snakechat.data.dialogues import render_prompt
 from snakechat.data.records import read_scored_responses, read_texts
-from snakechat.workflow.placement import RunOptions
+from snakechat.workflow.processes import RunOptions
 from support.llm_endpoint import (  # noqa: F401
     compared_responses,
     judge_entry,

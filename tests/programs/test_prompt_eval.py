@@ -22,7 +22,7 @@ from snakechat.modeling.loading import load_causal
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import RunOptions
+from snakechat.workflow.processes import RunOptions
 from support.evaluation import PLACEMENT
 from support.passes import sample_responses
 

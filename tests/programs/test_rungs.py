@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import PYTHON, ROOT
-from snakechat.workflow.placement import changed_values
+from snakechat.workflow.processes import changed_values
 from support.stages import stages_of_small_model, toy_rows
 
 pytestmark = pytest.mark.slow

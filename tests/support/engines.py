@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from snakechat.training.placed_models import make_engine
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 
 # After snakechat, which sets DS_ACCELERATOR.
 import deepspeed  # isort: skip

@@ -16,7 +16,7 @@ from snakechat.jobs.rules import RULES
 from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
-from snakechat.workflow.placement import DEFAULTS, Placement
+from snakechat.workflow.processes import DEFAULTS, Placement
 from support.configs import load
 
 PLACEMENT = Placement(micro_batch_tokens=300)

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
+from snakechat.workflow.processes import Placement, RunOptions  # noqa: E402
 
 
 def run(program, job):

@@ -7,7 +7,7 @@ import pytest
 from snakechat.algorithms import chat_client
 from snakechat.algorithms.llm_judge import load_judges
 from snakechat.config.sections import judge_access, judge_settings
-from snakechat.workflow.placement import RunOptions
+from snakechat.workflow.processes import RunOptions
 from support.stub_server import StubServer, running
 
 SECRET = "sk-very-secret"

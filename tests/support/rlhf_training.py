@@ -13,7 +13,7 @@ from snakechat.modeling.loading import load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.job import Job, read_manifests
-from snakechat.workflow.placement import Placement, RunOptions
+from snakechat.workflow.processes import Placement, RunOptions
 from support.configs import load
 from support.stages import stages_of_small_model, toy_rows, write_manifest
 

@@ -21,8 +21,14 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 from snakechat.training import trainer  # noqa: E402
 from snakechat.training.evaluations import Evaluations  # noqa: E402
 from snakechat.training.trainer import Step, Training  # noqa: E402
-from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
-from snakechat.workflow.processes import all_reduce_sum, barrier, rank, world_size  # noqa: E402
+from snakechat.workflow.processes import (  # noqa: E402  # noqa: E402
+    Placement,
+    RunOptions,
+    all_reduce_sum,
+    barrier,
+    rank,
+    world_size,
+)
 from support.engines import engine_for, network, rows, squared_error  # noqa: E402
 
 STEPS, SLOW_STEP = 6, 4

@@ -5,7 +5,7 @@ import json
 from snakechat.config.recipes import Config
 from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
 from snakechat.jobs.staleness import Specs
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 
 # What every record of a run has.
 EMPTY_RUN = dict.fromkeys(("spec", "started", "host", "platform", "python"), "")

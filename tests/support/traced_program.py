@@ -18,7 +18,7 @@ sys.argv = sys.argv[2:]
 sys.path.insert(0, str(SCRIPTS))
 
 from snakechat.workflow.code_digests import WITHOUT_EFFECT  # noqa: E402
-from snakechat.workflow.placement import SERIAL, RunOptions  # noqa: E402
+from snakechat.workflow.processes import SERIAL, RunOptions  # noqa: E402
 from snakechat.workflow.publishing import prepare, publish_result  # noqa: E402
 
 UNCOUNTED = {str(SCRIPTS / name) for name in WITHOUT_EFFECT}

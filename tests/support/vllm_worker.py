@@ -19,8 +19,12 @@ sys.path.insert(0, str(ROOT / "scripts"))
 
 from snakechat.modeling.lora import add_lora  # noqa: E402
 from snakechat.training.placed_models import init_process_group, make_sampler  # noqa: E402
-from snakechat.workflow.placement import Placement  # noqa: E402
-from snakechat.workflow.processes import all_reduce_sum, rank, world_size  # noqa: E402
+from snakechat.workflow.processes import (  # noqa: E402
+    Placement,
+    all_reduce_sum,
+    rank,
+    world_size,
+)
 
 SETTINGS = SimpleNamespace(
     generation_backend="vllm",

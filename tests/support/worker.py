@@ -35,7 +35,7 @@ from snakechat.training.deepspeed_engine import PartitionedModel  # noqa: E402
 from snakechat.training.engine import FrozenModel  # noqa: E402
 from snakechat.training.placed_models import init_process_group, make_engine  # noqa: E402
 from snakechat.workflow import processes  # noqa: E402
-from snakechat.workflow.placement import Placement, RunOptions  # noqa: E402
+from snakechat.workflow.processes import Placement, RunOptions  # noqa: E402
 from support import engines  # noqa: E402
 from support.engines import plain_optimizer  # noqa: E402
 from support.specs import opt_config  # noqa: E402

@@ -24,7 +24,7 @@ from snakechat.training.engine import Engine
 from snakechat.training.placed_models import load_frozen, make_engine
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 
 RlhfJob = Job[RlhfSettings]
 

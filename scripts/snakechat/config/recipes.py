@@ -26,7 +26,7 @@ from snakechat.data.formats import PROMPTS
 from snakechat.workflow.errors import warn
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
-from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.processes import SERIAL
 from snakechat.workflow.store import is_writable
 
 STAGES = ("sft", "reward", "dpo", "rlhf")

@@ -341,7 +341,7 @@ SlurmKey = Literal["partition", "account", "qos", "constraint", "gpu_type"]
 
 
 class PlacementKeys(Settings):
-    """Keys of a deployment, which a recipe may change (snakechat.workflow.placement)."""
+    """Keys of a deployment, which a recipe may change (snakechat.workflow.processes)."""
 
     nodes: Count = ABSENT
     gpus_per_node: NonNegativeInt = ABSENT

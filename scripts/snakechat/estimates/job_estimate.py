@@ -39,7 +39,7 @@ from snakechat.training.rungs import (
     samples_whole,
     training_bytes,
 )
-from snakechat.workflow.placement import Placement, stage_used
+from snakechat.workflow.processes import Placement, stage_used
 
 GIB = 1 << 30
 # Assumptions: the fraction of a GPU's memory for tensors, since CUDA and fragmentation take the

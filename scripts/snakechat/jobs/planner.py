@@ -18,7 +18,7 @@ from snakechat.jobs.page_jobs import PAGES
 from snakechat.jobs.rules import RULES, job_placement, recipe_of, run_options
 from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.placement import DEFAULTS, SERIAL, Placement, RunOptions
+from snakechat.workflow.processes import DEFAULTS, SERIAL, Placement, RunOptions
 from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,7 +23,7 @@ from snakechat.config.sections import judge_access
 from snakechat.jobs import data_jobs, model_jobs, page_jobs
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.page_jobs import PAGES
-from snakechat.workflow.placement import SERIAL, Placement, RunOptions
+from snakechat.workflow.processes import SERIAL, Placement, RunOptions
 
 Loss = Literal["sft", "policy", "score"]
 NAME, STAGE = RECIPE_NAME.pattern, f"({'|'.join(STAGES)})"

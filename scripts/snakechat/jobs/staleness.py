@@ -34,7 +34,7 @@ from snakechat.workflow.manifest import (
     without_names,
 )
 from snakechat.workflow.pins import pins_of
-from snakechat.workflow.placement import computing_variables
+from snakechat.workflow.processes import computing_variables
 from snakechat.workflow.snapshot import MEMORY
 from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
 

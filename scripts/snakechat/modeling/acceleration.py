@@ -23,7 +23,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from snakechat.workflow import processes
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import SERIAL, Placement
+from snakechat.workflow.processes import SERIAL, Placement
 
 # Of packed sequences on a GPU. Kernels, plans and compiled code are chosen by shape: few shapes
 # repeat. 128 is also the tile of GPUs' matrix products.

@@ -33,7 +33,7 @@ from snakechat.workflow.manifest import (
     result_id,
     upstream_first,
 )
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 
 # Libraries whose versions the card names, if the run had them; the spec has all pins.
 LIBRARIES = ["trl", "torch", "transformers", "deepspeed", "peft"]

@@ -34,7 +34,7 @@ from snakechat.pages.plots import Points, curve_panels, points_of
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import MANIFEST, Lineage, merge_lineages, result_id
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 
 # Columns of comparison.csv.
 COLUMNS = ("group", "seed", "metric", "value", "low", "high", "n")

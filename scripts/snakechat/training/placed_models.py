@@ -25,8 +25,7 @@ from snakechat.modeling.model_check import check_model
 from snakechat.modeling.models import check_sequence_length, checkpoint_activations
 from snakechat.training.engine import Engine, FrozenModel
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import Placement, stage_used
-from snakechat.workflow.processes import world_size
+from snakechat.workflow.processes import Placement, stage_used, world_size
 
 # Other processes wait while the first one writes a large model, scores responses with slow reward
 # functions or asks LLM judges. The launcher ends all of them if one dies, so that a long timeout

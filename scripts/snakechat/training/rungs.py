@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.manifest import REPRODUCED, read_run_record
-from snakechat.workflow.placement import SERIAL, Placement, changed_values, stage_used
+from snakechat.workflow.processes import SERIAL, Placement, changed_values, stage_used
 
 AUTO = "auto"
 FILE = "rung.json"

@@ -27,12 +27,11 @@ WITHOUT_EFFECT = {
     "snakechat/training/rungs.py",
     "snakechat/modeling/command_outputs.py",
 }
-# What the launcher sets before a program starts: of every program.
-LAUNCHED_BY = "snakechat/workflow/placement.py"
+# What the launcher sets before a program starts: of every program. It imports torch to connect
+# processes; programs that compute import it themselves.
+LAUNCHED_BY = "snakechat/workflow/processes.py"
 # Only of programs whose settings choose vLLM.
 VLLM = "snakechat/modeling/vllm_sampler.py"
-# It imports torch to connect processes; programs that compute import it themselves.
-WITHOUT_LIBRARIES = "snakechat/workflow/processes.py"
 
 # Names by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {
@@ -250,7 +249,7 @@ class Modules:
                 imports.append(folder.joinpath(*names).with_suffix(".py"))
             if submodule:
                 imports.append(submodule)
-        without = path == self.scripts / WITHOUT_LIBRARIES
+        without = path == self.scripts / LAUNCHED_BY
         return Module(counted, imports, set() if without else libraries, strings)
 
     def _data_files(self, modules: Mapping[Path, Module]) -> set[Path]:

@@ -36,15 +36,18 @@ from snakechat.workflow.manifest import (
     store_key,
     unfinished_folder,
 )
-from snakechat.workflow.placement import (
+from snakechat.workflow.processes import (
     DEFAULTS,
     SERIAL,
     Placement,
     RunOptions,
+    barrier,
     parse_options,
     parse_placement,
+    rank,
+    request_deterministic_kernels,
+    world_size,
 )
-from snakechat.workflow.processes import barrier, rank, request_deterministic_kernels, world_size
 
 # The launcher sets it to the key of the job that it has prepared for its processes.
 PREPARED = "SNAKECHAT_PREPARED"

@@ -27,10 +27,11 @@ from typing import Any
 
 from snakechat.workflow.digests import digest, file_digests, read_sealed
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import DEFAULTS
 
 Manifest = dict[str, Any]
 
-STORE = Path("output/store")
+STORE = Path(DEFAULTS.stores[0])
 REPLIES = "llm_replies"
 
 MANIFEST = "manifest.json"

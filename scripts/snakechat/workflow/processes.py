@@ -1,21 +1,194 @@
-"""The processes of a job: ranks, collective operations, deterministic kernels, and stop signals.
+"""Where and how a job runs: its placement and options, its environment, its processes.
+
+None of them is part of what a result is made from. Environment variables that change numerical
+results are reset for each job, or set by its placement.
 
 A launcher (torchrun, a cluster) sets RANK and WORLD_SIZE in the environment of each process.
 Collective operations need the process group of snakechat.training.placed_models, except in a single
 process, where they return their argument.
 
-torch is imported where it is needed: every job imports this module, and torch must count for those
-alone that run models.
+The code of this module counts for every program. torch is imported where it is needed: it must
+count for those alone that run models.
 """
 
 import ctypes
+import json
 import os
 import re
 import signal
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+ZeroStage = Literal[0, 1, 2, 3]
+Offload = Literal["none", "optimizer", "parameters"]
+# As transformers' argument of this name.
+AttnImplementation = Literal["auto", "sdpa"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Hardware of a job, and how the job uses it.
+
+    threads, mem_mb and runtime (minutes) count on each node. Before it trains, a program replaces
+    `auto` (snakechat.training.rungs). snakechat.modeling.acceleration has what None means for each
+    device, scripts/launch.py sets environment, and critic_zero_stage defaults to zero_stage.
+
+    The defaults are those of a job without models: one process on a CPU, with Snakemake's defaults
+    of memory and time.
+    """
+
+    nodes: int = 1
+    gpus_per_node: int = 0
+    zero_stage: ZeroStage = 0
+    offload: Offload = "none"
+    activation_checkpointing: bool = False
+    micro_batch_tokens: int = 8192
+    threads: int = 1
+    mem_mb: int = 0
+    runtime: int = 0
+    generate_tokens: int | None = None
+    cuda_graphs: bool | None = None
+    attn_implementation: AttnImplementation = "auto"
+    compile: bool | None = None
+    vllm_tensor_parallel_size: int = 1
+    environment: dict[str, str] | None = None
+    critic_zero_stage: ZeroStage | None = None
+    offload_frozen: bool = False
+    max_mem_mb: int | None = None
+    slurm: dict[str, str] | None = None
+
+    @property
+    def num_processes(self) -> int:
+        """Processes of a job: one for each GPU, or one on the CPU of each node."""
+        return self.nodes * max(self.gpus_per_node, 1)
+
+    def is_partitioned(self, dtype: str) -> bool:
+        """Return whether the processes partition the weights of a model (ZeRO 3)."""
+        return stage_used(self.zero_stage, dtype) == 3
+
+    def evaluates_partitioned(self, dtype: str) -> bool:
+        """Return whether a job that trains no model partitions those that it evaluates.
+
+        A process that is alone and keeps them on its device has nothing to gain.
+        """
+        several = self.nodes > 1 or self.gpus_per_node > 1
+        return self.is_partitioned(dtype) and (several or self.offload == "parameters")
+
+
+# Stages that cannot train in a dtype: stage 1 accumulates gradients in 16 bits, stage 0 has no loss
+# scaling.
+UNSUPPORTED_STAGES: dict[str, tuple[int, ...]] = {"fp32": (), "bf16": (1,), "fp16": (0, 1)}
+
+
+def stage_used(zero_stage: int, dtype: str) -> int:
+    """Return the ZeRO stage that a run with a requested stage uses: 2 if it is unsupported."""
+    return 2 if zero_stage in UNSUPPORTED_STAGES[dtype] else zero_stage
+
+
+SERIAL = Placement()
+
+
+def changed_values(record: Any) -> dict[str, Any]:
+    """Return the values of a dataclass that differ from their defaults, as JSON values."""
+    defaults = vars(type(record)())
+    return {key: value for key, value in vars(record).items() if value != defaults[key]}
+
+
+def parse_placement(text: str) -> Placement:
+    """Return the placement in a JSON text of the values that differ from their defaults."""
+    return Placement(**json.loads(text))
+
+
+# --- options of a run -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """Paths, addresses and limits of a run.
+
+    Attributes:
+        stores: Folders of the stores whose results are used. New ones go to the first.
+        hermetic: Whether the kernel limits what the job reads and writes: auto, require or off.
+        snakemake: The options of Snakemake with which the result is rebuilt.
+        save_steps: Steps between two checkpoints.
+        source: Folder of the external files of the job; empty if it has none.
+        python: The interpreter of a command; empty if it is the build's, or none.
+        licenses: The licences that the config declares, by the path of the import or the fetch.
+        llm_judges: Where and how LLM judges are asked, by name.
+        versions: Folders in the store of compared versions, by recipe and kind of result; of a
+            training log, the file itself.
+    """
+
+    stores: list[str] = field(default_factory=lambda: ["output/store"])
+    hermetic: str = "auto"
+    snakemake: list[str] = field(default_factory=list)
+    save_steps: int = 1
+    source: str = ""
+    python: str = ""
+    licenses: Mapping[str, str] = field(default_factory=dict)
+    llm_judges: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    versions: Mapping[str, dict[str, str]] = field(default_factory=dict)
+
+
+DEFAULTS = RunOptions()
+
+
+def parse_options(text: str) -> RunOptions:
+    """Return the options in a JSON text of the values that differ from their defaults."""
+    return RunOptions(**json.loads(text))
+
+
+# --- environment variables ------------------------------------------------------------------------
+
+# Starts of the names of variables by which libraries round in another way on the same CPU or GPU:
+# instructions, threads and precision of torch, MKL, oneDNN, OpenMP, OpenBLAS, NumPy and the C
+# library; and the one by which Python skips assert statements, which may decide the scores of
+# reward functions.
+ARITHMETIC_VARIABLES = (
+    "PYTHONOPTIMIZE",
+    *("ATEN_", "MKL_", "ONEDNN_", "DNNL_", "OMP_DYNAMIC", "OMP_THREAD_LIMIT", "OPENBLAS_", "NPY_"),
+    *("NVIDIA_TF32_", "TORCH_ALLOW_TF32_", "TORCH_BLAS_", "TORCH_CUDNN_", "TORCH_LINALG_"),
+    *("TORCH_LINEAR_", "TORCH_MKLDNN_", "TORCH_ROCM_", "GLIBC_TUNABLES"),
+)
+# Starts of the names of variables of networks and their libraries: they move bytes.
+NETWORK_VARIABLES = (
+    *("NCCL_", "RCCL_", "GLOO_", "UCX_", "FI_", "OMPI_", "PSM2_", "PSM3_", "TP_", "TORCH_NCCL_"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+)
+
+
+def computing_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of a placement that a result is made from: all but network variables."""
+    return {
+        name: value for name, value in environment.items() if not name.startswith(NETWORK_VARIABLES)
+    }
+
+
+def prepare_environment() -> None:
+    """Have the programs that this process becomes or starts compute in the same way everywhere."""
+    for name in [name for name in os.environ if name.startswith(ARITHMETIC_VARIABLES)]:
+        del os.environ[name]
+    # Files are read and written as UTF-8 in any locale.
+    os.environ["PYTHONUTF8"] = "1"
+    # Threads that wait spin for some tenths of a millisecond, in which the next operation mostly
+    # begins, and then sleep. Spinning for longer would take cores from other jobs.
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    # Otherwise, MKL takes fewer threads where a machine has fewer cores, and adds in another order.
+    os.environ["MKL_DYNAMIC"] = "FALSE"
+
+
+def set_threads(number: int) -> None:
+    """Set the number of CPU threads of the libraries that a process of the job loads."""
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS"):
+        os.environ[name] = str(number)
+
+
+# --- processes --------------------------------------------------------------------------------
 
 Scalar = TypeVar("Scalar", bool, int, float)
 

@@ -44,7 +44,7 @@ from snakechat.workflow.manifest import (
     work_folder,
 )
 from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
-from snakechat.workflow.placement import Placement, RunOptions, changed_values
+from snakechat.workflow.processes import Placement, RunOptions, changed_values
 from snakechat.workflow.snapshot import read_build
 from snakechat.workflow.store import (
     checked_digests,

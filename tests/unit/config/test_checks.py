@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 from snakechat.config.schema import RECIPES, ConfigError
 from snakechat.config.sections import PlacementKeys
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 from support.configs import config_values, load, tiny
 
 MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}

@@ -20,7 +20,7 @@ from snakechat.estimates.activation_memory import (
 from snakechat.estimates.inputs import TokenCounts
 from snakechat.estimates.job_estimate import PlannedSizes
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 from support.families import FAMILIES
 from support.specs import opt_config, small_spec
 

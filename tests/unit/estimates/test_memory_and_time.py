@@ -8,7 +8,7 @@ import pytest
 from snakechat.estimates.activation_memory import SCORE, BatchShape, measure_size
 from snakechat.estimates.flops import GPUS, Gpu, parse_gpu
 from snakechat.estimates.job_estimate import GIB, Run, Workload, peak_memory, total_seconds
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 from support.specs import ONE_GPU, opt_spec, small_spec
 
 # --- memory -----------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from snakechat.jobs.rules import (
     job_resources,
     used_resources,
 )
-from snakechat.workflow.placement import SERIAL, Placement, changed_values
+from snakechat.workflow.processes import SERIAL, Placement, changed_values
 from support.configs import load
 
 PLACEMENT = Placement(gpus_per_node=8, zero_stage=2, threads=64, mem_mb=1000, runtime=60)

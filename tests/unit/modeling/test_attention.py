@@ -22,7 +22,7 @@ from snakechat.modeling.loading import load_causal
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import checkpoint_activations
 from snakechat.training.placed_models import make_engine
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 from support.engines import SETTINGS
 from support.families import FAMILIES, WINDOWS, spread
 from support.passes import (

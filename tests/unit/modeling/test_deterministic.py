@@ -6,10 +6,10 @@ import torch
 from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.packing import collate
-from snakechat.workflow.placement import SERIAL
 from snakechat.workflow.processes import (
     ENVIRONMENT,
     REQUEST,
+    SERIAL,
     missing_kernel,
     request_deterministic_kernels,
 )

@@ -19,7 +19,7 @@ from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 from support.family_tokenizers import toy
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"

@@ -22,7 +22,7 @@ from snakechat.modeling.lora import add_lora
 from snakechat.modeling.vllm_sampler import CPU_OPTIONS, merged_weights
 from snakechat.training.placed_models import make_sampler
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import SERIAL
+from snakechat.workflow.processes import SERIAL
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
 # eos, and the end of a turn.

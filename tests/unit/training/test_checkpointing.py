@@ -18,7 +18,7 @@ import torch
 from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer, write_tensors
 from snakechat.workflow.job import PREPARED, Job, run
-from snakechat.workflow.placement import SERIAL, RunOptions
+from snakechat.workflow.processes import SERIAL, RunOptions
 
 STEPS = 8
 SIGNALS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]

@@ -17,7 +17,7 @@ from snakechat.modeling.models import DTYPES, make_causal
 from snakechat.training.engine import Ema, FrozenModel
 from snakechat.training.placed_models import init_process_group, make_engine
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.placement import Placement
+from snakechat.workflow.processes import Placement
 from support.engines import (
     RATE,
     SETTINGS,

@@ -16,7 +16,7 @@ from snakechat.training.rungs import (
 )
 from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import is_out_of_memory
-from snakechat.workflow.placement import changed_values
+from snakechat.workflow.processes import changed_values
 from support.specs import ONE_GPU
 
 OPEN = {"zero_stage": "auto", "activation_checkpointing": "auto", "micro_batch_tokens": "auto"}

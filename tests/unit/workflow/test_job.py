@@ -26,7 +26,7 @@ from snakechat.workflow.manifest import (
     result_files,
     without_names,
 )
-from snakechat.workflow.placement import DEFAULTS, SERIAL, RunOptions
+from snakechat.workflow.processes import DEFAULTS, SERIAL, RunOptions
 from snakechat.workflow.publishing import (
     check_inputs,
     complete,

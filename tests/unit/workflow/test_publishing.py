@@ -21,8 +21,8 @@ PROGRAM = """
 import sys
 
 from snakechat.workflow import job as jobs, publishing
-from snakechat.workflow.placement import SERIAL
-from snakechat.workflow.placement import DEFAULTS
+from snakechat.workflow.processes import SERIAL
+from snakechat.workflow.processes import DEFAULTS
 
 # They take most of the time, and write nothing.
 publishing.check_code = lambda *_: None
