@@ -30,7 +30,8 @@ def main(training: Training[DpoSettings]) -> None:
     steps_per_epoch = num_steps(len(data.rows), settings.global_batch_size, epochs=1)
 
     # Model.
-    policy, engine = training.load(Policy, data.rows)
+    engine = training.load(Policy, data.rows)
+    policy = engine.module
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         data.epoch = (step - 1) // steps_per_epoch

@@ -36,7 +36,8 @@ def main(training: Training[RewardSettings]) -> None:
     eval_pairs = Examples.read(tokens, "eval", "chosen", "rejected")
 
     # Model.
-    scorer, engine = training.load(Scorer, pairs)
+    engine = training.load(Scorer, pairs)
+    scorer = engine.module
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         step_scores = StepScores(rows, device)
@@ -58,7 +59,7 @@ def main(training: Training[RewardSettings]) -> None:
 
 
 def losses_and_scores(
-    engine: Engine, batch: TokenBatch, loss: str
+    engine: Engine[Scorer], batch: TokenBatch, loss: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the losses [n] of the pairs of a batch, and the scores [2, n] of their responses."""
     if loss == "last_token":

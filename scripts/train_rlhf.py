@@ -11,7 +11,11 @@ of the reference, and no scores are needed. Each rank samples and evaluates its 
 responses; every rank holds the tensors of the whole step.
 """
 
+import contextlib
 import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from snakechat.algorithms.experience import (
     KLController,
     SanityChecks,
     ScoreNormalization,
-    evaluate_tokens,
+    TokenEvaluation,
     make_experience,
 )
 from snakechat.algorithms.llm_judge import load_judges, record_usage
@@ -40,32 +44,40 @@ from snakechat.algorithms.policy_updates import (
     value_gradients,
 )
 from snakechat.algorithms.reward_functions import load_functions
-from snakechat.algorithms.rewards import RewardSum, Scores, weighted_judges
-from snakechat.algorithms.rlhf_models import load_models, make_engines
+from snakechat.algorithms.rewards import RewardSum, Scores, load_reward, weighted_judges
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
+from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.data.chat_templates import stop_ids
 from snakechat.data.ragged_arrays import Ragged, read_statistics
 from snakechat.data.records import PromptTexts
-from snakechat.data.tokenizers import load_training_tokenizer
+from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer, load_training_tokenizer
 from snakechat.evaluation.held_out_prompts import draw_held_out_prompts
 from snakechat.modeling.batching import (
     Examples,
     global_batches,
+    num_steps,
     prompt_examples,
     training_batches,
 )
-from snakechat.modeling.model_check import check_model
+from snakechat.modeling.forward import Policy, Scorer
+from snakechat.modeling.lora import disable_adapters
+from snakechat.modeling.models import model_size
+from snakechat.training.checkpointing import Stateful
 from snakechat.training.engine import Ema, Engine
 from snakechat.training.evaluations import Evaluations
-from snakechat.training.placed_models import make_sampler
-from snakechat.training.trainer import Step, Training, save_trained, trainer
+from snakechat.training.placed_models import load_frozen, make_sampler
+from snakechat.training.trainer import Step, Training, load_trained, save_trained, trainer
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import run
 
 # Prompts of a step whose responses are logged.
 LOGGED_PROMPTS = 8
 # Metric of an evaluation that determines the best model.
 BEST_METRIC = "objective/rlhf_reward"
+
+# Returns a context with the reference model.
+Reference = Callable[[], AbstractContextManager[Policy]]
 
 
 @trainer
@@ -76,80 +88,158 @@ def main(training: Training[RlhfSettings]) -> None:
     torch.manual_seed(settings.seed)
     number = len(rlhf.batches)
     evaluations = Evaluations(job, number, rlhf.evaluate, rlhf.save, BEST_METRIC, True)
-    training.run(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
+    training.take_steps(rlhf.batches, rlhf.step, rlhf.try_step, evaluations, rlhf.components)
     record_usage(job, rlhf.judges.values())
 
 
 class RlhfTrainer:
-    """The models in training, and everything else that a step changes."""
+    """The models in training, and everything else that a step changes.
+
+    Attributes:
+        actor, critic: Engines of the models that are trained; only PPO has a critic.
+        reference: Returns a context with the frozen model that the actor starts as or, with
+            `distill`, with the teacher.
+        components: All state that a step changes, for checkpoints.
+    """
 
     def __init__(self, training: Training[RlhfSettings]) -> None:
         job, settings = training.job, training.settings
-        self.settings, self.timer, self.record = settings, training.timer, job.record
-        self.device = training.device
+        self.job, self.settings, self.timer = job, settings, training.timer
+        self.device, tokens = training.device, job.inputs["tokens"]
         # Prompts of an update.
         self.minibatch = settings.global_batch_size // settings.num_generations
         # Of a whole step, for its throughput.
-        self.record["evaluated_in_update"] = evaluated_in_update(settings)
+        job.record["evaluated_in_update"] = evaluated_in_update(settings)
         # Before the models are loaded: a missing API key is noticed at once.
         self.judges = load_judges(job)
-        prompts = self.prompts = Ragged(job.inputs["tokens"], "train.prompt")
-        self.batches = training_batches(len(prompts), settings.rollout_batch_size, settings)
-        template = read_statistics(job.inputs["tokens"], "train")["template"]
-        tokenizer = load_training_tokenizer(job.inputs["actor"], template)
-        models = load_models(job, tokenizer)
-        self.tokenizer, self.models = tokenizer, models
         functions = load_functions(settings.reward_functions)
-        rewards, tokens = list(models.rewards.values()), job.inputs["tokens"]
+        self.prompts = Ragged(tokens, "train.prompt")
+        self.batches = training_batches(len(self.prompts), settings.rollout_batch_size, settings)
+        template = read_statistics(tokens, "train")["template"]
+        self.tokenizer = load_training_tokenizer(job.inputs["actor"], template)
+        self.components: dict[str, Stateful] = {}
+        self.load_models()
+        sources = list(self.rewards.values()), functions
         weighted = weighted_judges(settings.reward, self.judges)
-        self.scorer = RewardSum(rewards, functions, PromptTexts(tokens, "train"), weighted)
-        self.normalization = ScoreNormalization(settings, models.critic_weight)
+        self.scorer = RewardSum(*sources, PromptTexts(tokens, "train"), weighted)
         if settings.eval_steps:
-            self.eval_scorer = RewardSum(rewards, functions, PromptTexts(tokens, "eval"), weighted)
+            self.eval_scorer = RewardSum(*sources, PromptTexts(tokens, "eval"), weighted)
             self.eval_prompts = Ragged(tokens, "eval.prompt")
             self.eval_rows, _ = draw_held_out_prompts(tokens, settings.eval_prompts, settings.seed)
-        if models.critic:
-            models.critic.normalizer = self.normalization.normalize_values
-        ends = stop_ids(tokenizer, job.inputs["actor"])
+        ends = stop_ids(self.tokenizer, job.inputs["actor"])
         self.sampler = make_sampler(settings, ends, job.inputs["actor"], job.placement)
         # Of prompts and responses.
         self.rollouts = partial(
             Rollouts,
-            tokenizer=tokenizer,
+            tokenizer=self.tokenizer,
             stop_ids=ends,
             temperature=settings.temperature,
             device=self.device,
         )
-        self.actor, self.critic = make_engines(job, models, self.batches)
-        examples = prompt_examples(prompts, settings.max_response_length, settings.num_generations)
-        samples = settings.generation_backend == "hf"
-        check_model(models.actor, examples, self.actor.sampling, samples)
-        if settings.algorithm != "distill":
-            with models.reference() as reference:
-                # The model that the actor starts as.
-                reference.supports_packing = models.actor.supports_packing
-        if models.critic and self.critic:
-            check_model(models.critic, examples, self.critic.sampling)
-        self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
-        self.kl_controller = KLController(settings)
-        self.checks = SanityChecks(has_rewards=bool(rewards))
         self.ptx: Examples | None = None
         if "ptx" in job.inputs:
             self.ptx = Examples.read(job.inputs["ptx"], "train", "chosen")
-        components = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "ema": self.ema,
-            "scorer": self.normalization,
-            "kl_controller": self.kl_controller,
-            "checks": self.checks,
+        self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
+        self.kl_controller = KLController(settings)
+        self.checks = SanityChecks(has_rewards=bool(self.rewards))
+        self.components |= {"kl_controller": self.kl_controller, "checks": self.checks}
+        if self.ema:
+            self.components["ema"] = self.ema
+
+    def load_models(self) -> None:
+        """Load actor, reference model, reward models and critic, and check that they fit together.
+
+        The critic starts as the first reward model that has the actor's tokenizer, or as the actor
+        with a new score head.
+
+        Raises:
+            InputError: As load_trained, load_frozen and load_reward do; or the teacher has another
+                tokenizer than the actor.
+        """
+        job, settings, placement = self.job, self.settings, self.job.placement
+        longest = settings.max_prompt_length + settings.max_response_length
+        sizes = settings.max_response_length, settings.num_generations
+        examples = prompt_examples(self.prompts, *sizes)
+        updates = [
+            num_steps(len(rows), self.minibatch, settings.ppo_epochs) for rows in self.batches
+        ]
+        self.actor = self.components["actor"] = load_trained(
+            Policy,
+            job.inputs["actor"],
+            settings,
+            self.tokenizer,
+            placement,
+            examples,
+            settings.actor_learning_rate,
+            sum(updates[settings.critic_warmup_steps :]),
+            longest,
+            samples=settings.generation_backend == "hf",
+        )
+        self.reference = self.load_reference(examples, longest)
+        self.rewards = {
+            key: load_reward(
+                job, key, "actor", settings.dtype, "train", placement.offload_frozen, longest
+            )
+            for key in model_names(settings.reward)
         }
-        # All state that a step changes, for checkpoints.
-        self.components = {name: each for name, each in components.items() if each is not None}
+        origin = next((key for key, each in self.rewards.items() if each.shares_tokenizer), None)
+        weight = self.rewards[origin].weight if origin else None
+        self.normalization = self.components["scorer"] = ScoreNormalization(settings, weight)
+        self.critic: Engine[Scorer] | None = None
+        if settings.algorithm == "ppo":
+            stage = placement.critic_zero_stage
+            self.critic = self.components["critic"] = load_trained(
+                Scorer,
+                job.inputs[origin or "actor"],
+                critic_settings(settings),
+                self.tokenizer,
+                placement if stage is None else replace(placement, zero_stage=stage),
+                examples,
+                settings.critic_learning_rate,
+                sum(updates),
+                longest,
+                new_head=origin is None,
+            )
+            self.critic.module.normalizer = self.normalization.normalize_values
+        trained = {"actor": self.actor, "critic": self.critic}
+        job.record["models"] = {
+            name: model_size(engine.module.model) for name, engine in trained.items() if engine
+        }
+
+    def load_reference(self, examples: Examples, longest: int) -> Reference:
+        """Load the frozen model that the actor starts from or, with `distill`, the teacher."""
+        settings, folder, actor = self.settings, self.job.inputs["actor"], self.actor.module
+        distills = settings.algorithm == "distill"
+        if distills:
+            # It reads the token ids of the actor.
+            folder = self.job.inputs["teacher"]
+            if not is_same_tokenizer(load_tokenizer(folder), self.tokenizer):
+                raise InputError(
+                    f"teacher: {folder} has another tokenizer than the actor,"
+                    f" {self.job.inputs['actor']}: expected the same one: use a teacher with the"
+                    " tokenizer of the actor"
+                )
+        elif settings.lora_rank and settings.train_base == "none":
+            # The actor without its adapters is the initial model: no second copy is needed.
+            return partial(without_adapters, actor)
+        frozen = load_frozen(
+            Policy,
+            folder,
+            settings.dtype,
+            self.tokenizer,
+            self.job.placement,
+            # The model of the actor has been compared with transformers as the actor.
+            examples if distills else None,
+            offload=self.job.placement.offload_frozen,
+            longest=longest,
+        )
+        if not distills:
+            frozen.module.supports_packing = actor.supports_packing
+        return frozen.on_device
 
     def step(self, step: int, rows: np.ndarray) -> Step:
         """Train on the prompts in the given rows."""
-        settings, models = self.settings, self.models
+        settings = self.settings
 
         # 1. Sample responses.
         with self.timer("generate"):
@@ -166,8 +256,7 @@ class RlhfTrainer:
         # 3. Evaluate log-probabilities, entropies and values of each token.
         in_update = evaluated_in_update(settings, rollouts.num_responses, step)
         with self.timer("logprobs"):
-            actor = None if in_update else models.actor
-            evaluation = evaluate_tokens(rollouts, actor, models.reference, models.critic)
+            evaluation = self.evaluate_tokens(rollouts, in_update)
 
         # 4. Compute rewards, advantages and returns.
         experience = make_experience(
@@ -179,7 +268,7 @@ class RlhfTrainer:
             updates = self.update(step, rollouts, experience)
         self.sampler.step_ended()
         if self.sampler.asleep_bytes:
-            self.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
+            self.job.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
         kl = evaluation.kl(rollouts)
         self.kl_controller.update(kl)
         metrics = step_metrics(settings.algorithm, rollouts, experience, scores, updates)
@@ -208,7 +297,7 @@ class RlhfTrainer:
         number: Number of the update in its step.
         """
         settings = self.settings
-        engines: dict[str, Engine] = {}
+        engines: dict[str, Engine[Any]] = {}
         metrics: Metrics = {}
         if step > settings.critic_warmup_steps:
             engines["policy"] = self.actor
@@ -233,15 +322,15 @@ class RlhfTrainer:
 
         No reward function and no LLM judge is called.
         """
-        settings, models = self.settings, self.models
+        settings = self.settings
         rows = np.argsort(-self.prompts.lengths, kind="stable")[: settings.rollout_batch_size]
         prompts = [self.prompts[row] for row in rows]
         # The cache has space for the longest responses, whenever they end.
         self.sample(prompts)
         longest = [np.resize(ids, settings.max_response_length).tolist() for ids in prompts]
         rollouts = self.rollouts(prompts, [longest] * settings.num_generations)
-        RewardSum(self.scorer.rewards, {}, self.scorer.prompt_texts).score(rollouts, 0, rows)
-        evaluation = evaluate_tokens(rollouts, models.actor, models.reference, models.critic)
+        self.scorer._replace(functions={}, judges=()).score(rollouts, 0, rows)
+        evaluation = self.evaluate_tokens(rollouts)
         scores = torch.zeros(rollouts.num_responses, device=self.device)
         experience = make_experience(settings, rollouts, evaluation, scores, 0.0)
         minibatch = np.arange(min(len(rows), self.minibatch))
@@ -259,12 +348,28 @@ class RlhfTrainer:
         torch.default_generator.set_state(generator_state)
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
         normalized = self.normalization.normalized(scores.sum, rollouts)
-        evaluation = evaluate_tokens(rollouts, self.models.actor, self.models.reference, None)
+        evaluation = self.evaluate_tokens(rollouts, with_values=False)
         return evaluation_metrics(self.settings, rollouts, evaluation, scores, normalized)
+
+    def evaluate_tokens(
+        self, rollouts: Rollouts, in_update: bool = False, with_values: bool = True
+    ) -> TokenEvaluation:
+        """Run actor, reference and critic on the responses.
+
+        in_update: The update evaluates the actor: its tables are 0.
+        """
+        if in_update:
+            tables = torch.zeros(2, *rollouts.response_mask.shape, device=self.device)
+        else:
+            tables = rollouts.logprobs_and_entropies(self.actor.module)
+        with self.reference() as reference:
+            ref_logprobs = rollouts.logprobs(reference)
+        values = rollouts.values(self.critic.module) if self.critic and with_values else None
+        return TokenEvaluation(tables[0], tables[1], ref_logprobs, values)
 
     def sample(self, prompts: list[np.ndarray]) -> Rollouts:
         """Sample responses from the actor."""
-        self.sampler.update(self.models.actor.model, self.actor.gathered)
+        self.sampler.update(self.actor.module.model, self.actor.gathered)
         responses, sampler_logprobs = sample_on_all_ranks(
             self.sampler, prompts, self.actor.sampling
         )
@@ -277,6 +382,21 @@ class RlhfTrainer:
         if self.ema:
             with self.ema.average_weights():
                 save_trained(self.actor, self.settings, self.tokenizer, folder / "ema")
+
+
+def critic_settings(settings: RlhfSettings) -> RlhfSettings:
+    """Return the settings of the optimizer and the adapters of the critic."""
+    names = "lr_schedule", "lora_rank", "lora_alpha", "lora_learning_rate"
+    changes = {name: getattr(settings, f"critic_{name}") for name in names}
+    changes |= {"train_base": "none", "lora_target_modules": None, "train_only": None}
+    return settings.model_copy(update=changes)
+
+
+@contextlib.contextmanager
+def without_adapters(actor: Policy) -> Iterator[Policy]:
+    """Yield the actor with its adapters disabled."""
+    with disable_adapters(actor.model):
+        yield actor
 
 
 def response_lines(

@@ -28,8 +28,8 @@ def main(training: Training[SftSettings]) -> None:
     num_targets = train_split.num_tokens(with_prompts)
 
     # Model.
-    policy, engine = training.load(Policy, train_split)
-    packing = policy.supports_packing
+    engine = training.load(Policy, train_split)
+    policy, packing = engine.module, engine.module.supports_packing
 
     def update(step: int, rows: np.ndarray) -> Metrics:
         num_tokens, loss_sum = int(num_targets[rows].sum()), torch.zeros((), device=device)

@@ -55,10 +55,10 @@ def test_a_step_is_that_of_loops_over_responses(
         return metrics_of(algorithm, rollouts, experience, scores, updates)
 
     def recorded(self, step, rows):
-        critic = self.models.critic and copy.deepcopy(self.models.critic.model)
-        actor = copy.deepcopy(self.models.actor.model)
+        critic = self.critic and copy.deepcopy(self.critic.module.model)
+        actor = copy.deepcopy(self.actor.module.model)
         outcome = take_step(self, step, rows)
-        reward = self.models.rewards["reward"].module
+        reward = self.rewards["reward"].module
         with reward.on_device() as module:
             result = SimpleNamespace(metrics=outcome.metrics, **seen)
             steps.append((actor, critic, copy.deepcopy(module.model), result))

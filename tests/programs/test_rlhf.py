@@ -9,8 +9,9 @@ import torch
 from safetensors.torch import load_file
 
 import train_rlhf
-from snakechat.algorithms import reward_functions, rlhf_models
+from snakechat.algorithms import reward_functions
 from snakechat.modeling.generation import HfSampler
+from snakechat.training import placed_models
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import result_files
 from support.rlhf_training import lines_of, rlhf_inputs, rlhf_training  # noqa: F401
@@ -118,8 +119,8 @@ def test_responses_are_logged_every_log_responses_steps(train):
 
 def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, monkeypatch):
     loaded = []
-    load = rlhf_models.load_causal
-    monkeypatch.setattr(rlhf_models, "load_causal", lambda *a: loaded.append(a[0]) or load(*a))
+    load = placed_models.load_causal
+    monkeypatch.setattr(placed_models, "load_causal", lambda *a: loaded.append(a[0]) or load(*a))
     job = train(lora_rank=4, actor_learning_rate=0.01)
     assert len(loaded) == 1
     kl = values(job, "objective/kl")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.algorithms import chat_client
+from snakechat.algorithms import llm_judge
 from snakechat.algorithms.llm_judge import load_judges
 from snakechat.config.sections import judge_access, judge_settings
 from snakechat.workflow.processes import RunOptions
@@ -61,7 +61,7 @@ def llm_server(monkeypatch):
             if seconds:
                 server.waits.append(seconds)
 
-        monkeypatch.setattr(chat_client, "sleep", sleep)
+        monkeypatch.setattr(llm_judge, "sleep", sleep)
         yield server
 
 

@@ -81,7 +81,7 @@ def main(folder):
         return Step(metrics, ["loss"], 8)
 
     evaluations, batches = Evaluations(job, STEPS, evaluate, save), [np.arange(8)] * STEPS
-    training.run(batches, take_step, None, evaluations, {"policy": engine})
+    training.take_steps(batches, take_step, None, evaluations, {"policy": engine})
 
 
 if __name__ == "__main__":

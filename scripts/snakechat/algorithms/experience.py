@@ -4,8 +4,6 @@ Shapes: B, R, A and n as in snakechat/algorithms/rollouts.py.
 """
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import torch
@@ -14,7 +12,6 @@ from torch import Tensor
 from snakechat.algorithms import policy_gradient
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.rlhf import RlhfSettings
-from snakechat.modeling.forward import Policy, Scorer
 from snakechat.training.checkpointing import Attributes
 from snakechat.workflow.errors import InputError
 
@@ -23,8 +20,6 @@ from snakechat.workflow.errors import InputError
 MAX_EQUAL_SCORES = 1000
 # Number of consecutive responses without eos after which the actor is considered unable to end.
 MAX_UNENDED = 500
-# Returns a context with the reference model.
-Reference = Callable[[], AbstractContextManager[Policy]]
 
 
 class TokenEvaluation(NamedTuple):
@@ -65,20 +60,6 @@ class Experience(NamedTuple):
     is_uniform: Tensor
     kl_coef: float
     in_update: bool
-
-
-def evaluate_tokens(
-    rollouts: Rollouts, actor: Policy | None, reference: Reference, critic: Scorer | None
-) -> TokenEvaluation:
-    """Run actor, reference and critic on the responses. Without an actor, its tables are 0."""
-    if actor:
-        logprobs, entropies = rollouts.logprobs_and_entropies(actor)
-    else:
-        logprobs, entropies = torch.zeros(2, *rollouts.response_mask.shape, device=rollouts.device)
-    with reference() as reference_policy:
-        ref_logprobs = rollouts.logprobs(reference_policy)
-    values = rollouts.values(critic) if critic else None
-    return TokenEvaluation(logprobs, entropies, ref_logprobs, values)
 
 
 def make_experience(

@@ -8,6 +8,7 @@ Shapes: B and R as in snakechat/algorithms/rollouts.py.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ def informative_rows(rows: np.ndarray, experience: Experience) -> np.ndarray:
 
 
 def policy_gradients(
-    engine: Engine,
+    engine: Engine[Any],
     rollouts: Rollouts,
     rows: np.ndarray,
     experience: Experience,
@@ -124,7 +125,7 @@ def policy_gradients(
     return metrics
 
 
-def text_gradients(engine: Engine, text: Examples, coefficient: float) -> float:
+def text_gradients(engine: Engine[Any], text: Examples, coefficient: float) -> float:
     """Accumulate the gradients of coefficient * language modeling loss; return the loss.
 
     The pretraining mix of InstructGPT (Ouyang et al. 2022, eq. 2). These are the last gradients of
@@ -142,7 +143,7 @@ def text_gradients(engine: Engine, text: Examples, coefficient: float) -> float:
 
 
 def value_gradients(
-    engine: Engine,
+    engine: Engine[Any],
     rollouts: Rollouts,
     rows: np.ndarray,
     experience: Experience,

@@ -65,40 +65,31 @@ class RewardModel(NamedTuple):
     shares_tokenizer: bool
 
 
-def turn_encoder(tokenizer: PreTrainedTokenizerBase, template: str) -> ConversationEncoder:
-    """Return the encoder of our trainers: prompt, response, end of turn."""
-    encoder = Encoder(tokenizer, template)
+def conversation_encoder(
+    tokenizer: PreTrainedTokenizerBase, template: str, is_foreign: bool = False
+) -> ConversationEncoder:
+    """Return the encoder of our trainers: prompt, response, end of turn.
+
+    A model that was trained elsewhere reads a chat as its template renders the whole of it.
+
+    Raises:
+        InputError: The tokenizer has no chat template, although the template is "chat".
+    """
+    is_rendered = is_foreign and resolved_template(tokenizer, template) == "chat"
+    encoder = Encoder(tokenizer, template, generates=not is_rendered)
 
     def encode(prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
-        prompts = [_marked(encoder, turns) for turns in prompts]
+        # Marks surround special tokens in the text, which are text.
+        prompts = [[(role, encoder.marked(text)) for role, text in turns] for turns in prompts]
         texts = [encoder.marked(response_content(text)) for text in responses]
+        if is_rendered:
+            pairs = zip(prompts, texts, strict=True)
+            return [encoder.rendered([*turns, ("assistant", text)]) for turns, text in pairs]
         texts = list(map(render_response, texts))
         rows = list(accepted(encoder.conversations(prompts, texts, sampled=True)))
         return [[*prompt, *response] for prompt, [response] in rows]
 
     return encode
-
-
-def chat_encoder(tokenizer: PreTrainedTokenizerBase) -> ConversationEncoder:
-    """Return the encoder by the chat template of a classifier, with the response as last turn.
-
-    Raises:
-        InputError: The tokenizer has no chat template.
-    """
-    encoder = Encoder(tokenizer, "chat", generates=False)
-
-    def encode(prompts: Sequence[list[Turn]], responses: Sequence[str]) -> list[list[int]]:
-        return [
-            encoder.rendered(_marked(encoder, [*turns, ("assistant", response_content(text))]))
-            for turns, text in zip(prompts, responses, strict=True)
-        ]
-
-    return encode
-
-
-def _marked(encoder: Encoder, turns: Sequence[Turn]) -> list[Turn]:
-    """Return turns in which marks surround special tokens."""
-    return [(role, encoder.marked(text)) for role, text in turns]
 
 
 def choose_encoder(
@@ -115,16 +106,16 @@ def choose_encoder(
         template: Its prompt template.
 
     Raises:
-        InputError: A tokenizer has no chat template, although its template is "chat".
+        InputError: As conversation_encoder does.
     """
-    if is_foreign and resolved_template(tokenizer, template) == "chat":
-        encode = chat_encoder(tokenizer)
-    else:
-        encode = turn_encoder(tokenizer, template)
-    sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
+    encode = conversation_encoder(tokenizer, template, is_foreign)
     shared = is_same_tokenizer(actor_tokenizer, tokenizer)
-    reads_ids = shared and turn_encoder(actor_tokenizer, actor_template)(*sample) == encode(*sample)
-    return None if reads_ids else encode, shared
+    if shared:
+        encode_ids = conversation_encoder(actor_tokenizer, actor_template)
+        sample = [SAMPLE_PROMPT], [SAMPLE_RESPONSE]
+        if encode_ids(*sample) == encode(*sample):
+            return None, True
+    return encode, shared
 
 
 def sequence_examples(sequences: Sequence[list[int]], positions: int = 0) -> Examples:
@@ -246,26 +237,16 @@ def weighted_judges(
     return [(weights[f"{JUDGES}/{name}"], judges[name]) for name in judge_names(references)]
 
 
-class RewardSum:
-    """The weighted sum of reward models, LLM judges and reward functions.
+class RewardSum(NamedTuple):
+    """The weighted sum of reward models, reward functions and LLM judges.
 
-    Args:
-        rewards: The reward models.
-        functions: The reward functions.
-        prompt_texts: The texts of the prompts, for functions, judges and reward models that read
-            text.
-        judges: The LLM judges.
+    prompt_texts: For functions, judges, and reward models that read text.
     """
 
-    def __init__(
-        self,
-        rewards: Sequence[RewardModel],
-        functions: WeightedFunctions,
-        prompt_texts: PromptTexts,
-        judges: Sequence[WeightedJudge] = (),
-    ) -> None:
-        self.rewards, self.functions, self.prompt_texts = rewards, functions, prompt_texts
-        self.judges = judges
+    rewards: Sequence[RewardModel]
+    functions: WeightedFunctions
+    prompt_texts: PromptTexts
+    judges: Sequence[WeightedJudge] = ()
 
     def score(self, rollouts: Rollouts, step: int, rows: Sequence[int] | np.ndarray) -> Scores:
         """Return the scores of the responses.
@@ -279,21 +260,20 @@ class RewardSum:
         total = torch.zeros(len(rollouts.ended), device=rollouts.device)
         by_source: dict[str, Tensor] = {}
         unreadable: dict[str, int] = {}
+        generations = len(total) // len(rows)
         for reward in self.rewards:
             by_source[reward.name] = self._model_scores(reward, rollouts, rows)
             total += reward.weight * by_source[reward.name]
         for weight, judge in self.judges:
-            name, responses = f"{JUDGES}/{judge.name}", rollouts.response_texts()
-            prompts = self.prompt_texts.prompts(rows) * (len(responses) // len(rows))
-            ratings = judge.rate(prompts, responses).reshape(-1, len(rows))
+            name, prompts = f"{JUDGES}/{judge.name}", self.prompt_texts.prompts(rows) * generations
+            ratings = judge.rate(prompts, rollouts.response_texts()).reshape(generations, -1)
             unreadable[name] = int(np.isnan(ratings).sum())
             by_source[name] = torch.from_numpy(fill_missing(ratings)).flatten().to(total)
             total += weight * by_source[name]
-        if self.functions:
-            tables = self._function_scores(rollouts, rows)
-            for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
-                by_source[name] = values
-                total += (weight * values).where(~values.isnan(), 0)
+        tables = self._function_scores(rollouts, rows)
+        for (name, (weight, _)), values in zip(self.functions.items(), tables, strict=True):
+            by_source[name] = values
+            total += (weight * values).where(~values.isnan(), 0)
         if not total.isfinite().all():
             index = int(total.isfinite().logical_not().nonzero()[0])
             raise InputError(
@@ -308,6 +288,8 @@ class RewardSum:
     def _function_scores(self, rollouts: Rollouts, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Return the score of each function for each response [f, B]; NaN for None."""
         scores = torch.zeros(len(self.functions), len(rollouts.ended))
+        if not self.functions:
+            return scores
         # Only on rank 0: a function may return different scores when it is called again.
         if rank() == 0:
             prompts, responses = rollouts.decode()
@@ -320,12 +302,12 @@ class RewardSum:
         self, reward: RewardModel, rollouts: Rollouts, rows: Sequence[int] | np.ndarray
     ) -> Tensor:
         """Return a reward model's score of each response [B]."""
-        examples, encoder = rollouts.examples, reward.encoder
+        examples = rollouts.examples
         with reward.module.on_device() as scorer:
-            if encoder:
+            if reward.encoder:
                 responses = rollouts.response_texts()
                 prompts = self.prompt_texts.turns(rows) * (len(responses) // len(rows))
                 positions = max_positions(scorer.model) or 0
-                examples = sequence_examples(encoder(prompts, responses), positions)
+                examples = sequence_examples(reward.encoder(prompts, responses), positions)
             scores = response_scores(scorer, examples).flatten()
         return torch.from_numpy(scores).float().to(rollouts.device)

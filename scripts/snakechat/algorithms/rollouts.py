@@ -200,12 +200,11 @@ class Rollouts:
         [table] = self.evaluate(policy, lambda batch: [policy(batch, self.temperature)])
         return table
 
-    def logprobs_and_entropies(self, policy: Policy) -> tuple[Tensor, Tensor]:
+    def logprobs_and_entropies(self, policy: Policy) -> Tensor:
         """Return the tables of log-probabilities and of entropies of the tokens' distributions."""
-        logprobs, entropies = self.evaluate(
+        return self.evaluate(
             policy, lambda batch: policy(batch, self.temperature, return_entropies=True)
         )
-        return logprobs, entropies
 
     def values(self, critic: Scorer) -> Tensor:
         """Return the table of the critic's values of the state before each token."""

@@ -193,7 +193,7 @@ class PartitionedModel(FrozenModel[M]):
         del self.module
 
 
-class DeepSpeedEngine(Engine):
+class DeepSpeedEngine(Engine[M]):
     """Training at ZeRO stages 1 to 3: the processes partition the optimizer state.
 
     Raises:
@@ -202,7 +202,7 @@ class DeepSpeedEngine(Engine):
 
     def __init__(
         self,
-        module: Wrapper,
+        module: M,
         settings: TrainingSettings,
         learning_rate: float,
         num_steps: int,

@@ -76,7 +76,7 @@ class StateLock:
             self.lock.release()
 
 
-class Engine:
+class Engine(Generic[M]):
     """A module in training in plain torch (ZeRO stage 0): forward passes, gradients, updates.
 
     Each process has all weights and the whole optimizer state, and all processes sum their
@@ -101,7 +101,7 @@ class Engine:
 
     def __init__(
         self,
-        module: Wrapper,
+        module: M,
         settings: TrainingSettings,
         learning_rate: float,
         num_steps: int,
@@ -335,7 +335,7 @@ class Ema:
     The averages are partitioned over processes in the same way as the master weights.
     """
 
-    def __init__(self, engine: Engine, decay: float) -> None:
+    def __init__(self, engine: Engine[Any], decay: float) -> None:
         self.engine, self.decay = engine, decay
         self.averages = [master.detach().clone() for master in engine.master_weights]
 

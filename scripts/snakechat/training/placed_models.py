@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from snakechat.config.settings import TrainingSettings
 from snakechat.modeling.acceleration import choose_device
@@ -32,6 +32,7 @@ from snakechat.workflow.processes import Placement, stage_used, world_size
 # costs nothing; DeepSpeed's default of 10 minutes ended jobs after their last step.
 TIMEOUT = timedelta(hours=12)
 
+M = TypeVar("M", bound=Wrapper)
 P = TypeVar("P", Policy, Scorer)
 
 
@@ -92,13 +93,40 @@ def start_evaluation(placement: Placement, dtype: str) -> torch.device:
     return init_process_group(placement)
 
 
+def load_model(
+    wrapper: type[P],
+    folder: Path,
+    dtype: str,
+    tokenizer: PreTrainedTokenizerBase,
+    deferred: bool,
+    longest: int,
+    new_head: bool = False,
+) -> PreTrainedModel:
+    """Load a model that has positions for the longest sequence, given by its number of tokens.
+
+    Args:
+        wrapper: Policy for a language model, Scorer for a reward model or critic.
+        deferred: As for load_causal.
+        new_head: As for load_scorer.
+
+    Raises:
+        InputError: As load_causal, load_scorer and check_sequence_length do.
+    """
+    if wrapper is Policy:
+        model = load_causal(folder, dtype, tokenizer, deferred)
+    else:
+        model = load_scorer(folder, dtype, tokenizer, new_head, deferred)
+    check_sequence_length(model, longest)
+    return model
+
+
 def make_engine(
-    module: Wrapper,
+    module: M,
     settings: TrainingSettings,
     learning_rate: float,
     num_steps: int,
     placement: Placement,
-) -> Engine:
+) -> Engine[M]:
     """Create the engine that trains a module: plain torch at ZeRO stage 0, otherwise DeepSpeed.
 
     Args:
@@ -140,33 +168,27 @@ def load_frozen(
     """Return a model that is evaluated and never trained; it is closed at the end of a context.
 
     Args:
-        wrapper: Policy for a language model, Scorer for a reward model.
+        wrapper, new_head, longest: As for load_model.
         examples, samples: As for check_model; None for a model that was checked already.
-        new_head: As for load_scorer.
         offload: Keep the weights in CPU memory while they are not in use; defaults to what the
             placement's `offload` says.
-        longest: Tokens of the longest sequence, if they are known.
 
     Raises:
-        InputError: As load_causal, load_scorer, check_sequence_length and check_model do.
+        InputError: As load_model and check_model do.
     """
     partitioned = placement.evaluates_partitioned(dtype)
     if offload is None:
         offload = partitioned and placement.offload == "parameters"
-    if wrapper is Policy:
-        model = load_causal(folder, dtype, tokenizer, partitioned)
-    else:
-        model = load_scorer(folder, dtype, tokenizer, new_head, partitioned)
-    check_sequence_length(model, longest)
+    module = wrapper(load_model(wrapper, folder, dtype, tokenizer, partitioned, longest, new_head))
     frozen: FrozenModel[P]
     if partitioned:
         from snakechat.training.deepspeed_engine import PartitionedModel
 
-        frozen = PartitionedModel(wrapper(model), dtype, offload)
+        frozen = PartitionedModel(module, dtype, offload)
     else:
-        frozen = FrozenModel(wrapper(model), choose_device(placement), offload)
+        frozen = FrozenModel(module, choose_device(placement), offload)
     if examples is not None:
-        with frozen.on_device() as module:
+        with frozen.on_device():
             check_model(module, examples, frozen.sampling, samples)
     return frozen
 

@@ -24,10 +24,9 @@ from snakechat.data.tokenizers import load_training_tokenizer
 from snakechat.modeling.acceleration import can_compile, choose_device, compile_layers
 from snakechat.modeling.batching import Examples, training_batches
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.lora import select_trained
 from snakechat.modeling.model_check import MAX_FP32_WEIGHTS, check_model
-from snakechat.modeling.models import check_sequence_length, model_size
+from snakechat.modeling.models import model_size
 from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import (
     Checkpointer,
@@ -39,7 +38,7 @@ from snakechat.training.checkpointing import (
 from snakechat.training.engine import Engine
 from snakechat.training.evaluations import Evaluations, record_changed_weights
 from snakechat.training.metric_logs import MetricsLogger, StepTimer
-from snakechat.training.placed_models import init_process_group, make_engine
+from snakechat.training.placed_models import init_process_group, load_model, make_engine
 from snakechat.training.rungs import (
     Ladder,
     goes_down,
@@ -49,10 +48,11 @@ from snakechat.training.rungs import (
 )
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
+from snakechat.workflow.placement import Placement
 from snakechat.workflow.processes import all_reduce_max, barrier, broadcast_from_first, rank
 
 S = TypeVar("S", bound=TrainingSettings)
-M = TypeVar("M", Policy, Scorer)
+P = TypeVar("P", Policy, Scorer)
 # Values by name; None for a metric that a step does not have, as in an fp16 step that was skipped.
 Metrics = Mapping[str, float | None]
 
@@ -146,7 +146,7 @@ class Training(Generic[S]):
         """Whether the rung has to be tried."""
         return goes_down(self.given) and self.ladder.state != "tried"
 
-    def _try(self, engines: Sequence[Engine], step: Callable[[], object]) -> None:
+    def _try(self, engines: Sequence[Engine[Any]], step: Callable[[], object]) -> None:
         """Take a step that changes nothing, unless an earlier run did, or there is no choice.
 
         Raises:
@@ -191,37 +191,36 @@ class Training(Generic[S]):
 
     # --- one model ------------------------------------------------------------------------------
 
-    def load(self, wrapper: type[M], examples: Examples) -> tuple[M, Engine]:
-        """Load the model that is trained, with its tokenizer; return it and its engine.
-
-        Adapters are added, and its passes are compared with transformers'.
+    def load(self, wrapper: type[P], examples: Examples) -> Engine[P]:
+        """Load the model that is trained, with its tokenizer; return its engine.
 
         Args:
             wrapper: Policy for a language model, Scorer for one with a new score head.
             examples: Rows of the training.
 
         Raises:
-            InputError: The model is not supported, or has too few positions.
+            InputError: As load_trained does.
         """
         job, settings = self.job, cast(Any, self.settings)
-        batches = training_batches(len(examples), settings.global_batch_size, settings)
-        deferred = job.placement.is_partitioned(settings.dtype)
+        self.examples = examples
+        self.batches = training_batches(len(examples), settings.global_batch_size, settings)
         template = read_statistics(job.inputs["tokens"], "train")["template"]
-        tokenizer = load_training_tokenizer(self.base, template)
-        if wrapper is Policy:
-            model = load_causal(self.base, settings.dtype, tokenizer, deferred)
-        else:
-            model = load_scorer(self.base, settings.dtype, tokenizer, True, deferred)
-        check_sequence_length(model, settings.max_length)
-        model = select_trained(model, settings)
-        job.record["models"] = {"model": model_size(model)}
-        module: M = wrapper(model)
-        rate = settings.learning_rate
-        engine = make_engine(module, settings, rate, len(batches), job.placement)
-        check_model(module, examples, engine.sampling)
-        self.engine, self.tokenizer = engine, tokenizer
-        self.examples, self.batches = examples, batches
-        return module, engine
+        self.tokenizer = load_training_tokenizer(self.base, template)
+        engine = load_trained(
+            wrapper,
+            self.base,
+            settings,
+            self.tokenizer,
+            job.placement,
+            examples,
+            settings.learning_rate,
+            len(self.batches),
+            settings.max_length,
+            new_head=True,
+        )
+        job.record["models"] = {"model": model_size(engine.module.model)}
+        self.engine: Engine[Any] = engine
+        return engine
 
     def train(
         self,
@@ -257,11 +256,11 @@ class Training(Generic[S]):
         evaluations = Evaluations(
             self.job, len(batches), evaluate, save, evaluates_first=evaluates_first
         )
-        self.run(batches, step, lambda: update(1, largest), evaluations, {"model": engine})
+        self.take_steps(batches, step, lambda: update(1, largest), evaluations, {"model": engine})
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def run(
+    def take_steps(
         self,
         batches: Sequence[np.ndarray],
         step: Callable[[int, np.ndarray], Step],
@@ -313,7 +312,7 @@ class Training(Generic[S]):
             evaluations.save_result()
             record_changed_weights(self.job, engines[0].module.model, self.base)
 
-    def _compile(self, engines: Sequence[Engine], steps_left: int) -> None:
+    def _compile(self, engines: Sequence[Engine[Any]], steps_left: int) -> None:
         """Compile the layers of models whose training takes long enough, by the last step's time.
 
         steps_left: Number of the steps that follow.
@@ -337,8 +336,43 @@ class Training(Generic[S]):
             choose_device(self.job.placement)
 
 
+def load_trained(
+    wrapper: type[P],
+    folder: Path,
+    settings: TrainingSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    placement: Placement,
+    examples: Examples,
+    learning_rate: float,
+    num_steps: int,
+    longest: int,
+    new_head: bool = False,
+    samples: bool = False,
+) -> Engine[P]:
+    """Load a model that is trained, with its adapters; return its engine.
+
+    Args:
+        wrapper, new_head, longest: As for load_model.
+        settings: Settings of the recipe, or those of its critic.
+        examples, samples: As for check_model.
+        learning_rate, num_steps: As for make_engine.
+
+    Raises:
+        InputError: As load_model, select_trained, make_engine and check_model do.
+    """
+    deferred = placement.is_partitioned(settings.dtype)
+    model = load_model(wrapper, folder, settings.dtype, tokenizer, deferred, longest, new_head)
+    module = wrapper(select_trained(model, settings))
+    engine = make_engine(module, settings, learning_rate, num_steps, placement)
+    check_model(module, examples, engine.sampling, samples)
+    return engine
+
+
 def save_trained(
-    engine: Engine, settings: TrainingSettings, tokenizer: PreTrainedTokenizerBase, folder: Path
+    engine: Engine[Any],
+    settings: TrainingSettings,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
 ) -> None:
     """Write the model of an engine, in save_dtype, into a folder that from_pretrained loads."""
     master = engine.master if settings.save_dtype == "fp32" else None

@@ -21,7 +21,7 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from conftest import ROOT
-from snakechat.algorithms.rewards import chat_encoder
+from snakechat.algorithms.rewards import conversation_encoder
 from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import encode_texts, is_same_tokenizer, load_tokenizer
 from snakechat.workflow.errors import InputError
@@ -246,6 +246,6 @@ def test_a_special_token_that_a_normalizer_makes_of_a_text_is_found(tmp_path):
     for text in ("a [end] b", "a \N{FULLWIDTH LEFT SQUARE BRACKET}END] b"):
         assert end in tokenizer(text).input_ids
         assert encoder.has_special_token(text)
-        [ids] = chat_encoder(tokenizer)([[("user", text)]], ["b"])
+        [ids] = conversation_encoder(tokenizer, "chat", True)([[("user", text)]], ["b"])
         assert end not in ids
     assert not encoder.has_special_token("a end b")
