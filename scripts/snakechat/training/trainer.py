@@ -48,8 +48,13 @@ from snakechat.training.rungs import (
 )
 from snakechat.workflow.errors import is_out_of_memory
 from snakechat.workflow.job import Job
-from snakechat.workflow.placement import Placement
-from snakechat.workflow.processes import all_reduce_max, barrier, broadcast_from_first, rank
+from snakechat.workflow.processes import (
+    Placement,
+    all_reduce_max,
+    barrier,
+    broadcast_from_first,
+    rank,
+)
 
 S = TypeVar("S", bound=TrainingSettings)
 P = TypeVar("P", Policy, Scorer)
