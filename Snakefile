@@ -27,7 +27,7 @@ VERSION = "1.0.0"
 # The sources are beside this file, which may be a module of another Snakefile. If Snakemake reads it
 # from a repository, as `github(...)`, they are in the package `snakechat` of the environment. On a
 # cluster, Snakemake plans again in each job, with the sources and the config of the build that
-# submitted it (snakechat.workflow.snapshot).
+# submitted it (snakechat.workflow.code_digests).
 if workflow.remote_exec:
     BUILD = json.loads(Path(os.environ["SNAKECHAT_BUILD"]).read_text())
 elif isinstance(workflow.current_basedir, os.PathLike):

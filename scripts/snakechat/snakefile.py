@@ -31,8 +31,9 @@ from snakechat.jobs.rules import (
     run_options,
     used_resources,
 )
-from snakechat.jobs.staleness import Specs, Staleness
+from snakechat.jobs.staleness import Specs, Staleness, spec_path, write_spec
 from snakechat.workflow import snakemake_adapter
+from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import (
@@ -44,13 +45,6 @@ from snakechat.workflow.links import PARTS, check_link, link_part, lock_output, 
 from snakechat.workflow.manifest import MANIFEST, manifest_path
 from snakechat.workflow.processes import Placement, changed_values
 from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
-from snakechat.workflow.snapshot import (
-    Build,
-    delete_old_snapshots,
-    spec_path,
-    take_snapshot,
-    write_spec,
-)
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
@@ -139,10 +133,10 @@ class RuleFunctions:
             command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
         self.config = load_config(values, root, sources, command_line)
-        self.snapshot = take_snapshot(sources)
+        self.snapshot = Snapshot(sources)
         copied = str(self.snapshot.folder.absolute())
-        self._build = Build(copied, unchecked, command_line, forced=[])
-        self.build_file = str(self._build.path)
+        self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
+        self.build_file = str(build_path(self._build))
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
@@ -373,11 +367,10 @@ class RuleFunctions:
         specs = [self._specs.spec(*job)[0] for job in jobs]
         forced = [self._specs.result(*job) for job in jobs if self._is_forced(*job)]
         self.snapshot.write()
-        self._build._replace(forced=forced).write()
+        write_build(self._build, forced)
         for spec in specs:
             write_spec(spec)
             check_link(Path(spec["path"]))
-        delete_old_snapshots(self.snapshot.folder)
         if shares_environment:
             functions, judges = (
                 {name for spec in specs for name in spec["settings"].get(key, ())}

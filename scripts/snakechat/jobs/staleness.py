@@ -13,6 +13,7 @@ its readers then run, and find their result in the store if its content is the s
 (snakechat.workflow.publishing.prepare).
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from snakechat.config.recipes import Config, JobId
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import RULES, Rule, recipe_of
 from snakechat.workflow.code_digests import Modules, selected_code
-from snakechat.workflow.digests import DigestCache, digest
+from snakechat.workflow.digests import MEMORY, DigestCache, digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import is_linked, link_result
 from snakechat.workflow.manifest import (
@@ -35,7 +36,6 @@ from snakechat.workflow.manifest import (
 )
 from snakechat.workflow.pins import pins_of
 from snakechat.workflow.processes import computing_variables
-from snakechat.workflow.snapshot import MEMORY
 from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
 
 
@@ -128,6 +128,30 @@ class Specs:
                 names[self.result(*job)] = {key: self.result(*up) for key, up in inputs.items()}
                 pending += inputs.values()
         return names
+
+
+# The specs of jobs, which their programs read.
+SPECS = Path("output/specs")
+
+
+def spec_path(rule: str, name: str, spec_digest: str) -> Path:
+    """Return the path of a job's spec file."""
+    return SPECS / rule / f"{name}-{spec_digest[:16]}.json"
+
+
+def write_spec(spec: Mapping[str, Any]) -> str:
+    """Write the spec file of a job, unless it exists, and return its path.
+
+    Jobs compare a spec file with its name; a damaged one is replaced here.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = spec_path(spec["rule"], spec["name"], digest(spec))
+    text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
+    if not path.exists() or path.read_text(errors="replace") != text:
+        write_atomically(path, text, durable=False)
+    return str(path)
 
 
 class Staleness:

@@ -1,9 +1,16 @@
-"""Digests of programs: one for each module of ours that a program imports, at any depth.
+"""The sources: digests of what each program imports, and the snapshot that a build runs.
 
-A module counts by its syntax tree without docstrings, so that comments and layout change nothing.
-An import counts wherever it stands, also in a function or in a branch that may never run. What no
-statement imports, the kernel denies to a job (snakechat.workflow.hermetic). A module that can read
-its own source counts byte for byte.
+Each module of ours that a program imports, at any depth, has a digest. It counts by its syntax tree
+without docstrings, so that comments and layout change nothing. An import counts wherever it stands,
+also in a function or in a branch that may never run. What no statement imports, the kernel denies
+to a job (snakechat.workflow.hermetic). A module that can read its own source counts byte for byte.
+
+output/code/DIGEST/ is a copy of the files that jobs run, named after their content. An edit of the
+sources while a build runs changes none of its jobs, and bytecode always belongs to its source.
+
+On a cluster, Snakemake plans again in each job. output/code/DIGEST.json says with what: the
+snapshot and the config. Jobs learn from it which results the user forces. Planning knows the names
+of both; they are written when the jobs start, so that a dry run writes nothing.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -12,13 +19,16 @@ import ast
 import hashlib
 import os
 import re
+import shutil
 import sys
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.workflow.digests import file_digest
+from snakechat.workflow.digests import canonical_json, digest, file_digest, write_atomically
 
 # Modules that lock, link, report, place and check: no content of a result depends on them, or on
 # what only they import. Paths of modules are relative to scripts/.
@@ -289,3 +299,106 @@ class Modules:
         # As Python does, prefer a package.
         files = (path / "__init__.py", path.with_name(f"{path.name}.py"))
         return next((file for file in files if file.is_file()), None)
+
+
+# --- snapshots --------------------------------------------------------------------------------
+
+SNAPSHOTS = Path("output/code")
+# What jobs run, and plan with on a cluster, below the folder of the Snakefile.
+SOURCES = ("envs", "rewards", "rules", "scripts")
+LOCKS = "requirements*.txt"
+# Snapshots that no build has used for so long are deleted. Jobs may still be in a cluster's queue.
+MAX_AGE_SECONDS = 7 * 24 * 3600
+
+
+class Snapshot:
+    """The sources at one moment.
+
+    Args:
+        root: The folder of the Snakefile.
+
+    Attributes:
+        files: The content of each file by its path below the root, in the order of the paths.
+        folder: Where they are copied to; its name is the digest of their content.
+
+    Raises:
+        OSError: A source cannot be read.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.files, sha = _source_files(root), hashlib.sha256()
+        for name, content in self.files.items():
+            sha.update(f"{name}\0{len(content)}\0".encode() + content)
+        self.folder = SNAPSHOTS / sha.hexdigest()[:16]
+
+    def write(self) -> None:
+        """Copy the sources, unless the copy exists, and delete what no build has used for a week.
+
+        A copy that was edited or damaged is replaced.
+
+        Raises:
+            OSError: The copy cannot be written.
+        """
+        folder = self.folder
+        if not folder.is_dir() or _source_files(folder) != self.files:
+            temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
+            try:
+                for name, content in self.files.items():
+                    path = temporary / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                shutil.rmtree(folder, ignore_errors=True)
+                try:
+                    os.rename(temporary, folder)
+                except OSError:
+                    # Another process has taken the same snapshot.
+                    if not folder.is_dir():
+                        raise
+            finally:
+                # Also if the disk is full.
+                shutil.rmtree(temporary, ignore_errors=True)
+        os.utime(folder)
+        oldest = time.time() - MAX_AGE_SECONDS
+        for path in SNAPSHOTS.iterdir():
+            # Planning in another process may rename or delete a file at this moment.
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime >= oldest:
+                    continue
+                if path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    path.unlink()
+
+
+def _source_files(root: Path) -> dict[str, bytes]:
+    # Hidden files, which editors write, and bytecode are not sources.
+    paths = list(root.glob(LOCKS))
+    for name in SOURCES:
+        for parent, folders, files in os.walk(root / name):
+            folders[:] = [inner for inner in folders if not inner.startswith((".", "__pycache__"))]
+            paths += [Path(parent, file) for file in files if not file.startswith(".")]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in sorted(paths)}
+
+
+def build_path(build: Mapping[str, Any]) -> Path:
+    """Return the absolute path of the file with what the jobs of a build plan with.
+
+    It is known before the jobs are, since it does not depend on what the user forces: plugins read
+    it when they start.
+    """
+    return (SNAPSHOTS / f"{digest(build)[:16]}.json").absolute()
+
+
+def write_build(build: Mapping[str, Any], forced: Iterable[str]) -> None:
+    """Write what the jobs of a build plan with.
+
+    Args:
+        build: The folder of the snapshot (sources), the config as Snakemake read it (config), and
+            what --config set (command_line).
+        forced: The results that jobs compute although they exist.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    text = canonical_json({**build, "forced": [*forced]})
+    write_atomically(build_path(build), text, durable=False)

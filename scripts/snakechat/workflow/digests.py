@@ -30,6 +30,9 @@ MAX_THREADS = 8
 # Seconds before the first line of progress.
 FIRST_PROGRESS = 2.0
 
+# What planning remembers; it can be deleted at any time. Planning writes nowhere else.
+MEMORY = Path(".snakemake/snakechat")
+
 # Size, modification and change time in ns, and inode of a file: an edit changes at least one of
 # them, unless it follows another one within RECENT. ctime is among them because an edit can restore
 # mtime but not ctime.

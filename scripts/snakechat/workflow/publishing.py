@@ -45,7 +45,6 @@ from snakechat.workflow.manifest import (
 )
 from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
 from snakechat.workflow.processes import Placement, RunOptions, changed_values
-from snakechat.workflow.snapshot import read_build
 from snakechat.workflow.store import (
     checked_digests,
     complete_result,
@@ -162,7 +161,7 @@ def take_checkpoints(job: Job[Any]) -> None:
 def is_forced(spec: Mapping[str, Any]) -> bool:
     """Return whether the build computes a result although it exists (snakemake --force)."""
     build = os.environ.get("SNAKECHAT_BUILD")
-    return bool(build and spec["path"] in read_build(build).forced)
+    return bool(build and spec["path"] in json.loads(Path(build).read_text())["forced"])
 
 
 def result_exists(job: Job[Any]) -> bool:

@@ -29,10 +29,9 @@ from snakemake.settings.types import SharedFSUsage, StorageSettings
 from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakechat.workflow.digests import Identity, file_identity, write_atomically
+from snakechat.workflow.digests import MEMORY, Identity, file_identity, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.snapshot import MEMORY
 
 REPLACED = {
     "snakemake.workflow.Workflow.execute": "A build locks its folder before it plans, writes what"

@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from snakechat.workflow.digests import DigestCache, file_digests, fsync, write_atomically
+from snakechat.workflow.digests import MEMORY, DigestCache, file_digests, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.locks import make_folders
 from snakechat.workflow.manifest import (
@@ -43,7 +43,6 @@ from snakechat.workflow.manifest import (
     unfinished_folder,
     work_folder,
 )
-from snakechat.workflow.snapshot import CHECKED_DIGESTS
 
 ROOTS, INPUTS = "roots", "inputs"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
@@ -159,7 +158,7 @@ def is_undamaged(folder: Path) -> bool:
 
 def checked_digests() -> FileDigests:
     """Return the function that reads files of results which jobs read, each once."""
-    return DigestCache(CHECKED_DIGESTS).digests
+    return DigestCache(MEMORY / "results.json").digests
 
 
 def publish(folder: Path) -> None:

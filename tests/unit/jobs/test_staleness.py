@@ -10,7 +10,7 @@ from conftest import ROOT
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
-from snakechat.jobs.staleness import Specs, Staleness
+from snakechat.jobs.staleness import Specs, Staleness, write_spec
 from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result
@@ -24,7 +24,6 @@ from snakechat.workflow.manifest import (
     store_key,
     without_names,
 )
-from snakechat.workflow.snapshot import write_spec
 from support.configs import load
 from support.specs import EMPTY_SPEC, specs_of_rules
 

@@ -1,17 +1,17 @@
 """Snapshots of the sources."""
 
 import errno
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.snapshot import (
+from snakechat.workflow.code_digests import (
     MAX_AGE_SECONDS,
-    Build,
-    delete_old_snapshots,
-    read_build,
-    take_snapshot,
+    Snapshot,
+    build_path,
+    write_build,
 )
 
 NAMES = ("scripts/train.py", "scripts/package/room.py", "rewards/mine.py", "requirements.txt")
@@ -30,22 +30,15 @@ def root(tmp_path, monkeypatch):
 
 
 def contents(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_text()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in paths}
 
 
 def copy_of(root):
     """Write a snapshot of the sources; return its folder."""
-    snapshot = take_snapshot(root)
+    snapshot = Snapshot(root)
     snapshot.write()
     return snapshot.folder
-
-
-def build_of(snapshot, seed=1, forced=()):
-    return Build(str(snapshot), {"seed": seed}, {}, list(forced))
 
 
 def test_a_snapshot_keeps_the_sources_as_they_were(root):
@@ -54,7 +47,7 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     (root / "README.md").touch()
     # As Emacs locks a file.
     (root / "scripts/.#train.py").symlink_to("nothing")
-    before, snapshot = contents(root), take_snapshot(root)
+    before, snapshot = contents(root), Snapshot(root)
     assert not list(Path().iterdir())
     (root / "scripts/train.py").write_text("# edited\n")
     snapshot.write()
@@ -71,7 +64,7 @@ def test_a_full_disk_leaves_no_part_of_a_copy(root, monkeypatch):
     def fail(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    snapshot = take_snapshot(root)
+    snapshot = Snapshot(root)
     monkeypatch.setattr(Path, "write_bytes", fail)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
@@ -79,28 +72,25 @@ def test_a_full_disk_leaves_no_part_of_a_copy(root, monkeypatch):
     assert list(snapshot.folder.parent.iterdir()) == []
 
 
-def test_snapshots_that_no_build_used_for_a_week_are_deleted(root):
+def test_what_no_build_used_for_a_week_is_deleted(root):
     old = copy_of(root)
     (root / "scripts/train.py").write_text("# edited\n")
     current = copy_of(root)
-    old_build, used_build = (build_of(each).path for each in (old, current))
-    build_of(old).write()
-    build_of(current).write()
-    for path in (old, current, old_build, used_build):
+    builds = [{"sources": str(each)} for each in (old, current)]
+    for build in builds:
+        write_build(build, ())
+    for path in (old, current, *map(build_path, builds)):
         os.utime(path, (1, os.stat(path).st_mtime - MAX_AGE_SECONDS - 1))
-    build_of(current).write()
-    delete_old_snapshots(current)
-    assert set(Path("output/code").absolute().iterdir()) == {current.absolute(), used_build}
+    write_build(builds[1], ())
+    copy_of(root)
+    kept = {current.absolute(), build_path(builds[1])}
+    assert set(Path("output/code").absolute().iterdir()) == kept
 
 
 def test_a_build_is_named_after_its_snapshot_and_config(root):
-    snapshot = copy_of(root)
-    build = build_of(snapshot)
-    forced = build_of(snapshot, forced=["output/sft/a"])
-    assert build_of(snapshot, seed=2).path != build.path == forced.path
-    for each in (build, forced, build):
-        each.write()
-        assert read_build(build.path) == each
-    build.path.write_text("damaged")
-    build.write()
-    assert read_build(build.path) == build
+    build, other = ({"sources": str(root), "config": {"seed": seed}} for seed in (1, 2))
+    path = build_path(build)
+    assert build_path(other) != path
+    for forced in ([], ["output/sft/a"], []):
+        write_build(build, forced)
+        assert json.loads(path.read_text()) == {**build, "forced": forced}
