@@ -4,7 +4,8 @@ A function with the name of a rule describes the jobs of this rule. Paths of fil
 the working directory, in the form in which specs record them.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,7 +13,6 @@ from typing import Any, NamedTuple
 from snakechat.config.recipes import Config, JobId
 from snakechat.config.sections import judge_settings
 from snakechat.data.dataset_files import (
-    Splits,
     check_kinds,
     check_link,
     local_paths,
@@ -30,6 +30,7 @@ from snakechat.workflow.errors import InputError, warn
 MAIN_BRANCH = "main"
 
 Jobs = dict[str, JobId]
+Files = dict[str, Path]
 
 
 class Description(NamedTuple):
@@ -57,17 +58,16 @@ def import_dataset(config: Config, name: str) -> Description:
     if "generate" in dataset:
         seed = dataset.get("seed", config.values["seed"])
         return Description({"seed": seed, **_present(dataset, "generate", "rows", "eval_rows")})
-    folder = dataset_folder(config, name)
+    folder, files = dataset_files(config, name)
     settings = {
         "on_bad_row": config.values["on_bad_row"],
-        **_hub_source(dataset),
-        **_card_settings(folder),
+        **_origin(dataset, folder),
         **_present(dataset, "format", "remove", "prompt_template", "system", "on_bad_row"),
         **({} if folder else config.selection(name)),
         "columns": columns_of(dataset["format"], dataset.get("columns")),
         "keep": named_columns(dataset.get("keep", {})),
     }
-    return Description(settings, files=dataset_files(config, name), options=_source(folder))
+    return _from_folder(settings, folder, files)
 
 
 def select_responses(config: Config, name: str) -> Description:
@@ -110,13 +110,10 @@ def split_dataset(config: Config, name: str) -> Description:
 
 
 def fetch_model(config: Config, name: str) -> Description:
-    model, folder = config.values["models"][name], config.source_of("models", name)
-    settings = {**_hub_source(model), **_card_settings(folder)}
-    return Description(
-        settings=settings | _present(model, "template_arguments"),
-        files=base_model_files(config, name),
-        options=_source(folder),
-    )
+    model = config.values["models"][name]
+    folder, files = base_model_files(config, name)
+    settings = _origin(model, folder) | _present(model, "template_arguments")
+    return _from_folder(settings, folder, files)
 
 
 def init_model(config: Config, name: str) -> Description:
@@ -128,35 +125,26 @@ def init_model(config: Config, name: str) -> Description:
         tokenizer |= _present(config.values["datasets"][dataset], "exclude")
         inputs = {"records": config.records_job(dataset)}
     settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
-    return Description(
-        settings=settings | _present(model, "template_arguments"),
-        inputs=inputs,
-        files=tokenizer_files(config, name),
-        options=_source(_tokenizer_folder(config, name)),
+    described = _from_folder(
+        settings | _present(model, "template_arguments"), *tokenizer_files(config, name)
     )
+    return described._replace(inputs=inputs)
 
 
-def _source(folder: Path | None) -> dict[str, str]:
-    """Return the option that has the folder of a job's external files; {} without one."""
-    return {} if folder is None else {"source": str(folder)}
+def _from_folder(settings: dict[str, Any], folder: Path | None, files: Files) -> Description:
+    """Return the description of a job that reads external files, if it has a folder."""
+    return Description(settings, {}, files, {} if folder is None else {"source": str(folder)})
 
 
-def _hub_source(entry: Mapping[str, Any]) -> dict[str, str]:
-    """Return the repository and the revision of a dataset or model; nothing if it has a path.
+def _origin(entry: Mapping[str, Any], folder: Path | None) -> dict[str, Any]:
+    """Return the repository and the revision of a dataset or model, or what its card declares.
 
-    Without a revision, it is the main branch, whose commit the job records.
+    Without a revision, it is the main branch, whose commit the job records. Of the card of a local
+    folder, the text for people changes no result.
     """
-    if "path" in entry:
-        return {}
+    if folder is not None:
+        return {"card": card_facts(folder)}
     return {"hub": entry["hub"], "revision": entry.get("revision", MAIN_BRANCH)}
-
-
-def _card_settings(folder: Path | None) -> dict[str, Any]:
-    """Return what counts of the card of a dataset or a model with a path, given its folder.
-
-    It is what the card of a local folder declares. Its text for people changes no result.
-    """
-    return {} if folder is None else {"card": card_facts(folder)}
 
 
 def _present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
@@ -165,130 +153,87 @@ def _present(entry: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 
 # --- external files -----------------------------------------------------------------------------
+# Each function returns a folder and the files in it by their names in specs: None and {} where the
+# config has no path. An error of the files names the key.
 
 
-def dataset_folder(config: Config, name: str) -> Path | None:
-    """Return the folder of a dataset, or None if it has no path."""
-    source = config.source_of("datasets", name)
-    return source.parent if source and source.is_file() else source
-
-
-def dataset_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files of a dataset with a path by SPLIT/PATH, which is relative to its folder.
+def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
+    """Return the files of a dataset by SPLIT/PATH, relative to its folder.
 
     Files that may have rows and belong to no split are a warning.
-
-    Raises:
-        InputError: The source does not exist, or its files cannot be assigned to splits.
     """
-    source, folder = config.source_of("datasets", name), dataset_folder(config, name)
-    if source is None or folder is None:
-        return {}
-    place = f"config: datasets.{name}"
-    if not source.exists():
-        raise InputError(f"{place}.path: {source} does not exist")
-    # A path in place of a repository leaves what selects the repository's files.
-    is_copy = "hub" in config.values["datasets"][name]
-    with _errors_at(f"{place}: {source}"):
-        splits, remark = _splits_of(source, config.selection(name), is_copy)
-        if source == folder:
-            _check_files(folder, [path for paths in splits.values() for path in paths])
+    source, selection = config.source_of("datasets", name), config.selection(name)
+    if source is None:
+        return None, {}
+    folder = source.parent if source.is_file() else source
+    remark, unread = None, set[str]()
+    with _errors_at(f"config: datasets.{name}.path: {source}"):
+        if not source.exists():
+            raise InputError("it does not exist")
+        if source.is_file():
+            check_kinds([source.name])
+            splits, unread = {"train": [source.name]}, set(selection)
+        elif "train" not in selection and (saved := saved_splits(source)):
+            splits = train_and_eval(saved, selection.get("split", {}), local_paths(source))
+            unread = {"name"} & selection.keys()
+        else:
+            configs = card_configs(source)
+            splits, remark = split_files(local_paths(source), selection, configs, splits_in_child)
+        # A path in place of a repository leaves what selects the repository's files.
+        if unread and "hub" not in config.values["datasets"][name]:
+            raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")
+        if folder == source:
+            _check_files(folder, itertools.chain(*splits.values()))
     if remark:
         warn(f"datasets.{name}: {folder}: {remark}")
-    return {f"{split}/{path}": folder / path for split, paths in splits.items() for path in paths}
+    return folder, {f"{each}/{path}": folder / path for each in splits for path in splits[each]}
 
 
-def _splits_of(source: Path, selection: Mapping[str, Any], is_copy: bool) -> Splits:
-    """Return the files of each split of a local dataset, and a remark on files without a split.
-
-    is_copy: Whether the source is a copy of a repository, whose selection is already made.
-    """
-    chosen = () if is_copy else selection.keys()
-    if source.is_file():
-        check_kinds([source.name])
-        _check_unread(chosen, "a single file")
-        return {"train": [source.name]}, None
-    paths = local_paths(source)
-    saved = {} if "train" in selection else saved_splits(source)
-    if saved:
-        _check_unread({"name"}.intersection(chosen), "what save_to_disk wrote")
-        return train_and_eval(saved, selection.get("split", {}), paths), None
-    return split_files(paths, selection, card_configs(source), splits_in_child)
+def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
+    """Return the files that a base model is read from, without its card."""
+    folder = config.source_of("models", name)
+    if folder is None:
+        return None, {}
+    with _errors_at(f"config: models.{name}.path: {folder}"):
+        if not folder.is_dir():
+            raise InputError("there is no such folder")
+        found = sorted(path.name for path in folder.iterdir() if path.is_file())
+        names = [file for file in model_files(found, all_formats=True) if file != CARD]
+        if not any(file.endswith((".safetensors", ".bin")) for file in names):
+            raise InputError("it has no *.safetensors and no pytorch_model*.bin")
+        _check_files(folder, names)
+    return folder, {name: folder / name for name in names}
 
 
-def _check_unread(keys: Collection[str], source: str) -> None:
-    """Raise InputError for keys that select files of a source which has none to select."""
-    if keys:
-        raise InputError(
-            f"{min(keys)} has no effect on {source}: remove it, or name another folder as path"
-        )
-
-
-@contextmanager
-def _errors_at(place: str) -> Iterator[None]:
-    """Have errors of files name the place in the config, and the folder."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(f"{place}: {error}") from None
+def tokenizer_files(config: Config, name: str) -> tuple[Path | None, Files]:
+    """Return the files of the tokenizer that an initialized model copies."""
+    path = config.values["models"][name]["tokenizer"].get("path")
+    if path is None:
+        return None, {}
+    folder = config.local_path(path)
+    found = {path.name for each in ("*.json", "*.jinja", *TEXTS) for path in folder.glob(each)}
+    with _errors_at(f"config: models.{name}.tokenizer.path: {folder}"):
+        if not found:
+            raise InputError("it has no tokenizer files")
+        _check_files(folder, found)
+    return folder, {name: folder / name for name in sorted(found)}
 
 
 def _check_files(folder: Path, paths: Iterable[str]) -> None:
-    """Raise InputError if a file in a folder cannot be read, or is a link that leads out of it.
+    """Raise InputError if a path in a folder is no file, or a link that leads out of it.
 
     Reading a named pipe or a device would not end.
     """
     for path in paths:
-        if not (folder / path).exists():
-            raise InputError(f"{path} is a broken link")
         if not (folder / path).is_file():
-            raise InputError(f"{path} is not a regular file: remove it")
+            raise InputError(f"{path} is a broken link, or not a regular file: remove it")
         check_link(folder, path)
 
 
-def base_model_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files that a base model with a path is read from, by name, without its card.
-
-    Raises:
-        InputError: The folder does not exist or has no weights, or a file is not in it.
-    """
-    folder = config.source_of("models", name)
-    if folder is None:
-        return {}
-    with _errors_at(f"config: models.{name}.path"):
-        if not folder.is_dir():
-            raise InputError(f"there is no folder {folder}")
-        found = sorted(path.name for path in folder.iterdir() if path.is_file())
-        files = [file for file in model_files(found, all_formats=True) if file != CARD]
-        if not any(file.endswith((".safetensors", ".bin")) for file in files):
-            raise InputError(f"{folder} has no *.safetensors and no pytorch_model*.bin")
-        return _files_in(folder, files)
-
-
-def _tokenizer_folder(config: Config, name: str) -> Path | None:
-    """Return the folder that the tokenizer of an initialized model is copied from, or None."""
-    path = config.values["models"][name]["tokenizer"].get("path")
-    return None if path is None else config.local_path(path)
-
-
-def tokenizer_files(config: Config, name: str) -> dict[str, Path]:
-    """Return the files of the tokenizer that an initialized model copies, by name; {} without one.
-
-    Raises:
-        InputError: The folder has none, or one of them is not in it.
-    """
-    folder = _tokenizer_folder(config, name)
-    if folder is None:
-        return {}
-    paths = {path.name for each in ("*.json", "*.jinja", *TEXTS) for path in folder.glob(each)}
-    with _errors_at(f"config: models.{name}.tokenizer.path"):
-        if not paths:
-            raise InputError(f"{folder} has no tokenizer files")
-        return _files_in(folder, sorted(paths))
-
-
-def _files_in(folder: Path, names: Sequence[str]) -> dict[str, Path]:
-    """Return files of a folder by name, once they are checked."""
-    with _errors_at(str(folder)):
-        _check_files(folder, names)
-    return {name: folder / name for name in names}
+@contextmanager
+def _errors_at(place: str) -> Iterator[None]:
+    """Have errors of files name the place in the config, and the path."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None

@@ -6,11 +6,12 @@ rules of several stages.
 
 import sys
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import STAGES, Config
-from snakechat.config.references import Reference, parse_reference
+from snakechat.config.references import Reference
 from snakechat.config.schema import ConfigError, available
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
@@ -27,6 +28,10 @@ TOKENS = {
     "rlhf": ("rlhf", ["prompt"]),
     "generations": ("rlhf", ["prompt"]),
 }
+
+
+# What names the models and the recipes that a training reads.
+TRAINED_FROM = ("model", "actor", "reward", "teacher", "ptx")
 
 
 def tokenize(config: Config, name: str, stage: str) -> Description:
@@ -84,8 +89,15 @@ def train(config: Config, name: str, stage: str) -> Description:
 
     A command reads the initial model, and what it names in braces.
     """
-    inputs = _rlhf_inputs(config, name) if stage == "rlhf" else _started(config, stage, name)
     recipe, place = config.recipe(stage, name), f"{stage}.recipes.{name}"
+    inputs = {"actor" if stage == "rlhf" else "model": config.base_model(stage, name)}
+    inputs["tokens"] = (f"tokenize_{stage}", name)
+    if stage == "rlhf":
+        if teacher := config.teacher(name):
+            inputs["teacher"] = config.model_job(teacher)
+        inputs |= _reward_models(config, stage, name, "reward")
+        if recipe["ptx"] is not None:
+            inputs["ptx"] = ("tokenize_sft", recipe["ptx"])
     if stage == "dpo" and has_reference(recipe["loss"]):
         inputs["reference"] = ("compute_reference", name)
     if "command" not in recipe:
@@ -100,18 +112,6 @@ def train(config: Config, name: str, stage: str) -> Description:
     if "data" in named:
         found["data"] = ("render_rows", f"{stage}/{name}")
     return _command(config, recipe, place)._replace(inputs=found)
-
-
-def _rlhf_inputs(config: Config, name: str) -> Jobs:
-    """Return the models and the tokens that RLHF reads."""
-    ptx, teacher = config.recipe("rlhf", name)["ptx"], config.teacher(name)
-    return {
-        "actor": config.base_model("rlhf", name),
-        "tokens": ("tokenize_rlhf", name),
-        **({"teacher": config.model_job(teacher)} if teacher else {}),
-        **_reward_models(config, "rlhf", name, "reward"),
-        **({"ptx": ("tokenize_sft", ptx)} if ptx is not None else {}),
-    }
 
 
 def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
@@ -254,20 +254,15 @@ def _evaluation_settings(config: Config, changes: Mapping[str, Any]) -> dict[str
 
 def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     """Return the phases of each dataset that the models of an rlhf recipe were trained on."""
-    trained = config.recipe_chain("rlhf", name)
-    for model in config.reward_models(name, "reward").values():
-        trained += config.recipe_chain(*model)
-    ptx = config.recipe("rlhf", name)["ptx"]
-    trained += [] if ptx is None else [Reference("sft", ptx)]
     phases: dict[str, set[str]] = {}
-    if teacher := config.teacher(name):
-        trained += config.recipe_chain(*teacher)
-        if teacher.section == "rlhf":
-            for dataset, names in phases_of_datasets(config, teacher.name).items():
-                phases.setdefault(dataset, set()).update(names)
-    for stage, recipe in trained:
-        for dataset, _ in config.blend(stage, recipe):
-            phases.setdefault(dataset, set()).add("reward" if stage == "dpo" else stage)
+    trained = [Reference("rlhf", name)]
+    for recipe in trained:
+        phase = "reward" if recipe.section == "dpo" else recipe.section
+        for dataset, _ in config.blend(*recipe):
+            phases.setdefault(dataset, set()).add(phase)
+        named = config.references(*recipe)
+        models = chain(*(named.get(key, {}).values() for key in TRAINED_FROM))
+        trained += [model for model in models if model.section in STAGES]
     return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
 
 
@@ -278,8 +273,8 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
         jobs = {"base": config.model_job(origin)}
     else:
         jobs = models_of(config, *origin)
-    for model in config.recipe(stage, name).get("compare_with", ()):
-        jobs[f"compare_with.{model}"] = config.model_job(parse_reference(model))
+    for text, model in config.references(stage, name).get("compare_with", {}).items():
+        jobs[f"compare_with.{text}"] = config.model_job(model)
     return {**jobs, stage: (f"train_{stage}", name)}
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.recipes import Config
+from snakechat.config.recipes import STAGES, Config
 from snakechat.config.schema import ConfigError
 from snakechat.data.hub import normalized_license
 from snakechat.jobs.data_jobs import Description, Jobs
@@ -22,40 +22,29 @@ PAGES = ("compare", "prompt_eval", "rw_eval")
 
 
 def draw_report(config: Config, stage: str, name: str) -> Description:
-    recipes = _reported_recipes(config, stage, name)
-    # No benchmark measures the language model behind a reward model.
-    models = {} if stage == "reward" else models_of(config, stage, name)
-    models[stage] = (f"train_{stage}", name)
+    models, recipes = models_of(config, stage, name), {stage: name}
+    if stage == "reward":
+        # No benchmark measures the language model behind a reward model.
+        models = {stage: models[stage]}
+    if stage == "rlhf":
+        recipes = {each: models[each][1] for each in STAGES if each in models}
+        # Of several reward recipes behind it, the report shows the first one.
+        rewards = config.reward_models(name, "reward").values()
+        recipes |= dict([each for each in rewards if each.section == "reward"][:1])
     datasets = sorted(
-        {dataset for stage, name in recipes.items() for dataset, _ in config.blend(stage, name)}
+        {dataset for recipe in recipes.items() for dataset, _ in config.blend(*recipe)}
     )
     return Description(
         settings=_page_settings(config, "report", stage, name),
         inputs={
             **{f"records.{dataset}": config.records_job(dataset) for dataset in datasets},
             **{f"tokens.{stage}": (f"tokenize_{stage}", name) for stage, name in recipes.items()},
-            **{
-                f"{verb}_{stage}": (f"{verb}_{stage}", name)
-                for stage, name in recipes.items()
-                for verb in ("train", "evaluate")
-            },
+            **{f"train_{stage}": (f"train_{stage}", name) for stage, name in recipes.items()},
+            **{f"evaluate_{stage}": (f"evaluate_{stage}", name) for stage, name in recipes.items()},
             **benchmarks_of(config, stage, name, models),
         },
         options={"licenses": declared_licenses(config)},
     )
-
-
-def _reported_recipes(config: Config, stage: str, name: str) -> dict[str, str]:
-    """Return the recipes whose results the report of a recipe shows, by stage.
-
-    Of several reward recipes behind an RLHF recipe, it shows the first one.
-    """
-    if stage != "rlhf":
-        return {stage: name}
-    rewards = config.reward_models(name, "reward").values()
-    trained = [model.name for model in rewards if model.section == "reward"]
-    recipes = dict(config.recipe_chain(*config.origin("rlhf", name)))
-    return recipes | {**({"reward": trained[0]} if trained else {}), "rlhf": name}
 
 
 @cache

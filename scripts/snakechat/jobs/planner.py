@@ -6,6 +6,7 @@ rules.
 """
 
 import argparse
+import itertools
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,9 +16,9 @@ from typing import Any, NamedTuple
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import RECIPE_NAME, STAGES, Config, JobId
 from snakechat.jobs.page_jobs import PAGES
-from snakechat.jobs.rules import RULES, job_placement, recipe_of, run_options
+from snakechat.jobs.rules import RULES, STAGE, job_placement, recipe_of, run_options
 from snakechat.jobs.staleness import Specs, Staleness
-from snakechat.workflow.errors import InputError, warn
+from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import DEFAULTS, SERIAL, Placement, RunOptions
 from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
 
@@ -41,55 +42,34 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
     Raises:
         InputError: No job makes it.
     """
-    path = Path(os.path.normpath(target))
-    output, *words = path.parts or (".",)
-    is_folder = output == "output" and len(words) == 2 and words[0] in STAGES
-    if is_folder and RECIPE_NAME.fullmatch(words[1]):
-        return [*folder_jobs(config, *words), ("draw_report", "/".join(words))]
-    if output == "output" and len(words) == 3 and words[0] in PAGES and target.endswith(".html"):
-        path = Path("output/pages", *words)
-    result = path
-    for suffix in (SUFFIX, ".html"):
-        result = Path(str(result).removesuffix(suffix))
-    for folder in (result, *path.parents):
-        if job := _job_of(config, folder):
-            return [job]
+    path = os.path.normpath(target)
+    if folder := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
+        return [*folder_jobs(config, *folder.groups()), ("draw_report", "/".join(folder.groups()))]
+    if path.endswith(".html"):
+        path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
+    for rule, (_, folder, names, *_) in RULES.items():
+        # A result, its manifest, its page, or a file of it.
+        suffix = rf"({re.escape(SUFFIX)}|[.]html|/.*)?"
+        if result := re.fullmatch(rf"output/{folder}/(?P<name>{names}){suffix}", path):
+            name = result["name"]
+            # Rules of one folder make different datasets or models.
+            if folder == "models":
+                return [config.pretrained_model(name)]
+            if folder == "data" and name in config.values["datasets"]:
+                return [config.records_job(name)]
+            return [(rule, name)]
     raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
 
 
-def _job_of(config: Config, folder: Path) -> JobId | None:
-    """Return the job that makes a folder, if there is one. The config need not have its name."""
-    path = folder.as_posix()
-    for rule, (_, root, names, *_) in RULES.items():
-        prefix = f"output/{root}/"
-        name = path.removeprefix(prefix)
-        if path.startswith(prefix) and re.fullmatch(names, name):
-            # Rules of one folder make different datasets or models.
-            if root == "models":
-                return config.pretrained_model(name)
-            is_known = root == "data" and name in config.values["datasets"]
-            return config.records_job(name) if is_known else (rule, name)
-    return None
-
-
 def default_targets(config: Config) -> list[str]:
-    """Return the recipes and pages that have results, or else the tiny recipe.
+    """Return the recipes and pages of the config that have results, or else the tiny recipe.
 
-    The recipes that an RLHF recipe is made from are built with it and are not listed. Results of
-    recipes that the config does not have are a warning.
+    The recipes that an RLHF recipe is made from are built with it and are not listed.
     """
     built: list[tuple[str, str]] = []
-    others: list[str] = []
     for stage in STAGES:
-        found = {path.name for path in Path("output", stage).glob("[!.]*")}
-        recipes = config.values[stage]["recipes"]
-        built += [(stage, name) for name in recipes if {name, f"{name}{SUFFIX}"} & found]
-        # Without a manifest, it may be a copy of a user's.
-        names = sorted(name.removesuffix(SUFFIX) for name in found if name.endswith(SUFFIX))
-        others += [f"{stage}/{name}" for name in names if name not in recipes]
-    if others:
-        listed = ", ".join(others)
-        warn(f"not in this config: {listed}: add the --configfile of their build to see them")
+        found = {path.name.removesuffix(SUFFIX) for path in Path("output", stage).glob("[!.]*")}
+        built += [(stage, name) for name in config.values[stage]["recipes"] if name in found]
     upstream = {
         recipe_of(*job)
         for stage, name in built
@@ -99,21 +79,11 @@ def default_targets(config: Config) -> list[str]:
         if RULES[job[0]].work == "training" and not key.startswith(("compare_with", "rlhf"))
     }
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
-    targets += [
-        str(path)
-        for page in PAGES
-        for path in sorted(Path("output", page).glob("*/*.html"))
-        if all(_exists(config, path.parent.name, name) for name in path.stem.split("-vs-"))
-    ]
+    for page, stage in itertools.product(PAGES, STAGES):
+        names = {*config.values[stage]["recipes"], *config.values["sweeps"], *config.values["logs"]}
+        pages = sorted(Path("output", page, stage).glob("*.html"))
+        targets += [str(path) for path in pages if names.issuperset(path.stem.split("-vs-"))]
     return targets or [FIRST_TARGET]
-
-
-def _exists(config: Config, stage: str, name: str) -> bool:
-    """Return whether the config has a recipe, a sweep or a log of this name."""
-    sections = (config.values["sweeps"], config.values["logs"])
-    return stage in STAGES and any(
-        name in each for each in (config.values[stage]["recipes"], *sections)
-    )
 
 
 # --- plans ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from conftest import ROOT
 from snakechat.jobs.data_jobs import (
     base_model_files,
     dataset_files,
-    dataset_folder,
     tokenizer_files,
 )
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
@@ -156,14 +155,17 @@ def local(load, path="mine", **settings):
     return load({"datasets": {"local": {"path": path, **settings}}})
 
 
+def files_of(config):
+    """Return the names of the files of the dataset `local`."""
+    return dataset_files(config, "local")[1].keys()
+
+
 def test_files_of_a_dataset_are_named_by_split_and_others_are_a_warning(load, tmp_path, capsys):
     write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "mine/README.md")
-    files = dataset_files(local(load), "local")
-    assert files.keys() == {"train/train.jsonl", "eval/test.jsonl"}
+    assert files_of(local(load)) == {"train/train.jsonl", "eval/test.jsonl"}
     write_files(tmp_path, "mine/more.jsonl", "mine/other.jsonl")
-    single = local(load, "mine/test.jsonl")
-    assert dataset_files(single, "local").keys() == {"train/test.jsonl"}
-    assert dataset_folder(single, "local").resolve() == tmp_path / "mine"
+    folder, files = dataset_files(local(load, "mine/test.jsonl"), "local")
+    assert files.keys() == {"train/test.jsonl"} and folder.resolve() == tmp_path / "mine"
     assert capsys.readouterr().err == ""
     dataset_files(local(load), "local")
     warning = "warning: datasets.local: mine: not read: more.jsonl and 1 more, of another kind"
@@ -181,35 +183,32 @@ def test_a_selection_that_nothing_reads_is_an_error(load, tmp_path, path, settin
     write_files(tmp_path, "mine/train.jsonl", "mine/test.jsonl", "saved/state.json")
     (tmp_path / "saved/state.json").write_text('{"_data_files": [{"filename": "rows.arrow"}]}')
     with pytest.raises(InputError, match=f"{path}: {key} has no effect on "):
-        dataset_files(local(load, path, **settings), "local")
-
-
-def test_a_file_takes_the_place_of_a_repository_and_of_what_selects_its_files(load, tmp_path):
-    write_files(tmp_path, "train.jsonl")
-    config = load({"datasets": {"gsm8k": {"path": str(tmp_path / "train.jsonl")}}})
-    assert dataset_files(config, "gsm8k").keys() == {"train/train.jsonl"}
+        files_of(local(load, path, **settings))
+    # A copy of a repository leaves what selects the repository's files.
+    if key == "eval":
+        assert files_of(local(load, path, hub="lab/mine", **settings)) == {"train/train.jsonl"}
 
 
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
         (lambda path: path.symlink_to("nowhere"), "rows.jsonl is a broken link"),
-        (os.mkfifo, "rows.jsonl is not a regular file"),
+        (os.mkfifo, "rows.jsonl is .*not a regular file"),
         (lambda path: path.symlink_to("../secret"), "rows.jsonl is a link to .*/secret, outside"),
     ],
 )
 def test_files_that_cannot_be_read_are_errors(load, tmp_path, make, problem):
     write_files(tmp_path, "secret", "mine/kept.jsonl")
     make(tmp_path / "mine/rows.jsonl")
-    with pytest.raises(InputError, match=f"^config: datasets.local: mine: {problem}"):
-        dataset_files(local(load), "local")
+    with pytest.raises(InputError, match=f"^config: datasets.local.path: mine: {problem}"):
+        files_of(local(load))
 
 
 def test_links_of_the_hubs_cache_are_followed(load, tmp_path):
     write_files(tmp_path, "blobs/0a1b")
     (tmp_path / "snapshots/c0ffee").mkdir(parents=True)
     (tmp_path / "snapshots/c0ffee/rows.jsonl").symlink_to("../../blobs/0a1b")
-    assert dataset_files(local(load, "snapshots/c0ffee"), "local").keys() == {"train/rows.jsonl"}
+    assert files_of(local(load, "snapshots/c0ffee")) == {"train/rows.jsonl"}
 
 
 def test_a_source_of_the_hub_defaults_to_the_main_branch(load, tmp_path):
@@ -227,21 +226,18 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
     config = load({**given, "datasets": {"rm-static": {"path": "given/train.jsonl"}}})
     write_files(tmp_path, *(f"given/{n}" for n in ("config.json", "model.safetensors")))
     write_files(tmp_path, "given/train.jsonl", "given/notes.txt")
+    jobs = (("fetch_model", "opt-125m"), ("import_dataset", "rm-static"))
 
     def described(card):
         (tmp_path / "given/README.md").write_text(card)
-        return (
-            settings_of(config, "fetch_model", "opt-125m")["card"],
-            settings_of(config, "import_dataset", "rm-static")["card"],
-            *(base_model_files(config, "opt-125m"), dataset_files(config, "rm-static")),
-        )
+        return [RULES[rule].describe(config, name) for rule, name in jobs]
 
     before = described("---\nlicense: mit\n---\nSmall.\n")
-    assert before[:2] == ({"licence": "mit"}, {"licence": "mit"})
-    assert before[2].keys() == {"config.json", "model.safetensors"}
+    assert [each.settings["card"] for each in before] == [{"licence": "mit"}] * 2
+    assert before[0].files.keys() == {"config.json", "model.safetensors"}
     assert described("---\nlicense: mit\n---\nLarge.\n") == before
     after = described("---\nlicense: apache-2.0\n---\nSmall.\n")
-    assert after == ({"licence": "apache-2.0"}, {"licence": "apache-2.0"}, *before[2:])
+    assert [each.settings["card"] for each in after] == [{"licence": "apache-2.0"}] * 2
 
 
 def test_missing_files_are_errors(load, tmp_path):
@@ -249,10 +245,10 @@ def test_missing_files_are_errors(load, tmp_path):
     models = {"opt-125m": {"path": "model"}, "mine": copied}
     config = load({"models": models, "datasets": {"local": {"path": "mine"}}})
     functions = {
-        (dataset_files, "local"): r"datasets\.local\.path: mine does not exist",
-        (base_model_files, "opt-125m"): r"models\.opt-125m\.path: there is no folder model",
-        (tokenizer_files, "mine"): "tokenizer has no tokenizer files",
-        (prompt_eval, "sft", "tiny"): r"prompts has no toy\.yaml \(it has: none\)",
+        (dataset_files, "local"): r"datasets\.local\.path: mine: it does not exist",
+        (base_model_files, "opt-125m"): r"models\.opt-125m\.path: model: there is no such folder",
+        (tokenizer_files, "mine"): "tokenizer: it has no tokenizer files",
+        (prompt_eval, "sft", "tiny"): r"prompts has no toy\.yaml",
     }
     for (function, *names), message in functions.items():
         with pytest.raises(InputError, match=message):
@@ -260,14 +256,14 @@ def test_missing_files_are_errors(load, tmp_path):
     write_files(tmp_path, "model/config.json", "tokenizer/tokenizer.json", "prompts/toy.yaml")
     with pytest.raises(InputError, match=r"no \*\.safetensors"):
         base_model_files(config, "opt-125m")
-    assert tokenizer_files(config, "mine").keys() == {"tokenizer.json"}
+    assert tokenizer_files(config, "mine")[1].keys() == {"tokenizer.json"}
     assert prompt_eval(config, "sft", "tiny").files.keys() == {"prompts/toy.yaml"}
 
 
 # --- default targets -----------------------------------------------------------------------------
 
 
-def test_results_that_exist_are_the_default_targets(load, tmp_path, capsys):
+def test_results_that_exist_are_the_default_targets(load, tmp_path):
     assert default_targets(load()) == [FIRST_TARGET]
     paths = [f"{each}.manifest.json" for each in ("sft/tiny", "reward/tiny", "rlhf/tiny", "sft/x")]
     paths += ["prompt_eval/sft/tiny.html", "compare/rlhf/tiny-kl.html"]
@@ -283,5 +279,3 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path, capsys):
         "output/compare/rlhf/tiny-kl.html",
         "output/prompt_eval/sft/tiny.html",
     ]
-    warning = "warning: not in this config: sft/x: add the --configfile of their build to see them"
-    assert capsys.readouterr().err == f"{warning}\n"
