@@ -23,7 +23,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT = DOCS.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
-from snakechat.config.schema import RECIPES  # noqa: E402
+from snakechat.config.recipes import RECIPES  # noqa: E402
 from snakechat.config.sections import RecipeKeys, Sections  # noqa: E402
 
 PAGES = {"en": DOCS / "en/config.md", "zh": DOCS / "zh/config.md"}

@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from conftest import ROOT, Workflow, copy_sources
-from snakechat.config.recipes import Config
-from snakechat.config.schema import RECIPES, checked
+from snakechat.config.recipes import RECIPES, Config, checked
 from snakechat.config.sections import Sections
 from support.configs import config_values, project_values
 

@@ -7,7 +7,7 @@ import yaml
 
 from check_gate import figure_value
 from conftest import Workflow
-from snakechat.config.schema import ConfigError
+from snakechat.config.recipes import ConfigError
 from snakechat.jobs import model_jobs
 from snakechat.workflow.errors import InputError
 from support.configs import load

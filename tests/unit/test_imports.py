@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from conftest import ROOT
-from snakechat.config.schema import RECIPES
+from snakechat.config.recipes import RECIPES
 from support.sources import code_digests
 
 SCRIPTS = ROOT / "scripts"

@@ -9,7 +9,7 @@ import pytest
 # The checks of the config are in tests/unit/config/test_checks.py: these are ways into them.
 MISTAKES = {
     "tiny": "config: rlhf.recipes.tiny.actor names 'tinny', which is not under sft.recipes",
-    "nothing": "config: rlhf.recipes has no 'nothing' (available: 1.3b,",
+    "nothing": "config: the target names 'nothing', which is not under rlhf.recipes",
 }
 
 

@@ -4,23 +4,28 @@ Snakemake reads the files. Of a key that is written twice, it keeps the last val
 a file that cannot be parsed names neither the file nor the line.
 """
 
-import re
-from collections.abc import Iterable, Mapping
+import ast
+import itertools
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from snakechat.config.cross_checks import check_references
-from snakechat.config.recipes import Config
-from snakechat.config.schema import ConfigError, checked, checked_recipe
-from snakechat.config.sections import Sections
+from snakechat.config.recipes import RECIPE_NAME, RECIPES, Config, ConfigError, checked
+from snakechat.config.references import MESSAGES, Reference, input_names, weighted_functions
+from snakechat.config.sections import RecipePlacement, Sections
+from snakechat.config.settings import has_reference_point
+from snakechat.data.formats import PROMPTS, TEXTS, UNPAIRED, has_pairs, named_columns
 from snakechat.data.limited_yaml import root_node
+from snakechat.data.model_files import model_problem, read_model_config
+from snakechat.workflow.code_digests import Modules
+from snakechat.workflow.commands import command_words, names_in
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
-# Spaces and punctuation of Chinese input methods that look like YAML's.
-FULL_WIDTH = re.compile(r"[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 # Files of the project below the folder of the Snakefile, in the order in which they are read.
 FILES = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
 
@@ -49,43 +54,20 @@ def check_config_text(name: str, content: bytes) -> None:
         ConfigError: See check_config_files.
     """
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{name}: byte {error.start + 1} is not UTF-8: save the file as text in UTF-8"
-        ) from None
-    try:
-        root = root_node(text)
+        root = root_node(content.decode("utf-8-sig"))
         if not isinstance(root, yaml.MappingNode):
             raise ConfigError(f"{name}: expected sections such as `sft:`, and it has none")
         _check_keys(name, root)
         yaml.CSafeLoader("").construct_document(root)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name}: {_describe(error, text)}") from None
+        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
     except (ValueError, LookupError, AttributeError) as error:
-        # Too many values, or some that have the form of a date or a number, and are none.
-        raise ConfigError(f"{name}: a value cannot be read: {error}") from None
-
-
-def _describe(error: yaml.YAMLError, text: str) -> str:
-    """Return where YAML has an error, and what it is, in one line."""
-    mark: Any = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-    if mark is None:
-        return f"not YAML: {error}"
-    lines = text.splitlines()
-    line = lines[mark.line] if mark.line < len(lines) else ""
-    if "\t" in line[: len(line) - len(line.lstrip())]:
-        return f"line {mark.line + 1} is indented with a tab: use spaces"
-    problem = getattr(error, "problem", None) or error
-    message = f"line {mark.line + 1} is not YAML: {problem}: correct this line or those before it"
-    for number in range(max(0, mark.line - 1), min(mark.line + 1, len(lines))):
-        if found := FULL_WIDTH.search(lines[number].partition(" #")[0]):
-            message += f" (line {number + 1} has the full-width character {found[0]!r})"
-    return message
+        # Not UTF-8, too many values, or one that has the form of a date or a number, and is none.
+        raise ConfigError(f"{name} cannot be read: {error}") from None
 
 
 def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
-    """Raise ConfigError for the first mapping that has a key twice, or text with a NUL."""
+    """Raise ConfigError for the first mapping that has a key twice."""
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             _check_keys(name, item, f"{path}{number}.")
@@ -100,8 +82,6 @@ def _check_keys(name: str, node: yaml.Node, path: str = "") -> None:
                 )
             lines[written] = line
             _check_keys(name, value, f"{path}{key.value}.")
-    elif "\0" in node.value:
-        raise ConfigError(f"{name}: {path[:-1]} has the character NUL: remove it")
 
 
 # Keys whose values are text, even if they look like numbers: a commit may consist of digits.
@@ -164,22 +144,263 @@ def update(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
 
 
 def add_sweeps(config: Config) -> None:
-    """Add the recipes of all sweeps to their stages.
+    """Add the recipes of all sweeps to their stages, one for each combination of values.
 
     They have no gate of the recipe: a sweep explores.
     """
     for sweep, settings in config.values["sweeps"].items():
-        stage = settings["stage"]
+        stage, place, over = settings["stage"], f"sweeps.{sweep}", settings["over"]
         recipes = config.values[stage]["recipes"]
         if sweep in recipes:
-            raise ConfigError(
-                f"config: sweeps.{sweep} has the name of a recipe of {stage}: rename it"
-            )
-        origin = config.entry(f"{stage}.recipes", settings["recipe"], f"sweeps.{sweep}.recipe")
+            raise ConfigError(f"config: {place} has the name of a recipe of {stage}: rename it")
+        origin = config.entry(f"{stage}.recipes", settings["recipe"], f"{place}.recipe")
         # A mistake of its own is reported at its place.
         config.recipe(stage, settings["recipe"])
-        for name, changes in config.swept_settings[sweep].items():
-            if name in recipes:
-                raise ConfigError(f"config: sweeps.{sweep} makes recipe {name}, which exists")
+        for values in itertools.product(*over.values()):
+            changes = dict(zip(over, values, strict=True))
+            # A model is SECTION/NAME.
+            name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
+            name = name.replace("/", "-")
+            if name in recipes or not RECIPE_NAME.fullmatch(name):
+                raise ConfigError(
+                    f"config: {place} makes recipe {name}, which exists, or is not a valid name:"
+                    " use other values, of letters, digits, '_', '.' and '-'"
+                )
             recipes[name] = {key: origin[key] for key in origin if key != "gate"} | changes
-            checked_recipe(stage, config.layers(stage, f"sweeps.{sweep}.over", recipes[name]))
+            config.settings_of(stage, recipes[name], f"{place}.over")
+            config.swept[Reference(stage, name)] = sweep, changes
+
+
+# --- what a schema cannot state: names, splits, templates, generations ----------------------------
+
+# Names in braces of all commands; of recipes' commands too; of RLHF's commands too.
+NAMES = ("python", "model", "output", "state", "log_dir", "seed", "gpus")
+NAMES_OF_RECIPES, NAMES_OF_RLHF = ("data", "tokens", "reference"), ("reward",)
+
+
+def check_references(config: Config) -> None:
+    """Check that recipes use datasets, models and recipes that exist and fit together.
+
+    So do the placement of each recipe and benchmark and the deployment that it names.
+
+    Raises:
+        ConfigError: They do not.
+    """
+    for problem in _problems(config):
+        raise ConfigError(f"config: {problem}")
+
+
+def _problems(config: Config) -> Iterator[str]:
+    """Yield what is wrong, each with its place in the config."""
+    yield from _cycles(config)
+    judge = config.values["evaluation"]["llm_judge"]
+    if judge is not None:
+        config.entry("llm_judges", judge, "evaluation.llm_judge")
+    taken = {recipe.name for recipe in config.places} | config.values["sweeps"].keys()
+    for name in sorted(taken & config.values["logs"].keys()):
+        yield f"logs.{name} has the name of a recipe or a sweep: rename it"
+    for name, dataset in config.values["datasets"].items():
+        place = f"datasets.{name}"
+        if "generations" in dataset:
+            config.entry("generations.recipes", dataset["generations"], f"{place}.generations")
+        if "label" in dataset:
+            config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
+            if not _has_pairs(config.entry("datasets", dataset["label"], f"{place}.label")):
+                yield (
+                    f"{place}.label names {dataset['label']}, which has no pairs of responses of"
+                    " its own: name a dataset with rejected responses"
+                )
+    for name, model in config.values["models"].items():
+        if "template_arguments" in model and config.template("models", name) == "dialogue":
+            yield (
+                f"models.{name}.template_arguments have no effect: the template dialogue"
+                " is not a chat template and takes no arguments: remove them"
+            )
+        train_on = model.get("tokenizer", {}).get("train_on")
+        if train_on is not None:
+            config.entry("datasets", train_on, f"models.{name}.tokenizer")
+            if config.generated_by(train_on) is not None:
+                yield (
+                    f"models.{name}.tokenizer.train_on names {train_on}, whose responses a model"
+                    " generates: train the tokenizer on a dataset that is imported"
+                )
+    for (stage, name), place in config.places.items():
+        checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
+        if command := config.recipe(stage, name).get("command"):
+            names = NAMES if stage == "benchmarks" else NAMES + NAMES_OF_RECIPES
+            of_rlhf = NAMES_OF_RLHF if stage == "rlhf" else ()
+            yield from _command_problems(command, (*names, *of_rlhf), place)
+        if stage != "benchmarks":
+            yield from _recipe_problems(config, stage, name, place)
+
+
+def _recipe_problems(config: Config, stage: str, name: str, place: str) -> Iterator[str]:
+    """Yield what is wrong with the datasets, models and functions that a recipe names."""
+    if (stage, name) not in config.swept:
+        config.check_effects(stage, name, config.values[stage]["recipes"][name])
+    for dataset, _ in config.blend(stage, name):
+        if problem := _dataset_problem(config, dataset, stage, config.recipe(stage, name)):
+            yield f"{place}.datasets names {dataset}, {problem}"
+    if stage in ("rlhf", "generations"):
+        yield from _score_problems(config, stage, name, place)
+    if stage == "rlhf":
+        yield from _tokenizer_problems(config, name, place)
+    for key, named in config.references(stage, name).items():
+        for text, model in named.items():
+            if model.section == "models":
+                problem = _model_problem(config, model.name, key in ("reward", "judge"))
+                if problem:
+                    yield f"{place}.{key} names {text}, which {problem}"
+
+
+def _has_pairs(dataset: dict[str, Any]) -> bool:
+    """Return whether the rows of a dataset have rejected responses, which nothing labels."""
+    if "format" in dataset:
+        return has_pairs(dataset["format"], dataset.get("columns"))
+    return "generate" in dataset or dataset.get("select") == "best_and_worst"
+
+
+def _cycles(config: Config) -> Iterator[str]:
+    """Yield recipes that depend on themselves, by their models or by generated datasets."""
+    recipes = [recipe for recipe in config.places if recipe.section in RECIPES]
+    try:
+        TopologicalSorter({recipe: _recipes_of(config, recipe) for recipe in recipes}).prepare()
+    except CycleError as error:
+        # In the list, each one depends on the one before it.
+        cycle = error.args[1][::-1]
+        yield (
+            f"{cycle[0].section}.recipes.{cycle[0].name} depends on itself: "
+            + " -> ".join("/".join(recipe) for recipe in cycle)
+        )
+
+
+def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
+    """Yield the recipes that a recipe names."""
+    for named in config.references(*recipe).values():
+        yield from (found for found in named.values() if found.section in RECIPES)
+    for dataset, _ in config.blend(*recipe):
+        config.entry("datasets", dataset, f"{recipe.section}.recipes.{recipe.name}.datasets")
+        if generations := config.generated_by(dataset):
+            yield Reference("generations", generations)
+
+
+def _dataset_problem(config: Config, name: str, stage: str, recipe: dict[str, Any]) -> str | None:
+    """Return why a stage cannot use the rows of a dataset, and what to do; None if it can."""
+    entry = config.values["datasets"][name]
+    phase = {"dpo": "reward", "generations": "rlhf"}.get(stage, stage)
+    if not config.split_weights(name)[phase]:
+        return f"whose split gives no rows to {phase}"
+    format = entry.get("format", "")
+    if phase != "rlhf" and format == PROMPTS:
+        return f"which has no responses (format {format}): use it for rlhf"
+    if format == TEXTS:
+        problem = f"whose rows are texts instead of dialogues (format {format})"
+        if stage != "sft":
+            return f"{problem}: use it for sft"
+        if recipe["train_on"] != "all_tokens":
+            return f"{problem}: set train_on: all_tokens"
+    if phase != "reward" or "label" in entry or _has_pairs(entry):
+        return None
+    if stage != "dpo" or format not in UNPAIRED:
+        kind = f"format {format}" if format else "select: best"
+        return f"which has no rejected responses ({kind}): use it for sft or rlhf"
+    if not has_reference_point(recipe["loss"]):
+        return f"whose responses are not paired (format {format}): set loss: kto, or use pairs"
+    return None
+
+
+def _tokenizer_problems(config: Config, name: str, place: str) -> Iterator[str]:
+    """Yield which models do not share the tokenizer of a recipe's actor, and must."""
+    ptx, tokenizer = config.recipe("rlhf", name)["ptx"], config.tokenizer_model("rlhf", name)
+    for text, model in config.references("rlhf", name)["compare_with"].items():
+        if config.tokenizer_model(*model) != tokenizer:
+            yield f"{place}.compare_with: {text} and {name} have different tokenizers"
+    if ptx is not None and (other := config.tokenizer_model("sft", ptx)) != tokenizer:
+        yield (
+            f"{place}.ptx names {ptx}, which has the tokenizer of {other[1]}; the actor has the"
+            f" tokenizer of {tokenizer[1]}"
+        )
+
+
+def _model_problem(config: Config, name: str, scores: bool) -> str | None:
+    """Return why a model of `models` is not of the kind that is needed, as far as files show.
+
+    scores: Whether it must be a reward model; otherwise it must be a language model.
+    """
+    if scores and "init" in config.values["models"][name]:
+        return (
+            "is a language model with random weights, expected a sequence classifier: use one, or"
+            " a reward recipe"
+        )
+    source = config.source_of("models", name)
+    keys = source and read_model_config(source)
+    return model_problem(keys, scores) if keys else None
+
+
+def _command_problems(command: str, names: Iterable[str], place: str) -> Iterator[str]:
+    """Yield what is wrong with the words of a command, which has names in braces."""
+    try:
+        command_words(command, dict.fromkeys(names, ""))
+        if "output" not in names_in(command):
+            yield f"{place}.command: expected {{output}}, the folder that it fills"
+    except ValueError as error:
+        yield f"{place}.command: {error}"
+
+
+def _score_problems(config: Config, stage: str, name: str, place: str) -> Iterator[str]:
+    """Yield why nothing scores the responses of a recipe, or its functions cannot run."""
+    settings = config.recipe(stage, name)
+    needs_scores = settings.get("algorithm") != "distill"
+    if needs_scores and settings["reward"] is None and not settings["reward_functions"]:
+        yield f"{place}: reward is null and reward_functions is empty: nothing scores responses"
+    datasets = [dataset for dataset, _ in config.blend(stage, name)]
+    kept = [config.values["datasets"][dataset].get("keep", {}) for dataset in datasets]
+    columns = frozenset(column for names in kept for column in named_columns(names))
+    models = input_names("reward", settings["reward"]).values()
+    for function, (_, arguments) in weighted_functions(settings["reward_functions"]).items():
+        path = config.sources / f"rewards/{function}.py"
+        problem = _reward_function_problem(path, frozenset(arguments), columns)
+        if function in models:
+            problem = f"metrics call a reward model {function}: rename rewards/{function}.py"
+        if problem:
+            yield f"{place}.reward_functions: {problem}"
+
+
+@cache
+def _reward_function_problem(
+    path: Path, arguments: frozenset[str], columns: frozenset[str]
+) -> str | None:
+    """Return what is wrong with a reward function as far as parsing shows; None if it is valid.
+
+    Args:
+        path: Its file, rewards/NAME.py.
+        arguments: Names of the arguments that the recipe has.
+        columns: Columns that the recipe's datasets keep.
+    """
+    try:
+        Modules(path.parent.parent / "scripts").imported_by([path])
+        nodes = ast.parse(path.read_bytes()).body
+    except (SyntaxError, ValueError) as error:
+        return f"rewards/{path.name} is not valid Python ({error})"
+    except FileNotFoundError as error:
+        return f"{error.filename} does not exist"
+    found = [
+        node.args for node in nodes if isinstance(node, ast.FunctionDef) and node.name == "score"
+    ]
+    if not found:
+        return None
+    given = found[-1]
+    # After prompts and responses, which are positional; the last of these have the defaults.
+    names = [each.arg for each in [*given.posonlyargs, *given.args]]
+    required = set(names[2 : len(names) - len(given.defaults)])
+    keywords = zip(given.kwonlyargs, given.kw_defaults, strict=True)
+    required |= {each.arg for each, default in keywords if default is None}
+    unknown = arguments.difference(names, (each.arg for each in given.kwonlyargs))
+    if unknown and not given.kwarg:
+        return f"rewards/{path.name} takes no argument {min(unknown)}"
+    if missing := required - {MESSAGES, *arguments, *columns}:
+        return (
+            f"rewards/{path.name} requires {min(missing)}: name this column in `keep` of the"
+            " recipe's datasets, or set it in `arguments`"
+        )
+    return None

@@ -1,15 +1,17 @@
-"""Recipes with all their settings, and what the names in the config refer to."""
+"""Recipes with all their settings, what the names in the config refer to, and its errors."""
 
-import itertools
+import difflib
 import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from snakechat.config.references import (
     JUDGES,
@@ -19,16 +21,31 @@ from snakechat.config.references import (
     judge_names,
     weighted_references,
 )
-from snakechat.config.schema import RECIPES, ConfigError, Layer, available, checked, checked_recipe
-from snakechat.config.sections import PlacementChanges, judge_settings
-from snakechat.config.settings import NAME_END, RefersTo
+from snakechat.config.sections import (
+    DpoRecipe,
+    GenerationRecipe,
+    PlacementChanges,
+    RewardRecipe,
+    RlhfRecipe,
+    SftRecipe,
+    judge_settings,
+)
+from snakechat.config.settings import NAME_END, RefersTo, Settings
 from snakechat.data.formats import PROMPTS
-from snakechat.workflow.errors import warn
+from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import STORE
 from snakechat.workflow.processes import SERIAL
 from snakechat.workflow.store import is_writable
 
+RECIPES: dict[str, type[Settings]] = {
+    "sft": SftRecipe,
+    "reward": RewardRecipe,
+    "dpo": DpoRecipe,
+    "rlhf": RlhfRecipe,
+    "generations": GenerationRecipe,
+}
+# Those that train.
 STAGES = ("sft", "reward", "dpo", "rlhf")
 # Rates that may be written for the adapters alone: the settings of all weights, and of adapters.
 RATES = (
@@ -45,11 +62,78 @@ COMPARISON_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.@-]{{0,199}}{NAME_END}")
 JobId = tuple[str, str]
 
 
-def _new_entry(section: str) -> str:
-    """Return how a section gets an entry for files; an empty text for other sections."""
-    if section not in ("datasets", "models"):
-        return ""
-    return f": {section} needs an entry with the path of your files, or their name on the Hub (hub)"
+class ConfigError(InputError):
+    """A mistake in the config; the message is one line for the user."""
+
+
+def available(name: str, names: Iterable[str]) -> str:
+    """Return the names that exist, in parentheses, for an error about one that does not."""
+    similar = difflib.get_close_matches(name, names, n=1)
+    guess = f"did you mean {similar[0]}? " if similar else ""
+    return f"({guess}available: {', '.join(sorted(names)) or 'none'})"
+
+
+def checked(values: Any, declared: Any, *place: str) -> Any:
+    """Return values of the config, or those at a place in it, as values of a type.
+
+    Raises:
+        ConfigError: A key or value is invalid, or values do not fit each other; the message names
+            the key.
+    """
+    try:
+        converted = _adapter(declared).validate_python(values)
+    except ValidationError as error:
+        path, message = _describe(error, values)
+        raise ConfigError(f"config: {'.'.join([*place, *path])}: {message}") from None
+    return _adapter(declared).dump_python(converted, mode="json", exclude_unset=True)
+
+
+@cache
+def _adapter(declared: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(declared)
+
+
+def _describe(error: ValidationError, values: Any) -> tuple[list[str], str]:
+    """Return the path of the most relevant problem, and a message of one line.
+
+    Where a value may have several forms, those count that it resembles most: the problem is deepest
+    inside of it, and the fewest keys are unknown. A message about several keys starts with the one
+    that it is about.
+    """
+    problems: dict[tuple[int, bool, int], list[tuple[list[Any], Any]]] = {}
+    for each in error.errors(include_url=False):
+        path, unknown = _path(each, values), each["type"] == "unknown_key"
+        rank = len(path), unknown, -each.get("ctx", {}).get("number", 0)
+        problems.setdefault(rank, []).append((path, each))
+    relevant = problems[max(problems)]
+    path, first = relevant[0]
+    texts = [each["msg"].removeprefix("Value error, ") for other, each in relevant if other == path]
+    message = " or ".join(dict.fromkeys(texts))
+    shown = [text if text.isprintable() else repr(text) for text in map(str, path)]
+    if first["type"] == "missing":
+        message = "this key is required"
+    elif about := re.match(r"(\w+): (.*)", message):
+        shown, message = [*shown, about[1]], about[2]
+    # Users may have written a key of an API there.
+    elif first["type"] != "unknown_key" and path[-1:] not in (["url"], ["key_env"]):
+        message += f", found {first['input']!r}"
+    return shown, message
+
+
+def _path(problem: Mapping[str, Any], value: Any) -> list[Any]:
+    """Return the keys and indices that lead to a problem, without the types in its location."""
+    path = []
+    for part in problem["loc"]:
+        # An item that is missing has an index, too.
+        is_index = isinstance(value, list) and isinstance(part, int) and part < len(value)
+        if is_index or (isinstance(value, dict) and part in value):
+            value = value[part]
+            path.append(part)
+    if problem["type"] == "unknown_key":
+        return [*path, problem["ctx"]["key"]]
+    # The index of a missing item, such as of a pair, is not a key that a user writes.
+    is_key = problem["type"] == "missing" and isinstance(problem["loc"][-1], str)
+    return [*path, problem["loc"][-1]] if is_key else path
 
 
 class Config:
@@ -61,13 +145,17 @@ class Config:
         sources: The folder of the code: of rewards/ and the locked requirements.
 
     All methods raise ConfigError for a name that the config does not have.
+
+    Attributes:
+        swept: The sweep that makes a recipe, and the settings that it sets.
     """
 
     def __init__(self, values: dict[str, Any], root: Path, sources: Path) -> None:
         self.values = values
         self.root, self.sources = root, sources
+        self.swept: dict[Reference, tuple[str, dict[str, Any]]] = {}
         # Planning asks for the settings of a recipe dozens of times.
-        self._recipe = cache(self._settings_of)
+        self._recipe = cache(self._find_recipe)
         # What each key of a recipe names, by the text in the config.
         self.references = cache(self._references_of)
 
@@ -83,9 +171,12 @@ class Config:
         for key in section.split("."):
             entries = entries[key]
         if name not in entries:
+            hint = "correct the name, or add the --configfile that has it"
+            if section in ("datasets", "models"):
+                hint = f"{section} needs an entry with the path of your files, or their hub"
             raise ConfigError(
                 f"config: {used_by} names {name!r}, which is not under {section}"
-                f" {available(name, entries)}{_new_entry(section)}"
+                f" {available(name, entries)}: {hint}"
             )
         return entries[name]
 
@@ -97,56 +188,42 @@ class Config:
         """
         return dict(self._recipe(stage, name))
 
-    def _settings_of(self, stage: str, name: str) -> dict[str, Any]:
-        if stage == "benchmarks":
-            return self._benchmark(name)
-        recipes = self.values[stage]["recipes"]
-        if name not in recipes:
-            raise ConfigError(
-                f"config: {stage}.recipes has no {name!r} {available(name, recipes)}: correct the"
-                " name, or add the --configfile that has the recipe"
-            )
-        layers = self.layers(stage, f"{stage}.recipes.{name}", recipes[name])
-        settings = checked_recipe(stage, layers)
-        settings.pop("preset", None)
-        if settings.get("algorithm") == "distill" and "reward" not in {
-            key for layer in layers[1:] for key in layer.keys
-        }:
-            # It trains without scores: no default is built for it.
-            settings["reward"] = None
-        settings["placement"] = self._placement_of(layers)
-        return settings
-
-    def _benchmark(self, name: str) -> dict[str, Any]:
-        """Return the keys of a benchmark; its placement defaults to the one of RLHF."""
-        keys = self.entry("benchmarks", name, "the target")
-        defaults = Layer("rlhf.defaults", self.values["rlhf"]["defaults"])
-        placement = self._placement_of([defaults, Layer(f"benchmarks.{name}", keys)])
+    def _find_recipe(self, stage: str, name: str) -> dict[str, Any]:
+        if stage != "benchmarks":
+            own = self.entry(f"{stage}.recipes", name, "the target")
+            return self.settings_of(stage, own, f"{stage}.recipes.{name}")
+        keys = self.entry(stage, name, "the target")
+        # Its placement defaults to the one of RLHF.
+        layers = [self.values["rlhf"]["defaults"], keys]
+        placement = self._placement_of(layers, f"benchmarks.{name}")
         return {"seed": self.values["seed"], **keys, "placement": placement}
 
-    def layers(self, stage: str, place: str, own: Mapping[str, Any]) -> list[Layer]:
-        """Return the defaults of a stage, the preset and the keys of a recipe at a place."""
-        defaults = {"seed": self.values["seed"], **self.values[stage]["defaults"]}
-        layers = [Layer(f"{stage}.defaults", defaults)]
-        preset = own.get("preset", defaults.get("preset"))
-        # Another value, or a stage without presets, is an error when the layers are checked.
-        if isinstance(preset, str) and "presets" in self.values[stage]:
-            keys = self.entry(f"{stage}.presets", preset, f"{place}.preset")
-            if "preset" in keys:
-                raise ConfigError(f"config: {stage}.presets.{preset}.preset: a preset has none")
-            layers.append(Layer(f"{stage}.presets.{preset}", keys))
-        return [*layers, Layer(place, own)]
+    def settings_of(self, stage: str, own: Mapping[str, Any], place: str) -> dict[str, Any]:
+        """Return the settings of a recipe with its own keys, which has a place in the config."""
+        section, preset = self.values[stage], {}
+        defaults = {"seed": self.values["seed"], **section["defaults"]}
+        name = own.get("preset", defaults.get("preset"))
+        # Another value, or a stage without presets, is an error when the keys are checked.
+        if isinstance(name, str) and "presets" in section:
+            preset = self.entry(f"{stage}.presets", name, f"{place}.preset")
+        settings: dict[str, Any] = checked({**defaults, **preset, **own}, RECIPES[stage], place)
+        settings.pop("preset", None)
+        if settings.get("algorithm") == "distill" and "reward" not in {*preset, *own}:
+            # It trains without scores: no default is built for it.
+            settings["reward"] = None
+        settings["placement"] = self._placement_of([defaults, preset, own], place)
+        return settings
 
-    def _placement_of(self, layers: list[Layer]) -> dict[str, Any]:
-        """Return the placement of a recipe with the keys of the deployment that it names."""
+    def _placement_of(self, layers: Iterable[Mapping[str, Any]], place: str) -> dict[str, Any]:
+        """Return a placement, in which each layer overrides those before it."""
         placement: dict[str, Any] = {}
-        for place, keys in layers:
-            changes = checked(keys.get("placement", {}), str | PlacementChanges, place, "placement")
+        place = f"{place}.placement"
+        for keys in layers:
+            changes = checked(keys.get("placement", {}), str | PlacementChanges, place)
             # The name of a deployment, or keys that change one.
             changes = {"deployment": changes} if isinstance(changes, str) else changes
             if "deployment" in changes:
-                name = changes.pop("deployment")
-                placement = self.entry("deployments", name, f"{place}.placement")
+                placement = self.entry("deployments", changes.pop("deployment"), place)
             placement = {**placement, **changes}
         if self.values["deployment"] is not None:
             placement = self.entry("deployments", self.values["deployment"], "deployment")
@@ -237,11 +314,10 @@ class Config:
         elif section not in allowed.sections:
             forms = " or ".join(f"{key}/NAME" for key in allowed.sections)
             # Names on the Hub have a slash, too.
-            hint = _new_entry("models") if slash and section not in self.values else ""
+            hint = "" if section in self.values else ": models needs an entry with the path or hub"
             raise ConfigError(f"config: {used_by} names {text!r}, expected {forms}{hint}")
         has_recipes = section not in ("models", "benchmarks", JUDGES)
-        path = f"{section}.recipes" if has_recipes else section
-        self.entry(path, name, used_by)
+        self.entry(f"{section}.recipes" if has_recipes else section, name, used_by)
         return Reference(section, name)
 
     def origin(self, stage: str, name: str) -> Reference:
@@ -273,10 +349,6 @@ class Config:
         origin = self.entry("models", name, "the target")
         return ("init_model" if "init" in origin else "fetch_model"), name
 
-    def teacher(self, name: str) -> Reference | None:
-        """Return the teacher of a recipe of rlhf, if it has one."""
-        return next(iter(self.references("rlhf", name)["teacher"].values()), None)
-
     def reward_models(self, name: str, key: str, stage: str = "rlhf") -> dict[str, Reference]:
         """Return what the reward models of a recipe are, by the inputs of jobs.
 
@@ -297,15 +369,6 @@ class Config:
         if model.section == "models":
             return self.pretrained_model(model.name)
         return f"train_{model.section}", model.name
-
-    def recipe_chain(self, stage: str, name: str) -> list[Reference]:
-        """Return the recipes of all stages that trained a model, from first to last.
-
-        stage: "models" for a model of `models`, which none of them trained.
-        """
-        if stage == "models":
-            return []
-        return [*self.recipe_chain(*self.origin(stage, name)), Reference(stage, name)]
 
     def tokenizer_model(self, stage: str, name: str) -> JobId:
         """Return the job that makes the base model whose tokenizer a recipe uses.
@@ -344,20 +407,14 @@ class Config:
         split = settings.get("split")
         if isinstance(split, dict) and not split.keys() & defaults.keys():
             split = split.get("phases")
-        weights: dict[str, float]
+        if not split:
+            has_pairs = "label" in settings or settings.get("select") == "best_and_worst"
+            is_made = "label" in settings or "generations" in settings
+            split = ["reward"] if has_pairs else ["sft"] if is_made else defaults
+            split = ["rlhf"] if settings.get("format") == PROMPTS else split
+        weights = split
         if isinstance(split, list):
             weights = {phase: float(phase in split) for phase in defaults}
-        elif split:
-            weights = split
-        elif "label" in settings:
-            weights = {"sft": 0.0, "reward": 1.0, "rlhf": 0.0}
-        elif "generations" in settings:
-            has_pairs = settings["select"] == "best_and_worst"
-            weights = {"sft": float(not has_pairs), "reward": float(has_pairs), "rlhf": 0.0}
-        elif settings.get("format") == PROMPTS:
-            weights = {"sft": 0.0, "reward": 0.0, "rlhf": 1.0}
-        else:
-            weights = defaults
         # As they are written: 0.1 is a tenth, and not the binary number next to it.
         exact = [Fraction(str(weight)) for weight in weights.values()]
         unit = Fraction(
@@ -391,39 +448,6 @@ class Config:
         path = self.values[section][name].get("path")
         return None if path is None else self.local_path(path)
 
-    @cached_property
-    def swept_settings(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """The values that each recipe of a sweep takes of it, by sweep and recipe."""
-        return {name: self._combinations(name) for name in self.values["sweeps"]}
-
-    def _combinations(self, sweep: str) -> dict[str, dict[str, Any]]:
-        """Return the values of each recipe of a sweep: one for each combination of its values."""
-        over = self.values["sweeps"][sweep]["over"]
-        recipes: dict[str, dict[str, Any]] = {}
-        for values in itertools.product(*over.values()):
-            changes = dict(zip(over, values, strict=True))
-            name = "-".join([sweep, *(f"{key}-{value}" for key, value in changes.items())])
-            # A model is SECTION/NAME.
-            name = name.replace("/", "-")
-            if not RECIPE_NAME.fullmatch(name):
-                raise ConfigError(
-                    f"config: sweeps.{sweep}.over: {name!r} is not a valid recipe name:"
-                    " use values of letters, digits, '_', '.' and '-'"
-                )
-            if name in recipes:
-                raise ConfigError(f"config: sweeps.{sweep}.over makes recipe {name} twice")
-            recipes[name] = changes
-        return recipes
-
-    @cached_property
-    def swept_recipes(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """The values that sweeps set, by the stage and the name of a recipe."""
-        return {
-            (self.values["sweeps"][sweep]["stage"], name): changes
-            for sweep, recipes in self.swept_settings.items()
-            for name, changes in recipes.items()
-        }
-
     def check_effects(self, stage: str, name: str, own: Mapping[str, Any]) -> None:
         """Raise ConfigError if one of some keys of a recipe, or of its placement, has no effect.
 
@@ -451,20 +475,19 @@ class Config:
         A sweep stands for all its recipes. NAME@KEY is a version in the store, of a recipe that the
         config may have no longer (snakechat.workflow.links). A name of `logs` stands for itself.
         """
-        recipes: list[str] = []
+        recipes: dict[str, Any] = {}
         for name in names.split("-vs-"):
-            if name in self.values["logs"]:
-                recipes.append(name)
-                continue
-            sweep = self.values["sweeps"].get(name)
-            swept = self.swept_settings[name] if sweep and sweep["stage"] == stage else {name: {}}
+            swept = {
+                recipe: settings
+                for (section, recipe), (sweep, settings) in self.swept.items()
+                if (section, sweep) == (stage, name)
+            } or {name: {}}
             for recipe, settings in swept.items():
-                if not is_version(recipe):
+                if recipe not in self.values["logs"] and not is_version(recipe):
                     self.check_effects(stage, recipe, settings)
-            recipes += swept
-        recipes = list(dict.fromkeys(recipes))
+            recipes |= swept
         if len(recipes) < 2:
             raise ConfigError(
                 f"output/compare/{stage}/{names}: name two recipes, A-vs-B, or a sweep"
             )
-        return recipes
+        return list(recipes)

@@ -10,9 +10,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.recipes import STAGES, Config
+from snakechat.config.recipes import STAGES, Config, ConfigError, available
 from snakechat.config.references import Reference
-from snakechat.config.schema import ConfigError, available
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
 from snakechat.jobs.data_jobs import Description, Jobs
@@ -93,7 +92,7 @@ def train(config: Config, name: str, stage: str) -> Description:
     inputs = {"actor" if stage == "rlhf" else "model": config.base_model(stage, name)}
     inputs["tokens"] = (f"tokenize_{stage}", name)
     if stage == "rlhf":
-        if teacher := config.teacher(name):
+        for teacher in config.references(stage, name)["teacher"].values():
             inputs["teacher"] = config.model_job(teacher)
         inputs |= _reward_models(config, stage, name, "reward")
         if recipe["ptx"] is not None:

@@ -8,8 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.recipes import STAGES, Config
-from snakechat.config.schema import ConfigError
+from snakechat.config.recipes import STAGES, Config, ConfigError
 from snakechat.data.hub import normalized_license
 from snakechat.jobs.data_jobs import Description, Jobs
 from snakechat.jobs.model_jobs import benchmarks_of, models_of

@@ -43,19 +43,20 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
         InputError: No job makes it.
     """
     path = os.path.normpath(target)
-    if folder := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
-        return [*folder_jobs(config, *folder.groups()), ("draw_report", "/".join(folder.groups()))]
+    if found := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
+        stage, name = found.groups()
+        return [*folder_jobs(config, stage, name), ("draw_report", f"{stage}/{name}")]
     if path.endswith(".html"):
         path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
-    for rule, (_, folder, names, *_) in RULES.items():
+    for rule, row in RULES.items():
         # A result, its manifest, its page, or a file of it.
-        suffix = rf"({re.escape(SUFFIX)}|[.]html|/.*)?"
-        if result := re.fullmatch(rf"output/{folder}/(?P<name>{names}){suffix}", path):
-            name = result["name"]
+        pattern = rf"output/{row.folder}/(?P<name>{row.names})({re.escape(SUFFIX)}|[.]html|/.*)?"
+        if found := re.fullmatch(pattern, path):
+            name = found["name"]
             # Rules of one folder make different datasets or models.
-            if folder == "models":
+            if row.folder == "models":
                 return [config.pretrained_model(name)]
-            if folder == "data" and name in config.values["datasets"]:
+            if row.folder == "data" and name in config.values["datasets"]:
                 return [config.records_job(name)]
             return [(rule, name)]
     raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")

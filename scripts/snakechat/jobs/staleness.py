@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config, JobId
+from snakechat.config.references import Reference
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import RULES, Rule, recipe_of
 from snakechat.workflow.code_digests import Modules, selected_code
@@ -113,7 +114,7 @@ class Specs:
         if variables := computing_variables(placed or {}):
             found["environment"] = variables
         # A sweep over placements measures each: its trainings share no result.
-        swept = self.config.swept_recipes.get((stage, recipe), {})
+        _, swept = self.config.swept.get(Reference(stage, recipe), ("", {}))
         if self.rules[rule].work == "training" and "placement" in swept:
             found["placement"] = swept["placement"]
         return found

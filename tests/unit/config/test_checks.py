@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from conftest import ROOT
-from snakechat.config.schema import RECIPES, ConfigError
+from snakechat.config.recipes import RECIPES, ConfigError
 from snakechat.config.sections import PlacementKeys
 from snakechat.workflow.processes import Placement
 from support.configs import config_values, load, tiny
@@ -233,7 +233,7 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form():
 
 def test_an_unknown_path_of_a_recipe_names_the_section_that_needs_an_entry():
     for section, key in (("datasets", {"datasets": ["my/set"]}), ("models", {"model": "my/model"})):
-        with pytest.raises(ConfigError, match=f": {section} needs an entry with the path of your"):
+        with pytest.raises(ConfigError, match=f": {section} needs an entry with the path"):
             load(tiny("sft", **key))
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from snakechat.config.schema import ConfigError
+from snakechat.config.recipes import ConfigError
 from snakechat.config.sections import judge_settings
 from snakechat.jobs.rules import RULES
 from snakechat.workflow.digests import digest

@@ -6,7 +6,7 @@ import pytest
 
 from conftest import ROOT
 from snakechat.config.loading import load_config
-from snakechat.config.schema import ConfigError
+from snakechat.config.recipes import ConfigError
 from snakechat.jobs.rules import run_options
 from snakechat.jobs.staleness import Specs
 from support.configs import config_values
