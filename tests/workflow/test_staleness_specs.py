@@ -335,7 +335,7 @@ def code(name, rules=()):
 
 def pin(library, rules=()):
     """A row with another version of a library in the pins."""
-    old = f"\n{library}=={read_lock(LOCK).versions[library]} "
+    old = f"\n{library}=={read_lock(LOCK)[0][library]} "
     lock = "requirements-torch.txt" if library == "torch" else "requirements.txt"
     return Row(replaced(lock, (old, f"\n{library}==0.0.1 ")), set(rules))
 

@@ -11,9 +11,9 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from snakechat.workflow.digests import digest, file_digests
 from snakechat.workflow.errors import InputError
@@ -50,31 +50,16 @@ WITHOUT_EFFECT_BEHIND_OTHERS = frozenset({"jinja2", "hjson", "msgpack", "network
 
 BLOCK = re.compile(r"^([a-z0-9][\w.-]*)==([\w.!+]+)(.*)\n((?:[ \t]+.*\n?)*)", re.MULTILINE)
 VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
-
-
 # The name at the start of a requirement.
 REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
 # What a pin by files has before their digest.
 FILES = "(files "
 
-
-class Lock(NamedTuple):
-    """The content of a lock.
-
-    Attributes:
-        versions: Locked versions by distribution. Those that only some platforms or versions of
-            Python need are omitted, so that pins are the same on every machine.
-        requires: Direct requirements by distribution.
-    """
-
-    versions: dict[str, str]
-    requires: dict[str, list[str]]
+FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
 def pins_of(
-    imports: Iterable[str],
-    lock: Path = LOCK,
-    digests: Callable[[Iterable[Path]], dict[Path, str]] = file_digests,
+    imports: Iterable[str], lock: Path = LOCK, digests: FileDigests = file_digests
 ) -> dict[str, str]:
     """Return the versions that a program's results depend on, by distribution, in order.
 
@@ -94,42 +79,41 @@ def pins_of(
     """
     versions, requires = read_lock(lock)
     pins = {PYTHON: python_version()}
-    modules, pending = list(imports), []
+    modules, locked = list(imports), list[str]()
     while modules:
         module = modules.pop()
         name = distribution(module)
         if name in versions or name in WITHOUT_EFFECT:
-            pending.append(name)
+            locked.append(name)
         elif module not in pins and importlib.util.find_spec(module):
             providers = _providers(module)
-            pending += [name for name in providers if name in versions]
             unlocked = [name for name in providers if name not in versions]
+            locked += providers
             if unlocked or not providers:
                 pins[module] = files_pin(module, digests)
             for name in _required_by(unlocked):
                 modules += [name] if name in versions else _modules_of(name)
-    while pending:
-        name = pending.pop()
+    while locked:
+        name = locked.pop()
         if name in versions and name not in pins and name not in WITHOUT_EFFECT:
             pins[name] = versions[name]
-            required = requires.get(name, ())
-            pending += [each for each in required if each not in WITHOUT_EFFECT_BEHIND_OTHERS]
+            locked += requires.get(name, set()) - WITHOUT_EFFECT_BEHIND_OTHERS
     return dict(sorted(pins.items()))
 
 
-def files_pin(
-    module: str, digests: Callable[[Iterable[Path]], dict[Path, str]] = file_digests
-) -> str:
+def files_pin(module: str, digests: FileDigests = file_digests) -> str:
     """Return the version of a library that is not locked and the digest of its files."""
     found = importlib.util.find_spec(module)
-    folders = list(found.submodule_search_locations or ()) if found else []
-    roots = folders or ([found.origin] if found and found.origin else [])
-    names: dict[Path, str] = {}
-    for root in map(Path, roots):
-        paths = sorted(root.rglob("*")) if root.is_dir() else [root]
-        for path in paths:
-            if path.is_file() and path.parent.name != "__pycache__":
-                names[path] = path.relative_to(root).as_posix()
+    assert found is not None
+    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
+    names = {
+        path: path.relative_to(folder).as_posix()
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.parent.name != "__pycache__"
+    }
+    if not folders and found.origin:
+        names = {Path(found.origin): "."}
     files = [[names[path], value] for path, value in digests(names).items()]
     versions = installed_versions(_providers(module)).values()
     return f"{' '.join(versions)} {FILES}{digest(files)[:16]})".lstrip()
@@ -143,22 +127,16 @@ def check_installed(pins: Mapping[str, str]) -> None:
     Raises:
         InputError: Versions differ, or distributions are missing.
     """
-    installed = installed_versions(pins)
-    installed |= {
-        name: files_pin(name)
-        for name, pin in pins.items()
-        if FILES in pin and importlib.util.find_spec(name)
-    }
-    different = [name for name in pins if public(installed.get(name)) != public(pins[name])]
-    if not different:
-        return
     # Python and torch decide about many others.
-    name = next((name for name in (PYTHON, "torch") if name in different), different[0])
-    found = f"{installed[name]} is installed" if name in installed else "is not installed"
-    raise InputError(
-        f"{name} {found}, and this build was planned with {pins[name]}: install it (pip install"
-        f" --no-deps --requirement {LOCK.name} --requirement {TORCH_LOCK}), or start again"
-    )
+    for name in sorted(pins, key=lambda name: name not in (PYTHON, "torch")):
+        by_files = FILES in pins[name] and importlib.util.find_spec(name)
+        installed = files_pin(name) if by_files else installed_versions([name]).get(name)
+        if public(installed) != public(pins[name]):
+            raise InputError(
+                f"{name} {f'{installed} is' if installed else 'is not'} installed, and this build"
+                f" was planned with {pins[name]}: install it (pip install --no-deps --requirement"
+                f" {LOCK.name} --requirement {TORCH_LOCK}), or start again"
+            )
 
 
 def python_version() -> str:
@@ -170,34 +148,35 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
     """Return the versions of those distributions that are installed, by name."""
     versions = {}
     for name in names:
-        if name == PYTHON:
-            versions[name] = python_version()
-            continue
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+        with suppress(importlib.metadata.PackageNotFoundError):
+            is_python = name == PYTHON
+            versions[name] = python_version() if is_python else importlib.metadata.version(name)
     return versions
 
 
 @cache
-def read_lock(path: Path) -> Lock:
+def read_lock(path: Path) -> tuple[dict[str, str], dict[str, set[str]]]:
     """Return the content of a lock and of the torch lock in the same folder.
+
+    Returns:
+        Locked versions by distribution, without those that only some platforms or versions of
+        Python need, so that pins are the same on every machine; direct requirements by
+        distribution.
 
     Raises:
         InputError: One of them has no comments on what requires what.
         OSError: One cannot be read.
     """
-    lock = Lock({}, {})
+    versions, requires = dict[str, str](), dict[str, set[str]]()
     for part in (path, path.with_name(TORCH_LOCK)):
         for name, version, marker, lines in BLOCK.findall(part.read_text(encoding="utf-8")):
             if ";" not in marker:
-                lock.versions[name] = version
+                versions[name] = version
             if "# via" not in lines:
                 raise InputError(f"{part} does not say what requires {name}: run `make lock`")
             for parent in VIA.findall(lines):
-                lock.requires.setdefault(parent, []).append(name)
-    return lock
+                requires.setdefault(parent, set()).add(name)
+    return versions, requires
 
 
 def distribution(module: str) -> str:

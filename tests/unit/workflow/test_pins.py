@@ -195,7 +195,7 @@ def test_versions_that_differ_are_reported_with_the_command_that_installs_them(
 
 def test_every_direct_requirement_is_locked_at_a_version_that_satisfies_it():
     for name in ("requirements", "requirements-kubernetes", "requirements-test"):
-        versions = read_lock(ROOT / f"{name}.txt").versions
+        versions, _ = read_lock(ROOT / f"{name}.txt")
         lines = (ROOT / f"{name}.in").read_text().splitlines()
         for requirement in (Requirement(line) for line in lines if line and line[0] not in "#-"):
             version = versions[distribution(requirement.name)]
@@ -217,7 +217,7 @@ def test_every_library_that_a_program_imports_is_locked():
     imported = {name for path in scripts.rglob("*.py") for name in imports_of(path)} - own
     # Optional libraries; that of Kubernetes has a lock of its own.
     imported -= {"vllm", "kubernetes"}
-    versions = read_lock(LOCK).versions
+    versions, _ = read_lock(LOCK)
     distributions = importlib.metadata.packages_distributions()
     for module in imported:
         assert distribution(module) in versions
