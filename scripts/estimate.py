@@ -23,7 +23,8 @@ from snakechat.estimates.job_estimate import (
 from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.workflow.errors import one_line_errors
 
-COLUMNS = ("job", "GPUs", "memory", "at", "disk", "hours")
+# Of each line; the first column has the names of jobs.
+COLUMNS = "{:{}}  {:>4}  {:>10}  {:>8}  {:>10}  {:>6}"
 # Checkpoints that exist at the same time: the last two, and the one that is being written.
 CHECKPOINTS = 3
 
@@ -45,31 +46,29 @@ def main() -> None:
     print(
         f"{gpu.name}: {gpu.memory / GIB:.0f} GiB, {gpu.flops / 1e12:.0f} TFLOPS in 16 bits,"
         f" {gpu.bandwidth / 1e12:.2f} TB/s; assumed utilization: {FLOPS_UTILIZATION:.0%} of the"
-        f" TFLOPS, {BANDWIDTH_UTILIZATION:.0%} of the"
-        " bandwidth"
+        f" TFLOPS, {BANDWIDTH_UTILIZATION:.0%} of the bandwidth"
     )
-    print(format_table([COLUMNS, *map(table_row, jobs)]))
+    width = max((len(str(job)) for job in jobs), default=0)
+    for row in [("job", "GPUs", "memory", "at", "disk", "hours"), *map(cells, jobs)]:
+        print(COLUMNS.format(row[0], width, *row[1:]).rstrip())
     for job in jobs:
         for warning in job.warnings:
             print(f"warning: {job}: {warning}")
-    names: dict[str, list[str]] = {}
-    for job in jobs:
-        for note in job.notes:
-            names.setdefault(note, []).append(str(job))
-    for note, of_note in names.items():
-        print(f"{note} ({', '.join(of_note)})")
+    for note in dict.fromkeys(note for job in jobs for note in job.notes):
+        print(f"{note} ({', '.join(str(job) for job in jobs if note in job.notes)})")
     print(f"{len(jobs)} of {len(plan.jobs)} jobs are stale: {summary(jobs)}")
 
 
-def table_row(job: JobEstimate) -> tuple[str, ...]:
+def cells(job: JobEstimate) -> tuple[str, ...]:
     """Return the cells of a job, one for each column."""
+    hours = job.seconds / 3600
     return (
         str(job),
         str(job.num_gpus or ""),
         format_bytes(job.memory.total()) if job.memory else "",
         job.moment,
         "?" if math.isnan(job.disk) else format_bytes(job.disk),
-        format_number(job.seconds / 3600),
+        "" if math.isnan(hours) else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}",
     )
 
 
@@ -84,25 +83,6 @@ def summary(jobs: Sequence[JobEstimate]) -> str:
         f" {format_bytes(disk)} of disk for trained models, and up to {format_bytes(checkpoints)}"
         " for the checkpoints of a training job"
     )
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as text. The first row has the headings; columns without entries are dropped."""
-    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    lines = []
-    for cells in zip(*columns, strict=True):
-        first, *others = zip(cells, widths, strict=True)
-        aligned = [first[0].ljust(first[1]), *(cell.rjust(width) for cell, width in others)]
-        lines.append("  ".join(aligned).rstrip())
-    return "\n".join(lines)
-
-
-def format_number(number: float) -> str:
-    """Format a number with about two digits; empty if it is unknown."""
-    if math.isnan(number):
-        return ""
-    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"
 
 
 if __name__ == "__main__":

@@ -85,13 +85,13 @@ def pytest_collection_finish(session):
 def opt_hub(monkeypatch):
     """A Hub that has the configs of OPT, without a connection."""
     # They import torch.
-    from snakechat.estimates import inputs
+    from snakechat.estimates import job_estimate
     from support.specs import OPT_CONFIGS
 
     def config_of(name, revision):
         return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
 
-    monkeypatch.setattr(inputs, "hub_config", config_of)
+    monkeypatch.setattr(job_estimate, "hub_config", config_of)
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,8 @@ from gpu.workloads import (  # noqa: E402
     write_reference,
 )
 from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
-from snakechat.estimates.job_estimate import job_workload, peak_memory  # noqa: E402
+from snakechat.estimates.job_estimate import job_workload  # noqa: E402
+from snakechat.estimates.memory import peak_memory  # noqa: E402
 from snakechat.jobs.model_jobs import TOKENS  # noqa: E402
 from snakechat.jobs.planner import Plan, PlannedJob  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402

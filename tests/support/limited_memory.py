@@ -22,7 +22,7 @@ KILLED_STAGE = int(os.environ.get("KILLED_STAGE", -1))
 
 def train():
     """Train in a process whose tensors take at most LIMIT bytes."""
-    from snakechat.estimates.activation_memory import MemoryTracker
+    from snakechat.estimates.memory import MemoryTracker
     from snakechat.modeling import acceleration
 
     choose_device = acceleration.choose_device

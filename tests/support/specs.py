@@ -3,7 +3,7 @@
 import json
 
 from snakechat.config.recipes import Config
-from snakechat.estimates.activation_memory import POLICY, SFT, ModelSpec
+from snakechat.estimates.memory import POLICY, SFT, ModelSpec
 from snakechat.jobs.staleness import Specs
 from snakechat.workflow.processes import Placement
 

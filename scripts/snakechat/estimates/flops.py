@@ -4,7 +4,6 @@ A model is described by the keys that run.json has: weights, trained, layers, hi
 """
 
 import argparse
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,23 +15,17 @@ class Gpu(NamedTuple):
     """A GPU.
 
     memory: bytes. flops: dense 16-bit operations per second. bandwidth: of memory, bytes per
-    second. name: what the driver's name of the GPU contains. has_bf16: whether it has arithmetic in
-    bf16.
+    second. name: what the driver's name of the GPU contains.
     """
 
     memory: int
     flops: float
     bandwidth: float
     name: str = ""
-    has_bf16: bool = True
 
 
-GPUS: dict[str, Gpu] = {
-    name: Gpu(**values)
-    for name, values in yaml.safe_load(
-        Path(__file__).parent.joinpath("tables", "gpus.yaml").read_text("utf-8")
-    ).items()
-}
+_TABLE = yaml.safe_load((Path(__file__).parent / "tables/gpus.yaml").read_text("utf-8"))
+GPUS: dict[str, Gpu] = {name: Gpu(**values) for name, values in _TABLE.items()}
 GPU_SYNTAX = "GB,TFLOPS,GB/s such as 48,181,864"
 
 
@@ -82,9 +75,7 @@ def parse_gpu(text: str) -> Gpu:
     if text in GPUS:
         return GPUS[text]
     try:
-        memory, tflops, bandwidth = numbers = [*map(float, text.split(","))]
-        if not all(0 < number < math.inf for number in numbers):
-            raise ValueError
+        memory, tflops, bandwidth = map(float, text.split(","))
     except ValueError:
         expected = f"{', '.join(GPUS)} or {GPU_SYNTAX}"
         raise argparse.ArgumentTypeError(f"{text!r}: expected {expected}") from None

@@ -1,121 +1,173 @@
 """What a planned job needs: GPU memory, time and disk. Nothing is run.
 
-Memory is the peak of a process: what it holds at all times, and what the largest moment adds. A
-trained weight takes 16 bytes, which the processes divide as ZeRO does; activations come from
-snakechat/estimates/activation_memory.py. Time is the operations of all passes over all rows, and
-reading memory for each sampled token. Disk is the weights that are saved. Units are bytes and
-seconds; gpu_memory, the bytes of a GPU, is 0 on CPUs.
+Memory is the peak of a process (snakechat/estimates/memory.py). Time is the operations of all
+passes over all rows, and reading memory for each sampled token. Disk is the weights that are saved.
+Units are bytes and seconds; gpu_memory, the bytes of a GPU, is 0 on CPUs.
 """
 
+import json
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
 
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
-from snakechat.estimates.activation_memory import (
+from snakechat.data.hub import fetch
+from snakechat.data.ragged_arrays import optional_ragged
+from snakechat.estimates.flops import Gpu, flops_per_token
+from snakechat.estimates.memory import (
     POLICY,
     SCORE,
     SFT,
     BatchShape,
+    Memory,
     ModelSpec,
-    activation_peak,
+    Run,
+    Workload,
     load_config,
     measure_size,
+    peak_memory,
 )
-from snakechat.estimates.flops import Gpu, flops_per_token
-from snakechat.estimates.inputs import TokenCounts, model_config, token_counts
 from snakechat.jobs.planner import Plan
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.stale_causes import job_name
 from snakechat.modeling.generation import MEMORY_FRACTION, default_generate_tokens
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
-from snakechat.training.rungs import (
-    Rung,
-    is_open,
-    possible_rungs,
-    samples_whole,
-    training_bytes,
-)
+from snakechat.training.rungs import Rung, is_open, possible_rungs, samples_whole
 from snakechat.workflow.processes import Placement, stage_used
 
 GIB = 1 << 30
 # Assumptions: the fraction of a GPU's memory for tensors, since CUDA and fragmentation take the
 # rest; the fractions of the peak FLOPs that passes reach, and of the bandwidth that sampling
 # reaches; the time of a sampled token besides reading memory; responses that vLLM samples at a
-# time, its max_num_seqs on most GPUs.
+# time, its max_num_seqs on most GPUs; the mean length of a row that is not tokenized yet, as a
+# fraction of its limit.
 USABLE_MEMORY = 0.93
 FLOPS_UTILIZATION = 0.4
 BANDWIDTH_UTILIZATION = 0.5
 SECONDS_PER_TOKEN = 5e-4
 VLLM_MAX_SEQUENCES = 256
+ASSUMED_LENGTH = 0.5
+# Rows of each split of datasets of the Hub.
+DATASET_ROWS: dict[str, dict[str, int]] = yaml.safe_load(
+    (Path(__file__).parent / "tables/dataset_rows.yaml").read_text("utf-8")
+)
 
 # Inputs with models that are evaluated, apart from those that score.
 MODEL = re.compile(r"(base|model|sft|dpo|rlhf)\Z|compare_with[.]")
 
-# Bytes by component: weights, of models or parts of them that are not trained; training: weights,
-# gradients and optimizer states of the others; activations; cache: keys and values; vllm.
-Memory = Counter[str]
+
+# --- what a job reads, which may not exist yet --------------------------------------------------
 
 
-class Run(NamedTuple):
-    """What a job runs of a model.
+class TokenCounts(NamedTuple):
+    """Rows and tokens that a job reads.
 
-    stage: The ZeRO stage at which the processes partition it.
-    forwards: Forward passes over each row, besides training.
-    epochs: Passes over each row that train it; 0 for a frozen model.
-    samples: Whether it samples the responses of the workload.
-    """
-
-    model: ModelSpec
-    stage: int
-    forwards: int = 0
-    epochs: int = 0
-    samples: bool = False
-
-
-class Workload(NamedTuple):
-    """What a job runs. Numbers of rows and responses are nan if they are unknown.
-
-    runs: Its models, those that are trained first.
-    rows: Rows of all passes.
-    length: Mean tokens of a row.
-    attended: Mean length of the sequences in which attention is computed.
-    largest: Its largest micro-batch.
-    responses: Responses of each model that samples, in all processes.
-    sampled: The largest batch of responses.
-    vllm_ranks: Processes of a vLLM engine that samples; 0 if the model itself does.
-    ema: Whether it keeps a moving average of the first model.
-    one_at_a_time: Whether it has one of its models in memory at a time.
+    num_rows: Number of rows; nan if it is unknown.
+    prompt, responses: Mean tokens of a row's prompt, and of all its responses together.
+    longest: Tokens of the longest row.
     notes: Assumptions, for the user.
+    num_responses: Responses of a row, at least 1.
     """
 
-    runs: list[Run]
-    rows: float
-    length: float
-    attended: float
-    largest: BatchShape
-    responses: float = 0
-    sampled: BatchShape = BatchShape(1, 1, 1)
-    vllm_ranks: int = 0
-    ema: bool = False
-    one_at_a_time: bool = False
-    notes: Sequence[str] = ()
+    num_rows: float
+    prompt: float
+    responses: float
+    longest: int
+    notes: list[str]
+    num_responses: int = 1
 
-    @property
-    def flops(self) -> float:
-        """Operations of forward and backward passes, and of what checkpointing recomputes."""
-        passes = [
-            (
-                measure_size(run.model)._asdict(),
-                run.forwards + run.epochs * run.model.activation_checkpointing,
-                run.epochs,
-            )
-            for run in self.runs
-        ]
-        return self.rows * self.length * flops_per_token(passes, self.attended)
+
+def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
+    """Return the counts of a split (train or eval) of a folder of tokens.
+
+    Before the tokens exist, the number of rows is that of the datasets, and the length of a row is
+    assumed to be half of its limit.
+    """
+    spec = plan.jobs[path].spec
+    settings, name = spec["settings"], job_name(spec)
+    fields, number = settings["fields"], max(len(settings["fields"]) - 1, 1)
+    arrays = [optional_ragged(Path(path), f"{split}.{field}") for field in fields]
+    # Neither missing nor empty.
+    if all(arrays):
+        lengths = [array.lengths for array in arrays if array]
+        prompt, *responses = (of_field.mean() for of_field in lengths)
+        stale = [f"assumed: rows are as long as in the stale result of {name}"]
+        notes, longest = stale if path in plan.stale else [], int(np.sum(lengths, axis=0).max())
+        return TokenCounts(len(lengths[0]), prompt, sum(responses), longest, notes, number)
+    limit = settings.get("max_length") or settings["max_prompt_length"]
+    num_rows, notes = count_rows(spec, split, plan)
+    mean = ASSUMED_LENGTH * limit
+    notes.append(f"assumed until {name} is built: {mean:g} tokens per row, half of the limit")
+    # Half of a sequence is the prompt; the limit holds for each sequence of prompt and response.
+    prompt = mean / min(len(fields), 2)
+    return TokenCounts(num_rows, prompt, number * (mean - prompt), number * limit, notes, number)
+
+
+def count_rows(spec: Mapping[str, Any], split: str, plan: Plan) -> tuple[float, list[str]]:
+    """Return the number of rows of a job's datasets (nan: unknown), and the assumptions."""
+    phase = spec["settings"]["phase"]
+    total, notes = 0.0, []
+    for number, weight in enumerate(spec["settings"]["weights"], start=1):
+        records, rows = (spec["inputs"][f"{key}.{number}"] for key in ("records", "rows"))
+        file = Path(rows["path"], f"{phase}.{split}.npy")
+        if file.exists():
+            total += weight * len(np.load(file, mmap_mode="r", allow_pickle=False))
+            continue
+        source, division = (plan.jobs[each["path"]].spec["settings"] for each in (records, rows))
+        if "generate" in source:
+            eval_rows = source["eval_rows"]
+            listed = {"train": source["rows"] - eval_rows, "eval": eval_rows}
+        elif listed := DATASET_ROWS.get(source.get("hub"), {}):
+            notes.append(f"assumed: {rows['name']} has as many rows as the Hub listed in 2024")
+        else:
+            notes.append(f"unknown until {rows['name']} is split: number of rows")
+        num_rows = listed.get(split, math.nan)
+        if division["max_rows"] and split == "train":
+            num_rows = min(num_rows, division["max_rows"])
+        total += weight * num_rows * division["weights"][phase] / sum(division["weights"].values())
+    return total, notes
+
+
+def model_config(path: str, plan: Plan) -> str:
+    """Return the config of the model in a result folder, as JSON.
+
+    A trained model has the config of its base model. Before a download, the Hub has the config.
+
+    Raises:
+        InputError: The Hub is unavailable.
+    """
+    spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
+    settings = spec["settings"]
+    if spec["rule"] == "init_model":
+        size = settings["tokenizer"].get("vocab_size")
+        if size is None:
+            content = json.loads(Path(source, "tokenizer.json").read_text())
+            added = [token["id"] for token in content["added_tokens"]]
+            size = max(*content["model"]["vocab"].values(), *added) + 1
+        return json.dumps({**settings["init"], "vocab_size": size})
+    if spec["rule"] == "fetch_model":
+        for folder in (path, source):
+            if folder and Path(folder, "config.json").exists():
+                return Path(folder, "config.json").read_text()
+        return hub_config(settings["hub"], settings["revision"])
+    key = "actor" if spec["rule"] == "train_rlhf" else "model"
+    return model_config(spec["inputs"][key]["path"], plan)
+
+
+@cache
+def hub_config(name: str, revision: str) -> str:
+    """Return the config of a model of the Hub, the only file of it that is downloaded."""
+    print(f"reading config.json of {name} from the Hub", file=sys.stderr, flush=True)
+    folder, _, _ = fetch(name, "model", revision, lambda *_: ["config.json"])
+    return Path(folder, "config.json").read_text()
 
 
 # --- what a job runs ----------------------------------------------------------------------------
@@ -127,9 +179,54 @@ class PlannedSizes:
     def __init__(
         self, spec: Mapping[str, Any], placement: Placement, plan: Plan, gpu_memory: float
     ) -> None:
-        self.settings, self.inputs = spec["settings"], spec["inputs"]
-        self.rule, self.work = spec["rule"], RULES[spec["rule"]].work
+        self.settings, self.inputs, self.rule = spec["settings"], spec["inputs"], spec["rule"]
         self.placement, self.plan, self.gpu_memory = placement, plan, gpu_memory
+
+    def tokens(self, split: str) -> TokenCounts:
+        """Return the counts of a split of the job's tokens."""
+        return token_counts(self.inputs["tokens"]["path"], split, self.plan)
+
+    def with_responses(self, prompts: TokenCounts) -> TokenCounts:
+        """Return the counts of prompts with all their responses, of the maximum length."""
+        count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
+        longest = prompts.longest + count * limit
+        return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
+
+    def trained_rows(self, tokens: TokenCounts) -> float:
+        """Return the rows of all steps of a training; nan if their number is unknown."""
+        settings, rows = self.settings, tokens.num_rows * self.settings["epochs"]
+        batch = settings.get("rollout_batch_size", settings["global_batch_size"])
+        return min(rows, (settings["max_steps"] or math.inf) * batch)
+
+    def evaluated(self, key: str, loss: str, forwards: int, dtype: str = "") -> Run:
+        """Return the run of the frozen model of an input.
+
+        Args:
+            key: Name of the input.
+            loss: What the forward pass computes (SFT, POLICY or SCORE).
+            forwards: Forward passes over each row.
+            dtype: Defaults to the recipe's.
+        """
+        dtype, placement = dtype or self.settings.get("dtype", "fp32"), self.placement
+        trains = RULES[self.rule].work == "training"
+        partitions = placement.is_partitioned if trains else placement.evaluates_partitioned
+        model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
+        return Run(model, 3 if partitions(dtype) else 0, forwards)
+
+    def trained(self, key: str, loss: str, forwards: int, prefix: str = "") -> Run:
+        """Return the run of the model of an input that is trained.
+
+        prefix: Of its settings: critic_ for a critic.
+        """
+        settings, placement = self.settings, self.placement
+        run, stage = self.evaluated(key, loss, forwards), getattr(placement, f"{prefix}zero_stage")
+        model = run.model._replace(
+            lora_rank=settings.get(f"{prefix}lora_rank", 0),
+            train_base="none" if prefix else settings.get("train_base", "none"),
+            activation_checkpointing=placement.activation_checkpointing,
+        )
+        stage = stage_used(placement.zero_stage if stage is None else stage, model.dtype)
+        return Run(model, stage, forwards, epochs=settings.get("ppo_epochs", 1))
 
     def workload(
         self, runs: list[Run], rows: float, tokens: TokenCounts, targets: int, **others: Any
@@ -151,45 +248,6 @@ class PlannedSizes:
             **others,
         )
 
-    def run(
-        self, key: str, loss: str, forwards: int, trained: str | None = None, dtype: str = ""
-    ) -> Run:
-        """Return the run of the model of an input.
-
-        Args:
-            key: Name of the input.
-            loss: What the forward pass computes (SFT, POLICY or SCORE).
-            forwards: Forward passes over each row, besides training.
-            trained: Prefix of the settings of a model that is trained: "" or "critic_".
-            dtype: Defaults to the recipe's.
-        """
-        settings, placement = self.settings, self.placement
-        dtype = dtype or settings.get("dtype", "fp32")
-        model = ModelSpec(model_config(self.inputs[key]["path"], self.plan), loss, dtype)
-        if trained is None:
-            partitions = placement.evaluates_partitioned
-            if self.work == "training":
-                partitions = placement.is_partitioned
-            return Run(model, 3 if partitions(dtype) else 0, forwards)
-        model = model._replace(
-            lora_rank=settings.get(f"{trained}lora_rank", 0),
-            train_base="none" if trained else settings.get("train_base", "none"),
-            activation_checkpointing=placement.activation_checkpointing,
-        )
-        stage = getattr(placement, f"{trained}zero_stage")
-        stage = stage_used(placement.zero_stage if stage is None else stage, dtype)
-        return Run(model, stage, forwards, epochs=settings.get("ppo_epochs", 1))
-
-    def tokens(self, split: str) -> TokenCounts:
-        """Return the counts of a split of the job's tokens."""
-        return token_counts(self.inputs["tokens"]["path"], split, self.plan)
-
-    def with_responses(self, prompts: TokenCounts) -> TokenCounts:
-        """Return the counts of prompts with all their responses, of the maximum length."""
-        count, limit = (self.settings[key] for key in ("num_generations", "max_response_length"))
-        longest = prompts.longest + count * limit
-        return prompts._replace(responses=count * limit, longest=longest, num_responses=count)
-
     def sampling(
         self, model: ModelSpec, prompts: TokenCounts, responses: float, at_a_time: float
     ) -> dict[str, Any]:
@@ -199,15 +257,12 @@ class PlannedSizes:
         """
         placement, limit = self.placement, self.settings["max_response_length"]
         length, ranks = prompts.longest + limit, 0
-        max_tokens = placement.generate_tokens or default_generate_tokens(
-            load_config(model),
-            model.width,
-            placement.micro_batch_tokens,
-            MEMORY_FRACTION * self.gpu_memory,
-        )
-        sequences = max(max_tokens // length, 1)
         if self.settings.get("generation_backend") == "vllm":
             ranks, sequences = placement.vllm_tensor_parallel_size, VLLM_MAX_SEQUENCES
+        else:
+            free, tokens = MEMORY_FRACTION * self.gpu_memory, placement.micro_batch_tokens
+            default = default_generate_tokens(load_config(model), model.width, tokens, free)
+            sequences = max((placement.generate_tokens or default) // length, 1)
         own = at_a_time * max(ranks, 1) / placement.num_processes
         if not math.isnan(own):
             # Batches of equal size.
@@ -220,40 +275,31 @@ def _training(job: PlannedSizes) -> Workload:
     """SFT, a reward model, or DPO."""
     tokens, loss = job.tokens("train"), RULES[job.rule].loss
     targets = tokens.longest - 1 if loss == SFT else tokens.longest // 2
-    runs = [job.run("model", loss, 0, trained="")]
-    return job.workload(runs, _trained_rows(job, tokens), tokens, targets)
+    return job.workload([job.trained("model", loss, 0)], job.trained_rows(tokens), tokens, targets)
 
 
 def _rlhf(job: PlannedSizes) -> Workload:
     """RLHF: the actor, its critic, which may start from any reward model, and what scores."""
     settings, prompts = RlhfSettings(**job.settings), job.tokens("train")
     tokens, scorers = job.with_responses(prompts), model_names(settings.reward)
-    rows, count = _trained_rows(job, prompts), settings.num_generations
+    rows, count = job.trained_rows(prompts), settings.num_generations
     # Without its adapters, the actor is the reference model; a teacher is another one.
     reference = "teacher" if settings.algorithm == "distill" else "actor"
     is_lora = settings.lora_rank > 0 and settings.train_base == "none"
     is_apart = reference == "teacher" or not is_lora
-    forwards = (not evaluated_in_update(settings)) + (not is_apart)
-    actor = job.run("actor", POLICY, forwards, trained="")
+    actor = job.trained("actor", POLICY, (not evaluated_in_update(settings)) + (not is_apart))
     at_a_time = settings.rollout_batch_size * count
     sampling = job.sampling(actor.model, prompts, rows * count, at_a_time)
     runs = [actor._replace(samples=True)]
     if settings.algorithm == "ppo":
-        runs.append(job.run([*scorers, "actor"][0], SCORE, 1, trained="critic_"))
-    runs += [job.run(key, SCORE, 1) for key in scorers]
+        runs.append(job.trained([*scorers, "actor"][0], SCORE, 1, "critic_"))
+    runs += [job.evaluated(key, SCORE, 1) for key in scorers]
     if is_apart:
-        runs.append(job.run(reference, POLICY, 1))
+        runs.append(job.evaluated(reference, POLICY, 1))
     note = f"assumed: responses of {settings.max_response_length} tokens, the limit"
     tokens = tokens._replace(notes=[*tokens.notes, note])
     has_ema = settings.ema_decay > 0
     return job.workload(runs, rows, tokens, int(tokens.responses), ema=has_ema, **sampling)
-
-
-def _trained_rows(job: PlannedSizes, tokens: TokenCounts) -> float:
-    """Return the rows of all steps of a training; nan if their number is unknown."""
-    settings, rows = job.settings, tokens.num_rows * job.settings["epochs"]
-    batch = settings.get("rollout_batch_size", settings["global_batch_size"])
-    return min(rows, (settings["max_steps"] or math.inf) * batch)
 
 
 def _evaluation(job: PlannedSizes) -> Workload | None:
@@ -272,7 +318,7 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
         rows = min(settings["num_prompts"], rows)
     tokens = prompts = max(found, key=lambda counts: counts.longest)
     keys = [] if scores_alone else [key for key in inputs if MODEL.match(key)]
-    runs = [job.run(key, RULES[job.rule].loss, 2 if is_compared else 1) for key in keys]
+    runs = [job.evaluated(key, RULES[job.rule].loss, 2 if is_compared else 1) for key in keys]
     sampling = {}
     if samples:
         number = rows * settings["num_generations"]
@@ -281,7 +327,7 @@ def _evaluation(job: PlannedSizes) -> Workload | None:
     if is_compared or scores_alone:
         tokens, dtype = job.with_responses(prompts), "fp32" if is_compared else ""
         scorers = [n for each in ("reward", "judge") for n in model_names(settings.get(each))]
-        runs += [job.run(key, SCORE, max(len(keys), 1), dtype=dtype) for key in scorers]
+        runs += [job.evaluated(key, SCORE, max(len(keys), 1), dtype) for key in scorers]
     if not runs:
         return None
     sampling["one_at_a_time"] = not scores_alone
@@ -305,62 +351,16 @@ def job_workload(
     return _rlhf(job) if job.rule == "train_rlhf" else _training(job)
 
 
-# --- memory -------------------------------------------------------------------------------------
+# --- time ----------------------------------------------------------------------------------------
 
 
-def peak_memory(workload: Workload, placement: Placement, gpu_memory: float) -> tuple[str, Memory]:
-    """Return the moment of peak memory of a process, and its memory."""
-    groups = [[run] for run in workload.runs] if workload.one_at_a_time else [workload.runs]
-    moments: list[tuple[str, Memory]] = []
-    for runs in groups:
-        resident = _resident(runs, workload.ema, placement)
-        for run in runs:
-            added = Memory(activations=activation_peak(run.model, workload.largest, run.epochs > 0))
-            if run.stage == 3:
-                # A whole layer is gathered.
-                size = measure_size(run.model)
-                added["weights"] = run.model.width * max(size.layer, size.largest)
-            elif runs[0].epochs and not run.epochs and placement.offload_frozen:
-                added["weights"] = run.model.weight_bytes
-            moments.append(("training" if run.epochs else "scoring", resident + added))
-        if runs[0].samples:
-            added, model = Memory(), runs[0].model
-            if workload.vllm_ranks:
-                added["vllm"] = int(GPU_MEMORY_FRACTION * gpu_memory)
-            else:
-                # By default, keys and values take what is free.
-                tokens = placement.generate_tokens or 0
-                added["cache"] = tokens * model.width * measure_size(model).kv
-                if runs[0].stage == 3 and samples_whole(model.weight_bytes, gpu_memory):
-                    added["weights"] = model.weight_bytes
-            moments.append(("sampling", resident + added))
-    return max(moments, key=lambda moment: moment[1].total())
-
-
-def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
-    """Return what a process holds of models at all times. Offloaded tensors are on the CPU."""
-    found, processes = Memory(), placement.num_processes
-    offloads_all = placement.offload == "parameters"
-    offloads_frozen = placement.offload_frozen if runs[0].epochs else offloads_all
-    for run in runs:
-        size, width = measure_size(run.model), run.model.width
-        divided = processes if run.stage == 3 else 1
-        if run.epochs and not offloads_all:
-            # With adapters, few of the weights are trained.
-            per_weight = training_bytes(run.stage, processes, run.model.dtype)
-            if placement.offload == "optimizer":
-                per_weight = width / divided
-            found["training"] += int(per_weight * size.trained)
-            found["weights"] += width * (size.weights - size.trained) // divided
-        elif not run.epochs and not offloads_frozen:
-            found["weights"] += width * size.weights // divided
-    if ema:
-        divided = processes if runs[0].stage else 1
-        found["training"] += 4 * measure_size(runs[0].model).trained // divided
-    return found
-
-
-# --- time ---------------------------------------------------------------------------------------
+def total_flops(workload: Workload) -> float:
+    """Return the operations of all passes, with what activation checkpointing recomputes."""
+    passes = []
+    for model, _, forwards, epochs, _ in workload.runs:
+        recomputed = epochs * model.activation_checkpointing
+        passes.append((measure_size(model), forwards + recomputed, epochs))
+    return workload.rows * workload.length * flops_per_token(passes, workload.attended)
 
 
 def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
@@ -369,12 +369,12 @@ def total_seconds(workload: Workload, gpu: Gpu, num_gpus: int) -> float:
     Each sampled token reads all weights, and the keys and values so far, half of the response on
     average (Pope et al. 2022, section 2.1). The processes of a vLLM engine divide them.
     """
-    seconds = workload.flops / (FLOPS_UTILIZATION * num_gpus * gpu.flops)
+    seconds = total_flops(workload) / (FLOPS_UTILIZATION * num_gpus * gpu.flops)
     shape, ranks = workload.sampled, max(workload.vllm_ranks, 1)
     num_batches = -(-workload.responses * ranks // (shape.sequences * num_gpus))
     for model in (run.model for run in workload.runs if run.samples):
         cached = shape.sequences * (shape.length - shape.targets / 2)
-        read = model.weight_bytes + model.width * measure_size(model).kv * cached
+        read = model.weight_bytes + model.width * measure_size(model)["kv"] * cached
         per_token = read / ranks / (gpu.bandwidth * BANDWIDTH_UTILIZATION) + SECONDS_PER_TOKEN
         seconds += num_batches * shape.targets * per_token
     return seconds
@@ -400,7 +400,7 @@ class JobEstimate:
     """
 
     def __init__(self, path: str, plan: Plan, gpu: Gpu) -> None:
-        self.spec, self.placement, self.gpu = plan.jobs[path].spec, plan.jobs[path].placement, gpu
+        self.spec, self.placement = plan.jobs[path].spec, plan.jobs[path].placement
         self.moment, self.memory = "", Memory()
         self.seconds, self.disk, self.checkpoint, self.num_gpus = math.nan, math.nan, 0, 0
         self.warnings, self.notes = list[str](), list[str]()
@@ -408,28 +408,28 @@ class JobEstimate:
         if "command" in self.spec["settings"]:
             self.notes.append("unknown: run.json has the time and the memory after the first run")
             return
-        self.workload = workload = self._placed(plan)
+        self.workload = workload = self._placed(plan, gpu)
         if not workload:
             return
         self.notes += workload.notes
         if trained := [run.model for run in workload.runs if run.epochs]:
             saved = self.spec["settings"].get("save_dtype") or trained[0].dtype
             self.disk = (1 + workload.ema) * trained[0]._replace(dtype=saved).weight_bytes
-            self.checkpoint = sum(12 * measure_size(model).trained for model in trained)
+            self.checkpoint = sum(12 * measure_size(model)["trained"] for model in trained)
         self.num_gpus = self.placement.nodes * self.placement.gpus_per_node
         if self.num_gpus:
             self.seconds = total_seconds(workload, gpu, self.num_gpus)
-            self.warnings += self._lacks(workload)
+            self.warnings += self._lacks(workload, gpu.memory)
 
     def __str__(self) -> str:
         return job_name(self.spec)
 
-    def _placed(self, plan: Plan) -> Workload | None:
+    def _placed(self, plan: Plan, gpu: Gpu) -> Workload | None:
         """Set the placement and its memory; return its workload."""
         rungs: list[Rung | None] = [None]
         if is_open(self.placement) and RULES[self.spec["rule"]].work == "training":
             rungs = [*possible_rungs(self.placement, self.spec["settings"]["dtype"])]
-        memory = self.gpu.memory if self.placement.gpus_per_node else 0
+        memory = gpu.memory if self.placement.gpus_per_node else 0
         for rung in rungs:
             self.placement = rung.of(self.placement) if rung else self.placement
             workload = job_workload(self.spec, self.placement, plan, memory)
@@ -442,30 +442,22 @@ class JobEstimate:
             self.notes.append(f"{rung}, if a training finds the same")
         return workload
 
-    def _lacks(self, workload: Workload) -> Iterator[str]:
+    def _lacks(self, workload: Workload, memory: float) -> Iterator[str]:
         """Yield what a GPU lacks."""
-        memory, first, ranks = self.gpu.memory, workload.runs[0], workload.vllm_ranks
-        if self.memory.total() > USABLE_MEMORY * memory:
+        needed, usable = self.memory.total(), USABLE_MEMORY * memory
+        if needed > usable:
             [(largest, size)] = self.memory.most_common(1)
-            yield (
-                f"does not fit: {format_bytes(self.memory.total())} at {self.moment}"
-                f" ({largest}: {format_bytes(size)}), a GPU has"
-                f" {format_bytes(USABLE_MEMORY * memory)}"
-            )
-        if first.epochs and not self.gpu.has_bf16 and first.model.dtype == "bf16":
-            yield "the GPU has no arithmetic in bf16: set dtype: fp16"
+            peak = f"{format_bytes(needed)} at {self.moment} ({largest}: {format_bytes(size)})"
+            yield f"does not fit: {peak}, a GPU has {format_bytes(usable)}"
+        first, ranks = workload.runs[0], workload.vllm_ranks
         weights = first.model.weight_bytes
         if weights > ranks * GPU_MEMORY_FRACTION * memory > 0:
-            yield (
-                "does not fit: vllm needs more for weights than the"
-                f" {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses: set vllm_tensor_parallel_size"
-            )
+            used = f"the {GPU_MEMORY_FRACTION:.0%} of a GPU that it uses"
+            yield f"does not fit: vllm needs more than {used}: set vllm_tensor_parallel_size"
         gathers = first.epochs and first.stage == 3 and not samples_whole(weights, memory)
         if first.samples and gathers and not ranks:
-            yield (
-                "each token gathers all weights from all GPUs, whose time is not counted: set"
-                " generation_backend: vllm with vllm_tensor_parallel_size"
-            )
+            cost = "each token gathers all weights from all GPUs, whose time is not counted"
+            yield f"{cost}: set generation_backend: vllm with vllm_tensor_parallel_size"
 
 
 def format_bytes(number: float) -> str:

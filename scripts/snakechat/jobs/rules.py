@@ -45,7 +45,7 @@ class Rule(NamedTuple):
             of its placement; an evaluation has one, unless ZeRO 3 partitions the models. None if it
             runs no model.
         loss: What the forward pass of a model that it trains or evaluates computes
-            (snakechat.estimates.activation_memory).
+            (snakechat.estimates.memory).
         model: What the model card says that the model is; None if the rule trains none.
     """
 

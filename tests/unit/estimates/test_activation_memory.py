@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from snakechat.estimates.activation_memory import (
+from snakechat.estimates.job_estimate import PlannedSizes, TokenCounts
+from snakechat.estimates.memory import (
     POLICY,
     SCORE,
     SFT,
@@ -17,8 +18,6 @@ from snakechat.estimates.activation_memory import (
     activation_peak,
     measure_size,
 )
-from snakechat.estimates.inputs import TokenCounts
-from snakechat.estimates.job_estimate import PlannedSizes
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import Placement
 from support.families import FAMILIES
@@ -34,7 +33,7 @@ def test_sizes_are_extrapolated_to_all_layers(family):
     expected = sum(weight.numel() for weight in whole.parameters())
     config = {layers if key == "num_hidden_layers" else key: v for key, v in keys.items()}
     size = measure_size(ModelSpec(json.dumps(config), SFT, "bf16"))
-    assert (size.weights, size.trained, size.layers) == (expected, expected, 5)
+    assert (size["weights"], size["trained"], size["layers"]) == (expected, expected, 5)
 
 
 def test_sizes_by_hand():
@@ -42,14 +41,14 @@ def test_sizes_by_hand():
     # embeddings 32 * 8, position embeddings 16 * 8, a norm 16.
     layer = 768 + 72 + 32
     size = measure_size(small_spec())
-    assert (size.layer, size.weights) == (layer, 2 * layer + 256 + 128 + 16)
+    assert (size["layer"], size["weights"]) == (layer, 2 * layer + 256 + 128 + 16)
     # Keys and values of 8 dimensions in 2 layers.
-    assert (size.kv, size.largest) == (32, 256)
+    assert (size["kv"], size["largest"]) == (32, 256)
     # Adapters of rank 1 have 8 + 24, 8 + 8, 8 + 32 and 32 + 8 weights in a layer.
-    assert measure_size(small_spec(lora_rank=1)).trained == 2 * (32 + 16 + 40 + 40)
+    assert measure_size(small_spec(lora_rank=1))["trained"] == 2 * (32 + 16 + 40 + 40)
     # A reward model has a head of 8 in place of the output layer, which is tied here.
-    assert measure_size(small_spec(SCORE)).weights == size.weights + 8
-    assert measure_size(small_spec(SCORE, lora_rank=1)).trained == 256 + 8
+    assert measure_size(small_spec(SCORE))["weights"] == size["weights"] + 8
+    assert measure_size(small_spec(SCORE, lora_rank=1))["trained"] == 256 + 8
 
 
 def test_an_invalid_config_raises():

@@ -1,12 +1,15 @@
-"""Sizes and activation memory of a model, measured without the model.
+"""Memory of a process that runs models, measured without them.
 
-A model of a few layers is built of torch's fake tensors, which have shapes and no data, and runs a
-forward and backward pass as in training, while the lifetime of each storage is tracked. All layers
-are alike: what a third layer adds to two, every further layer adds too.
+It is the peak: what the process holds at all times, and what the largest moment adds. A trained
+weight takes 16 bytes, which the processes divide as ZeRO does. For activations, a model of a few
+layers is built of torch's fake tensors, which have shapes and no data, and runs a forward and
+backward pass as in training, while the lifetime of each storage is tracked. All layers are alike:
+what a third layer adds to two, every further layer adds too.
 """
 
 import json
 import weakref
+from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,13 +34,20 @@ from snakechat.modeling.generation import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES, checkpoint_activations
 from snakechat.modeling.packing import TokenBatch
+from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
+from snakechat.training.rungs import samples_whole, training_bytes
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import Placement
 
 # Numbers of layers of the two small models that are measured.
 SMALL_DEPTHS = (2, 3)
 # Losses: SFT (sum of log-probabilities), RLHF and DPO (log-probabilities of tokens), reward models
 # and critics (scores).
 SFT, POLICY, SCORE = "sft", "policy", "score"
+
+# Bytes by component: weights, of models or parts of them that are not trained; training: weights,
+# gradients and optimizer states of the others; activations; cache: keys and values; vllm.
+Memory = Counter[str]
 
 
 class ModelSpec(NamedTuple):
@@ -62,23 +72,7 @@ class ModelSpec(NamedTuple):
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights; of a saved model with LoRA, adapters included."""
-        return self.width * measure_size(self).weights
-
-
-class ModelSize(NamedTuple):
-    """Numbers of elements of a model.
-
-    weights: all weights. trained: the trained ones. largest: the largest tensor. layer: one layer.
-    kv: keys and values of a token in all layers. layers, hidden_size: as in the config.
-    """
-
-    weights: int
-    trained: int
-    largest: int
-    layer: int
-    layers: int
-    hidden_size: int
-    kv: int
+        return self.width * measure_size(self)["weights"]
 
 
 class BatchShape(NamedTuple):
@@ -95,23 +89,72 @@ class BatchShape(NamedTuple):
     dense_mask: bool = True
 
 
+class Run(NamedTuple):
+    """What a job runs of a model.
+
+    stage: The ZeRO stage at which the processes partition it.
+    forwards: Forward passes over each row, besides training.
+    epochs: Passes over each row that train it; 0 for a frozen model.
+    samples: Whether it samples the responses of the workload.
+    """
+
+    model: ModelSpec
+    stage: int
+    forwards: int = 0
+    epochs: int = 0
+    samples: bool = False
+
+
+class Workload(NamedTuple):
+    """What a job runs. Numbers of rows and responses are nan if they are unknown.
+
+    runs: Its models, those that are trained first.
+    rows: Rows of all passes.
+    length: Mean tokens of a row.
+    attended: Mean length of the sequences in which attention is computed.
+    largest: Its largest micro-batch.
+    responses: Responses of each model that samples, in all processes.
+    sampled: The largest batch of responses.
+    vllm_ranks: Processes of a vLLM engine that samples; 0 if the model itself does.
+    ema: Whether it keeps a moving average of the first model.
+    one_at_a_time: Whether it has one of its models in memory at a time.
+    notes: Assumptions, for the user.
+    """
+
+    runs: list[Run]
+    rows: float
+    length: float
+    attended: float
+    largest: BatchShape
+    responses: float = 0
+    sampled: BatchShape = BatchShape(1, 1, 1)
+    vllm_ranks: int = 0
+    ema: bool = False
+    one_at_a_time: bool = False
+    notes: Sequence[str] = ()
+
+
 @cache
-def measure_size(model: ModelSpec) -> ModelSize:
-    """Return the ModelSize of a model."""
+def measure_size(model: ModelSpec) -> dict[str, int]:
+    """Return numbers of elements of a model, by names that run.json has where it has them.
+
+    weights: all weights. trained: the trained ones. largest: the largest tensor. layer: one layer.
+    kv: keys and values of a token in all layers. layers, hidden_size: as in the config.
+    """
     config = load_config(model)
     modules = [build_model(model, layers) for layers in SMALL_DEPTHS]
     sizes = [{each: each.numel() for each in module.parameters()} for module in modules]
     weights = [sum(of.values()) for of in sizes]
     trained = [sum(n for each, n in of.items() if each.requires_grad) for of in sizes]
-    return ModelSize(
-        weights=_extrapolate(weights, config.num_hidden_layers),
-        trained=_extrapolate(trained, config.num_hidden_layers),
-        largest=max(sizes[0].values()),
-        layer=weights[1] - weights[0],
-        layers=config.num_hidden_layers,
-        hidden_size=config.hidden_size,
-        kv=cache_elements(config),
-    )
+    return {
+        "weights": _extrapolate(weights, config.num_hidden_layers),
+        "trained": _extrapolate(trained, config.num_hidden_layers),
+        "largest": max(sizes[0].values()),
+        "layer": weights[1] - weights[0],
+        "layers": config.num_hidden_layers,
+        "hidden_size": config.hidden_size,
+        "kv": cache_elements(config),
+    }
 
 
 @cache
@@ -155,24 +198,19 @@ def load_config(model: ModelSpec, layers: int | None = None) -> PreTrainedConfig
 
 def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
     """Return a trainable model with a number of layers on the meta device."""
-    wrapper: type[Policy] | type[Scorer]
-    wrapper, auto_class = (
-        (Scorer, AutoModelForSequenceClassification)
-        if model.loss == SCORE
-        else (Policy, AutoModelForCausalLM)
-    )
-    config = load_config(model, layers)
+    is_scorer, dtype = model.loss == SCORE, DTYPES[model.dtype]
+    auto_class = AutoModelForSequenceClassification if is_scorer else AutoModelForCausalLM
     with torch.device("meta"):
-        network = auto_class.from_config(config, dtype=DTYPES[model.dtype])
+        network = auto_class.from_config(load_config(model, layers), dtype=dtype)
         if model.lora_rank:
             network = add_lora(network, model.lora_rank, 1, model.train_base)
     if model.activation_checkpointing:
         checkpoint_activations(network)
     for weight in network.parameters():
-        weight.data = weight.data.to(DTYPES[model.dtype])
+        weight.data = weight.data.to(dtype)
     # Whatever this process chose, the layers are not compiled.
     with acceleration.using(Acceleration()):
-        return wrapper(network).train()
+        return (Scorer if is_scorer else Policy)(network).train()
 
 
 def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool) -> int:
@@ -184,14 +222,18 @@ def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool
     choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), acceleration.using(choices):
-            replace_meta_tensors(module, "cpu")
+            module.to_empty(device="cpu")
+            module.model.tie_weights()
             for weight in module.parameters():
                 if weight.requires_grad:
                     # Engines take each gradient as it is computed; estimates count them separately.
                     weight.register_post_accumulate_grad_hook(lambda w: setattr(w, "grad", None))
-            batch = fake_batch(module, shape)
+            batch = _fake_batch(module, shape)
             with MemoryTracker(module) as tracker, torch.set_grad_enabled(trains):
-                loss = compute_loss(model, module, batch)
+                # The loss of SFT, or a sum that takes as much memory as another loss.
+                arguments = [batch.state_index] if model.loss == SCORE else []
+                options = {"return_sum": True} if model.loss == SFT else {}
+                loss = module(batch, *arguments, **options).sum()
                 if trains:
                     loss.backward()
     finally:
@@ -199,13 +241,7 @@ def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool
     return tracker.peak
 
 
-def replace_meta_tensors(module: Policy | Scorer, device: torch.device | str) -> None:
-    """Replace tensors on the meta device by tensors on another one; tied weights stay tied."""
-    module.to_empty(device=device)
-    module.model.tie_weights()
-
-
-def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
+def _fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
     """Return a batch without padding whose packed sequences have one response each."""
     sequences, length, targets, *_ = shape
 
@@ -219,13 +255,6 @@ def fake_batch(module: Policy | Scorer, shape: BatchShape) -> TokenBatch:
         segments = Segments(input_ids, input_ids, Spans(bounds, length))
         batch = batch._replace(position_ids=input_ids, segments=segments)
     return batch
-
-
-def compute_loss(model: ModelSpec, module: Policy | Scorer, batch: TokenBatch) -> torch.Tensor:
-    """Return the loss of a batch, or a sum that takes as much memory."""
-    if model.loss == SFT:
-        return module(batch, return_sum=True)
-    return (module(batch) if model.loss == POLICY else module(batch, batch.state_index)).sum()
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -260,3 +289,57 @@ class MemoryTracker(TorchDispatchMode):
         self.storages[key] = weakref.ref(storage, release)
         self.bytes += size
         self.peak = max(self.peak, self.bytes)
+
+
+# --- memory of a job ------------------------------------------------------------------------------
+
+
+def peak_memory(workload: Workload, placement: Placement, gpu_memory: float) -> tuple[str, Memory]:
+    """Return the moment of peak memory of a process, and its memory."""
+    groups = [[run] for run in workload.runs] if workload.one_at_a_time else [workload.runs]
+    moments: list[tuple[str, Memory]] = []
+    for runs in groups:
+        resident, first = _resident(runs, workload.ema, placement), runs[0]
+        for run in runs:
+            added = Memory(activations=activation_peak(run.model, workload.largest, run.epochs > 0))
+            if run.stage == 3:
+                # A whole layer is gathered.
+                size = measure_size(run.model)
+                added["weights"] = run.model.width * max(size["layer"], size["largest"])
+            elif first.epochs and not run.epochs and placement.offload_frozen:
+                added["weights"] = run.model.weight_bytes
+            moments.append(("training" if run.epochs else "scoring", resident + added))
+        if first.samples and workload.vllm_ranks:
+            added = Memory(vllm=int(GPU_MEMORY_FRACTION * gpu_memory))
+            moments.append(("sampling", resident + added))
+        elif first.samples:
+            # By default, keys and values take what is free.
+            tokens, weights = placement.generate_tokens or 0, first.model.weight_bytes
+            added = Memory(cache=tokens * first.model.width * measure_size(first.model)["kv"])
+            if first.stage == 3 and samples_whole(weights, gpu_memory):
+                added["weights"] = weights
+            moments.append(("sampling", resident + added))
+    return max(moments, key=lambda moment: moment[1].total())
+
+
+def _resident(runs: list[Run], ema: bool, placement: Placement) -> Memory:
+    """Return what a process holds of models at all times. Offloaded tensors are on the CPU."""
+    found, processes = Memory(), placement.num_processes
+    offloads_all = placement.offload == "parameters"
+    offloads_frozen = placement.offload_frozen if runs[0].epochs else offloads_all
+    for run in runs:
+        size, width = measure_size(run.model), run.model.width
+        divided = processes if run.stage == 3 else 1
+        if run.epochs and not offloads_all:
+            # With adapters, few of the weights are trained.
+            per_weight = training_bytes(run.stage, processes, run.model.dtype)
+            if placement.offload == "optimizer":
+                per_weight = width / divided
+            found["training"] += int(per_weight * size["trained"])
+            found["weights"] += width * (size["weights"] - size["trained"]) // divided
+        elif not run.epochs and not offloads_frozen:
+            found["weights"] += width * size["weights"] // divided
+    if ema:
+        divided = processes if runs[0].stage else 1
+        found["training"] += 4 * measure_size(runs[0].model)["trained"] // divided
+    return found
