@@ -20,22 +20,29 @@ from typing import Any
 
 from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
 from snakechat.jobs.stale_causes import causes_of, job_name, spec_changes
-from snakechat.workflow.digests import digest, fsync, sealed_json, write_atomically
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import link_result, linked_folder, lock_output
-from snakechat.workflow.locks import acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
     Manifest,
-    lock_path,
+    digest,
+    fsync,
     manifest_path,
     read_manifest,
+    sealed_json,
     store_key,
-    unfinished_folder,
     without_names,
+    write_atomically,
 )
-from snakechat.workflow.store import delete_lock, delete_work, file_damage, publish
+from snakechat.workflow.store import (
+    delete_work,
+    locked,
+    make_folders,
+    publish,
+    result_damage,
+    work_path,
+)
 
 # What a person can judge to be equivalent.
 ACCEPTABLE = ("code", "requirements")
@@ -87,7 +94,7 @@ def acceptable_changes(
             f"{job_name(spec)}: only changes of code and libraries can be accepted:"
             f" {'; '.join(causes)}: build it again"
         )
-    if damage := file_damage(linked_folder(spec["path"]), manifest):
+    if damage := result_damage(linked_folder(spec["path"])):
         raise InputError(f"{spec['path']}: {damage}: delete it and build it again")
     return spec_changes(recorded, spec)
 
@@ -106,15 +113,14 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
     text = sealed_json({**manifest, "spec": spec, "accepted": accepted})
     digests = {key: entry["digest"] for key, entry in manifest["inputs"].items()}
     folder = Path(job.options.stores[0], spec["rule"], store_key(spec, digests))
-    acquire_lock(lock_path(folder))
-    delete_work(folder)
-    unfinished = unfinished_folder(folder)
-    make_folders(unfinished)
-    copy_files(linked_folder(job.spec["path"]), unfinished, manifest)
-    write_atomically(unfinished / MANIFEST, text)
-    publish(folder)
-    link_result(job.spec["path"], folder)
-    delete_lock(folder)
+    with locked(folder):
+        delete_work(folder)
+        unfinished = work_path(folder, "result")
+        make_folders(unfinished)
+        copy_files(linked_folder(job.spec["path"]), unfinished, manifest)
+        write_atomically(unfinished / MANIFEST, text)
+        publish(folder)
+        link_result(job.spec["path"], folder)
 
 
 def copy_files(source: Path, target: Path, manifest: Manifest) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 
 from snakechat.data.records import read_digests, read_texts
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.links import linked_results
+from snakechat.workflow.links import find_results
 from snakechat.workflow.manifest import (
     MANIFEST,
     Manifest,
@@ -33,7 +33,6 @@ from snakechat.workflow.manifest import (
     merge_lineages,
     read_manifest,
 )
-from snakechat.workflow.store import find_results
 
 # The rules that write records, and the split of these (all: "") that other rules read themselves.
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
@@ -66,12 +65,11 @@ def main() -> None:
     trees = [Path("output"), *arguments.folders]
     if missing := [tree for tree in trees if not tree.is_dir()]:
         raise InputError(f"{missing[0]} is not a folder: correct the path")
-    paths = {folder: str(path) for path, folder in linked_results(Path("output"))}
-    # By the path that leads to a result; for a version or a copy, by its folder.
+    # By the path that leads to a result; for an earlier version, by its folder.
     results = {
-        paths.get(folder.resolve(), str(folder)): (folder, manifest, content_digest(manifest))
+        str(path): (folder, manifest, content_digest(manifest))
         for tree in trees
-        for folder in find_results(tree)
+        for path, folder in find_results(tree).items()
         if (manifest := read_manifest(folder / MANIFEST))
     }
     # By the content of the result.

@@ -19,9 +19,9 @@ from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import model_size
 from snakechat.training.placed_models import init_process_group, load_frozen, make_sampler
-from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import in_batches
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.manifest import write_atomically
 from snakechat.workflow.processes import barrier, rank
 
 # Prompts that are sampled, and saved, at a time.

@@ -24,9 +24,8 @@ import yaml
 from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser, upstream_paths
 from snakechat.jobs.stale_causes import job_name
 from snakechat.jobs.staleness import write_spec
-from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import one_line_errors
-from snakechat.workflow.manifest import manifest_path
+from snakechat.workflow.manifest import canonical_json, digest, manifest_path
 from snakechat.workflow.processes import changed_values
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -46,11 +46,10 @@ from typing import Any, NoReturn
 from snakechat.training.rungs import Ladder, goes_down
 from snakechat.workflow.code_digests import selected_code
 from snakechat.workflow.commands import child_process, exit_code
-from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.hermetic import LIMITS, external_files, hub_folder
 from snakechat.workflow.job import PREPARED, READING, STATES, read_spec, report_errors
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock
+from snakechat.workflow.manifest import planned_files
 from snakechat.workflow.processes import (
     SERIAL,
     Placement,
@@ -60,6 +59,7 @@ from snakechat.workflow.processes import (
     set_threads,
 )
 from snakechat.workflow.publishing import prepare, publish_result
+from snakechat.workflow.store import AlreadyLocked, acquire_lock
 
 # Variables that make a process part of a group.
 GROUP_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

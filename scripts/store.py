@@ -16,7 +16,6 @@ unless --interrupted is given.
 
 import argparse
 import datetime
-import errno
 import os
 import time
 from collections.abc import Collection, Iterable
@@ -34,28 +33,24 @@ from snakechat.workflow.links import (
     root_links,
     versions_of,
 )
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
     Manifest,
     content_digest,
-    lock_path,
     read_manifest,
     read_run_record,
     result_id,
-    state_folder,
-    work_folder,
 )
 from snakechat.workflow.store import (
-    delete_lock,
+    AlreadyLocked,
     delete_work,
     format_size,
-    noted_inputs,
+    locked,
     parse_size,
+    size_of,
     stored_folders,
-    unfinished_results,
-    walk_files,
+    work_path,
 )
 
 # Seconds by which the clock of a file server may be behind.
@@ -68,24 +63,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--store", type=Path, default=STORE, metavar="FOLDER", help=f"default: {STORE}"
-    )
-    listing = commands.add_parser("list", parents=[common], help="list results, newest first")
+    listing = commands.add_parser("list", help="list results, newest first")
     listing.add_argument("target", nargs="?", help="a result, such as output/rlhf/mine")
-    collection = commands.add_parser("gc", parents=[common], help="remove what no build uses")
+    collection = commands.add_parser("gc", help="remove what no build uses")
     collection.add_argument(
-        "--max-size",
-        required=True,
-        metavar="SIZE",
-        help="remove the least recently used results until the store takes at most this (500G)",
+        "--max-size", required=True, metavar="SIZE", help="space that the store may take: 500G"
     )
     collection.add_argument(
         "--interrupted",
         action="store_true",
         help="remove the checkpoints of interrupted jobs and what they alone need, too",
     )
+    for command in (listing, collection):
+        command.add_argument(
+            "--store", type=Path, default=STORE, metavar="FOLDER", help=f"default: {STORE}"
+        )
     arguments = parser.parse_args()
     if not arguments.store.is_dir():
         raise InputError(f"{arguments.store} does not exist: set --store to the folder of a store")
@@ -97,79 +89,11 @@ def main() -> None:
         list_results(arguments.store)
 
 
-# --- list -------------------------------------------------------------------------------------
-
-
-def list_results(store: Path) -> None:
-    """Print a line for each result with the number of its versions."""
-    names = named_versions(Path("output"))
-    versions: dict[str, list[StoredResult]] = {}
-    results = examine(stored_folders(store))
-    for result in results:
-        # A result without a name belongs to another output folder.
-        for path in names.get(result.folder.resolve(), [result.id]):
-            versions.setdefault(path, []).append(result)
-    for path, stored in sorted(versions.items()):
-        size = format_size(sum(result.num_bytes for result in stored))
-        newest = max(result.made for result in stored)
-        noun = "version" if len(stored) == 1 else "versions"
-        print(f"{format_time(newest)}  {size:>12}  {len(stored):4} {noun:8}  {path}")
-    size = format_size(sum(result.num_bytes for result in results))
-    print(f"{len(results):,} results, {size}")
-
-
-def list_versions(target: str) -> None:
-    """Print the versions of a result, newest first: when, where, how large, what changed.
-
-    Raises:
-        InputError: There are none.
-    """
-    path = target.rstrip("/").removesuffix(f".{MANIFEST}")
-    results = examine(versions_of(path))
-    if not results:
-        raise InputError(f"no version of {path}")
-    results.sort(key=lambda result: result.made)
-    current = linked_folder(path)
-    for number in reversed(range(len(results))):
-        result = results[number]
-        mark = "  current" if result.folder == current else ""
-        size = format_size(result.num_bytes)
-        print(f"{format_time(result.made)}  {size:>12}  {result.host}{mark}")
-        print(f"  {os.path.relpath(result.folder)}")
-        if number:
-            for change in version_changes(results[number - 1].manifest, result.manifest):
-                print(f"    {change}")
-
-
-def version_changes(old: Manifest | None, new: Manifest | None) -> list[str]:
-    """Describe what changed from one version of a result to the next."""
-    if old is None or new is None:
-        return ["a manifest cannot be read"]
-    changes = spec_changes(old["spec"], new["spec"])
-    inputs = old["inputs"]
-    changes += [
-        f"input {name} had other content"
-        for name in sorted(inputs.keys() & new["inputs"].keys())
-        if inputs[name]["digest"] != new["inputs"][name]["digest"]
-    ]
-    if content_digest(old) == content_digest(new):
-        changes.append("the files are the same")
-    return changes
-
-
-def format_time(seconds: float) -> str:
-    """Return a Unix time in the local time zone, to the minute."""
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-
-
-# --- results and what jobs left ---------------------------------------------------------------
-
-
-class StoredResult(NamedTuple):
+class Entry(NamedTuple):
     """A result in a store, or what a job makes or made when it was killed.
 
     Attributes:
-        folder: Its folder, named after its key.
+        folder: Its folder, or the one that it would have; named after its key.
         is_finished: Whether it is a result.
         num_bytes: The size of its files.
         used: Unix time of the last use: when it was made, or when a path was linked to it.
@@ -189,49 +113,98 @@ class StoredResult(NamedTuple):
     @property
     def is_interrupted(self) -> bool:
         """Whether a job left checkpoints, from which it may go on."""
-        return not self.is_finished and any(state_folder(self.folder).glob("*"))
+        return not self.is_finished and any(work_path(self.folder, "state").glob("*"))
 
-    @property
-    def manifest(self) -> Manifest | None:
-        """Its manifest; None if it is damaged."""
-        return read_manifest(self.folder / MANIFEST)
-
-    @property
-    def host(self) -> str:
-        """The machine that made it."""
-        record = read_run_record(self.folder)
-        return record["host"] if record else "unknown"
-
-    @property
-    def made(self) -> float:
-        """Unix time at which it was made."""
+    def made(self) -> tuple[float, str]:
+        """Return the Unix time at which it was made, and the machine."""
         record = read_run_record(self.folder)
         if record is None:
-            return self.used
+            return self.used, "unknown"
         started = datetime.datetime.fromisoformat(record["started"])
-        return started.timestamp() + record["seconds"]
+        return started.timestamp() + record["seconds"], record["host"]
 
 
-def examine(finished: Iterable[Path], unfinished: Iterable[Path] = ()) -> list[StoredResult]:
-    """Return what is in folders of a store, the least recently used first.
-
-    Args:
-        finished: Folders of results.
-        unfinished: Folders that results would have which jobs make, or made.
-    """
-    results = []
-    folders = *((folder, True) for folder in finished), *((folder, False) for folder in unfinished)
-    for folder, is_finished in folders:
-        place = folder if is_finished else work_folder(folder)
+def examine(folders: Iterable[Path], is_finished: bool = True) -> list[Entry]:
+    """Return results, or what jobs make or left of them, by their folders."""
+    entries = []
+    for folder in folders:
+        place = folder if is_finished else work_path(folder)
         # Another process may remove it.
-        with suppress(OSError):
-            statuses = [path.lstat() for path in walk_files(place)]
-            times = [place.stat().st_mtime]
-            if not is_finished:
-                times += [status.st_mtime for status in statuses]
-            num_bytes = sum(status.st_size for status in statuses)
-            results.append(StoredResult(folder, is_finished, num_bytes, max(times)))
-    return sorted(results, key=lambda result: (result.used, result.folder))
+        with suppress(FileNotFoundError):
+            # A job that runs changes what is in its folder.
+            places = [place] if is_finished else [place, *place.iterdir()]
+            used = max(path.stat().st_mtime for path in places)
+            entries.append(Entry(folder, is_finished, size_of(place), used))
+    return entries
+
+
+def total_of(entries: Iterable[Entry]) -> str:
+    """Return the size of results."""
+    return format_size(sum(entry.num_bytes for entry in entries))
+
+
+def format_time(seconds: float) -> str:
+    """Return a Unix time in the local time zone, to the minute."""
+    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+
+
+# --- list -------------------------------------------------------------------------------------
+
+
+def list_results(store: Path) -> None:
+    """Print a line for each result with the number of its versions."""
+    names = named_versions(Path("output"))
+    versions: dict[str, list[Entry]] = {}
+    entries = examine(stored_folders(store))
+    for entry in entries:
+        # A result without a name belongs to another output folder.
+        for path in names.get(entry.folder.resolve(), [entry.id]):
+            versions.setdefault(path, []).append(entry)
+    for path, stored in sorted(versions.items()):
+        newest, _ = max(entry.made() for entry in stored)
+        number = f"{len(stored):4} {'version' if len(stored) == 1 else 'versions':8}"
+        print(f"{format_time(newest)}  {total_of(stored):>12}  {number}  {path}")
+    print(f"{len(entries):,} results, {total_of(entries)}")
+
+
+def list_versions(target: str) -> None:
+    """Print the versions of a result, newest first: when, where, how large, what changed.
+
+    Raises:
+        InputError: There are none.
+    """
+    path = target.rstrip("/").removesuffix(f".{MANIFEST}")
+    entries = sorted(examine(versions_of(path)), key=Entry.made)
+    if not entries:
+        raise InputError(f"no version of {path}")
+    current = linked_folder(path)
+    for number, entry in reversed(list(enumerate(entries))):
+        made, host = entry.made()
+        mark = "  current" if entry.folder == current else ""
+        print(f"{format_time(made)}  {format_size(entry.num_bytes):>12}  {host}{mark}")
+        print(f"  {os.path.relpath(entry.folder)}")
+        if number:
+            before, after = (
+                read_manifest(each.folder / MANIFEST) for each in (entries[number - 1], entry)
+            )
+            for change in version_changes(before, after):
+                print(f"    {change}")
+
+
+def version_changes(old: Manifest | None, new: Manifest | None) -> list[str]:
+    """Describe what changed from one version of a result to the next."""
+    if old is None or new is None:
+        return ["a manifest cannot be read"]
+    changes = spec_changes(old["spec"], new["spec"])
+    inputs = old["inputs"]
+    changes += [
+        f"input {name} had other content"
+        for name in sorted(inputs.keys() & new["inputs"].keys())
+        if inputs[name]["digest"] != new["inputs"][name]["digest"]
+    ]
+    if content_digest(old) == content_digest(new):
+        changes.append("the files are the same")
+    return changes
 
 
 # --- gc ---------------------------------------------------------------------------------------
@@ -244,21 +217,20 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     """
     names = named_versions(Path("output"))
     started = time.time() - CLOCK_DIFFERENCE
-    needed = needed_keys(store, Path("output"))
-    removed = collect(store, needed, started, max_bytes, interrupted)
-    for result in removed:
-        paths = "".join(f": {path}" for path in names.get(result.folder.resolve(), ()))
-        print(f"removed {result.id}, last used {format_time(result.used)}{paths}")
-    size = format_size(sum(result.num_bytes for result in removed))
+    removed = collect(store, needed_keys(store, Path("output")), started, max_bytes, interrupted)
+    for entry in removed:
+        paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
+        print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
     left = examine(stored_folders(store))
-    left_size = format_size(sum(result.num_bytes for result in left))
-    print(f"{len(removed):,} results removed, {size}; {len(left):,} left, {left_size}")
-    unfinished = examine((), unfinished_results(store))
-    if kept := [result for result in unfinished if result.is_interrupted]:
-        size = format_size(sum(result.num_bytes for result in kept))
+    print(
+        f"{len(removed):,} results removed, {total_of(removed)};"
+        f" {len(left):,} left, {total_of(left)}"
+    )
+    unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
+    if kept := [entry for entry in unfinished if entry.is_interrupted]:
         print(
-            f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {size}: see"
-            " --interrupted"
+            f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {total_of(kept)}:"
+            " see --interrupted"
         )
 
 
@@ -298,7 +270,7 @@ def needed_keys(store: Path, output: Path) -> set[str]:
 
 def collect(
     store: Path, needed: Collection[str], started: float, max_bytes: int, interrupted: bool = False
-) -> list[StoredResult]:
+) -> list[Entry]:
     """Remove the least recently used results, and what killed jobs left, until a store is small.
 
     Args:
@@ -311,59 +283,47 @@ def collect(
     Returns:
         What was removed.
     """
-    results = examine(stored_folders(store), unfinished_results(store))
+    unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
+    entries = [*examine(stored_folders(store)), *unfinished]
+    num_bytes = sum(entry.num_bytes for entry in entries)
     # A job may wait in the queue of a cluster to go on from its checkpoints.
-    kept = [each.folder for each in results if each.is_interrupted and not interrupted]
-    needed = {*needed, *(key for folder in kept for key in noted_inputs(folder))}
-    num_bytes = sum(result.num_bytes for result in results)
+    kept = [entry for entry in unfinished if entry.is_interrupted and not interrupted]
+    keys = set(needed)
+    for entry in kept:
+        with suppress(FileNotFoundError):
+            results = work_path(entry.folder, "inputs").read_text().splitlines()
+            keys |= {result.rpartition("/")[2] for result in results}
     removed = []
-    for result in results:
+    for entry in sorted(entries, key=lambda entry: (entry.used, entry.folder)):
         if num_bytes <= max_bytes:
             break
-        is_needed = result.folder.name in needed if result.is_finished else result.folder in kept
-        if not is_needed and _delete(result, started):
-            removed.append(result)
-            num_bytes -= result.num_bytes
+        is_needed = entry.folder.name in keys if entry.is_finished else entry in kept
+        if not is_needed and _delete(entry, started):
+            removed.append(entry)
+            num_bytes -= entry.num_bytes
     return removed
 
 
-def _delete(result: StoredResult, started: float) -> bool:
+def _delete(entry: Entry, started: float) -> bool:
     """Delete a result, renamed first so that nobody finds a part of it; return whether it is gone.
 
     What a process makes or has linked since the start stays.
     """
-    folder = result.folder
+    folder = entry.folder
     try:
-        descriptor = acquire_lock(lock_path(folder))
-    except OSError as error:
-        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        return is_full and result.is_finished and _delete_on_full_disk(folder, started)
-    except AlreadyLocked:
-        return False
-    try:
-        is_unused = not result.is_finished or folder.stat().st_mtime < started
-        if is_unused:
-            if result.is_finished:
-                os.rename(folder, work_folder(folder) / "removed")
+        if not entry.is_finished:
+            with locked(folder):
+                delete_work(folder)
+        elif folder.stat().st_mtime < started:
+            # A job of this result makes this folder first: then this fails. No lock, which a full
+            # disk has no space for.
+            os.rename(folder, work_path(folder))
             delete_work(folder)
-        delete_lock(folder)
-        return is_unused
-    except OSError:
+        else:
+            return False
+    except (OSError, AlreadyLocked):
         return False
-    finally:
-        os.close(descriptor)
-
-
-def _delete_on_full_disk(folder: Path, started: float) -> bool:
-    """Delete a result where no lock can be made, unless a job has one; as _delete."""
-    with suppress(OSError):
-        if folder.stat().st_mtime < started:
-            # A job of this result makes this folder first. If it exists, this fails.
-            os.rename(folder, work_folder(folder))
-            delete_work(folder)
-            work_folder(folder).rmdir()
-            return True
-    return False
+    return True
 
 
 if __name__ == "__main__":

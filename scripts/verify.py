@@ -19,25 +19,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import one_line_errors
-from snakechat.workflow.links import linked_folder, linked_results
-from snakechat.workflow.manifest import (
-    KEY_DIGITS,
-    MANIFEST,
-    Manifest,
-    read_manifest,
-    read_run_record,
-    result_id,
-)
+from snakechat.workflow.links import find_results, linked_folder
+from snakechat.workflow.manifest import MANIFEST, Manifest, digest, read_manifest, read_run_record
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.store import KEY, find_results, result_damage
+from snakechat.workflow.store import result_damage
 
 # Files that contain times or memory, by rule: they differ between any two builds.
-VARYING_FILES = {
-    "draw_report": "*",
-    "draw_page": "*.html",
-}
+VARYING_FILES = {"draw_report": "*", "draw_page": "*.html"}
 
 
 @one_line_errors()
@@ -49,20 +38,17 @@ def main() -> None:
     parser.add_argument("--same-as", type=Path, metavar="TREE", help="another build to compare")
     arguments = parser.parse_args()
     tree, twin_tree = arguments.tree, arguments.same_as
-    links = dict(linked_results(tree))
-    linked = set(links.values())
-    results = [*links, *(path for path in find_results(tree) if path.resolve() not in linked)]
+    results = find_results(tree)
     if not results:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
     num_problems, sizes, num_unlimited = 0, list[int](), 0
-    for path in sorted(results):
-        folder = links.get(path, path)
+    for path, folder in sorted(results.items()):
         problems = list(find_problems(path, folder))
         manifest = read_manifest(folder / MANIFEST)
         if manifest is not None:
             num_unlimited += not (read_run_record(folder) or {}).get("hermetic")
             sizes += [file["size"] for file in manifest["files"].values()]
-            if twin_tree and path in links:
+            if twin_tree and path.is_symlink():
                 problems += find_differences(path, manifest, twin_tree / path.relative_to(tree))
         # What people accepted (scripts/accept.py).
         accepted = [
@@ -87,26 +73,19 @@ def main() -> None:
 
 
 def find_problems(path: Path, folder: Path) -> Iterator[str]:
-    """Yield what is wrong with a result, one line each. Of several files, the first one counts.
+    """Yield what is wrong with a result in a folder, one line each, given a path that leads to it.
 
-    Args:
-        path: The path that leads to it.
-        folder: The folder of the result, which may be a copy with any name.
+    Of several files, the first one counts.
     """
     if not folder.is_dir():
         yield f"{path}: missing"
         return
-    manifest = read_manifest(folder / MANIFEST)
-    key = folder.name
-    if manifest and not KEY.fullmatch(key):
-        key = result_id(manifest)[-KEY_DIGITS:]
-    if damage := result_damage(folder, key):
+    if damage := result_damage(folder):
         yield f"{path}: {damage}"
-    if path != folder and manifest:
-        for name in manifest["files"]:
-            # A link may have been replaced by an edited file.
-            if (path / name).resolve() != folder / name:
-                yield f"{path / name}: is not the file of {folder}"
+    for name in (read_manifest(folder / MANIFEST) or {"files": ()})["files"]:
+        # A link may have been replaced by an edited file.
+        if (path / name).resolve() != folder / name:
+            yield f"{path / name}: is not the file of {folder}"
 
 
 # --- two trees --------------------------------------------------------------------------------

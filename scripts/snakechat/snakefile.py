@@ -34,7 +34,6 @@ from snakechat.jobs.rules import (
 from snakechat.jobs.staleness import Specs, Staleness, spec_path, write_spec
 from snakechat.workflow import snakemake_adapter
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
-from snakechat.workflow.digests import canonical_json
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import (
     check_gpus,
@@ -42,7 +41,7 @@ from snakechat.workflow.hermetic import (
     import_reward_functions,
 )
 from snakechat.workflow.links import PARTS, check_link, link_part, lock_output, register_root
-from snakechat.workflow.manifest import MANIFEST, manifest_path
+from snakechat.workflow.manifest import MANIFEST, canonical_json, manifest_path
 from snakechat.workflow.processes import Placement, changed_values
 from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size

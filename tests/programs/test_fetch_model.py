@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 
 import fetch_model
 from fetch_model import copy_model
-from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import file_digest
 from snakechat.workflow.processes import RunOptions
 from support.chat_templates import CHATML
 from support.models import files, weights_equal

@@ -10,9 +10,9 @@ import import_dataset
 from conftest import Workflow, copy_sources
 from snakechat.data.formats import columns_of
 from snakechat.data.records import read_records, read_texts
-from snakechat.workflow.digests import file_digest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import file_digest
 from snakechat.workflow.processes import SERIAL, RunOptions
 from support.configs import project_values
 from support.files import as_jsonl, write

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.links import link_result
-from snakechat.workflow.manifest import STORE, read_manifest
+from snakechat.workflow.manifest import STORE, digest, read_manifest, sealed_json
 from snakechat.workflow.store import stored_folders
 from support.specs import EMPTY_RUN
 from support.stored_results import make_result

@@ -20,9 +20,8 @@ from snakechat.jobs.rules import RULES, job_placement, run_options
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
-from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.job import Job, read_manifests
-from snakechat.workflow.manifest import manifest_path, result_files
+from snakechat.workflow.manifest import manifest_path, result_files, sealed_json
 from snakechat.workflow.publishing import publish_result
 from support.configs import load
 from support.dialogues import make_record

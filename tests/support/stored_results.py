@@ -2,8 +2,13 @@
 
 from pathlib import Path
 
-from snakechat.workflow.digests import sealed_json
-from snakechat.workflow.manifest import recorded_inputs, result_files, store_key, without_names
+from snakechat.workflow.manifest import (
+    recorded_inputs,
+    result_files,
+    sealed_json,
+    store_key,
+    without_names,
+)
 from support.specs import EMPTY_SPEC
 
 FILES = {"model": "weights", "adapter/config": "{}"}

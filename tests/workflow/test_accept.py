@@ -7,9 +7,8 @@ import pytest
 
 from accept import acceptable_changes
 from conftest import edited
-from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.manifest import manifest_path, read_manifest, sealed_json
 
 TARGET = "output/rlhf/tiny"
 BECAUSE = "the refactoring | keeps\nall losses"

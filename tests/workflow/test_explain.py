@@ -7,8 +7,7 @@ import pytest
 
 from conftest import edited
 from snakechat.jobs.stale_causes import causes_of
-from snakechat.workflow.digests import sealed_json
-from snakechat.workflow.manifest import read_manifest
+from snakechat.workflow.manifest import read_manifest, sealed_json
 
 TARGET = "output/rlhf/tiny"
 

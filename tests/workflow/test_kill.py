@@ -11,8 +11,7 @@ import time
 import pytest
 
 from conftest import ROOT, Workflow, copy_sources
-from snakechat.workflow.digests import file_digest
-from snakechat.workflow.manifest import RUN_RECORD
+from snakechat.workflow.manifest import RUN_RECORD, file_digest
 from support.background_builds import started
 
 # Jobs and their results, in topological order.

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from conftest import ROOT
-from snakechat.workflow.digests import read_sealed, sealed_json
+from snakechat.workflow.manifest import read_sealed, sealed_json
 
 
 @pytest.fixture

@@ -33,13 +33,12 @@ import httpx2
 import numpy as np
 
 from snakechat.config.references import JUDGES, api_key
-from snakechat.workflow.digests import digest
 from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines, warn
 from snakechat.workflow.job import Job
-from snakechat.workflow.locks import make_folders
-from snakechat.workflow.manifest import replies_folder
+from snakechat.workflow.manifest import digest
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
+from snakechat.workflow.store import make_folders, replies_folder
 
 if TYPE_CHECKING:
     import openai

@@ -15,8 +15,8 @@ import yaml
 
 from snakechat.data.limited_yaml import load_yaml
 from snakechat.data.model_files import CARD
-from snakechat.workflow.digests import write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import write_atomically
 
 METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILINE)
 # Metadata are at the start of a card; a file of a stranger may be of any size.

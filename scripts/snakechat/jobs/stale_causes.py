@@ -15,7 +15,7 @@ from snakechat.workflow.manifest import (
     read_run_record,
 )
 from snakechat.workflow.printable import printable_line
-from snakechat.workflow.store import file_damage
+from snakechat.workflow.store import result_damage
 
 NEVER_BUILT = "has never been built"
 Spec = Mapping[str, Any]
@@ -47,7 +47,7 @@ def causes_of(
     causes = spec_changes(manifest["spec"], spec)
     if causes:
         causes += lacking_configfiles(file.resolve().parent, files)
-    if damage := file_damage(file.resolve().parent, manifest, digests=None):
+    if damage := result_damage(file.resolve().parent, digests=None):
         causes.append(f"{path}: {damage}")
     for key, entry in spec["inputs"].items():
         current = None if entry["path"] in planned else read_manifest(manifest_path(entry["path"]))

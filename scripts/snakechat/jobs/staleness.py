@@ -24,16 +24,19 @@ from snakechat.config.references import Reference
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import RULES, Rule, recipe_of
 from snakechat.workflow.code_digests import Modules, selected_code
-from snakechat.workflow.digests import MEMORY, DigestCache, digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import is_linked, link_result
 from snakechat.workflow.manifest import (
+    MEMORY,
+    DigestCache,
     Lineage,
     content_digest,
+    digest,
     input_digest,
     manifest_path,
     store_key,
     without_names,
+    write_atomically,
 )
 from snakechat.workflow.pins import pins_of
 from snakechat.workflow.processes import computing_variables

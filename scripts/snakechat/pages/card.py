@@ -21,10 +21,10 @@ from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.pages.jobs import describe_origin, rebuild_command, source_licenses
 from snakechat.pages.metrics import headline_paths, read_figure
 from snakechat.pages.page import MARKDOWN
-from snakechat.workflow.digests import digest, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
     Lineage,
+    digest,
     manifest_path,
     merge_lineages,
     named_lineage,
@@ -32,6 +32,7 @@ from snakechat.workflow.manifest import (
     read_run_record,
     result_id,
     upstream_first,
+    write_atomically,
 )
 from snakechat.workflow.processes import Placement
 

@@ -16,8 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from snakechat.workflow.digests import write_atomically
-from snakechat.workflow.manifest import REPRODUCED, read_run_record
+from snakechat.workflow.manifest import REPRODUCED, read_run_record, write_atomically
 from snakechat.workflow.processes import SERIAL, Placement, changed_values, stage_used
 
 AUTO = "auto"

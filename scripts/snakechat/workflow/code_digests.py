@@ -28,12 +28,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from snakechat.workflow.digests import canonical_json, digest, file_digest, write_atomically
+from snakechat.workflow.manifest import canonical_json, digest, file_digest, write_atomically
 
 # Modules that lock, link, report, place and check: no content of a result depends on them, or on
 # what only they import. Paths of modules are relative to scripts/.
 WITHOUT_EFFECT = {
-    *(f"snakechat/workflow/{name}.py" for name in ("errors", "links", "locks")),
+    *(f"snakechat/workflow/{name}.py" for name in ("errors", "links", "store")),
     "snakechat/training/rungs.py",
     "snakechat/modeling/command_outputs.py",
 }

@@ -24,9 +24,9 @@ from pathlib import Path
 from string import Formatter
 from typing import IO, Any
 
-from snakechat.workflow.digests import planned_files
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
+from snakechat.workflow.manifest import planned_files
 from snakechat.workflow.pins import normalized, public
 from snakechat.workflow.processes import FORWARDED, end_with_parent, rank, stop_signals
 

@@ -22,8 +22,8 @@ from snakechat.workflow.commands import read_interpreter
 from snakechat.workflow.errors import InputError, warn
 from snakechat.workflow.job import Job
 from snakechat.workflow.kernel_limits import landlock_version
-from snakechat.workflow.locks import make_folders
-from snakechat.workflow.manifest import REPRODUCED, RUN_RECORD, manifest_path, replies_folder
+from snakechat.workflow.manifest import REPRODUCED, RUN_RECORD, manifest_path
+from snakechat.workflow.store import make_folders, replies_folder
 
 # The file with the limits of a job; not set without limits.
 LIMITS = "SNAKECHAT_LIMITS"

@@ -20,21 +20,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar, overload
 
-from snakechat.workflow.digests import canonical_json, digest
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
     Lineage,
     Manifest,
+    canonical_json,
+    digest,
     manifest_path,
     merge_lineages,
     named_lineage,
     recorded_inputs,
     require_manifest,
-    state_folder,
     store_key,
-    unfinished_folder,
 )
 from snakechat.workflow.processes import (
     DEFAULTS,
@@ -48,6 +47,7 @@ from snakechat.workflow.processes import (
     request_deterministic_kernels,
     world_size,
 )
+from snakechat.workflow.store import work_path
 
 # The launcher sets it to the key of the job that it has prepared for its processes.
 PREPARED = "SNAKECHAT_PREPARED"
@@ -101,7 +101,7 @@ class Job(Generic[S]):
         self.key = store_key(spec, digests)
         self.target = Path(spec["path"])
         self.place = self.stored = Path(options.stores[0], spec["rule"], self.key)
-        self.result, self.states = unfinished_folder(self.place), state_folder(self.place)
+        self.result, self.states = work_path(self.place, "result"), work_path(self.place, "state")
         self.log_folder = Path("output/logs", spec["rule"], spec["name"])
         self.facts: dict[str, Any] = {}
         self.record: dict[str, Any] = {}

@@ -26,17 +26,28 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from snakechat.workflow.digests import digest, file_digest, fsync, write_atomically
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders
 from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
     content_digest,
+    digest,
+    file_digest,
+    fsync,
     manifest_path,
     require_manifest,
+    write_atomically,
 )
-from snakechat.workflow.store import KEY, ROOTS, is_copy, walk_files
+from snakechat.workflow.store import (
+    KEY,
+    ROOTS,
+    AlreadyLocked,
+    acquire_lock,
+    is_copy,
+    make_folders,
+    stored_folders,
+    walk_files,
+)
 
 VERSIONS = "versions"
 # The file in output/ that a build locks.
@@ -48,11 +59,19 @@ IDENTITY = ".identity"
 TARGETS = ("sft", "reward", "dpo", "rlhf", "report")
 PARTS = ("evaluation", "report")
 
+_real = cache(os.path.realpath)
 
-def version_path(path: str | Path, key: str) -> Path:
-    """Return the path of a version, given the path of a result below output/ and a key."""
-    output, *names = Path(path).parts
-    return Path(output, VERSIONS, *names, key)
+
+def lock_output() -> None:
+    """Lock output/ for the lifetime of this process.
+
+    Raises:
+        InputError: Another process builds in it.
+    """
+    try:
+        acquire_lock(Path("output", LOCK))
+    except AlreadyLocked as other:
+        raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
 
 
 def link_result(path: str | Path, folder: Path) -> None:
@@ -90,7 +109,7 @@ def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
     Raises:
         InputError, OSError: As replace_link.
     """
-    place = version_path(path, model.name) / part
+    place = versions_folder(path) / model.name / part
     links = {place / file.relative_to(folder): file for file in walk_files(folder)}
     for link in list(walk_files(place)):
         # Of another result, and not of the user.
@@ -112,7 +131,7 @@ def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
 
     Those of the version come first, then the path itself and the path of its manifest.
     """
-    version = version_path(path, folder.name)
+    version = versions_folder(path) / folder.name
     targets = {version: folder}
     if path.parts[1] in TARGETS:
         # The manifest completes it.
@@ -136,9 +155,8 @@ def replace_link(path: Path, text: str) -> None:
     check_link(path)
     make_folders(path.parent)
     temporary = path.with_name(f".{path.name}.link")
-    with suppress(FileNotFoundError):
-        # Of a process that was killed.
-        temporary.unlink()
+    # Of a process that was killed.
+    temporary.unlink(missing_ok=True)
     try:
         os.symlink(text, temporary)
     except OSError as error:
@@ -161,17 +179,10 @@ def link_text(link: Path, target: Path) -> str:
 
     A folder on the way may be a link itself, to another disk.
     """
-    here = _real(os.path.abspath(link.parent))
-    there = os.path.join(_real(os.path.abspath(target.parent)), target.name)
-    tree = os.path.join(_real(os.getcwd()), "")
-    if here.startswith(tree) and there.startswith(tree):
-        return os.path.relpath(there, here)
-    return there
-
-
-@cache
-def _real(folder: str) -> str:
-    return os.path.realpath(folder)
+    here, folder = (_real(os.path.abspath(path.parent)) for path in (link, target))
+    there, tree = os.path.join(folder, target.name), os.path.join(_real(os.getcwd()), "")
+    is_inside = here.startswith(tree) and there.startswith(tree)
+    return os.path.relpath(there, here) if is_inside else there
 
 
 def _text_of(link: Path) -> str | None:
@@ -192,20 +203,29 @@ def linked_folder(path: str | Path) -> Path:
     return Path(os.path.realpath(Path(path, MANIFEST))).parent
 
 
-def linked_results(output: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield each path in output/ that leads to a result, and the real folder of the result."""
-    for path in _links_and_copies(output):
-        if path.is_symlink() and _leads_to_result(path):
-            yield path, linked_folder(path)
+def find_results(tree: Path) -> dict[Path, Path]:
+    """Return the real folders of the results in a tree by the paths that lead to them.
+
+    The tree is an output folder, a store, or any folder with copies of results. What a store has
+    and no link of the tree leads to is among them, also without a manifest.
+    """
+    found = {
+        path: linked_folder(path)
+        for path in _links_and_copies(tree)
+        if (_leads_to_result(path) if path.is_symlink() else path.is_dir())
+    }
+    stored = [*stored_folders(tree), *stored_folders(tree / STORE.name)]
+    linked = set(found.values())
+    return found | {path: path.resolve() for path in stored if path.resolve() not in linked}
 
 
-def _links_and_copies(output: Path) -> Iterator[Path]:
-    """Yield all links in output/, and the folders and manifests that `cp -rL` makes of results.
+def _links_and_copies(tree: Path) -> Iterator[Path]:
+    """Yield all links in a tree, and the folders and manifests that `cp -rL` makes of results.
 
-    Folders of output/ may be links to other disks.
+    Folders of it may be links to other disks.
     """
     seen: set[str] = set()
-    pending = [output]
+    pending = [tree]
     while pending:
         parent = pending.pop()
         real = os.path.realpath(parent)
@@ -215,7 +235,7 @@ def _links_and_copies(output: Path) -> Iterator[Path]:
         with suppress(FileNotFoundError, NotADirectoryError):
             for name in sorted(os.listdir(parent)):
                 path = parent / name
-                if name.startswith(".") or path in (output / STORE.name, output / VERSIONS):
+                if name.startswith(".") or path in (tree / STORE.name, tree / VERSIONS):
                     continue
                 if path.is_symlink() or is_copy(path) or is_manifest(path):
                     yield path
@@ -235,43 +255,90 @@ def _leads_to_result(path: Path) -> bool:
     )
 
 
-def named_versions(output: Path) -> dict[Path, list[str]]:
-    """Return the paths of results that lead, or led once, to each real folder of the store."""
-    found: dict[Path, list[str]] = {}
-    for parent, folders, _ in os.walk(output / VERSIONS):
-        path = output / Path(parent).relative_to(output / VERSIONS)
-        versions = [name for name in sorted(folders) if is_version_entry(Path(parent, name))]
-        for name in versions:
-            found.setdefault(linked_folder(Path(parent, name)), []).append(str(path))
-        folders[:] = [name for name in folders if name not in versions]
-    return found
+# --- versions ---------------------------------------------------------------------------------
+
+
+def versions_folder(path: str | Path) -> Path:
+    """Return the folder of the versions of a result, given its path below output/."""
+    output, *names = Path(path).parts
+    return Path(output, VERSIONS, *names)
 
 
 def versions_of(path: str | Path) -> list[Path]:
-    """Return the folders of the store that the path of a result leads to, or led to once.
+    """Return the real folders that the path of a result leads to, or led to once.
 
-    They are real folders, and those that were removed since are not among them.
+    Those that were removed since are not among them.
     """
-    folder = version_path(path, "none").parent
-    versions = sorted(folder.iterdir()) if folder.is_dir() else []
-    return [linked_folder(version) for version in versions if is_version_entry(version)]
+    entries = sorted(versions_folder(path).glob("*"))
+    return [linked_folder(entry) for entry in entries if _is_version(entry)]
 
 
-def is_version_entry(path: Path) -> bool:
+def named_versions(output: Path) -> dict[Path, list[str]]:
+    """Return the paths of results that lead, or led once, to each real folder of the store."""
+    found: dict[Path, list[str]] = {}
+    for entry in sorted(filter(_is_version, (output / VERSIONS).rglob("*"))):
+        path = output / entry.parent.relative_to(output / VERSIONS)
+        found.setdefault(linked_folder(entry), []).append(str(path))
+    return found
+
+
+def _is_version(entry: Path) -> bool:
     """Return whether a path in output/versions is a version that exists, and not a name."""
-    return KEY.fullmatch(path.name) is not None and (path / MANIFEST).exists()
+    return KEY.fullmatch(entry.name) is not None and (entry / MANIFEST).exists()
 
 
-def lock_output() -> None:
-    """Lock output/ for the lifetime of this process.
+def is_version(recipe: str) -> bool:
+    """Return whether the name of a recipe is one of a version, NAME@KEY."""
+    return "@" in recipe
+
+
+def find_version(stage: str, recipe: str) -> dict[str, Path]:
+    """Return the folders in the store with the training of a version and with its evaluation.
+
+    Of several evaluations, the newest one counts.
+
+    Args:
+        stage: sft, reward, dpo or rlhf.
+        recipe: NAME@KEY.
 
     Raises:
-        InputError: Another process builds in it.
+        InputError: The name has led to no training with this key, or to several, or to no
+            evaluation of it.
     """
-    try:
-        acquire_lock(Path("output", LOCK))
-    except AlreadyLocked as other:
-        raise InputError(f"{other} is building in {Path.cwd()}: wait for it, or stop it") from None
+    name, _, start = recipe.partition("@")
+    path = f"output/{stage}/{name}"
+    trainings = [folder for folder in versions_of(path) if folder.name.startswith(start)]
+    if len(trainings) != 1 or not start:
+        found = "several versions" if trainings else "no version"
+        raise InputError(
+            f"{recipe}: {path} has {found} with this key: python scripts/store.py list {path}"
+        )
+    content = content_digest(require_manifest(trainings[0] / MANIFEST))
+    evaluations = [
+        folder
+        for folder in versions_of(f"output/eval/{stage}/{name}")
+        for entry in require_manifest(folder / MANIFEST)["inputs"].values()
+        if entry["digest"] == content
+    ]
+    if not evaluations:
+        raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
+    newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
+    return {"training": trainings[0], "evaluation": newest}
+
+
+def read_version_file(folder: str | Path, name: str) -> str:
+    """Return the text of a file of a result in the store.
+
+    Raises:
+        InputError: The file is missing, or differs from its manifest.
+    """
+    path = Path(folder, name)
+    recorded = require_manifest(Path(folder, MANIFEST))["files"].get(name, {})
+    if not path.is_file() or file_digest(path) != recorded.get("sha256"):
+        raise InputError(
+            f"{path} is damaged or was removed from the store: compare another version"
+        )
+    return path.read_text()
 
 
 # --- roots ------------------------------------------------------------------------------------
@@ -305,8 +372,8 @@ def root_links(store: Path, output: Path) -> Iterator[Path]:
     Raises:
         InputError: A root or a folder of one cannot be read: what its links need is unknown.
     """
-    roots, folder = [output], store / ROOTS
-    for path in sorted(folder.glob("[0-9a-f]*")) if folder.is_dir() else ():
+    roots = [output]
+    for path in sorted((store / ROOTS).glob("[0-9a-f]*")):
         # Empty after a power cut, for example.
         name, _, identity = path.read_text(errors="replace").partition("\n")
         root = store / (name or "a folder without a name")
@@ -332,62 +399,3 @@ def keys_of_link(path: Path) -> set[str]:
     """Return the keys in the path of a result, or of a file or folder in one, that a link has."""
     parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
     return set(filter(KEY.fullmatch, parts))
-
-
-# --- versions of recipes --------------------------------------------------------------------------
-
-
-def is_version(recipe: str) -> bool:
-    """Return whether the name of a recipe is one of a version, NAME@KEY."""
-    return "@" in recipe
-
-
-def find_version(stage: str, recipe: str) -> dict[str, Path]:
-    """Return the folders in the store with the training of a version and with its evaluation.
-
-    Of several evaluations, the newest one counts.
-
-    Args:
-        stage: sft, reward, dpo or rlhf.
-        recipe: NAME@KEY.
-
-    Raises:
-        InputError: The name has led to no training with this key, or to several, or to no
-            evaluation of it.
-    """
-    name, _, start = recipe.partition("@")
-    path = f"output/{stage}/{name}"
-    trainings = [folder for folder in versions_of(path) if folder.name.startswith(start)]
-    if len(trainings) != 1 or not start:
-        found = "several versions" if trainings else "no version"
-        raise InputError(
-            f"{recipe}: {path} has {found} with this key: python scripts/store.py list {path}"
-        )
-    content = content_digest(require_manifest(trainings[0] / MANIFEST))
-    evaluations = [
-        folder
-        for folder in versions_of(f"output/eval/{stage}/{name}")
-        if any(
-            entry["digest"] == content
-            for entry in require_manifest(folder / MANIFEST)["inputs"].values()
-        )
-    ]
-    if not evaluations:
-        raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
-    newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
-    return {"training": trainings[0], "evaluation": newest}
-
-
-def read_version_file(folder: str | Path, name: str) -> str:
-    """Return the text of a file of a result in the store.
-
-    Raises:
-        InputError: The file is missing, or differs from its manifest.
-    """
-    path = Path(folder, name)
-    recorded = require_manifest(Path(folder, MANIFEST))["files"].get(name, {})
-    if not path.is_file() or file_digest(path) != recorded.get("sha256"):
-        raise InputError(
-            f"{path} is damaged or was removed from the store: compare another version"
-        )
-    return path.read_text()

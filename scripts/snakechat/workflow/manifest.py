@@ -1,4 +1,4 @@
-"""Manifests: which files a result has and what it was made from, back to the sources.
+"""Digests of JSON values and files, and manifests: what a result has and what it was made from.
 
 manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
 the facts that the job found out, and lists the size and sha256 of every file of the result. It
@@ -20,19 +20,47 @@ another spec and yields the same content. Pages show it with names (`named_linea
 Standard library only: the workflow imports this module while it plans.
 """
 
-from collections.abc import Iterable, Mapping
+import errno
+import hashlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from snakechat.workflow.digests import digest, file_digests, read_sealed
-from snakechat.workflow.errors import InputError
+from snakechat.workflow.errors import InputError, ProgressLines
 from snakechat.workflow.processes import DEFAULTS
+
+AnyPath = TypeVar("AnyPath", bound=str | Path)
+
+# The key with the digest of a JSON object, which the object does not have itself.
+SEAL = "sha256"
+CHUNK_BYTES = 1 << 20
+# Seconds after the last change of a file in which another change may leave its times as they are:
+# FAT has the coarsest times, 2 s. One more for the clock of a file server.
+RECENT = 3.0
+# Reading from more disks or servers at once than this rarely helps.
+MAX_THREADS = 8
+# Seconds before the first line of progress.
+FIRST_PROGRESS = 2.0
+
+# What planning remembers; it can be deleted at any time. Planning writes nowhere else.
+MEMORY = Path(".snakemake/snakechat")
+
+# Size, modification and change time in ns, and inode of a file: an edit changes at least one of
+# them, unless it follows another one within RECENT. ctime is among them because an edit can restore
+# mtime but not ctime.
+Identity = list[int]
 
 Manifest = dict[str, Any]
 
 STORE = Path(DEFAULTS.stores[0])
-REPLIES = "llm_replies"
 
 MANIFEST = "manifest.json"
 # When, where and how the run was that made a result: it differs from run to run.
@@ -42,10 +70,217 @@ RUN_RECORD = "run.json"
 # edit it before they publish a model: neither makes another model of it.
 UNLISTED_FILES = {".snakemake_timestamp", MANIFEST, "README.md", RUN_RECORD}
 KEYS = {"spec", "inputs", "lineage", "facts", "files"}
-
-
 # Digits of a key: the first half of a SHA-256, since the key names a folder.
 KEY_DIGITS = 32
+
+
+# --- values -----------------------------------------------------------------------------------
+
+
+def canonical_json(value: Any) -> str:
+    """Return one JSON text per value: sorted keys, no blanks.
+
+    Raises:
+        ValueError: The value contains NaN or infinity.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """Return the sha256 (hex) of a JSON value; 1 and 1.0 differ, as they do for a program."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def sealed_json(value: Mapping[str, Any]) -> str:
+    """Return the text of a JSON object with its own digest, by which read_sealed notices damage."""
+    return json.dumps({**value, SEAL: digest(value)}, indent=1, sort_keys=True) + "\n"
+
+
+def read_sealed(path: str | Path) -> dict[str, Any] | None:
+    """Return the object that sealed_json wrote into a file; None if it is missing or damaged."""
+    try:
+        value = json.loads(Path(path).read_text())
+        return value if isinstance(value, dict) and value.pop(SEAL, "") == digest(value) else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+def file_digest(path: str | Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
+    """Return the sha256 (hex) of the bytes of a file.
+
+    Raises:
+        CancelledError: is_cancelled returned true while the file was read.
+        OSError: The file cannot be read.
+    """
+    sha = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            if is_cancelled():
+                raise CancelledError
+            sha.update(chunk)
+    return sha.hexdigest()
+
+
+def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
+    """Return the sha256 (hex) of many files, in the order of the paths.
+
+    Several threads read them, because hashlib releases the interpreter's lock. Lines of progress
+    appear on standard error if it takes longer than two seconds.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    order = list(dict.fromkeys(paths))
+    progress = ProgressLines("reading", "files", len(order), next_line=FIRST_PROGRESS)
+    cancelled = threading.Event()
+    pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1))
+    digests: dict[AnyPath, str] = {}
+    try:
+        found = pool.map(partial(file_digest, is_cancelled=cancelled.is_set), order)
+        for path, sha256 in zip(order, found, strict=True):
+            digests[path] = sha256
+            progress.update(len(digests))
+        return digests
+    finally:
+        # Neither an error nor Ctrl+C waits for a file of many gigabytes.
+        cancelled.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def file_identity(path: str | Path) -> Identity:
+    """Return what an edit or a replacement of a file changes: see Identity.
+
+    Raises:
+        OSError: The file does not exist or cannot be examined.
+    """
+    status = os.stat(path)
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+class DigestCache:
+    """Cached digests of files: a file is read only if its identity changed.
+
+    Whatever is wrong with the file of the cache costs time only.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        # The working directory may be another one later.
+        self.path = Path(path).absolute()
+        # Identity and digest by real path.
+        self.entries = self._read()
+
+    def digests(self, paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
+        """Return the digests of files, in the order of the paths; several threads read them.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        # An edit after or during the digest must not be hidden by equal times. As git does for its
+        # index ("racy git"): on a file system with coarse times, a second edit within the same tick
+        # changes no time. Files with a time in the future are omitted, too.
+        latest = (time.time() - RECENT) * 1e9
+        order = {path: os.path.realpath(str(path)) for path in paths}
+        identities = {path: file_identity(path) for path in order.values()}
+        changed = [
+            path for path, each in identities.items() if self.entries.get(path, [])[:-1] != each
+        ]
+        found = file_digests(changed) if changed else {}
+        if entries := {
+            path: [*identities[path], sha256]
+            for path, sha256 in found.items()
+            if max(identities[path][1:3]) <= latest
+        }:
+            # With those that another process wrote in the meantime.
+            self.entries = {**self.entries, **self._read(), **entries}
+            with suppress(OSError):
+                write_atomically(self.path, canonical_json(self.entries), durable=False)
+        return {path: found.get(real) or self.entries[real][-1] for path, real in order.items()}
+
+    def _read(self) -> dict[str, list[Any]]:
+        """Return the entries in the file of the cache."""
+        try:
+            entries = json.loads(self.path.read_text())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return entries if isinstance(entries, dict) else {}
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
+    """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
+
+    Args:
+        path: The file; missing parent folders are created.
+        text: The content.
+        durable: Whether a power cut after this call must not lose the text, nor a power cut during
+            it leave an empty file. It costs some milliseconds (4 ms on the disk of a laptop), which
+            a thousand spec files need not spend: their names contain their digests, so that a
+            damaged one is noticed and rewritten.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink()
+        raise
+    if durable:
+        fsync(path.parent)
+
+
+def fsync(path: str | Path) -> None:
+    """Store a file, or the names in a folder, on disk: a rename in it then survives a power cut.
+
+    Raises:
+        OSError: The disk failed. File systems that cannot do this (some network file systems) raise
+            nothing.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def planned_files(planned: Mapping[Path, str]) -> Iterator[None]:
+    """Check that files have the planned content until the end of the context, which reads them.
+
+    A file that was replaced and put back has its digest again, although the other one may have been
+    read. Its times differ, so that they decide; a file that was only touched is an error too.
+
+    planned: The sha256 of each file.
+
+    Raises:
+        InputError: A file has another content, or was edited or replaced before the end.
+    """
+    before = {path: file_identity(path) for path in planned if path.is_file()}
+    found = file_digests(before)
+    for path, digest in planned.items():
+        if found.get(path) != digest:
+            raise InputError(f"{path} changed since this build was planned: start it again")
+    yield
+    for path, identity in before.items():
+        if not path.exists() or file_identity(path) != identity:
+            raise InputError(f"{path} changed while it was read: start the build again")
+
+
+# --- keys and manifests -----------------------------------------------------------------------
 
 
 def without_names(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,34 +365,6 @@ def require_manifest(path: str | Path) -> Manifest:
     if manifest is None:
         raise InputError(f"{path} cannot be read: delete it and start the build again")
     return manifest
-
-
-# --- places -----------------------------------------------------------------------------------
-
-
-def work_folder(folder: Path) -> Path:
-    """Return the folder with the lock, the unfinished files and the checkpoints of a result."""
-    return folder.with_name(f".{folder.name}")
-
-
-def lock_path(folder: Path) -> Path:
-    """Return the file that the process locks which makes or removes a result."""
-    return work_folder(folder) / "lock"
-
-
-def unfinished_folder(folder: Path) -> Path:
-    """Return the folder that becomes a result in the store."""
-    return work_folder(folder) / "result"
-
-
-def state_folder(folder: Path) -> Path:
-    """Return the folder with the checkpoints of the job that makes a result."""
-    return work_folder(folder) / "state"
-
-
-def replies_folder(store: Path) -> Path:
-    """Return the folder of the replies of LLM judges: in a shared store, or beside the own."""
-    return (store.parent if store == STORE else store) / REPLIES
 
 
 # --- records of runs ---------------------------------------------------------------------------

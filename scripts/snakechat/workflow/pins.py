@@ -15,8 +15,8 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
-from snakechat.workflow.digests import digest, file_digests
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import digest, file_digests
 
 LOCK = Path(__file__).resolve().parents[3] / "requirements.txt"
 # Beside every lock: torch, and its libraries for CUDA.

@@ -15,14 +15,13 @@ import platform
 import re
 import shutil
 import time
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from snakechat.workflow.code_digests import Modules, selected_code
-from snakechat.workflow.digests import digest, fsync, sealed_json, write_atomically
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import (
     LIMITS,
@@ -31,31 +30,33 @@ from snakechat.workflow.hermetic import (
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
 from snakechat.workflow.links import link_result, linked_folder, root_links
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock, make_folders, wait_for_lock
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
-    Manifest,
-    lock_path,
-    read_manifest,
+    digest,
+    fsync,
+    require_manifest,
     result_files,
-    state_folder,
+    sealed_json,
     without_names,
-    work_folder,
+    write_atomically,
 )
 from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
 from snakechat.workflow.processes import Placement, RunOptions, changed_values
 from snakechat.workflow.store import (
+    AlreadyLocked,
     checked_digests,
     complete_result,
     delete_lock,
     delete_work,
-    file_damage,
     is_undamaged,
-    note_inputs,
+    locked,
+    make_folders,
     publish,
     result_damage,
     set_aside,
+    wait_for_lock,
+    work_path,
 )
 
 # What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
@@ -99,12 +100,12 @@ def prepare(
         InputError: The spec, the code, a library or an input is not what was planned.
     """
     spec = read_spec(spec_file)
-    manifests = read_manifests(spec)
-    job: Job[Any] = Job(spec, manifests, placement, options, SimpleNamespace)
+    job: Job[Any] = Job(spec, read_manifests(spec), placement, options, SimpleNamespace)
     if not node:
-        os.set_inheritable(wait_for_lock(lock_path(job.place)), True)
-    if node is None:
-        recover(job)
+        os.set_inheritable(wait_for_lock(work_path(job.place, "lock")), True)
+    if node is None and complete_result(job.place) is None and not result_damage(job.result):
+        # It was killed after its result was complete.
+        publish(job.place)
     if result_exists(job):
         if not node:
             if node is None:
@@ -115,7 +116,7 @@ def prepare(
         # It belongs to another result. The rule creates it at the same time.
         with suppress(FileNotFoundError):
             os.truncate(log, 0)
-    check_inputs(job.inputs, manifests)
+    check_inputs(job.inputs.values())
     modules = Modules(Path(program).parent)
     check_code(spec, program, modules)
     check_installed(spec["requirements"])
@@ -124,10 +125,12 @@ def prepare(
         take_checkpoints(job)
         for folder in (job.result, job.states, job.log_folder):
             make_folders(folder)
-        note_inputs(job.place, (entry["result"] for entry in job.recorded_inputs.values()))
+        # For gc, which keeps them.
+        inputs = (f"{entry['result']}\n" for entry in job.recorded_inputs.values())
+        write_atomically(work_path(job.place, "inputs"), "".join(inputs))
     os.environ.update({PREPARED: job.key, STATES: str(job.states)})
     if hermetic_version(options.hermetic):
-        path = work_folder(job.place) / "limits.json"
+        path = work_path(job.place, "limits.json")
         limits = limits_of(job, spec_file, program, modules, connects)
         write_atomically(path, json.dumps(limits), durable=False)
         os.environ[LIMITS] = str(path)
@@ -141,21 +144,20 @@ def take_checkpoints(job: Job[Any]) -> None:
     """
     for store in job.options.stores[1:]:
         other = Path(store, job.spec["rule"], job.key)
-        if any(job.states.glob("*")) or not any(state_folder(other).glob("*")):
+        if any(job.states.glob("*")) or not any(work_path(other, "state").glob("*")):
             continue
-        try:
-            descriptor = acquire_lock(lock_path(other))
-        except (AlreadyLocked, OSError):
-            # The job runs there, or the store is read-only.
-            continue
-        moved = work_folder(job.place) / "moved"
-        shutil.rmtree(moved, ignore_errors=True)
-        shutil.copytree(state_folder(other), moved)
-        shutil.rmtree(job.states, ignore_errors=True)
-        os.rename(moved, job.states)
-        delete_work(other)
-        delete_lock(other)
-        os.close(descriptor)
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(locked(other))
+            except (AlreadyLocked, OSError):
+                # The job runs there, or the store is read-only.
+                continue
+            moved = work_path(job.place, "moved")
+            shutil.rmtree(moved, ignore_errors=True)
+            shutil.copytree(work_path(other, "state"), moved)
+            shutil.rmtree(job.states, ignore_errors=True)
+            os.rename(moved, job.states)
+            delete_work(other)
 
 
 def is_forced(spec: Mapping[str, Any]) -> bool:
@@ -179,21 +181,15 @@ def result_exists(job: Job[Any]) -> bool:
     return False
 
 
-def check_inputs(folders: Mapping[str, Path], manifests: Mapping[str, Manifest]) -> None:
-    """Check the files of the inputs of a job.
-
-    Files are read as in is_undamaged; `scripts/verify.py` reads every file.
-
-    Args:
-        folders: Result folders by the names of the inputs.
-        manifests: Their manifests by the same names.
+def check_inputs(folders: Iterable[Path]) -> None:
+    """Check the result folders that a job reads, whose files are read as in is_undamaged.
 
     Raises:
         InputError: A file is not the one in the manifest.
     """
     digests = checked_digests()
-    for name, folder in folders.items():
-        if damage := file_damage(folder, manifests[name], digests):
+    for folder in folders:
+        if damage := result_damage(folder, digests):
             with suppress(OSError):
                 set_aside(folder)
             raise InputError(f"{folder}: {damage}: start the build again, which makes it again")
@@ -321,36 +317,20 @@ def replaces_stored(job: Job[Any]) -> bool:
     """
     if not is_forced(job.spec) or result_damage(job.place):
         return True
-    old, new = (read_manifest(folder / MANIFEST) for folder in (job.place, job.result))
-    assert old is not None and new is not None
-    names = old["files"].keys() | new["files"].keys()
-    changed = sorted(name for name in names if old["files"].get(name) != new["files"].get(name))
+    old, new = (require_manifest(each / MANIFEST)["files"] for each in (job.place, job.result))
+    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     if not changed:
         print(f"{job.target}: the forced run made the same bytes")
         return False
     outcome = f"{job.target}: the forced run made other bytes than before: {', '.join(changed)}"
-    if others := readers(job):
-        print(f"{outcome}; the earlier result stays, because {others[0]} leads to it")
-        return False
+    target = job.target.parent.resolve() / job.target.name
+    for path in root_links(Path(job.options.stores[0]), Path("output")):
+        is_other = path.parent.resolve() / path.name != target
+        if is_other and linked_folder(path) == job.place.resolve():
+            print(f"{outcome}; the earlier result stays, because {path} leads to it")
+            return False
     print(outcome)
     return True
-
-
-def readers(job: Job[Any]) -> list[str]:
-    """Return the paths other than the target that lead to the stored result."""
-    target = job.target.parent.resolve() / job.target.name
-    return [
-        str(path)
-        for path in root_links(Path(job.options.stores[0]), Path("output"))
-        if linked_folder(path) == job.place.resolve()
-        and path.parent.resolve() / path.name != target
-    ]
-
-
-def recover(job: Job[Any]) -> None:
-    """Complete the publishing of a job that was killed after its result was complete."""
-    if complete_result(job.place) is None and not result_damage(job.result, job.key):
-        publish(job.place)
 
 
 def finish(job: Job[Any]) -> None:

@@ -29,8 +29,8 @@ from snakemake.settings.types import SharedFSUsage, StorageSettings
 from snakemake.utils import update_config
 from snakemake_interface_logger_plugins.common import LogEvent
 
-from snakechat.workflow.digests import MEMORY, Identity, file_identity, write_atomically
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import MEMORY, Identity, file_identity, write_atomically
 from snakechat.workflow.printable import printable_line
 
 REPLACED = {

@@ -11,41 +11,44 @@ KEY is the digest of everything that determines the result, and no name is part 
 builds that use one store, share what is equal. A result appears by one rename. Names are links
 (snakechat.workflow.links).
 
-A store is as trustworthy as everyone who can write to it: its paths are checked, its results are
-used.
+A store is as trustworthy as everyone who can write to it: its results are used.
 
 Standard library only: the workflow imports this module while it plans, and jobs use it before their
 program imports anything else.
 """
 
+import errno
+import fcntl
 import os
+import platform
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NamedTuple
 
-from snakechat.workflow.digests import MEMORY, DigestCache, file_digests, fsync, write_atomically
 from snakechat.workflow.errors import InputError, warn
-from snakechat.workflow.locks import make_folders
 from snakechat.workflow.manifest import (
     KEY_DIGITS,
     MANIFEST,
-    REPLIES,
+    MEMORY,
     STORE,
     UNLISTED_FILES,
+    DigestCache,
     Manifest,
-    lock_path,
+    file_digests,
+    fsync,
     read_manifest,
     result_id,
-    unfinished_folder,
-    work_folder,
 )
 
-ROOTS, INPUTS = "roots", "inputs"
+ROOTS, REPLIES = "roots", "llm_replies"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
+# Seconds between two attempts of a process that waits for a lock.
+INTERVAL = 0.5
 
 # Returns the digests of files by their paths.
 FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
@@ -58,106 +61,197 @@ class Stored(NamedTuple):
     manifest: Manifest
 
 
+def work_path(folder: Path, name: str = "") -> Path:
+    """Return the path of what belongs to the job that makes a result, such as its `lock`."""
+    return folder.with_name(f".{folder.name}") / name
+
+
+def replies_folder(store: Path) -> Path:
+    """Return the folder of the replies of LLM judges: in a shared store, or beside the own."""
+    return (store.parent if store == STORE else store) / REPLIES
+
+
 def is_writable(store: Path) -> bool:
     """Return whether results can be added to a store, which need not exist."""
     existing = next(folder for folder in (store, *store.absolute().parents) if folder.exists())
     return os.access(existing, os.W_OK | os.X_OK)
 
 
+def make_folders(folder: Path) -> None:
+    """Create a folder and its parents, each with the mode of its parent, whatever the umask.
+
+    A team may share them.
+    """
+    for each in reversed((folder, *folder.parents)):
+        if not each.is_dir():
+            each.mkdir(exist_ok=True)
+            with suppress(PermissionError):
+                each.chmod(stat.S_IMODE(each.parent.stat().st_mode) & ~stat.S_ISVTX)
+
+
+# --- locks ------------------------------------------------------------------------------------
+
+# Not the filelock library: the workflow locks while it plans, in environments with Snakemake alone
+# (--sdm conda), and filelock fails on file systems without locks, where this module warns.
+
+
+class AlreadyLocked(Exception):
+    """Another process holds the lock; the message names it."""
+
+
+def acquire_lock(path: str | Path) -> int:
+    """Lock a file for the lifetime of this process, and write the process's name into it.
+
+    The system releases a flock when the process ends, however it ends, so that no lock is ever left
+    behind. Programs that this process starts do not inherit it.
+
+    Args:
+        path: The file, which is created.
+
+    Returns:
+        A file descriptor; os.close releases the lock earlier.
+
+    Raises:
+        AlreadyLocked: Another process holds the lock.
+    """
+    path = Path(path)
+    while True:
+        # The holder may delete the file and its folder at any moment: then this starts again.
+        with suppress(FileNotFoundError):
+            make_folders(path.parent)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(descriptor)
+                # The file is empty between the moment the holder locks it and the moment it writes.
+                raise AlreadyLocked(path.read_text().strip() or "another process") from None
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
+                    raise
+                warn(f"{path}: this file system has no locks: do not start the same build twice")
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    break
+            os.close(descriptor)
+    with suppress(PermissionError):
+        os.fchmod(descriptor, path.parent.stat().st_mode & 0o666)
+    # The name is for people: on a full disk, the file is locked without it.
+    with suppress(OSError):
+        os.truncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
+    return descriptor
+
+
+def wait_for_lock(path: str | Path) -> int:
+    """Lock a file as acquire_lock does, after the process that holds it; print a line then."""
+    holder = ""
+    while True:
+        try:
+            return acquire_lock(path)
+        except AlreadyLocked as other:
+            if str(other) != holder:
+                holder = str(other)
+                print(f"waiting for {holder}, which makes the same result", flush=True)
+        time.sleep(INTERVAL)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a result, and delete it at the end.
+
+    Raises:
+        AlreadyLocked: A job makes the result.
+        OSError: The store cannot be written.
+    """
+    descriptor = acquire_lock(work_path(folder, "lock"))
+    try:
+        yield
+        delete_lock(folder)
+    finally:
+        os.close(descriptor)
+
+
+def delete_lock(folder: Path) -> None:
+    """Delete the lock of a result, which this process holds; one that waits notices that."""
+    work_path(folder, "lock").unlink(missing_ok=True)
+    # There are checkpoints, or another process has created its lock already.
+    with suppress(OSError):
+        work_path(folder).rmdir()
+
+
 # --- one result -------------------------------------------------------------------------------
-
-
-def manifest_damage(folder: Path, manifest: Manifest, key: str) -> str:
-    """Return why a manifest is not the one of the result with a key; "" if it is."""
-    if (folder / MANIFEST).is_symlink():
-        return f"{MANIFEST} is a link"
-    if result_id(manifest).rpartition("/")[2] != key:
-        return f"{MANIFEST} belongs to another result"
-    for name in manifest["files"]:
-        inner = PurePosixPath(name)
-        is_inside = not inner.is_absolute() and ".." not in inner.parts and "\0" not in name
-        if not is_inside or str(inner) != name or inner.name in ("", *UNLISTED_FILES):
-            return f"{MANIFEST} lists {name!r}"
-    return ""
 
 
 def complete_result(folder: Path) -> Stored | None:
     """Return the result in a folder of the store, if its files exist and have their sizes."""
     manifest = read_manifest(folder / MANIFEST)
-    if manifest is None or manifest_damage(folder, manifest, folder.name):
+    if manifest is None or _damage(folder, manifest, None):
         return None
-    for name, properties in manifest["files"].items():
-        file = folder / name
-        if not file.is_file() or file.stat().st_size != properties["size"]:
-            return None
     return Stored(folder, manifest)
 
 
-def file_damage(
-    folder: Path, manifest: Manifest, digests: FileDigests | None = file_digests
-) -> str:
-    """Return how the files of a folder differ from a manifest; "" if they do not.
-
-    Args:
-        folder: The folder of a result, or a copy of one; in a copy, results within it do not count.
-        manifest: The manifest.
-        digests: Returns the digests of files. With None, names and sizes count alone.
-
-    Raises:
-        OSError: A file cannot be read.
-    """
-    files, paths = manifest["files"], {}
-    for path in walk_files(folder):
-        name = path.relative_to(folder).as_posix()
-        if path.name in UNLISTED_FILES:
-            continue
-        status = path.lstat()
-        if not stat.S_ISREG(status.st_mode):
-            return f"{name} is not a regular file"
-        if name in files and status.st_size != files[name]["size"]:
-            return f"{name} has another size"
-        paths[name] = path
-    for name in sorted(paths.keys() ^ files.keys()):
-        return f"{name} is {'not in the manifest' if name in paths else 'missing'}"
-    found = digests(paths.values()) if digests else {}
-    for name, path in paths.items():
-        if digests and found[path] != files[name]["sha256"]:
-            return f"{name} has other content"
-    return ""
-
-
-def result_damage(folder: Path, key: str | None = None, digests: FileDigests = file_digests) -> str:
+def result_damage(folder: Path, digests: FileDigests | None = file_digests) -> str:
     """Return what is wrong with a result, its manifest or a file; "" if nothing is.
 
     Args:
-        folder: The folder of the result.
-        key: Its key, by default the name of the folder.
-        digests: As for file_damage.
+        folder: The folder of the result, or a copy with any name. Results within a copy do not
+            count.
+        digests: Returns the digests of files. With None, only files that are missing or have
+            another size are found, and no file is read.
     """
     manifest = read_manifest(folder / MANIFEST)
     if manifest is None:
         return f"{MANIFEST} cannot be read"
     try:
-        damage = manifest_damage(folder, manifest, key or folder.name)
-        return damage or file_damage(folder, manifest, digests)
+        return _damage(folder, manifest, digests)
     except OSError as error:
         return f"{error.filename}: {error.strerror}"
+
+
+def _damage(folder: Path, manifest: Manifest, digests: FileDigests | None) -> str:
+    """Return how a folder differs from its manifest."""
+    files = manifest["files"]
+    if KEY.fullmatch(folder.name) and not result_id(manifest).endswith(f"/{folder.name}"):
+        return f"{MANIFEST} belongs to another result"
+    if digests:
+        paths = {path.relative_to(folder).as_posix(): path for path in walk_files(folder)}
+        if links := [name for name, path in paths.items() if path.is_symlink()]:
+            return f"{links[0]} is not a regular file"
+        listed = {name for name, path in paths.items() if path.name not in UNLISTED_FILES}
+        for name in sorted(listed ^ files.keys()):
+            return f"{name} is {'missing' if name in files else 'not in the manifest'}"
+    for name, properties in files.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != properties["size"]:
+            return f"{name} has another size"
+    found = digests([folder / name for name in files]) if digests else {}
+    for path, sha256 in found.items():
+        name = path.relative_to(folder).as_posix()
+        if sha256 != files[name]["sha256"]:
+            return f"{name} has other content"
+    return ""
 
 
 def is_undamaged(folder: Path) -> bool:
     """Return whether nothing is wrong with a result; print a warning otherwise.
 
-    A file of which the size, the times and the inode are those of an earlier check is not read
-    again: the jobs of a build read the same models and tokens again and again.
+    Files are read as checked_digests does.
     """
-    damage = result_damage(folder, digests=checked_digests())
+    damage = result_damage(folder, checked_digests())
     if damage:
         warn(f"{folder} is damaged and is made again: {damage}")
     return not damage
 
 
 def checked_digests() -> FileDigests:
-    """Return the function that reads files of results which jobs read, each once."""
+    """Return the function that reads files of results which jobs read.
+
+    A file of which the size, the times and the inode are those of an earlier check is not read
+    again: the jobs of a build read the same models and tokens again and again.
+    """
     return DigestCache(MEMORY / "results.json").digests
 
 
@@ -167,9 +261,8 @@ def publish(folder: Path) -> None:
     A damaged result is moved aside first. If the process is killed in between, the next one
     continues from the unfinished folder, which is complete.
     """
-    with suppress(FileNotFoundError):
-        set_aside(folder)
-    os.rename(unfinished_folder(folder), folder)
+    set_aside(folder)
+    os.rename(work_path(folder, "result"), folder)
     fsync(folder.parent)
 
 
@@ -179,80 +272,42 @@ def set_aside(folder: Path) -> None:
     Raises:
         OSError: The store cannot be written.
     """
-    aside = work_folder(folder) / "replaced"
+    aside = work_path(folder, "replaced")
     make_folders(aside.parent)
     shutil.rmtree(aside, ignore_errors=True)
-    os.rename(folder, aside)
+    with suppress(FileNotFoundError):
+        os.rename(folder, aside)
 
 
 def delete_work(folder: Path) -> None:
     """Delete the checkpoints of a result and what killed jobs left of it, but not its lock."""
     with suppress(FileNotFoundError):
-        for path in work_folder(folder).iterdir():
+        for path in work_path(folder).iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)
-            elif path != lock_path(folder):
+            elif path != work_path(folder, "lock"):
                 path.unlink(missing_ok=True)
-
-
-def delete_lock(folder: Path) -> None:
-    """Delete the lock of a result, which this process holds; one that waits notices that."""
-    lock_path(folder).unlink(missing_ok=True)
-    # There are checkpoints, or another process has created its lock already.
     with suppress(OSError):
-        work_folder(folder).rmdir()
+        work_path(folder).rmdir()
 
 
 # --- all results ------------------------------------------------------------------------------
 
 
-def stored_folders(store: Path, rule: str = "") -> list[Path]:
+def stored_folders(store: Path, rule: str = "*", is_finished: bool = True) -> list[Path]:
     """Return the folders of all results in a store, or of a rule's, in the order of paths.
 
     A result without a manifest, which is damaged, is among them.
+
+    is_finished: False for the folders that results would have which jobs make, or made when they
+        were killed.
     """
-    rules = [store / rule] if rule else _folders(store)
-    return [folder for each in rules for folder in _folders(each) if KEY.fullmatch(folder.name)]
-
-
-def unfinished_results(store: Path) -> list[Path]:
-    """Return the folders that results would have which jobs make, or made when they were killed."""
-    return [
-        folder.with_name(folder.name[1:])
-        for rule in _folders(store)
-        for folder in _folders(rule)
-        if folder.name.startswith(".") and KEY.fullmatch(folder.name[1:])
-    ]
-
-
-def _folders(parent: Path) -> list[Path]:
-    try:
-        entries = sorted(os.scandir(parent), key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-    return [parent / name for name in names if name not in (ROOTS, REPLIES)]
-
-
-def find_results(tree: Path) -> list[Path]:
-    """Return the results in a folder and its subfolders: in a store, and copies anywhere else.
-
-    A folder is a result if it has a manifest; in a store, also without one. The folders of links
-    that names lead to are none.
-    """
-    found = []
-    for parent, folders, _ in os.walk(tree):
-        # Hidden folders belong to jobs that run or were killed.
-        paths = [Path(parent, name) for name in sorted(folders) if not name.startswith(".")]
-        is_rule = Path(parent).parent in (tree, tree / STORE.name)
-        results = [
-            path
-            for path in paths
-            if is_copy(path) or (is_rule and KEY.fullmatch(path.name) and not path.is_symlink())
-        ]
-        found += results
-        folders[:] = [path.name for path in paths if path not in results]
-    return found
+    folders = (
+        path if is_finished else path.with_name(path.name[1:])
+        for path in store.glob(f"{rule}/{'' if is_finished else '.'}*")
+        if path.is_dir() and not path.is_symlink() and path.parent.name != REPLIES
+    )
+    return sorted(folder for folder in folders if KEY.fullmatch(folder.name))
 
 
 def is_copy(folder: Path) -> bool:
@@ -274,28 +329,22 @@ def walk_files(folder: Path) -> Iterator[Path]:
 
 # --- space ------------------------------------------------------------------------------------
 
-SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# Powers of 1024.
+UNITS = ("", "K", "M", "G", "T")
 
 
-def note_inputs(folder: Path, inputs: Iterable[str]) -> None:
-    """Note the RULE/KEY of the inputs of a job that makes a result, before it starts."""
-    write_atomically(work_folder(folder) / INPUTS, "".join(f"{result}\n" for result in inputs))
-
-
-def noted_inputs(folder: Path) -> list[str]:
-    """Return the keys that note_inputs noted; none if it did not."""
-    path = work_folder(folder) / INPUTS
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [line.rpartition("/")[2] for line in lines]
+def size_of(folder: Path) -> int:
+    """Return the bytes of the files below a folder, from which another process may remove some."""
+    size = 0
+    for path in walk_files(folder):
+        with suppress(FileNotFoundError):
+            size += path.lstat().st_size
+    return size
 
 
 def warn_of_size(store: Path, max_bytes: int) -> None:
     """Print a line if a store uses more space than it should, and how to trim it."""
-    num_bytes = 0
-    for path in (path for folder in stored_folders(store) for path in walk_files(folder)):
-        # Another process may remove it.
-        with suppress(OSError):
-            num_bytes += path.lstat().st_size
+    num_bytes = sum(map(size_of, stored_folders(store)))
     if num_bytes > max_bytes:
         limit = format_size(max_bytes)
         warn(
@@ -307,9 +356,8 @@ def warn_of_size(store: Path, max_bytes: int) -> None:
 
 def format_size(number: float) -> str:
     """Format bytes in the largest unit of which there is one at least."""
-    unit = min(4, (int(number).bit_length() - 1) // 10) if number else 0
-    name = ("B", "KiB", "MiB", "GiB", "TiB")[unit]
-    return f"{number / (1 << 10 * unit):,.1f} {name}" if unit else f"{number} B"
+    power = min(4, (int(number).bit_length() - 1) // 10) if number else 0
+    return f"{number / (1 << 10 * power):,.1f} {UNITS[power]}iB" if power else f"{number} B"
 
 
 def parse_size(text: str) -> int:
@@ -321,4 +369,4 @@ def parse_size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?", text, re.IGNORECASE)
     if not match:
         raise InputError(f"{text!r} is not a size: write a number and K, M, G or T, such as 500G")
-    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+    return int(float(match[1]) * 1024 ** UNITS.index(match[2].upper()))

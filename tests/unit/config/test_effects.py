@@ -5,7 +5,7 @@ import pytest
 from snakechat.config.recipes import ConfigError
 from snakechat.config.sections import judge_settings
 from snakechat.jobs.rules import RULES
-from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import digest
 from support.configs import load, tiny
 
 GRPO = {"algorithm": "grpo", "num_generations": 4}

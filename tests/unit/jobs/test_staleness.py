@@ -11,7 +11,6 @@ from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
 from snakechat.jobs.staleness import Specs, Staleness, write_spec
-from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import (
@@ -21,6 +20,7 @@ from snakechat.workflow.manifest import (
     read_manifest,
     recorded_inputs,
     result_files,
+    sealed_json,
     store_key,
     without_names,
 )

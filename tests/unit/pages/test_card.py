@@ -3,7 +3,7 @@
 from huggingface_hub import ModelCard
 
 from snakechat.pages.card import is_sealed, model_card
-from snakechat.workflow.digests import digest
+from snakechat.workflow.manifest import digest
 
 
 def entry(rule, hub, **facts):

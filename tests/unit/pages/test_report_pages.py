@@ -22,8 +22,7 @@ from snakechat.pages.report import (
     result_section,
 )
 from snakechat.pages.rows import response_sections
-from snakechat.workflow.digests import sealed_json
-from snakechat.workflow.manifest import read_run_record
+from snakechat.workflow.manifest import read_run_record, sealed_json
 from support.pages import text_of
 from support.specs import EMPTY_RUN
 

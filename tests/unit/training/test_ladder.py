@@ -14,8 +14,8 @@ from snakechat.training.rungs import (
     reproduced_rung,
     without_hopeless,
 )
-from snakechat.workflow.digests import sealed_json
 from snakechat.workflow.errors import is_out_of_memory
+from snakechat.workflow.manifest import sealed_json
 from snakechat.workflow.processes import changed_values
 from support.specs import ONE_GPU
 

@@ -11,8 +11,9 @@ import time
 
 import pytest
 
-from snakechat.workflow import digests
-from snakechat.workflow.digests import (
+from snakechat.workflow import manifest
+from snakechat.workflow.errors import InputError
+from snakechat.workflow.manifest import (
     DigestCache,
     digest,
     file_digest,
@@ -21,7 +22,6 @@ from snakechat.workflow.digests import (
     planned_files,
     write_atomically,
 )
-from snakechat.workflow.errors import InputError
 
 
 def test_a_digest_is_the_sha256_of_the_canonical_json():
@@ -35,11 +35,6 @@ def sha256(content):
 
 
 @pytest.fixture
-def cache_path(tmp_path):
-    return tmp_path / "cache" / "digests.json"
-
-
-@pytest.fixture
 def file(tmp_path):
     path = tmp_path / "weights"
     path.write_bytes(b"first")
@@ -47,9 +42,9 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def cached(cache_path, file):
+def cached(file, tmp_path):
     """A function that returns the cached digest of the file."""
-    cache = DigestCache(cache_path)
+    cache = DigestCache(tmp_path / "cache/digests.json")
     return lambda: cache.digests([file])[file]
 
 
@@ -70,56 +65,50 @@ def test_an_edit_in_place_whose_modification_time_was_restored_is_detected(cache
     assert cached() == sha256(b"other")
 
 
-def test_an_unchanged_file_is_not_read_again(cached, cache_path, file, later, monkeypatch):
-    cached()
-
-    def fail(path, report=None):
-        raise AssertionError(f"{path} was read again")
-
-    monkeypatch.setattr(digests, "file_digest", fail)
-    assert cached() == DigestCache(cache_path).digests([file])[file] == sha256(b"first")
-
-
 def test_an_edit_within_one_tick_of_coarse_times_is_detected(cached, file, monkeypatch):
     tick = int(time.time()) * 10**9
-    monkeypatch.setattr(digests, "file_identity", lambda path: [5, tick, tick, 1])
+    monkeypatch.setattr(manifest, "file_identity", lambda path: [5, tick, tick, 1])
     cached()
     file.write_bytes(b"other")
     assert cached() == sha256(b"other")
 
 
 def test_a_file_that_changes_while_it_is_digested_is_not_cached(cached, file, later, monkeypatch):
-    def slow_digest(path):
+    def slow_digest(path, **_):
         found = file_digest(path)
         file.write_bytes(b"a longer text")
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(digests, "file_digest", slow_digest)
+        patch.setattr(manifest, "file_digest", slow_digest)
         cached()
     assert cached() == sha256(b"a longer text")
 
 
 @pytest.mark.parametrize("damaged", [b"\xff\xfe\x00", b"[" * 100_000, b"[]"])
-def test_a_damaged_cache_is_ignored_and_rewritten(cache_path, file, later, damaged):
-    cache_path.parent.mkdir()
-    cache_path.write_bytes(damaged)
-    DigestCache(cache_path).digests([file])
-    entry = [*digests.file_identity(file), sha256(b"first")]
-    assert json.loads(cache_path.read_text()) == {str(file): entry}
+def test_an_unchanged_file_is_not_read_again_and_a_damaged_cache_costs_time_only(
+    tmp_path, file, later, damaged, monkeypatch
+):
+    path = tmp_path / "digests.json"
+    path.write_bytes(damaged)
+    cache = DigestCache(path)
+    assert cache.digests([file]) == {file: sha256(b"first")}
+    # A second read would be an error.
+    monkeypatch.setattr(manifest, "file_digests", None)
+    assert cache.digests([file]) == DigestCache(path).digests([file]) == {file: sha256(b"first")}
 
 
 def test_a_cache_keeps_the_entries_of_other_processes_and_need_not_be_writable(
-    cache_path, tmp_path, file, later
+    tmp_path, file, later
 ):
-    first, second = DigestCache(cache_path), DigestCache(cache_path)
+    first, second = (DigestCache(tmp_path / "digests.json") for _ in range(2))
     (tmp_path / "other").write_bytes(b"other")
     assert first.digests([file]) and second.digests([tmp_path / "other"])
-    assert len(json.loads(cache_path.read_text())) == 2
+    assert len(json.loads((tmp_path / "digests.json").read_text())) == 2
     assert DigestCache(file / "digests.json").digests([file]) == {file: sha256(b"first")}
 
 
-def test_digests_are_in_the_order_of_the_paths(cache_path, tmp_path, later):
+def test_digests_are_in_the_order_of_the_paths(tmp_path, later):
     """Pins of libraries are digests of lists of files."""
     # More than one chunk, and others.
     contents = {tmp_path / "large": bytes(range(256)) * 8193}
@@ -128,7 +117,7 @@ def test_digests_are_in_the_order_of_the_paths(cache_path, tmp_path, later):
         path.write_bytes(content)
     found = file_digests(contents)
     assert list(found.items()) == [(path, sha256(each)) for path, each in contents.items()]
-    cache = DigestCache(cache_path)
+    cache = DigestCache(tmp_path / "cache")
     cache.digests(list(contents)[20:])
     assert list(cache.digests(contents)) == list(contents)
 
@@ -136,7 +125,7 @@ def test_digests_are_in_the_order_of_the_paths(cache_path, tmp_path, later):
 def test_neither_an_error_nor_an_interrupt_waits_for_a_large_file(tmp_path, monkeypatch):
     large, missing = tmp_path / "large", tmp_path / "missing"
     large.write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(digests, "CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr(manifest, "CHUNK_BYTES", 1 << 10)
     started, reads = threading.Event(), []
 
     class Slow(io.FileIO):
@@ -150,7 +139,7 @@ def test_neither_an_error_nor_an_interrupt_waits_for_a_large_file(tmp_path, monk
         assert path == large or started.wait(10)
         return Slow(path)
 
-    monkeypatch.setattr(digests, "open", slow_open, raising=False)
+    monkeypatch.setattr(manifest, "open", slow_open, raising=False)
     with pytest.raises(FileNotFoundError):
         file_digests([missing, large])
     assert len(reads) < 100
@@ -170,13 +159,13 @@ def test_a_text_is_on_disk_before_its_name_unless_it_may_be_lost(tmp_path, monke
     calls = []
 
     def fsync(descriptor):
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        calls.append("fsync folder" if is_folder else "fsync file")
+        calls.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "replace", lambda *_: calls.append("rename"))
     write_atomically(tmp_path / "file.json", "text")
-    assert calls == ["fsync file", "rename", "fsync folder"]
+    # The file, and its folder.
+    assert calls == [False, "rename", True]
     write_atomically(tmp_path / "file.json", "text", durable=False)
     assert calls[3:] == ["rename"]
 
@@ -198,17 +187,8 @@ def test_a_disk_that_fails_is_an_error_and_a_file_system_without_fsync_is_not(
 # --- external files ---------------------------------------------------------------------------
 
 CONTENT = b"as planned"
-DIGEST = sha256(CONTENT)
-
-
-@pytest.fixture
-def source(tmp_path):
-    path = tmp_path / "source.jsonl"
-    path.write_bytes(CONTENT)
-    os.utime(path, (10**9, 10**9))
-    # Later changes get another time than this one.
-    time.sleep(0.02)
-    return path
+PLANNED = r"source.jsonl changed since this build was planned"
+READ = r"source.jsonl changed while it was read: [a-z ]+$"
 
 
 def edit_and_restore(path):
@@ -218,22 +198,22 @@ def edit_and_restore(path):
     os.utime(path, (10**9, 10**9))
 
 
-@pytest.mark.parametrize("change", [lambda path: path.write_bytes(b"other"), os.unlink])
-def test_a_change_since_planning_is_noticed_before_reading(source, change):
-    with planned_files({source: DIGEST}):
+CHANGES = [(PLANNED, lambda path: path.write_bytes(b"other")), (PLANNED, os.unlink)]
+CHANGES += [(READ, edit_and_restore), (READ, os.unlink)]
+
+
+@pytest.mark.parametrize(("message", "change"), CHANGES)
+def test_a_change_since_planning_or_while_reading_is_noticed(tmp_path, message, change):
+    source = tmp_path / "source.jsonl"
+    source.write_bytes(CONTENT)
+    os.utime(source, (10**9, 10**9))
+    # Later changes get another time than this one.
+    time.sleep(0.02)
+    planned = {source: sha256(CONTENT)}
+    with planned_files(planned):
         assert source.read_bytes() == CONTENT
-    change(source)
-    with (
-        pytest.raises(InputError, match=r"source.jsonl changed since this build was planned"),
-        planned_files({source: DIGEST}),
-    ):
-        raise AssertionError("read")
-
-
-@pytest.mark.parametrize("change", [edit_and_restore, os.unlink])
-def test_a_change_while_reading_is_noticed_after_it(source, change):
-    with (
-        pytest.raises(InputError, match=r"source.jsonl changed while it was read: [a-z ]+$"),
-        planned_files({source: DIGEST}),
-    ):
+    if message == PLANNED:
+        change(source)
+    with pytest.raises(InputError, match=message), planned_files(planned):
+        assert message == READ
         change(source)

@@ -12,18 +12,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from snakechat.workflow.digests import digest, sealed_json
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import external_files
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
 from snakechat.workflow.links import link_result
-from snakechat.workflow.locks import AlreadyLocked, acquire_lock
 from snakechat.workflow.manifest import (
     STORE,
-    lock_path,
-    read_manifest,
+    digest,
     read_run_record,
     result_files,
+    sealed_json,
     without_names,
 )
 from snakechat.workflow.processes import DEFAULTS, SERIAL, RunOptions
@@ -36,7 +34,14 @@ from snakechat.workflow.publishing import (
     replaces_stored,
     run_record,
 )
-from snakechat.workflow.store import delete_lock, publish, stored_folders
+from snakechat.workflow.store import (
+    AlreadyLocked,
+    acquire_lock,
+    delete_lock,
+    publish,
+    stored_folders,
+    work_path,
+)
 from store import collect, needed_keys
 from support.specs import EMPTY_SPEC
 from support.stored_results import make_result
@@ -155,7 +160,7 @@ def test_the_launcher_keeps_the_lock_while_the_program_runs(alone, monkeypatch):
     monkeypatch.setenv("SNAKECHAT_LOG", "none.log")
     assert prepare_alone()
     with pytest.raises(AlreadyLocked):
-        acquire_lock(lock_path(alone.place))
+        acquire_lock(work_path(alone.place, "lock"))
     assert os.environ[PREPARED] == alone.key and alone.result.is_dir()
 
 
@@ -173,7 +178,7 @@ def test_gc_keeps_what_an_interrupted_job_reads_though_no_link_leads_to_it(alone
 
 
 def test_a_second_job_of_one_key_waits_and_then_links(alone, capsys, monkeypatch):
-    descriptor = acquire_lock(lock_path(alone.place))
+    descriptor = acquire_lock(work_path(alone.place, "lock"))
     write_result(alone, alone.result, "new")
 
     def finish_first():
@@ -234,7 +239,7 @@ def test_a_read_only_store_is_read_and_new_results_go_to_another_one(alone, tmp_
 def test_a_job_whose_store_was_changed_goes_on_from_its_checkpoints(alone, tmp_path, runs):
     (alone.states / "00000020").mkdir(parents=True)
     if runs:
-        descriptor = acquire_lock(lock_path(alone.place))
+        descriptor = acquire_lock(work_path(alone.place, "lock"))
     job = prepare_alone(options=RunOptions(stores=["shared", "output/store"]))
     if runs:
         os.close(descriptor)
@@ -245,10 +250,9 @@ def test_a_job_whose_store_was_changed_goes_on_from_its_checkpoints(alone, tmp_p
 
 def test_a_damaged_input_is_named_and_set_aside(job):
     write_result(job, job.place, "good")
-    manifest = read_manifest(job.place / "manifest.json")
     (job.place / "weights").write_text("ouch")
     with pytest.raises(InputError, match="weights has other content: start the build again"):
-        check_inputs({"model": job.place}, {"model": manifest})
+        check_inputs([job.place])
     assert not job.place.exists()
 
 

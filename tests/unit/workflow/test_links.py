@@ -9,12 +9,11 @@ import pytest
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import (
+    find_results,
     find_version,
     is_linked,
     link_part,
     link_result,
-    linked_folder,
-    linked_results,
     named_versions,
     read_version_file,
     versions_of,
@@ -40,10 +39,9 @@ def test_the_path_of_a_result_leads_to_a_version(store, path):
         assert not is_linked(path, folder)
         link_result(path, folder)
         assert is_linked(path, folder)
-        assert linked_folder(path) == folder.resolve()
         assert Path(path, "adapter/config").samefile(folder / "adapter/config")
         assert Path(f"{path}.manifest.json").samefile(folder / "manifest.json")
-        assert dict(linked_results(OUTPUT)) == {Path(path): folder.resolve()}
+        assert find_results(OUTPUT)[Path(path)] == folder.resolve()
     assert sorted(os.listdir(Path(path).parent)) == ["tiny", "tiny.manifest.json"]
     assert set(versions_of(path)) == {first.resolve(), second.resolve()}
     assert named_versions(OUTPUT) == {each.resolve(): [path] for each in (first, second)}
@@ -63,20 +61,16 @@ def test_what_cannot_be_linked_is_an_error(store, path):
         link_result("output/data/toy", result)
 
 
-NAMES = ("0" * 32, "a.b", "store", "versions", "manifest", "x.link", "n" * 200)
-
-
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("folder", ["data", "sft"])
-def test_any_name_leads_to_its_result(store, name, folder):
-    paths = [f"output/{folder}/{each}" for each in (name, f"{name}2")]
-    results = [make_result(store, name=path) for path in paths]
-    for path, result in zip(paths, results, strict=True):
+def test_any_name_leads_to_its_result(store, folder):
+    names = ("0" * 32, "a.b", "store", "versions", "manifest", "x.link", "n" * 200)
+    paths = [f"output/{folder}/{name}{end}" for name in names for end in ("", "2")]
+    results = {path: make_result(store, name=path).resolve() for path in paths}
+    for path, result in results.items():
         link_result(path, result)
-    for path, result in zip(paths, results, strict=True):
-        assert linked_folder(path) == result.resolve() and versions_of(path) == [result.resolve()]
-    assert set(dict(linked_results(OUTPUT)).values()) == {each.resolve() for each in results}
-    assert len(named_versions(OUTPUT)) == 2
+    assert {str(path): result for path, result in find_results(OUTPUT).items()} == results
+    assert named_versions(OUTPUT) == {result: [path] for path, result in results.items()}
+    assert all(versions_of(path) == [result] for path, result in results.items())
 
 
 @pytest.mark.parametrize("folder", ["", "data", "versions", "store/train_sft"])
@@ -91,20 +85,20 @@ def test_a_folder_of_output_may_be_a_link_to_another_disk(store, tmp_path, folde
     assert is_linked("output/data/toy", result)
     assert Path("output/data/toy/model").read_text() == "weights"
     assert Path("output/data/toy.manifest.json").exists()
-    assert dict(linked_results(OUTPUT)) == {Path("output/data/toy"): result.resolve()}
+    assert find_results(OUTPUT) == {Path("output/data/toy"): result.resolve()}
 
 
 def test_what_belongs_to_a_name_stays_with_each_of_its_versions(store):
     first, second = (make_result(store, epochs=number) for number in (1, 2))
+    card = Path("output/sft/tiny/README.md")
     link_result("output/sft/tiny", first)
-    Path("output/sft/tiny/README.md").write_text("by hand")
+    card.write_text("by hand")
     link_result("output/sft/other", first)
     link_result("output/sft/tiny", second)
-    assert not Path("output/sft/tiny/README.md").exists()
+    assert not card.exists()
     link_result("output/sft/tiny", first)
-    assert Path("output/sft/tiny/README.md").read_text() == "by hand"
-    assert not Path("output/sft/other/README.md").exists()
-    assert not (first / "README.md").exists()
+    assert card.read_text() == "by hand"
+    assert not Path("output/sft/other/README.md").exists() and not (first / "README.md").exists()
 
 
 def test_the_links_of_another_evaluation_are_replaced_and_no_others(store):
@@ -122,8 +116,7 @@ def test_the_links_of_another_evaluation_are_replaced_and_no_others(store):
 def test_a_result_that_moved_to_another_store_is_linked_again(store, tmp_path):
     result = make_result(store)
     link_result("output/sft/tiny", result)
-    shared = tmp_path / "shared/train_sft" / result.name
-    shutil.copytree(result, shared)
+    shared = shutil.copytree(result, tmp_path / "shared/train_sft" / result.name)
     assert not is_linked("output/sft/tiny", shared)
     link_result("output/sft/tiny", shared)
     shutil.rmtree(store)
@@ -134,52 +127,44 @@ def test_a_result_that_moved_to_another_store_is_linked_again(store, tmp_path):
 
 
 def add_training(store, weights):
-    """Store a training of the recipe `mine`; return its folder and its manifest."""
-    folder = make_result(store, {"model": weights, "metrics.jsonl": "{}"}, weights=weights)
+    """Store a training of the recipe `mine`; return its folder."""
+    folder = make_result(store, {"model": weights}, weights=weights)
     link_result("output/sft/mine", folder)
-    return folder, read_manifest(folder / "manifest.json")
+    return folder
 
 
 def add_evaluation(store, training, metrics):
-    """Store an evaluation of a training, given its manifest; return its folder."""
-    files, inputs = {"metrics.json": metrics}, {"model": training}
-    folder = make_result(store, files, "evaluate_sft", inputs, evaluation=metrics)
+    """Store an evaluation of a training; return its folder."""
+    inputs = {"model": read_manifest(training / "manifest.json")}
+    folder = make_result(store, {"metrics.json": metrics}, "evaluate_sft", inputs, made=metrics)
     link_result("output/eval/sft/mine", folder)
     return folder
 
 
 def test_a_version_is_a_training_and_the_newest_evaluation_of_it(store):
-    first, first_manifest = add_training(store, "first")
-    _, second_manifest = add_training(store, "second")
-    old = add_evaluation(store, first_manifest, "1")
-    new = add_evaluation(store, first_manifest, "2")
-    add_evaluation(store, second_manifest, "3")
+    first, second = (add_training(store, weights) for weights in ("first", "second"))
+    old, new = (add_evaluation(store, first, metrics) for metrics in "12")
+    add_evaluation(store, second, "3")
     os.utime(old, (0, 0))
     version = find_version("sft", f"mine@{first.name[:8]}")
     assert version == {"training": first.resolve(), "evaluation": new.resolve()}
-    assert read_version_file(version["evaluation"], "metrics.json") == "2"
+    assert read_version_file(new, "metrics.json") == "2"
+    (new / "metrics.json").write_text("4")
+    with pytest.raises(InputError, match="is damaged or was removed"):
+        read_version_file(new, "metrics.json")
 
 
 def test_versions_that_are_not_there_are_an_error_that_names_the_list(store):
-    folder, _ = add_training(store, "first")
-    names = [folder.name, *(add_training(store, str(number))[0].name for number in range(16))]
+    names = [add_training(store, str(number)).name for number in range(17)]
     # Two of 17 keys start with the same digit.
     [(digit, _)] = Counter(name[0] for name in names).most_common(1)
     listing = "python scripts/store.py list output/sft/mine"
+    several = f"output/sft/mine has several versions with this key: {listing}"
     for name, message in {
         "mine@xyz": f"output/sft/mine has no version with this key: {listing}",
-        "mine@": f"output/sft/mine has several versions with this key: {listing}",
-        f"mine@{digit}": f"output/sft/mine has several versions with this key: {listing}",
-        f"mine@{folder.name}": "there is no evaluation of",
+        "mine@": several,
+        f"mine@{digit}": several,
+        f"mine@{names[0]}": "there is no evaluation of",
     }.items():
-        with pytest.raises(InputError) as error:
+        with pytest.raises(InputError, match=message):
             find_version("sft", name)
-        assert message in str(error.value)
-
-
-def test_a_damaged_file_is_not_compared(store):
-    _, manifest = add_training(store, "first")
-    evaluation = add_evaluation(store, manifest, "1")
-    (evaluation / "metrics.json").write_text("2")
-    with pytest.raises(InputError, match="is damaged or was removed"):
-        read_version_file(evaluation, "metrics.json")

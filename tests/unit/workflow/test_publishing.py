@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.manifest import read_manifest, unfinished_folder
-from snakechat.workflow.store import result_damage, stored_folders, unfinished_results
+from snakechat.workflow.manifest import read_manifest
+from snakechat.workflow.store import result_damage, stored_folders, work_path
 from support.faults import ERRORS, KINDS, running
 
 pytestmark = pytest.mark.slow
@@ -95,11 +95,9 @@ def contents(folder):
 
 def complete_texts():
     """Return the texts of the undamaged results, published or not."""
-    unfinished = [(unfinished_folder(each), each.name) for each in unfinished_results(STORE)]
-    folders = [*((folder, folder.name) for folder in stored_folders(STORE)), *unfinished]
-    return {
-        (folder / "text").read_text() for folder, key in folders if not result_damage(folder, key)
-    }
+    unfinished = [work_path(each, "result") for each in stored_folders(STORE, is_finished=False)]
+    folders = [*stored_folders(STORE), *unfinished]
+    return {(folder / "text").read_text() for folder in folders if not result_damage(folder)}
 
 
 def leftovers():

@@ -8,19 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from snakechat.workflow.digests import read_sealed, sealed_json
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.links import link_result, register_root
-from snakechat.workflow.locks import acquire_lock
-from snakechat.workflow.manifest import lock_path, state_folder, unfinished_folder
+from snakechat.workflow.links import find_results, link_result, register_root
+from snakechat.workflow.manifest import read_sealed, sealed_json
 from snakechat.workflow.store import (
+    acquire_lock,
     complete_result,
-    find_results,
     parse_size,
     publish,
     result_damage,
     stored_folders,
     warn_of_size,
+    work_path,
 )
 from store import collect, needed_keys
 from support.specs import EMPTY_SPEC
@@ -41,23 +40,17 @@ def store(tmp_path, monkeypatch):
 
 def test_a_result_is_published_in_place_of_a_damaged_one(store):
     folder = make_result(store)
-    shutil.copytree(folder, unfinished_folder(folder))
+    shutil.copytree(folder, work_path(folder, "result"))
     (folder / "model").write_text("damaged")
-    assert result_damage(folder)
     publish(folder)
     assert not result_damage(folder) and complete_result(folder)
     assert stored_folders(store) == [folder]
 
 
-def put_a_link(folder, name="model"):
+def put_a_link(path):
     # The text of the link is as long as the model.
-    (folder / name).rename(folder.parent / "link")
-    (folder / name).symlink_to("../link")
-
-
-def put_a_linked_folder(folder):
-    (folder / "adapter").rename(folder.parent / "adapter")
-    (folder / "adapter").symlink_to("../adapter", target_is_directory=True)
+    path.rename(path.parent.with_name("link"))
+    path.symlink_to("../link")
 
 
 def change_manifest(folder, **changes):
@@ -65,17 +58,10 @@ def change_manifest(folder, **changes):
     path.write_text(sealed_json(read_sealed(path) | changes))
 
 
-def flip_a_bit(path):
-    content = bytearray(path.read_bytes())
-    content[content.index(b"facts")] ^= 1
-    path.write_bytes(content)
-
-
 def list_a_file_outside(folder):
-    manifest = read_sealed(folder / "manifest.json")
-    properties = manifest["files"]["model"]
+    files = read_sealed(folder / "manifest.json")["files"]
     shutil.copy(folder / "model", folder.parent / "model")
-    change_manifest(folder, files={**manifest["files"], "../model": properties})
+    change_manifest(folder, files={**files, "../model": files["model"]})
 
 
 SPEC = EMPTY_SPEC | {"rule": "train_sft", "settings": {"epochs": 2}}
@@ -86,31 +72,27 @@ DAMAGES = {
     "another file": lambda folder: (folder / "adapter/more").touch(),
     "a truncated manifest": lambda folder: os.truncate(folder / "manifest.json", 50),
     "no manifest": lambda folder: (folder / "manifest.json").unlink(),
-    "an edited manifest": lambda folder: flip_a_bit(folder / "manifest.json"),
     "another spec": lambda folder: change_manifest(folder, spec=SPEC),
-    "a link": put_a_link,
-    "a linked manifest": lambda folder: put_a_link(folder, "manifest.json"),
-    "a linked folder": put_a_linked_folder,
+    "a link": lambda folder: put_a_link(folder / "model"),
+    "a linked manifest": lambda folder: put_a_link(folder / "manifest.json"),
+    "a linked folder": lambda folder: put_a_link(folder / "adapter"),
     "a path that leads outside": list_a_file_outside,
 }
-UNREAD = ("edited in place", "another file", "a link", "a linked folder")
+UNREAD = ("edited in place", "another file", "a link", "a linked manifest", "a linked folder")
+UNREAD += ("a path that leads outside",)
 
 
 @pytest.mark.parametrize("name", DAMAGES)
 def test_damage_is_noticed(store, name):
     folder = make_result(store)
+    # The record of a run differs from run to run.
+    (folder / "run.json").write_text("{}")
     assert not result_damage(folder) and complete_result(folder)
     DAMAGES[name](folder)
     assert result_damage(folder)
     # Planning reads no file.
     assert bool(complete_result(folder)) == (name in UNREAD)
-    assert find_results(Path("output")) == find_results(store) == [folder]
-
-
-def test_the_record_of_a_run_is_no_damage(store):
-    folder = make_result(store)
-    (folder / "run.json").write_text("{}")
-    assert not result_damage(folder)
+    assert set(find_results(Path("output"))) == set(find_results(store)) == {folder}
 
 
 # --- space ------------------------------------------------------------------------------------
@@ -144,7 +126,8 @@ def register(store):
 
 
 def collect_unneeded(store):
-    return collect(store, needed_keys(store, Path("output")), time.time(), 0)
+    collect(store, needed_keys(store, Path("output")), time.time(), 0)
+    return stored_folders(store)
 
 
 def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
@@ -156,8 +139,7 @@ def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path / "other")
     link_result("output/sft/mine", tmp_path / aged[0])
     register(store)
-    collect_unneeded(store)
-    assert stored_folders(store) == sorted(tmp_path / folder for folder in aged[:2])
+    assert collect_unneeded(store) == sorted(tmp_path / folder for folder in aged[:2])
     # What an output folder that cannot be read needs is unknown.
     (tmp_path / "other").rename(tmp_path / "gone")
     monkeypatch.chdir(tmp_path)
@@ -168,25 +150,15 @@ def test_what_any_root_leads_to_stays(store, aged, tmp_path, monkeypatch):
         (tmp_path / "other/output").mkdir(parents=True, exist_ok=True)
 
 
-def test_what_a_build_links_while_links_are_read_stays(store, aged):
-    link_result("output/sft/tiny", aged[0])
-    # The times of files are a few milliseconds behind.
-    started, needed = time.time() - 1, needed_keys(store, Path("output"))
-    link_result("output/sft/other", aged[1])
-    collect(store, needed, started, 0)
-    assert stored_folders(store) == sorted(aged[:2])
-
-
 def test_a_folder_of_another_machine_at_the_same_path_is_unknown(store, aged, monkeypatch):
     shared = store.rename("shared")
-    results = [shared / folder.relative_to(store) for folder in aged]
-    for machine, result in zip("ab", results, strict=False):
+    for machine, result in zip("ab", aged, strict=False):
         monkeypatch.setattr("platform.node", lambda machine=machine: machine)
         register(shared)
-        link_result("output/sft/tiny", result)
+        link_result("output/sft/tiny", shared / result.relative_to(store))
         if machine == "a":
             collect_unneeded(shared)
-            shutil.copytree(results[0], results[1])
+            shutil.copytree(shared / result.relative_to(store), shared / aged[1].relative_to(store))
             Path("output").rename("disk of a")
     with pytest.raises(InputError, match="output, which uses this store, does not exist on this"):
         collect_unneeded(shared)
@@ -194,19 +166,6 @@ def test_a_folder_of_another_machine_at_the_same_path_is_unknown(store, aged, mo
     shutil.rmtree("output")
     register(shared)
     assert len(list((shared / "roots").iterdir())) == 2
-
-
-@pytest.mark.parametrize("folder", ["output/sft", "output/mine/a/b"])
-def test_what_a_folder_on_a_disk_that_is_not_mounted_needs_is_unknown(store, aged, folder):
-    link_result(f"{folder}/tiny", aged[0])
-    register(store)
-    disk = Path("disk").absolute()
-    Path(folder).rename(disk)
-    Path(folder).symlink_to(disk)
-    disk.rename("elsewhere")
-    with pytest.raises(InputError, match=f"{folder} leads nowhere: mount its disk"):
-        collect_unneeded(store)
-    assert stored_folders(store) == sorted(aged)
 
 
 def test_a_store_that_was_moved_keeps_what_is_linked(store, aged, tmp_path):
@@ -218,8 +177,18 @@ def test_a_store_that_was_moved_keeps_what_is_linked(store, aged, tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         collect_unneeded(shared)
     root.unlink()
-    assert len(collect_unneeded(shared)) == 2
-    assert [folder.name for folder in stored_folders(shared)] == [aged[0].name]
+    assert [folder.name for folder in collect_unneeded(shared)] == [aged[0].name]
+
+
+def test_what_is_linked_while_links_are_read_or_in_a_store_below_output_stays(store, aged):
+    other = store.rename("output/mine")
+    first, second, _ = (other / folder.relative_to(store) for folder in aged)
+    link_result("output/sft/tiny", first)
+    # The times of files are a few milliseconds behind.
+    started, needed = time.time() - 1, needed_keys(other, Path("output"))
+    link_result("output/sft/other", second)
+    collect(other, needed, started, 0)
+    assert stored_folders(other) == sorted([first, second])
 
 
 def resolve_links(tree):
@@ -234,10 +203,14 @@ def copy_a_folder_alone(tree):
     (tree / "sft/tiny.manifest.json").unlink()
 
 
+def move_to_a_disk(path, disk="disk"):
+    path.rename(disk)
+    path.symlink_to(Path(disk).absolute())
+
+
 def move_a_copy_to_another_disk(tree):
     copy_a_folder_alone(tree)
-    (tree / "sft/tiny").rename("disk")
-    (tree / "sft/tiny").symlink_to(Path("disk").absolute())
+    move_to_a_disk(tree / "sft/tiny")
 
 
 def lose_links_to_folders(tree):
@@ -253,8 +226,7 @@ def test_copies_in_place_of_links_name_what_stays(store, aged, change):
     register(store)
     link_result("output/sft/tiny", aged[0])
     change(Path("output"))
-    collect_unneeded(store)
-    assert stored_folders(store) == [aged[0]]
+    assert collect_unneeded(store) == [aged[0]]
 
 
 @pytest.mark.parametrize("path", ["output/best.bin", "output/mine/best", "output/sft/tiny/mine"])
@@ -262,33 +234,48 @@ def test_a_result_stays_whose_parts_links_of_the_user_lead_to(store, aged, path)
     link_result("output/sft/tiny", aged[0])
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).symlink_to((aged[1] / ("model" if path.endswith("bin") else "adapter")).absolute())
-    collect_unneeded(store)
-    assert stored_folders(store) == sorted(aged[:2])
+    assert collect_unneeded(store) == sorted(aged[:2])
 
 
-def test_what_a_damaged_copy_needs_is_unknown(store, aged):
-    link_result("output/data/toy", aged[0])
-    link_result("output/sft/tiny", aged[1])
-    resolve_links(Path("output/sft/tiny"))
-    Path("output/sft/tiny/manifest.json").write_text("{")
-    with pytest.raises(InputError, match=r"output/sft/tiny/manifest\.json is damaged: which"):
-        collect_unneeded(store)
+def lose_a_disk(folder):
+    move_to_a_disk(folder)
+    Path("disk").rename("elsewhere")
 
 
-def test_a_store_that_no_path_leads_to_is_not_emptied(store, aged):
-    register(store)
-    link_result("output/sft/tiny", aged[0])
-    for path in Path("output/sft").iterdir():
+def damage_a_copy(tree):
+    resolve_links(tree / "sft/tiny")
+    (tree / "sft/tiny/manifest.json").write_text("{")
+
+
+def lose_links(tree):
+    for path in [*tree.glob("sft/*"), *tree.glob("mine/a/b/*")]:
         path.unlink()
-    with pytest.raises(InputError, match="no path leads to a result in output/store"):
+
+
+def damage_a_root(content):
+    """Return a function that leaves a root as a power cut does."""
+    return lambda tree: next(tree.glob("store/roots/*")).write_bytes(content)
+
+
+UNKNOWN = {
+    "output/sft leads nowhere: mount its disk": lambda tree: lose_a_disk(tree / "sft"),
+    "output/mine/a/b leads nowhere: mount": lambda tree: lose_a_disk(tree / "mine/a/b"),
+    r"output/sft/tiny/manifest\.json is damaged: which": damage_a_copy,
+    "no path leads to a result in output/store": lose_links,
+    "a folder without a name, which .* delete output/store/roots/": damage_a_root(b""),
+    "which uses this store.* delete output/store/roots/": damage_a_root(b"\xff\0"),
+}
+
+
+@pytest.mark.parametrize("message", UNKNOWN)
+def test_nothing_is_removed_where_what_is_needed_is_unknown(store, aged, message):
+    for path, folder in {"sft/tiny": aged[0], "mine/a/b/tiny": aged[1]}.items():
+        link_result(f"output/{path}", folder)
+    register(store)
+    UNKNOWN[message](Path("output"))
+    with pytest.raises(InputError, match=message):
         collect_unneeded(store)
-
-
-def test_results_of_a_store_elsewhere_in_output_are_no_copies(store, aged):
-    other = store.rename("output/mine")
-    link_result("output/sft/tiny", other / aged[0].relative_to(store))
-    collect_unneeded(other)
-    assert [folder.name for folder in stored_folders(other)] == [aged[0].name]
+    assert stored_folders(store) == sorted(aged)
 
 
 def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
@@ -296,9 +283,8 @@ def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     # A job makes this one.
-    descriptor = acquire_lock(lock_path(aged[1]))
+    descriptor = acquire_lock(work_path(aged[1], "lock"))
     monkeypatch.setattr(Path, "mkdir", fail)
-    monkeypatch.setattr(os, "write", fail)
     removed = collect(store, (), time.time(), 0)
     os.close(descriptor)
     assert {result.folder for result in removed} == {aged[0], aged[2]}
@@ -306,29 +292,19 @@ def test_space_is_freed_on_a_full_disk(store, aged, monkeypatch):
     assert [path.name for path in store.glob("*/.*")] == [f".{aged[1].name}"]
 
 
-def test_a_root_without_a_name_keeps_everything(store, aged):
-    register_root(store.absolute(), Path("output"))
-    [root] = (store / "roots").iterdir()
-    # As a power cut leaves it.
-    for content in (b"", b"\xff\0"):
-        root.write_bytes(content)
-        with pytest.raises(InputError, match=f"delete .*{root.name} too"):
-            collect_unneeded(store)
-
-
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_what_a_job_makes_stays_and_checkpoints_stay_unless_named(store, aged, interrupted):
-    left = unfinished_folder(aged[0].with_name("c" * 32))
-    left.mkdir(parents=True)
-    states = [state_folder(aged[0].with_name(letter * 32)) for letter in "ab"]
-    for state in states:
-        (state / "00000020").mkdir(parents=True)
-        (state / "00000020/model").write_text("x" * 1000)
-    descriptor = acquire_lock(lock_path(states[0].parent.with_name("a" * 32)))
-    removed = {result.folder.name[0] for result in collect(store, (), time.time(), 0, interrupted)}
+    held, state, left = (aged[0].with_name(letter * 32) for letter in "abc")
+    work_path(left, "result").mkdir(parents=True)
+    for folder in (held, state):
+        work_path(folder, "state/00000020").mkdir(parents=True)
+        work_path(folder, "state/00000020/model").write_text("x" * 1000)
+    descriptor = acquire_lock(work_path(held, "lock"))
+    removed = {result.folder for result in collect(store, (), time.time(), 0, interrupted)}
     os.close(descriptor)
-    assert removed >= {"c"} and ("b" in removed) == interrupted
-    assert states[0].exists() and states[1].exists() != interrupted and not left.parent.exists()
+    assert removed == {*aged, left, *([state] if interrupted else [])}
+    assert work_path(held, "state").exists() and not work_path(left).exists()
+    assert work_path(state, "state").exists() != interrupted
 
 
 def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
@@ -337,4 +313,3 @@ def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
     assert not capsys.readouterr().err
     warn_of_size(store, 100)
     assert "gc --store output/store --max-size 100B" in capsys.readouterr().err
-    assert len(stored_folders(store)) == 3
