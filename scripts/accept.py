@@ -25,6 +25,7 @@ from snakechat.workflow.links import link_result, linked_folder, lock_output
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
+    UNLISTED_FILES,
     Manifest,
     digest,
     fsync,
@@ -117,30 +118,25 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
         delete_work(folder)
         unfinished = work_path(folder, "result")
         make_folders(unfinished)
-        copy_files(linked_folder(job.spec["path"]), unfinished, manifest)
+        ignored = shutil.ignore_patterns(*UNLISTED_FILES - {RUN_RECORD})
+        source = linked_folder(job.spec["path"])
+        shutil.copytree(source, unfinished, False, ignored, link_or_copy, dirs_exist_ok=True)
         write_atomically(unfinished / MANIFEST, text)
         publish(folder)
         link_result(job.spec["path"], folder)
 
 
-def copy_files(source: Path, target: Path, manifest: Manifest) -> None:
-    """Copy the files of a result and the record of its run, by hard links where they are possible.
+def link_or_copy(source: str, target: str) -> None:
+    """Make a hard link to a file of a result, or a copy where links are impossible.
 
     Results are replaced by rename and never written in place, so that both stay as they are.
-
-    Raises:
-        OSError: A file is missing, or cannot be read or written.
     """
-    has_record = (source / RUN_RECORD).exists()
-    for name in [*manifest["files"], *([RUN_RECORD] if has_record else [])]:
-        path = target / name
-        make_folders(path.parent)
-        try:
-            os.link(source / name, path, follow_symlinks=False)
-        except OSError:
-            # Another file system, one without links, or a file of another user.
-            shutil.copyfile(source / name, path)
-            fsync(path)
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        # Another file system, one without links, or a file of another user.
+        shutil.copyfile(source, target)
+        fsync(target)
 
 
 if __name__ == "__main__":

@@ -25,14 +25,7 @@ from typing import NamedTuple
 
 from snakechat.jobs.stale_causes import spec_changes
 from snakechat.workflow.errors import InputError, one_line_errors
-from snakechat.workflow.links import (
-    is_manifest,
-    keys_of_link,
-    linked_folder,
-    named_versions,
-    root_links,
-    versions_of,
-)
+from snakechat.workflow.links import linked_folder, named_versions, paths_by_key, versions_of
 from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
@@ -40,7 +33,6 @@ from snakechat.workflow.manifest import (
     content_digest,
     read_manifest,
     read_run_record,
-    result_id,
 )
 from snakechat.workflow.store import (
     AlreadyLocked,
@@ -214,10 +206,14 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     """Remove results that no root's links lead to, the least recently used ones first.
 
     interrupted: As for collect.
+
+    Raises:
+        InputError: As paths_by_key.
     """
     names = named_versions(Path("output"))
     started = time.time() - CLOCK_DIFFERENCE
-    removed = collect(store, needed_keys(store, Path("output")), started, max_bytes, interrupted)
+    needed = paths_by_key(store, Path("output"))
+    removed = collect(store, needed, started, max_bytes, interrupted)
     for entry in removed:
         paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
         print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
@@ -232,40 +228,6 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
             f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {total_of(kept)}:"
             " see --interrupted"
         )
-
-
-def needed_keys(store: Path, output: Path) -> set[str]:
-    """Return the keys of the results that the links of all roots lead to, or that are copied there.
-
-    They count by key and not by folder: a store may have been moved since.
-
-    Takes the arguments of root_links.
-
-    Raises:
-        InputError: As root_links does; or a copy has a damaged manifest; or the store has results,
-            and nothing leads to one.
-    """
-    keys: set[str] = set()
-    for path in root_links(store, output):
-        is_link, file = path.is_symlink(), path if is_manifest(path) else path / MANIFEST
-        if is_link:
-            keys |= keys_of_link(path)
-        elif path.resolve().is_relative_to(store.resolve()):
-            continue
-        if manifest := read_manifest(file):
-            keys.add(result_id(manifest).rpartition("/")[2])
-        elif not is_link:
-            raise InputError(
-                f"{file} is damaged: which result it is a copy of is unknown: delete it, or move it"
-                " to another place"
-            )
-    results = stored_folders(store)
-    if results and keys.isdisjoint(folder.name for folder in results):
-        raise InputError(
-            f"no path leads to a result in {store}: start a build in each folder that uses it,"
-            " which links its results; or delete the store, if nobody needs it"
-        )
-    return keys
 
 
 def collect(

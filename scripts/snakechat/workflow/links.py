@@ -35,7 +35,9 @@ from snakechat.workflow.manifest import (
     file_digest,
     fsync,
     manifest_path,
+    read_manifest,
     require_manifest,
+    result_id,
     write_atomically,
 )
 from snakechat.workflow.store import (
@@ -364,13 +366,17 @@ def register_root(store: Path, output: Path) -> None:
         write_atomically(path, text)
 
 
-def root_links(store: Path, output: Path) -> Iterator[Path]:
-    """Yield all links, and copies of results, in the output folders that use a store.
+def paths_by_key(store: Path, output: Path) -> dict[str, list[Path]]:
+    """Return the paths that need results, in all output folders that use a store, by keys.
+
+    They are links to results or into them, and copies. By keys and not by folders, because a store
+    may have been moved since.
 
     output: The one of this working directory, which is a root too.
 
     Raises:
-        InputError: A root or a folder of one cannot be read: what its links need is unknown.
+        InputError: A root, a folder of one or a copy cannot be read: what it needs is unknown. Or
+            the store has results, and nothing leads to one.
     """
     roots = [output]
     for path in sorted((store / ROOTS).glob("[0-9a-f]*")):
@@ -386,16 +392,27 @@ def root_links(store: Path, output: Path) -> Iterator[Path]:
             )
         if not output.is_dir() or not root.samefile(output):
             roots.append(root)
+    found: dict[str, list[Path]] = {}
     for path in (path for root in roots for path in _links_and_copies(root)):
-        if not (path.exists() or is_manifest(path) or keys_of_link(path)):
+        is_link, parts = path.is_symlink(), set[str]()
+        if is_link:
+            parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
+        elif path.resolve().is_relative_to(store.resolve()):
+            continue
+        if manifest := read_manifest(path if is_manifest(path) else path / MANIFEST):
+            parts |= {*result_id(manifest).split("/")}
+        keys = set(filter(KEY.fullmatch, parts))
+        if not keys and not (is_link and (path.exists() or is_manifest(path))):
             raise InputError(
-                f"{path.parent.resolve() / path.name} leads nowhere: mount its disk, or delete the"
-                " link"
+                f"{path.parent.resolve() / path.name} leads nowhere or is damaged: which result it"
+                " needs is unknown: mount its disk, delete it, or move it to another place"
             )
-        yield path
-
-
-def keys_of_link(path: Path) -> set[str]:
-    """Return the keys in the path of a result, or of a file or folder in one, that a link has."""
-    parts = {*Path(os.readlink(path)).parts, *Path(os.path.realpath(path)).parts}
-    return set(filter(KEY.fullmatch, parts))
+        for key in keys:
+            found.setdefault(key, []).append(path)
+    results = stored_folders(store)
+    if results and found.keys().isdisjoint(folder.name for folder in results):
+        raise InputError(
+            f"no path leads to a result in {store}: start a build in each folder that uses it,"
+            " which links its results; or delete the store, if nobody needs it"
+        )
+    return found

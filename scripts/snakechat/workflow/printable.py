@@ -11,16 +11,9 @@ MAX_MESSAGE = 2_000
 # Control characters (C0 and C1) could move the cursor or start the escape sequences of a terminal.
 # Others change the direction of the text around them. Halves of surrogate pairs, as in file names
 # that are not UTF-8, cannot be encoded.
-CONTROL_CODES = (
-    *range(0x20),
-    *range(0x7F, 0xA0),
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-    *range(0xD800, 0xE000),
-)
-_CONTROL = f"[{re.escape(''.join(map(chr, CONTROL_CODES)))}]"
+CONTROL = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 # Separators of lines and paragraphs end a line as well.
-IN_LINE, IN_TEXT = re.compile(f"{_CONTROL}|[\u2028\u2029]"), re.compile(rf"(?![\t\n]){_CONTROL}")
+IN_LINE, IN_TEXT = re.compile(rf"{CONTROL}|[\u2028\u2029]"), re.compile(rf"(?![\t\n]){CONTROL}")
 
 
 def printable_text(text: str) -> str:

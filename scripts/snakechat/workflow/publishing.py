@@ -29,12 +29,13 @@ from snakechat.workflow.hermetic import (
     limits_of,
 )
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
-from snakechat.workflow.links import link_result, linked_folder, root_links
+from snakechat.workflow.links import link_result, paths_by_key
 from snakechat.workflow.manifest import (
     MANIFEST,
     RUN_RECORD,
     digest,
     fsync,
+    manifest_path,
     require_manifest,
     result_files,
     sealed_json,
@@ -323,10 +324,8 @@ def replaces_stored(job: Job[Any]) -> bool:
         print(f"{job.target}: the forced run made the same bytes")
         return False
     outcome = f"{job.target}: the forced run made other bytes than before: {', '.join(changed)}"
-    target = job.target.parent.resolve() / job.target.name
-    for path in root_links(Path(job.options.stores[0]), Path("output")):
-        is_other = path.parent.resolve() / path.name != target
-        if is_other and linked_folder(path) == job.place.resolve():
+    for path in paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ()):
+        if job.target not in (path, *path.parents) and path != manifest_path(job.target):
             print(f"{outcome}; the earlier result stays, because {path} leads to it")
             return False
     print(outcome)

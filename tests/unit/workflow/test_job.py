@@ -15,7 +15,7 @@ import pytest
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import external_files
 from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
-from snakechat.workflow.links import link_result
+from snakechat.workflow.links import link_result, paths_by_key
 from snakechat.workflow.manifest import (
     STORE,
     digest,
@@ -42,7 +42,7 @@ from snakechat.workflow.store import (
     stored_folders,
     work_path,
 )
-from store import collect, needed_keys
+from store import collect
 from support.specs import EMPTY_SPEC
 from support.stored_results import make_result
 
@@ -173,7 +173,7 @@ def test_gc_keeps_what_an_interrupted_job_reads_though_no_link_leads_to_it(alone
     # Another config is built.
     link_result("output/data/toy", new)
     for interrupted, kept in ((False, {old, new}), (True, {new})):
-        collect(STORE, needed_keys(STORE, Path("output")), time.time() + 1, 0, interrupted)
+        collect(STORE, paths_by_key(STORE, Path("output")), time.time() + 1, 0, interrupted)
         assert set(stored_folders(STORE)) == kept
 
 
