@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from snakechat.pages.metrics import read_benchmarks, read_figure, read_figures, read_json
+from snakechat.pages.metrics import read_benchmarks, read_figure, read_figures
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job, run
 
@@ -22,7 +22,7 @@ def main(job: Job[Any]) -> None:
     """Write gate.json, or fail."""
     gate = job.settings.gate
     recipe, metric = job.spec["name"], gate["metric"]
-    metrics = read_json(job.inputs["evaluation"] / "metrics.json")
+    metrics = json.loads((job.inputs["evaluation"] / "metrics.json").read_text())
     metrics |= read_benchmarks(job.inputs).get(recipe, {})
     value = figure_value(metrics, metric, f"{recipe}: gate")
     bounds = {key: gate[key] for key in ("min", "max") if key in gate}

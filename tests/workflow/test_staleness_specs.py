@@ -351,7 +351,7 @@ CODE = {
     "preference losses": code(
         "snakechat/algorithms/preference.py", stale("train_reward", "train_dpo", "evaluate_sft")
     ),
-    "plots": code("snakechat/pages/plots.py", PAGES),
+    "curves": code("snakechat/pages/trainings.py", PAGES),
     "model cards": code("snakechat/pages/card.py"),
     "torch": pin("torch", stale("init_model", "label_pairs")),
     "what torch requires": pin("sympy", stale("init_model", "label_pairs")),

@@ -18,8 +18,12 @@ from snakechat.data.model_files import CARD
 from snakechat.jobs.page_jobs import declared_licenses
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.staleness import Specs, Staleness
-from snakechat.pages.jobs import describe_origin, rebuild_command, source_licenses
-from snakechat.pages.metrics import headline_paths, read_figure
+from snakechat.pages.metrics import (
+    describe_origin,
+    headline_paths,
+    read_figure,
+    rebuild_command,
+)
 from snakechat.pages.page import MARKDOWN
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import (
@@ -102,21 +106,20 @@ def model_card(
     """
     job, rule = lineage[path], RULES[lineage[path]["rule"]]
     before = {each: lineage[each] for each in upstream_first(lineage) if each != path}
-    licenses = source_licenses(before, declared)
     text = MARKDOWN.get_template("model_card.md").render(
         path=path,
         rule=rule,
         job=job,
         settings=json.dumps(job["settings"], indent=1, sort_keys=True),
         jobs=before,
-        origins={name: describe_origin(of, licenses.get(name)) for name, of in before.items()},
+        origins={name: describe_origin(name, of, declared) for name, of in before.items()},
         command=rebuild_command(path, record),
         evaluation=path.replace("output", "output/eval", 1),
         placement=Placement(**record["placement"]),
         record=record,
         libraries=[name for name in LIBRARIES if name in record["versions"]],
     )
-    data = card_data(path, before, licenses, metrics, datasets)
+    data = card_data(path, before, declared, metrics, datasets)
     text = f"---\n{data.to_yaml()}\n---\n{text}"
     return text + SEAL.format(digest=digest(text))
 
@@ -124,7 +127,7 @@ def model_card(
 def card_data(
     path: str,
     jobs: Lineage,
-    licenses: Mapping[str, str | None],
+    declared: Mapping[str, str],
     metrics: Mapping[str, Any],
     datasets: Sequence[str],
 ) -> ModelCardData:
@@ -132,8 +135,12 @@ def card_data(
     _, stage, name = path.split("/")
     task = "text-classification" if stage == "reward" else "text-generation"
     # The Hub names one licence, if all base models have the same.
-    found = {licenses[path] for path, job in jobs.items() if job["rule"] == "fetch_model"}
-    license = (found.pop() if len(found) == 1 else None) or ""
+    found = {
+        declared.get(path) or job["facts"].get("licence", "")
+        for path, job in jobs.items()
+        if job["rule"] == "fetch_model"
+    }
+    license = found.pop() if len(found) == 1 else ""
     # The Hub takes names of its own; another one is "other (NAME)" in facts.
     license, _, license_name = license.removesuffix(")").partition(" (")
     hub: dict[str, list[str]] = {"fetch_model": [], "import_dataset": []}

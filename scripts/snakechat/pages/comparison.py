@@ -7,30 +7,27 @@ comparison.csv has the same numbers.
 
 import json
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from snakechat.evaluation.comparisons import initial_model
 from snakechat.evaluation.intervals import difference_interval, mean_interval
-from snakechat.pages.jobs import Training, read_log, read_training
 from snakechat.pages.metrics import (
     Figure,
     as_text,
     benchmark_paths,
-    curve_labels,
     is_fraction,
     name_of,
     read_benchmarks,
     read_figure,
-    read_json,
     result_paths,
     run_value,
     translate,
 )
 from snakechat.pages.page import Page, Section, Table, metric_table, write_csv
-from snakechat.pages.plots import Points, curve_panels, points_of
+from snakechat.pages.trainings import Points, Training, curves, points_of, read_log, read_training
 from snakechat.workflow.job import Job
 from snakechat.workflow.links import is_version
 from snakechat.workflow.manifest import MANIFEST, Lineage, merge_lineages, result_id
@@ -68,9 +65,8 @@ class Group(NamedTuple):
 
     def figures(self, path: str) -> list[Figure]:
         """Return a metric of each run; nothing if a run does not have it."""
-        figures = [read_figure(run.metrics, path) for run in self.runs]
-        found = [figure for figure in figures if figure is not None]
-        return found if len(found) == len(figures) else []
+        found = [*filter(None, (read_figure(run.metrics, path) for run in self.runs))]
+        return found if len(found) == len(self.runs) else []
 
     def result(self, path: str) -> Figure | None:
         """Return a metric with its interval, over seeds if there are several, or None."""
@@ -106,24 +102,21 @@ def comparison(job: Job[Any]) -> Page:
     benchmarks = dict.fromkeys(path for run in runs for path in benchmark_paths(run.metrics))
     metrics = [*result_paths(stage, initials), *benchmarks]
     write_csv(job.result / "comparison.csv", COLUMNS, long_rows(groups, metrics))
-    labels: dict[str, str] = {}
-    for run in runs:
-        labels |= curve_labels(stage, run.settings, run.steps)
-    curves = curve_panels(labels, {group.name: group.points for group in groups})
+    labels = {key: label for run in runs for key, label in run.curve_labels().items()}
+    lines = {group.name: group.points for group in groups}
     logs = ", ".join(run.name for run in runs if not run.compared)
-    folder = f"output/pages/compare/{stage}/{name}"
     return Page(
         eyebrow=translate("comparison", stage=name_of("stages", stage)),
         title=name,
         sections=[
             Section(translate("results"), tables=result_tables(groups, metrics)),
-            Section(translate("curves"), curves, translate("curves_note")),
+            Section(translate("curves"), curves(labels, lines)),
             Section(translate("differing_settings"), tables=[setting_table(groups)]),
         ],
         notes=[
             translate("comparison_note"),
             *([translate("logs_note", names=logs)] if logs else []),
-            translate("csv_note", folder=folder),
+            translate("csv_note", folder=f"output/pages/compare/{stage}/{name}"),
         ],
     )
 
@@ -136,10 +129,10 @@ def _read_run(job: Job[Any], name: str) -> Training:
     folder, evaluation = (
         version.get(kind) or job.inputs[f"{kind}.{name}"] for kind in ("training", "evaluation")
     )
-    manifest = read_json(Path(folder, MANIFEST))
+    manifest = json.loads(Path(folder, MANIFEST).read_text())
     lineage, result = merge_lineages([manifest]), result_id(manifest)
     training = read_training(stage, name, lineage[result], folder, evaluation)
-    settings, run = training.settings, {**training.run}
+    settings, run = training.settings, dict(training.run)
     batch = settings.get("rollout_batch_size", settings.get("global_batch_size"))
     if batch and "seconds_per_step" in run:
         run["rows_per_second"] = batch / run["seconds_per_step"]
@@ -165,10 +158,8 @@ def group_by_settings(runs: Sequence[Training], by_differences: bool = False) ->
         is_apart = is_version(run.name) or not run.compared
         found.setdefault(run.name if is_apart else compared, []).append(run)
     groups = [Group(of[0].name, of) for of in found.values()]
-    seedless = [
-        of.name.replace(f"-seed-{of.seeds[0]}", "") if len(of.runs) > 1 else of.name
-        for of in groups
-    ]
+    shared = [f"-seed-{of.seeds[0]}" if len(of.runs) > 1 else "" for of in groups]
+    seedless = [of.name.replace(seed, "") for of, seed in zip(groups, shared, strict=True)]
     columns = [group.runs[0].compared for group in groups]
     differences = setting_differences(columns) if by_differences else {}
     settings = [
@@ -199,9 +190,7 @@ def long_rows(groups: Sequence[Group], metrics: Sequence[str]) -> Iterator[tuple
 def result_tables(groups: Sequence[Group], metrics: Sequence[str]) -> list[Table]:
     """Return the tables of differences and of all numbers, without those that have no rows."""
     first, *others = groups
-    differences: dict[str, Callable[[str], Figure | None]] = {
-        group.name: partial(group.difference, first) for group in others
-    }
+    differences = {group.name: partial(group.difference, first) for group in others}
     caption = translate("differences_from", name=first.name)
     tables = [
         metric_table(caption, differences, metrics, differences=True),

@@ -5,6 +5,7 @@ Metrics have their keys in metrics.jsonl (steps of a training) or metrics.json (
 
 import json
 import math
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,18 +102,15 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
-def format_models(models: Mapping[str, Mapping[str, int]]) -> str:
-    """Return the sizes of the trained models as text."""
-    return "; ".join(translate("model_size", name=name, **of) for name, of in models.items())
-
-
 # How the forms in NAMES are written. Its group `units` has further forms. Without a form,
 # format_number writes floats, and as_text any other value.
 FORMS: dict[str, Callable[[Any], str]] = {
     "share": format_share,
     "duration": format_duration,
     "integer": "{:,.0f}".format,
-    "models": format_models,
+    "models": lambda models: "; ".join(
+        translate("model_size", name=name, **of) for name, of in models.items()
+    ),
     "time": lambda text: text[:16].replace("T", " "),
 }
 
@@ -127,6 +125,38 @@ def run_value(key: str, value: Any) -> str:
         return name_of("units", form).format(number)
     other = format_number if isinstance(value, float) else as_text
     return FORMS.get(form, other)(value)
+
+
+# --- jobs -----------------------------------------------------------------------------------------
+
+
+def describe_origin(path: str, job: Mapping[str, Any], licenses: Mapping[str, str]) -> str:
+    """Describe the external source of a job with its licence, or what generated it.
+
+    Returns "" if all inputs of the job are jobs.
+
+    Args:
+        path: Path of its result.
+        job: Its entry in the lineage.
+        licenses: Licences that the config declares, by path; the others were recorded.
+    """
+    settings, files = job["settings"], job["files"]
+    license = licenses.get(path) or job["facts"].get("licence")
+    suffix = translate("licence", license=license) if license else ""
+    if "hub" in settings:
+        # The commit, because a revision may be a branch.
+        return f"{settings['hub']} @ {job['facts'].get('commit', settings['revision'])}{suffix}"
+    if files["number"]:
+        return translate("files", number=files["number"], digest=files["digest"][:16]) + suffix
+    if "generate" in settings:
+        return translate("generated", generator=settings["generate"], seed=settings["seed"])
+    return translate("random_weights", seed=settings["seed"]) if "init" in settings else ""
+
+
+def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
+    """Return the command that builds a result as its run did."""
+    options = shlex.join(run["options"].get("snakemake", ()))
+    return f"snakemake --cores 1 {path} {options}".rstrip()
 
 
 # --- metrics --------------------------------------------------------------------------------------
@@ -201,11 +231,6 @@ def is_fraction(path: str) -> bool:
     return names_of(path).get("form") == "share"
 
 
-def better_sign(path: str) -> int:
-    """Return 1 if a metric is better when it is higher, -1 when it is lower, 0 if neither."""
-    return {"higher": 1, "lower": -1}.get(names_of(path).get("better", ""), 0)
-
-
 def read_figures(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Figure]]:
     """Yield (path, figure) of each number of metrics.json; a path is keys joined by dots.
 
@@ -229,12 +254,6 @@ def read_figure(metrics: Mapping[str, Any], path: str) -> Figure | None:
     return dict(read_figures(metrics)).get(path)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a .json file."""
-    values: dict[str, Any] = json.loads(path.read_text())
-    return values
-
-
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
     """Read a .jsonl file."""
     with path.open() as file:
@@ -248,7 +267,7 @@ def read_benchmarks(folders: Mapping[str, Path]) -> dict[str, Any]:
         if key.startswith("benchmark."):
             label, _, name = key.removeprefix("benchmark.").rpartition("/")
             of_model = found.setdefault(label, {BENCHMARKS: {}})
-            of_model[BENCHMARKS][name] = read_json(folder / "metrics.json")
+            of_model[BENCHMARKS][name] = json.loads((folder / "metrics.json").read_text())
     return found
 
 
@@ -260,21 +279,6 @@ def benchmark_paths(metrics: Mapping[str, Any]) -> list[str]:
         for key in of
         if key not in ("intervals_95", "items")
     ]
-
-
-def curve_labels(
-    stage: str, settings: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> dict[str, str]:
-    """Return the labels of the metrics of a training's curves, by their keys in metrics.jsonl.
-
-    A user's command has metrics of its own, which our trainings of the stage do not have.
-    """
-    group = STAGES[stage]["curves"]
-    labels = {key: name_of(group, key) for key in NAMES[group]}
-    if "command" in settings:
-        found = (key.removeprefix("eval_") for line in steps for key in line)
-        labels |= {key: labels.get(key, key) for key in found if key != "step"}
-    return labels
 
 
 def numbers_of(values: Any, prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -9,7 +9,7 @@ import csv
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -19,17 +19,18 @@ from snakechat.pages.metrics import (
     MAX_DIGITS,
     Figure,
     as_text,
-    better_sign,
     format_number,
     format_share,
     is_fraction,
     label_of,
+    names_of,
     translate,
 )
 from snakechat.workflow.printable import printable_text
 
 TEMPLATES = Path(__file__).with_name("templates")
-Tone = Literal["", "better", "worse"]
+# Tones of cells, by the sign of a change: 0, 1 or -1.
+TONES = ("", "better", "worse")
 
 
 class Cell(NamedTuple):
@@ -43,7 +44,7 @@ class Cell(NamedTuple):
 
     value: str
     interval: str = ""
-    tone: Tone = ""
+    tone: str = ""
 
 
 class Token(NamedTuple):
@@ -61,13 +62,6 @@ class Tokens(NamedTuple):
     kept: str = ""
 
 
-class Panel(NamedTuple):
-    """A figure of a page: what it shows, with the unit, and the plot."""
-
-    title: str
-    svg: Markup
-
-
 class Table(NamedTuple):
     """A table: the first cell of a row is its header. The head may be empty.
 
@@ -83,11 +77,10 @@ class Table(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A section of a page: figures, how to read them, tables, and folded tables."""
+    """A section of a page: figures by what they show, with the unit; tables, and folded tables."""
 
     title: str
-    panels: Sequence[Panel] = ()
-    caption: str = ""
+    figures: Mapping[str, Markup] = {}
     tables: Sequence[Table] = ()
     folded: Sequence[Table] = ()
 
@@ -157,13 +150,16 @@ def figure_cell(path: str, figure: Figure) -> Cell:
     """
     digits, notes, is_difference = DIGITS, [], figure.scale is not None
     if figure.interval:
-        digits = digits_of(figure.interval)
+        largest, width = max(map(abs, figure.interval)), figure.interval[1] - figure.interval[0]
+        if math.isfinite(largest) and width > 0:
+            differing = math.floor(math.log10(largest)) - math.floor(math.log10(width)) + 1
+            digits = min(max(differing, DIGITS), MAX_DIGITS)
         low, high = (format_metric(path, end, is_difference, digits) for end in figure.interval)
         notes.append(f"[{low}, {high}]")
     if figure.n > 1:
         notes.append(f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{figure.n}")
-    tones: tuple[Tone, ...] = "", "better", "worse"
-    tone = tones[better_sign(path) * figure.direction]
+    better = {"higher": 1, "lower": -1}.get(names_of(path).get("better", ""), 0)
+    tone = TONES[better * figure.direction]
     text = format_metric(path, figure.value, is_difference, digits)
     return Cell(text, " ".join(notes), tone)
 
@@ -176,16 +172,6 @@ def format_metric(path: str, value: float, signed: bool = False, digits: int = D
     if is_fraction(path):
         return format_share(value, signed)
     return format_number(value, signed, digits)
-
-
-def digits_of(interval: Sequence[float]) -> int:
-    """Return the significant digits that bounds need to show the first digit of their distance."""
-    low, high = interval
-    largest, width = max(abs(low), abs(high)), high - low
-    if not (math.isfinite(largest) and width > 0):
-        return DIGITS
-    digits = math.floor(math.log10(largest)) - math.floor(math.log10(width)) + 1
-    return min(max(digits, DIGITS), MAX_DIGITS)
 
 
 def write_csv(path: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
@@ -204,11 +190,10 @@ def write_page(path: Path, language: str, page: Page) -> None:
 
 def write_record(folder: Path, page: Page) -> None:
     """Write record.md with its figures, for sites that show Markdown, as GitHub does."""
-    panels = [panel for section in page.sections for panel in section.panels]
-    figures = {panel: f"figure-{number}.svg" for number, panel in enumerate(panels, 1)}
-    for panel, name in figures.items():
-        (folder / name).write_text(str(panel.svg), encoding="utf-8")
-    text = MARKDOWN.get_template("record.md").render(page._asdict(), figures=figures)
+    figures = [svg for section in page.sections for svg in section.figures.values()]
+    for number, svg in enumerate(figures, 1):
+        (folder / f"figure-{number}.svg").write_text(svg, encoding="utf-8")
+    text = MARKDOWN.get_template("record.md").render(page._asdict())
     (folder / "record.md").write_text(text, encoding="utf-8")
 
 

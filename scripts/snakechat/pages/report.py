@@ -1,7 +1,8 @@
 """The report of a recipe: its results with remarks, training, data, lineage and costs."""
 
+import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,14 @@ from typing import Any
 import numpy as np
 
 from snakechat.evaluation.comparisons import initial_model, mean_difference
-from snakechat.pages import jobs
-from snakechat.pages.jobs import Training
 from snakechat.pages.metrics import (
     BENCHMARKS,
     NAMES,
     STAGES,
     Figure,
     benchmark_paths,
-    curve_labels,
+    describe_origin,
+    format_duration,
     format_number,
     format_share,
     headline_paths,
@@ -26,8 +26,8 @@ from snakechat.pages.metrics import (
     numbers_of,
     read_benchmarks,
     read_figure,
-    read_json,
     read_json_lines,
+    run_value,
     translate,
 )
 from snakechat.pages.page import (
@@ -36,27 +36,26 @@ from snakechat.pages.page import (
     Section,
     Table,
     figure_cell,
-    format_metric,
     metric_table,
+    table_of,
     value_table,
     write_csv,
     write_headline,
     write_record,
 )
-from snakechat.pages.plots import curve_panels, points_of
 from snakechat.pages.rows import TokenizedRows, response_sections, row_tables
+from snakechat.pages.trainings import Training, curves, points_of, read_training, run_table
 from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import read_run_record, upstream_first
+from snakechat.workflow.manifest import Lineage, read_run_record, upstream_first
 
 Metrics = Mapping[str, Any]
-# The accuracy of guessing which response of a pair is preferred.
-GUESSING = 0.5
+Runs = Mapping[str, Metrics | None]
 # Why few of the saved weights have changed, by facts["unchanged_because"] of a training.
 UNCHANGED = {"learning_rate": "remark_learning_rate", "rounding": "remark_rounding"}
-# Length ranks pairs as well as a model that is at most this much more accurate.
-NEAR = 0.02
 # Training rows of each stage that a report shows by token.
 SHOWN_ROWS = 2
+# What the table of costs shows of run.json.
+COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 
 
 def report(job: Job[Any]) -> Page:
@@ -71,8 +70,8 @@ def report(job: Job[Any]) -> Page:
     for each in (each for each in NAMES["stages"] if f"train_{each}" in inputs):
         path = job.spec["inputs"][f"train_{each}"]["path"]
         folders = inputs[f"train_{each}"], inputs[f"evaluate_{each}"]
-        training = jobs.read_training(each, path, lineage[path], *folders)
-        tokens = read_json(inputs[f"tokens.{each}"] / "stats.json")
+        training = read_training(each, path, lineage[path], *folders)
+        tokens = json.loads((inputs[f"tokens.{each}"] / "stats.json").read_text())
         trainings.append(training._replace(tokens=tokens))
     # The recipe first, then the models behind it.
     own, *others = sorted(trainings, key=lambda training: training.stage != stage)
@@ -81,7 +80,7 @@ def report(job: Job[Any]) -> Page:
         lines = read_json_lines(inputs[f"evaluate_{stage}"] / "responses.jsonl")
         responses = response_sections(lines, own.metrics.get("num_generations", 1))
     datasets = {
-        name.removeprefix("records."): read_json(folder / "stats.json")
+        name.removeprefix("records."): json.loads((folder / "stats.json").read_text())
         for name, folder in inputs.items()
         if name.startswith("records.")
     }
@@ -89,19 +88,23 @@ def report(job: Job[Any]) -> Page:
         eyebrow=translate("report"),
         title=f"{stage}/{job.settings.name}",
         cards=headline(stage, own.metrics),
-        remarks=[f"{of.title}: {remark}" for of in trainings for remark in remarks_on(of)],
+        remarks=[
+            f"{name_of('stages', of.stage)}: {remark}"
+            for of in trainings
+            for remark in remarks_on(of)
+        ],
         sections=[
             *(result_section(of.stage, of.metrics) for of in (own, *others)),
             *benchmark_sections(stage, read_benchmarks(inputs)),
             *responses,
             *(training_section(of, inputs) for of in trainings),
-            jobs.row_section(trainings, datasets),
-            jobs.job_section(lineage, jobs.source_licenses(lineage, job.options.licenses), runs),
+            row_section(trainings, datasets),
+            job_section(lineage, job.options.licenses, runs),
         ],
         notes=[translate("report_note")],
     )
     write_record(job.result, page)
-    cost = {translate("total_time"): Cell(jobs.total_cost(runs))}
+    cost = {translate("total_time"): Cell(total_cost(runs))}
     write_headline(job.result / "headline.html", {**page.cards, **cost})
     numbers = [
         (of.stage, name, f"{value:.10g}")
@@ -131,15 +134,96 @@ def training_section(training: Training, folders: Mapping[str, Path]) -> Section
         translate("software"): training.run.get("versions", {}),
     }
     return Section(
-        translate("training_of", model=training.title),
-        panels=curve_panels(curve_labels(stage, settings, steps), lines),
-        caption=translate("curves_note"),
+        translate("training_of", model=name_of("stages", stage)),
+        figures=curves(training.curve_labels(), lines),
         tables=[
-            *([jobs.run_table(training)] if training.run else []),
+            *([run_table(training)] if training.run else []),
             *row_tables(rows, range(min(SHOWN_ROWS, len(rows)))),
         ],
         folded=[value_table(name, dict(sorted(of.items()))) for name, of in folded.items() if of],
     )
+
+
+def remarks_on(training: Training) -> Iterator[str]:
+    """Yield sentences about what readers of a report may misunderstand."""
+    metrics, facts = training.metrics, training.facts
+    if training.stage == "rlhf":
+        keys = ("score", "judge_score", "success")
+        changes = {key: read_figure(metrics, f"{key}_difference") for key in keys}
+        directions = {key: figure.direction for key, figure in changes.items() if figure}
+        initial = name_of("models", initial_model(metrics))
+        for key, direction in directions.items():
+            if directions.get("score", 0) > 0 > direction:
+                yield translate("remark_exploited", initial=initial, metric=label_of(key))
+        counts = metrics.get("contamination", {}).values()
+        if any(counts):
+            count, total = map(format_number, (max(counts), metrics["num_prompts"]))
+            yield translate("remark_contamination", count=count, total=total)
+    if reason := UNCHANGED.get(facts.get("unchanged_because", "")):
+        values = {**facts, "dtype": training.settings["dtype"]}
+        yield translate(reason, share=format_share(facts["changed_weights"]), **values)
+
+
+# --- data and costs ------------------------------------------------------------------------------
+
+
+def row_section(trainings: Sequence[Training], datasets: Mapping[str, Metrics]) -> Section:
+    """Return the section of the rows of each dataset and phase, and of their lengths.
+
+    datasets: stats.json of the datasets, by name.
+    """
+    columns = {"mean": translate("mean"), **{f"p{n}": f"p{n}" for n in (1, 10, 50, 90, 99)}}
+    columns["p100"] = translate("maximum")
+    repeated, counts, lengths = {}, {}, {}
+    for name, of in ((name, stats["train"]) for name, stats in datasets.items()):
+        share = format_share(of["repeated_prompts"] / of["rows"])
+        repeated[name] = {translate("rows"): of["rows"], translate("repeated_prompts"): share}
+    for stage, split, of in ((t.stage, *item) for t in trainings for item in t.tokens.items()):
+        counts[f"{stage}.{split}"] = {translate("rows"): of["rows"]} | {
+            f"{translate(kind)}: {why}": number
+            for kind in ("truncated", "dropped")
+            for why, number in of[kind].items()
+        }
+        for what, found in of["tokens"].items():
+            values = {head: found[key] for key, head in columns.items()}
+            lengths[f"{stage}.{split}: {what}"] = values
+    tables = [
+        table_of(translate("datasets"), repeated),
+        table_of(translate("phases"), counts),
+        table_of(translate("lengths"), lengths),
+    ]
+    return Section(translate("rows_and_prompts"), tables=tables)
+
+
+def job_section(lineage: Lineage, licenses: Mapping[str, str], runs: Runs) -> Section:
+    """Return the table of the jobs that a report was made from, each below its inputs.
+
+    Args:
+        licenses: The licences that the config declares, by path.
+        runs: run.json of each job, by path; None if it is unknown.
+    """
+    rows = {}
+    for path, run in runs.items():
+        job = lineage[path]
+        rows[path.removeprefix("output/")] = {
+            translate("inputs"): ", ".join(each.removeprefix("output/") for each in job["inputs"]),
+            translate("source"): describe_origin(path, job, licenses),
+            translate("spec"): job["spec"][:16],
+            # The changes after which a result was accepted (scripts/accept.py).
+            translate("accepted"): ", ".join(
+                f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
+                for entry in job.get("accepted", ())
+            ),
+            **{name_of("run", key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
+        }
+    rows[translate("total_time")] = {name_of("run", "seconds"): total_cost(runs)}
+    table = table_of("", rows, translate("jobs_note"), translate("job"))
+    return Section(translate("jobs"), tables=[table._replace(has_texts=True)])
+
+
+def total_cost(runs: Runs) -> str:
+    """Return the time of all jobs together."""
+    return format_duration(sum(run["seconds"] for run in runs.values() if run))
 
 
 # --- results --------------------------------------------------------------------------------------
@@ -262,46 +346,3 @@ def benchmark_change(before: Metrics, after: Metrics, path: str) -> Figure | Non
         half = math.hypot(*((high - low) / 2 for low, high in (old.interval, new.interval)))
         interval = [difference - half, difference + half]
     return Figure(difference, interval, scale=abs(old.value))
-
-
-# --- remarks ------------------------------------------------------------------------------------
-
-
-def remarks_on(training: Training) -> Iterator[str]:
-    """Yield sentences about what readers of a report may misunderstand."""
-    metrics, facts = training.metrics, training.facts
-    if training.stage == "rlhf":
-        yield from _response_remarks(metrics)
-    if "accuracy" in metrics:
-        datasets = {name_of("all", "pairs"): metrics, **metrics.get("by_dataset", {})}
-        for dataset, of in datasets.items():
-            low, high = of["intervals_95"]["accuracy"]
-            if low <= GUESSING <= high:
-                yield translate("remark_guessing", pairs=dataset)
-        longer = metrics["longer_wins_accuracy"]
-        if metrics["accuracy"] - longer < NEAR:
-            yield translate("remark_length", longer=format_metric("accuracy", longer))
-    if reason := UNCHANGED.get(facts.get("unchanged_because", "")):
-        values = {**facts, "dtype": training.settings["dtype"]}
-        yield translate(reason, share=format_share(facts["changed_weights"]), **values)
-
-
-def _response_remarks(metrics: Metrics) -> Iterator[str]:
-    """Yield remarks on the responses of all models."""
-
-    def direction(key: str) -> int:
-        difference = read_figure(metrics, f"{key}_difference")
-        return difference.direction if difference else 0
-
-    initial = initial_model(metrics)
-    name = name_of("models", initial)
-    if direction("base_score") > 0:
-        base, trained = (format_number(metrics[model]["score"]) for model in ("base", initial))
-        yield translate("remark_base", base=base, initial=name, trained=trained)
-    for key in ("judge_score", "success"):
-        if direction("score") > 0 > direction(key):
-            yield translate("remark_exploited", initial=name, metric=label_of(key))
-    counts = metrics.get("contamination", {}).values()
-    if any(counts):
-        count, total = map(format_number, (max(counts), metrics["num_prompts"]))
-        yield translate("remark_contamination", count=count, total=total)

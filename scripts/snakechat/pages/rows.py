@@ -3,8 +3,6 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,24 +11,13 @@ from tokenizers import Tokenizer
 
 from snakechat.data.ragged_arrays import Ragged, optional_ragged, whole_lengths_path
 from snakechat.evaluation.comparisons import initial_model
-from snakechat.pages.metrics import (
-    Figure,
-    label_of,
-    name_of,
-    read_figure,
-    read_json,
-    read_json_lines,
-    translate,
-)
-from snakechat.pages.page import Page, Section, Table, Token, Tokens, figure_cell
+from snakechat.pages.metrics import Figure, label_of, name_of, translate
+from snakechat.pages.page import Section, Table, Token, Tokens, figure_cell
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job
 
 RESPONSES = ("chosen", "rejected")
 # The text of a token may depend on as many tokens before it: on bytes of one character, say.
 CONTEXT = 8
-# Lines of a .jsonl file.
-Lines = Sequence[Mapping[str, Any]]
 # Prompts on the page: the first ones, and those where the score decreased most.
 FIRST, DECREASED = 10, 3
 
@@ -119,7 +106,7 @@ def row_tables(rows: TokenizedRows, numbers: Sequence[int]) -> list[Table]:
 # --- responses ------------------------------------------------------------------------------------
 
 
-def response_sections(lines: Lines, num_generations: int) -> list[Section]:
+def response_sections(lines: Sequence[Mapping[str, Any]], num_generations: int) -> list[Section]:
     """Return sections with the first response of each model to some prompts.
 
     Args:
@@ -129,26 +116,26 @@ def response_sections(lines: Lines, num_generations: int) -> list[Section]:
     models: dict[str, list[Mapping[str, Any]]] = {}
     for line in lines:
         models.setdefault(line["model"], []).append(line)
-    prompts = [*zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)]
+    firsts = zip(*(of_model[::num_generations] for of_model in models.values()), strict=True)
+    prompts = [dict(zip(models, of_prompt, strict=True)) for of_prompt in firsts]
     shown = {translate("first_responses"): prompts[:FIRST]}
     if "rlhf" in models:
         initial = initial_model(models)
-        places = [[*models].index(model) for model in (initial, "rlhf")]
 
-        def change(of_prompt: Lines) -> float:
-            before, after = (of_prompt[place].get("score", math.nan) for place in places)
+        def change(of_prompt: Mapping[str, Any]) -> float:
+            before, after = (of_prompt[name].get("score", math.nan) for name in (initial, "rlhf"))
             return float(after - before)
 
         title = translate("worse_responses", initial=name_of("models", initial))
         shown[title] = sorted((of for of in prompts if change(of) < 0), key=change)[:DECREASED]
     return [
-        Section(title, tables=[*map(_prompt_table, of_title)])
+        Section(title, tables=[_prompt_table([*of_prompt.values()]) for of_prompt in of_title])
         for title, of_title in shown.items()
         if of_title
     ]
 
 
-def _prompt_table(lines: Lines) -> Table:
+def _prompt_table(lines: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of the responses to a prompt, one of each model, with their scores."""
     # A response that nothing scores has no score.
     keys = [key for key in ("score", "judge_score") if all(key in line for line in lines)]
@@ -162,57 +149,3 @@ def _prompt_table(lines: Lines) -> Table:
     ]
     head = [translate("model"), translate("response"), *map(label_of, keys)]
     return Table(lines[0]["prompt"].strip(), head, rows, has_texts=True)
-
-
-def response_page(job: Job[Any]) -> Page:
-    """Return the page of prompt_eval: a table for each prompt, with a row for each model."""
-    # Lines of a set, a prompt and a model follow each other.
-    lines = read_json_lines(job.inputs["results"] / "responses.jsonl")
-    settings = job.lineage[job.spec["inputs"]["results"]["path"]]["settings"]
-    head = [translate("model"), translate("greedy"), translate("sampled")]
-    sections = []
-    for name, of_set in groupby(lines, itemgetter("set")):
-        tables = []
-        for prompt, of_prompt in groupby(of_set, itemgetter("prompt")):
-            rows = [
-                [model, *(line["text"].strip() + " […]" * (not line["ended"]) for line in of_model)]
-                for model, of_model in groupby(of_prompt, itemgetter("model"))
-            ]
-            tables.append(Table(prompt, head, rows, has_texts=True))
-        sections.append(Section(name, tables=tables))
-    title = f"{job.settings.stage}/{job.settings.name}"
-    notes = [translate("prompt_eval_note", **settings)]
-    return Page(translate("prompt_eval"), title, sections, notes=notes)
-
-
-def score_page(job: Job[Any]) -> Page:
-    """Return the page of rw_eval: a table for each set, with a row for each pair.
-
-    A positive margin is better, a negative one worse.
-    """
-    # Lines of a set follow each other.
-    lines = read_json_lines(job.inputs["results"] / "scores.jsonl")
-    metrics = read_json(job.inputs["results"] / "metrics.json")
-    names = ("prompt", "chosen", "score", "rejected", "score", "margin", "base_margin")
-    sections = []
-    for name, of_set in groupby(lines, itemgetter("set")):
-        rows = []
-        for number, line in enumerate(of_set, start=1):
-            chosen, rejected, base = (
-                figure_cell("score", Figure(line[key]))
-                for key in ("chosen_score", "rejected_score", "base_margin")
-            )
-            # Its interval is the number itself: it is marked unless it is rounding.
-            margin = Figure(line["margin"], [line["margin"]] * 2, scale=abs(line["chosen_score"]))
-            marked = figure_cell("score", margin)._replace(interval="")
-            texts = line["prompt"], line["chosen"], chosen, line["rejected"], rejected
-            rows.append([str(number), *texts, marked, base])
-        table = Table("", ["", *map(translate, names)], rows, has_texts=True)
-        sections.append(Section(name, tables=[table]))
-    cards = {
-        label_of(path): figure_cell(path, figure)
-        for path in ("accuracy", "base.accuracy", "ties")
-        if (figure := read_figure(metrics, path))
-    }
-    title = f"{job.settings.stage}/{job.settings.name}"
-    return Page(translate("rw_eval"), title, sections, cards)

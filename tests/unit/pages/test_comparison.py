@@ -10,8 +10,8 @@ from snakechat.pages.comparison import (
     setting_differences,
     setting_table,
 )
-from snakechat.pages.jobs import Training, read_log
 from snakechat.pages.metrics import result_paths
+from snakechat.pages.trainings import Training, read_log
 from snakechat.workflow.errors import InputError
 from support.pages import text_of
 

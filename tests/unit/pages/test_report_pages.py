@@ -5,23 +5,19 @@ import json
 import pytest
 
 from snakechat.estimates import flops
-from snakechat.pages.jobs import (
-    Training,
-    job_section,
-    row_section,
-    run_table,
-    throughput,
-    with_metrics_before,
-)
+from snakechat.pages import trainings
 from snakechat.pages.metrics import label_of, numbers_of, read_benchmarks
 from snakechat.pages.report import (
     benchmark_change,
     benchmark_sections,
     headline,
+    job_section,
     remarks_on,
     result_section,
+    row_section,
 )
 from snakechat.pages.rows import response_sections
+from snakechat.pages.trainings import Training, read_training, run_table, throughput
 from snakechat.workflow.manifest import read_run_record, sealed_json
 from support.pages import text_of
 from support.specs import EMPTY_RUN
@@ -37,9 +33,14 @@ def responses_of(score, length):
     return {"score": score, "length": length, "ended_by_eos": 1.0, "kl_to_sft": 0.25}
 
 
+def change(mean, low, high):
+    """A difference of a metric."""
+    return {"mean": mean, "interval_95": [low, high]}
+
+
 def wins(mean, **more):
     """Win rate of a model."""
-    return {"mean": mean, "interval_95": [mean - 0.125, mean + 0.125], "longer": 0.5, **more}
+    return change(mean, mean - 0.125, mean + 0.125) | {"longer": 0.5, **more}
 
 
 MODELS = {
@@ -56,7 +57,7 @@ METRICS = {
         model: {name: [value - 0.5, value + 0.5] for name, value in metrics.items()}
         for model, metrics in MODELS.items()
     },
-    "score_difference": {"mean": 2.0, "interval_95": [1.5, 2.5]},
+    "score_difference": change(2.0, 1.5, 2.5),
     "wins": {
         "sft": {"base": {"score": wins(0.625)}},
         "rlhf": {
@@ -66,16 +67,6 @@ METRICS = {
         "dpo/tiny": {"sft": {"score": wins(0.25)}},
     },
 }
-REWARD = {
-    "pairs": 400,
-    "accuracy": 0.9675,
-    "ties": 0.0,
-    "longer_wins_accuracy": 0.5,
-    "calibration_error": 0.25,
-    "intervals_95": {"accuracy": [0.945, 0.981]},
-    "by_dataset": {"a": {"pairs": 100, "accuracy": 1.0, "intervals_95": {"accuracy": [0.963, 1]}}},
-}
-
 # --- results --------------------------------------------------------------------------------
 
 
@@ -105,23 +96,24 @@ def test_perplexities_of_each_dataset_are_before_and_after_training():
 
 
 def test_models_come_in_the_order_of_training_with_their_differences():
-    metrics = METRICS | {"dpo/tiny_score_difference": {"mean": -1.0, "interval_95": [-2, -0.5]}}
-    metrics |= {"base_score_difference": {"mean": -1.0, "interval_95": [-2, 0.5]}}
+    metrics = METRICS | {"dpo/tiny_score_difference": change(-1.0, -2, -0.5)}
+    metrics |= {"base_score_difference": change(-1.0, -2, 0.5)}
     differences, table, wins = result_section("rlhf", metrics).tables
     heads = ["base - SFT", "RLHF - SFT", "dpo/tiny - SFT"]
     assert list(map(text_of, differences.head))[1:] == heads
-    assert rows_of(differences)["score"] == [
-        "-1.00 [-2, +0.500]",
-        "+2.00 [+1.50, +2.50] better",
-        "-1.00 [-2, -0.500] worse",
-    ]
+    changes = ["-1.00 [-2, +0.500]", "+2.00 [+1.50, +2.50] better", "-1.00 [-2, -0.500] worse"]
+    assert rows_of(differences)["score"] == changes
+    # Mere rounding is no change.
+    rounding = METRICS | {"score_difference": change(5e-5, 4e-5, 6e-5)}
+    assert "better" not in rows_of(result_section("rlhf", rounding).tables[0])["score"][1]
     assert table.head == ["", "base", "SFT", "RLHF", "dpo/tiny"]
     rows = rows_of(table)
     assert rows["score"][2:] == ["3.00 [2.50, 3.50]", "1.75 [1.25, 2.25]"]
     # Metrics that were not computed have no row; neither direction of a length is better.
     assert "correct" not in rows
     assert rows["response length (tokens)"][0] == "30.0 [29.5, 30.5]"
-    assert [row[0] for row in wins.rows] == [
+    rates = rows_of(wins)
+    assert [*rates] == [
         "win rate of SFT against base, by score",
         "win rate of RLHF against SFT, by score",
         "win rate of RLHF against SFT, by the judge",
@@ -129,79 +121,61 @@ def test_models_come_in_the_order_of_training_with_their_differences():
         "win rate of dpo/tiny against SFT, by score",
     ]
     cells = ["75.0 % [62.5 %, 87.5 %]", "50.0 %", "100.0 %", ""]
-    assert list(map(text_of, wins.rows[1][1:])) == cells
+    assert rates["win rate of RLHF against SFT, by score"] == cells
     assert len(wins.head) == len(wins.rows[1])
     # The name of a model may have dots.
     label = label_of("wins.dpo/gsm8k-qwen2.5.sft.score")
     assert label == "win rate of dpo/gsm8k-qwen2.5 against SFT, by score"
 
 
-def test_a_difference_of_mere_rounding_has_no_mark():
-    rounding = {"mean": 5e-5, "interval_95": [4e-5, 6e-5]}
-    differences = result_section("rlhf", METRICS | {"score_difference": rounding}).tables[0]
-    column = [*map(text_of, differences.head)].index("RLHF - SFT") - 1
-    assert not rows_of(differences)["score"][column].endswith("better")
-
-
-def test_accuracies_have_intervals_and_each_of_several_datasets_its_column():
+def test_accuracies_have_intervals_before_and_after_training_and_of_each_dataset(monkeypatch):
+    metrics = {"pairs": 400, "accuracy": 0.9675, "calibration_error": 0.25}
+    metrics |= {"intervals_95": {"accuracy": [0.945, 0.981]}}
+    metrics |= {"by_dataset": {"a": {"accuracy": 1.0, "intervals_95": {"accuracy": [0.963, 1]}}}}
     steps = [{"step": 0, "eval_accuracy": 0.5}, {"step": 1, "loss": 0.6}]
-    [table] = result_section("reward", with_metrics_before(REWARD, steps)).tables
-    assert table.head == ["", "before training", "all pairs", "a"]
-    accuracies = ["50.0 %", "96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %]"]
-    rows = rows_of(table)
-    assert rows["accuracy"] == accuracies
-    assert rows["expected calibration error"] == ["", "25.0 %", ""]
-    for untouched in ((REWARD, steps[1:]), (METRICS, steps)):
-        assert with_metrics_before(*untouched) == untouched[0]
+    files = {"metrics.json": json.dumps(metrics)}
+    monkeypatch.setattr(trainings, "read_version_file", lambda _, name: files[name])
+    entry = {"settings": {}, "facts": {}}
+    for first in (0, 1):
+        files["metrics.jsonl"] = "\n".join(map(json.dumps, steps[first:]))
+        read = read_training("reward", "a", entry, "folder", "evaluation").metrics
+        [table] = result_section("reward", read).tables
+        assert table.head == ["", *["before training"][first:], "all pairs", "a"]
+        accuracies = ["50.0 %", "96.8 % [94.5 %, 98.1 %]", "100.0 % [96.3 %, 100.0 %]"]
+        assert rows_of(table)["accuracy"] == accuracies[first:]
+        assert rows_of(table)["expected calibration error"] == ["", "25.0 %", ""][first:]
 
 
 # --- remarks --------------------------------------------------------------------------------
 
-FALL = {"mean": -1.0, "interval_95": [-2.0, -0.5]}
-GUESSED = {"accuracy": 0.4, "intervals_95": {"accuracy": [0.2, 0.6]}}
-WRONG = {"accuracy": 0.2, "intervals_95": {"accuracy": [0.1, 0.3]}}
+FALL = change(-1.0, -2.0, -0.5)
+FACTS = {"saved_step": 9, "changed_weights": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("stage", "changes", "text"),
+    ("metrics", "facts", "text"),
     [
-        ("rlhf", {}, None),
-        ("reward", {}, None),
+        ({}, {}, None),
+        ({"judge_score_difference": FALL}, {}, "another metric falls (score by the judge)"),
+        ({"score_difference": FALL, "judge_score_difference": FALL}, {}, None),
         (
-            "rlhf",
-            {"base_score_difference": {"mean": 0.5, "interval_95": [0.1, 0.9]}},
-            "The base model scores higher (0) than SFT (1.00).",
-        ),
-        ("rlhf", {"judge_score_difference": FALL}, "another metric falls (score by the judge)"),
-        ("rlhf", {"score_difference": FALL, "judge_score_difference": FALL}, None),
-        (
-            "rlhf",
             {"contamination": {"sft/toy": 4, "rlhf/toy": 0}},
+            {},
             "4 of the 1,000 evaluated prompts also occur in training data",
         ),
-        (
-            "reward",
-            {"longer_wins_accuracy": 0.96},
-            "longer response is about as accurate (96.0",
+        ({}, FACTS, None),
+        *(
+            ({}, FACTS | {"unchanged_because": cause}, f"10.0\xa0% of the trained weights {text}")
+            for cause, text in (
+                ("learning_rate", "differ from the start: the learning rate was 0"),
+                ("rounding", "differ from the start: rounding to bf16"),
+            )
         ),
-        ("reward", {"by_dataset": {"a": GUESSED}}, "The accuracy on a is not dist"),
-        ("reward", {"by_dataset": {"a": WRONG}}, None),
     ],
 )
-def test_results_that_call_for_caution_have_a_remark(stage, changes, text):
-    metrics = {"rlhf": METRICS, "reward": REWARD}[stage] | changes
-    remarks = list(remarks_on(trained(stage, metrics=metrics)))
+def test_results_that_call_for_caution_have_a_remark(metrics, facts, text):
+    remarks = list(remarks_on(trained("rlhf", metrics=METRICS | metrics, facts=facts)))
     assert len(remarks) == (text is not None) and all(text in remark for remark in remarks)
-
-
-def test_a_remark_names_why_few_weights_changed():
-    facts = {"saved_step": 9, "changed_weights": 0.1}
-    assert list(remarks_on(trained(facts=facts))) == []
-    reasons = {"learning_rate": "the learning rate was 0", "rounding": "rounding to bf16"}
-    for reason, text in reasons.items():
-        [remark] = remarks_on(trained(facts=facts | {"unchanged_because": reason}))
-        start = f"10.0 % of the trained weights differ from the start: {text}"
-        assert text_of(remark).startswith(start)
 
 
 # --- data -----------------------------------------------------------------------------------
@@ -211,9 +185,8 @@ def test_rows_are_counted_with_those_that_were_truncated_or_dropped():
     quantiles = dict.fromkeys(("p1", "p10", "p50", "p90", "p99"), 5)
     lengths = {"prompt": {"mean": 4.5, **quantiles, "p100": 9, "sum": 450}}
     train = {"rows": 100, "truncated": {"prompt": 3}, "dropped": {"empty": 2}, "tokens": lengths}
-    training = trained(train=train)
-    section = row_section([training], {"toy": {"train": {"rows": 100, "repeated_prompts": 82}}})
-    datasets, phases, tokens = section.tables
+    datasets = {"toy": {"train": {"rows": 100, "repeated_prompts": 82}}}
+    datasets, phases, tokens = row_section([trained(train=train)], datasets).tables
     assert rows_of(datasets)["toy"] == ["100", "82.0 %"]
     assert phases.head == ["", "rows", "truncated: prompt", "dropped: empty"]
     assert rows_of(phases)["sft.train"] == ["100", "3", "2"]
@@ -241,10 +214,8 @@ def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
     first, decreased = response_sections(lines_of(sft=sft, rlhf=rlhf), 2)
     assert [table.caption for table in first.tables] == prompts[:10]
     assert [table.caption for table in decreased.tables] == [prompts[n] for n in (16, 18, 17)]
-    assert rows_of(first.tables[3]) == {
-        "SFT": ["sft prompt 3 a", "0"],
-        "RLHF": ["rlhf prompt 3 a", "1"],
-    }
+    shown = {"SFT": ["sft prompt 3 a", "0"], "RLHF": ["rlhf prompt 3 a", "1"]}
+    assert rows_of(first.tables[3]) == shown
     # Without a decrease, there is no section of them.
     assert len(response_sections(lines_of(sft=[("p", "a", 1.0)], rlhf=[("p", "c", 1.0)]), 1)) == 1
     # SFT and DPO have no decrease, and the rows themselves have no score.
@@ -260,10 +231,8 @@ def test_first_prompts_and_those_with_the_largest_decrease_are_shown():
 def test_costs_are_those_of_the_runs_that_made_the_results(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = {"seconds": 61, "peak_memory_mb": 1234, "started": "2026-01-02T03:04:05", "host": "here"}
-    lineage = {
-        name: {"spec": "a", "inputs": [], "settings": {}, "files": {"number": 0}}
-        for name in ("data", "rlhf", "sft")
-    }
+    job = {"spec": "a", "inputs": [], "settings": {}, "facts": {}, "files": {"number": 0}}
+    lineage = dict.fromkeys(("data", "rlhf", "sft"), job)
     for name, recorded in (("data", "a"), ("sft", "other")):
         (tmp_path / name).mkdir()
         record = EMPTY_RUN | run | {"spec": recorded}
@@ -282,7 +251,6 @@ MODEL = {"weights": 100, "trained": 100, "layers": 2, "hidden_size": 4}
 RUN = EMPTY_RUN | {
     "steps": 3,
     "seconds_per_step": 0.5,
-    "saving_seconds": 1.25,
     "gpu": "NVIDIA H100 PCIe",
     "models": {"model": MODEL},
     "placement": {"nodes": 1, "gpus_per_node": 2},
@@ -293,10 +261,8 @@ TRAIN = {"rows": 100, "tokens": {"prompt": {"sum": 300}, "chosen": {"sum": 200}}
 
 def trained(stage="sft", settings=SETTINGS, run=RUN, steps=(), train=TRAIN, facts=(), metrics=()):
     """A training."""
-    tokens = {"train": train}
-    return Training(
-        stage, f"output/{stage}/a", settings, dict(facts), steps, dict(metrics), run, tokens
-    )
+    name, tokens = f"output/{stage}/a", {"train": train}
+    return Training(stage, name, settings, dict(facts), steps, dict(metrics), run, tokens)
 
 
 def test_throughput_of_a_run():
@@ -329,44 +295,48 @@ def test_throughput_of_rlhf_counts_all_responses_to_a_prompt(in_update, passes):
     assert found["flops_per_second"] == 8 * 13 * (200 + 256) * (passes + 2 + 2 * 2 * 3)
 
 
-# --- the run of a training ------------------------------------------------------------------
-
-
 def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     facts = {"saved_step": 2, "changed_weights": 0.0, "unchanged_because": "rounding"}
     steps = [{"step": 0, "eval_loss": 9.0}, {"step": 1, "loss": 2.5}, {"step": 2, "loss": 2.25}]
     steps += [{"step": 3, "loss": 1.25, "skipped_steps": 1, "loss_scale": 65536.0}]
-    table = run_table(trained(steps=steps, facts=facts))
-    rows = {label: text_of(value) for label, value in table.rows}
-    assert rows["rows per second"] == "16.0 rows/s" and rows["computing rate"] == "8.64e-08 TFLOP/s"
-    assert rows["time of a step (median)"] == "0.500 s/step"
-    assert rows["step that was saved"] == "2" and rows["last loss scale (fp16)"] == "65,536"
-    assert rows["trained weights that differ from the start"] == "0.0 %"
-    assert rows["steps skipped for overflow (fp16)"] == "1" and "unchanged_because" not in rows
-    assert rows["loss: first step, last step, mean"] == "2.50, 1.25, 2.00"
-    # Of RLHF, the losses of policy and critic.
+    rows = rows_of(run_table(trained(steps=steps, facts=facts)))
+    expected = {
+        "rows per second": "16.0 rows/s",
+        "computing rate": "8.64e-08 TFLOP/s",
+        "time of a step (median)": "0.500 s/step",
+        "step that was saved": "2",
+        "last loss scale (fp16)": "65,536",
+        "trained weights that differ from the start": "0.0 %",
+        "steps skipped for overflow (fp16)": "1",
+        "loss: first step, last step, mean": "2.50, 1.25, 2.00",
+    }
+    assert {label: rows[label] for label in expected} == {k: [v] for k, v in expected.items()}
+    assert "unchanged_because" not in rows
+    # Of RLHF, the losses of policy and critic; without a measured step, no rates.
     steps = [{"policy/loss": 0.5, "value/loss": 7.0}]
-    table = run_table(trained("rlhf", run=EMPTY_RUN, steps=steps))
-    assert rows_of(table)["loss: first step, last step, mean"] == ["0.500, 0.500, 0.500"]
-    assert rows_of(table)["value loss: first step, last step, mean"] == ["7.00, 7.00, 7.00"]
-    # Without a measured step.
-    run = {key: value for key, value in RUN.items() if key != "seconds_per_step"}
-    table = run_table(trained(run=run | {"seconds": 75.0}))
-    assert ["time", "0:01:15"] in table.rows and "tokens per second" not in dict(table.rows)
+    rows = rows_of(run_table(trained("rlhf", run=EMPTY_RUN | {"seconds": 75.0}, steps=steps)))
+    assert rows["loss: first step, last step, mean"] == ["0.500, 0.500, 0.500"]
+    assert rows["value loss: first step, last step, mean"] == ["7.00, 7.00, 7.00"]
+    assert rows["time"] == ["0:01:15"] and "tokens per second" not in rows
+
+
+# --- benchmarks -----------------------------------------------------------------------------
 
 
 def test_few_items_of_a_benchmark_that_all_changed_may_be_chance():
-    def metrics(*items):
-        interval = {"acc": [items[0], items[0]]}
-        of = {"acc": items[0], "items": {"acc": items}, "intervals_95": interval}
-        return {"benchmarks": {"mine": of}}
+    def changed(old, new):
+        before, after = (
+            {"acc": of[0], "items": {"acc": of}, "intervals_95": {"acc": [of[0], of[0]]}}
+            for of in (old, new)
+        )
+        metrics = ({"benchmarks": {"mine": of}} for of in (before, after))
+        return benchmark_change(*metrics, "benchmarks.mine.acc")
 
-    change = benchmark_change(metrics(0, 0, 0), metrics(1, 1, 1), "benchmarks.mine.acc")
+    change = changed([0, 0, 0], [1, 1, 1])
     assert change.value == 1 and change.direction == 0
-    change = benchmark_change(metrics(*[0] * 50), metrics(*[1] * 50), "benchmarks.mine.acc")
-    assert change.direction == 1
+    assert changed([0] * 50, [1] * 50).direction == 1
     # Without limits, equal differences say nothing about the variance.
-    change = benchmark_change(metrics(5, 5), metrics(7, 7), "benchmarks.mine.acc")
+    change = changed([5, 5], [7, 7])
     assert change.value == 2 and change.interval is None
 
 

@@ -1,43 +1,43 @@
-"""The jobs behind a result: their data, sources, costs and throughput, as sections of a page.
+"""Trainings: what they and their evaluations wrote, their curves and their throughput.
 
-A training may be the log of one by DeepSpeed-Chat.
+A training may be the log of one by DeepSpeed-Chat. Curves are SVG elements of a page: the same data
+gives the same bytes, and text is text, in the fonts of the browser.
 """
 
 import io
 import json
 import re
-import shlex
 import statistics
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib
+import matplotlib.style
+import numpy as np
 import yaml
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from snakechat.estimates.flops import flops_per_token, peak_flops
 from snakechat.pages.metrics import (
     NAMES,
     STAGES,
     TABLES,
-    format_duration,
     format_number,
-    format_share,
+    is_fraction,
     name_of,
+    rebuild_command,
     run_value,
     translate,
 )
-from snakechat.pages.page import Section, Table, table_of, value_table
+from snakechat.pages.page import TEMPLATES, Table, value_table
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import read_version_file
-from snakechat.workflow.manifest import Lineage, read_run_record
+from snakechat.workflow.manifest import read_run_record
 
-Statistics = Mapping[str, Any]
-Runs = dict[str, dict[str, Any] | None]
-QUANTILES = {key: key for key in ("p1", "p10", "p50", "p90", "p99")}
-# The rules whose results come from outside of the build, unless they generate them.
-SOURCE_RULES = ("import_dataset", "fetch_model")
-# What the table of costs shows of run.json.
-COSTS = ("started", "seconds", "peak_memory_mb", "peak_gpu_memory_mb")
 # What DeepSpeed-Chat's mains print: an evaluation before training and after each epoch, in step 3
 # the mean reward of each batch. Measurements are DeepSpeed's own.
 NUMBER = r"(-?\d+(?:[.]\d*)?(?:e[+-]?\d+)?|-?inf|nan)"
@@ -50,6 +50,14 @@ MEASURED: dict[str, Callable[[list[float]], float]] = {
     "seconds_per_step": statistics.median,
     "peak_gpu_memory_mb": lambda peaks: 1024 * peaks[-1],
 }
+# Points of a line: more are averaged.
+MAX_POINTS = 60
+matplotlib.style.use(TEMPLATES / "plots.mplstyle")
+# Browsers draw Chinese labels in their own fonts.
+warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+
+# (step, value); several of a step are of several seeds.
+Points = Sequence[tuple[float, float]]
 
 
 class Training(NamedTuple):
@@ -76,16 +84,26 @@ class Training(NamedTuple):
     tokens: Mapping[str, Any] = {}
     compared: Mapping[str, Any] = {}
 
-    @property
-    def title(self) -> str:
-        """The stage as people know it."""
-        return name_of("stages", self.stage)
+    def curve_labels(self) -> dict[str, str]:
+        """Return the labels of the metrics of its curves, by their keys in metrics.jsonl.
+
+        A user's command has metrics of its own, which our trainings of the stage do not have.
+        """
+        group = STAGES[self.stage]["curves"]
+        labels = {key: name_of(group, key) for key in NAMES[group]}
+        if "command" in self.settings:
+            found = (key.removeprefix("eval_") for line in self.steps for key in line)
+            labels |= {key: labels.get(key, key) for key in found if key != "step"}
+        return labels
 
 
 def read_training(
     stage: str, name: str, entry: Mapping[str, Any], folder: str | Path, evaluation: str | Path
 ) -> Training:
     """Read a training and its evaluation.
+
+    The metrics of a reward model or DPO have those before its training under `before`, if it
+    evaluated then.
 
     Args:
         entry: Of the training, in the lineage.
@@ -94,24 +112,13 @@ def read_training(
     Raises:
         InputError: A file is missing or damaged.
     """
-    lines = [*map(json.loads, io.StringIO(read_version_file(folder, "metrics.jsonl")))]
-    metrics = with_metrics_before(json.loads(read_version_file(evaluation, "metrics.json")), lines)
+    steps = [*map(json.loads, io.StringIO(read_version_file(folder, "metrics.jsonl")))]
+    metrics = json.loads(read_version_file(evaluation, "metrics.json"))
+    if {"accuracy", "auc"} & metrics.keys() and steps and steps[0]["step"] == 0:
+        found = {key: of for key, of in steps[0].items() if key.startswith("eval_")}
+        metrics["before"] = {key.removeprefix("eval_"): of for key, of in found.items()}
     run = read_run_record(folder, entry) or {}
-    return Training(stage, name, entry["settings"], entry["facts"], lines, metrics, run)
-
-
-def with_metrics_before(
-    metrics: dict[str, Any], steps: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Return metrics.json with the evaluation before a reward model or DPO, if it had one.
-
-    steps: The lines of metrics.jsonl.
-    """
-    if not {"accuracy", "auc"} & metrics.keys() or not steps or steps[0]["step"] > 0:
-        return metrics
-    line = steps[0].items()
-    before = {key.removeprefix("eval_"): value for key, value in line if key.startswith("eval_")}
-    return {**metrics, "before": before}
+    return Training(stage, name, entry["settings"], entry["facts"], steps, metrics, run)
 
 
 def read_log(path: Path, name: str, stage: str) -> Training:
@@ -152,102 +159,6 @@ def read_log(path: Path, name: str, stage: str) -> Training:
     return Training(stage, name, {}, {}, [], metrics, run)
 
 
-def row_section(trainings: Sequence[Training], datasets: Mapping[str, Statistics]) -> Section:
-    """Return the section of the rows of each dataset and phase, and of their lengths.
-
-    datasets: stats.json of the datasets, by name.
-    """
-    columns = {"mean": translate("mean"), **QUANTILES, "p100": translate("maximum")}
-    repeated: dict[str, dict[str, Any]] = {}
-    counts: dict[str, dict[str, int]] = {}
-    lengths: dict[str, dict[str, float]] = {}
-    for name, of in datasets.items():
-        rows, prompts = (of["train"][key] for key in ("rows", "repeated_prompts"))
-        share = {translate("repeated_prompts"): format_share(prompts / rows)}
-        repeated[name] = {translate("rows"): rows} | share
-    for training in trainings:
-        for split, of in training.tokens.items():
-            name = f"{training.stage}.{split}"
-            counts[name] = {translate("rows"): of["rows"]} | {
-                f"{translate(kind)}: {what}": number
-                for kind in ("truncated", "dropped")
-                for what, number in of[kind].items()
-            }
-            for what, found in of["tokens"].items():
-                lengths[f"{name}: {what}"] = {head: found[key] for key, head in columns.items()}
-    tables = [
-        table_of(translate("datasets"), repeated),
-        table_of(translate("phases"), counts),
-        table_of(translate("lengths"), lengths),
-    ]
-    return Section(translate("rows_and_prompts"), tables=tables)
-
-
-def job_section(lineage: Lineage, licenses: Mapping[str, str | None], runs: Runs) -> Section:
-    """Return the table of the jobs that a report was made from, each below its inputs.
-
-    Args:
-        licenses: The licences of the sources, by path.
-        runs: run.json of each job, by path; None if it is unknown.
-    """
-    rows = {}
-    for path, run in runs.items():
-        job = lineage[path]
-        rows[path.removeprefix("output/")] = {
-            translate("inputs"): ", ".join(each.removeprefix("output/") for each in job["inputs"]),
-            translate("source"): describe_origin(job, licenses.get(path)),
-            translate("spec"): job["spec"][:16],
-            # The changes after which a result was accepted (scripts/accept.py).
-            translate("accepted"): ", ".join(
-                f"{entry['date']}: {entry['because']} ({'; '.join(entry['changes'])})"
-                for entry in job.get("accepted", ())
-            ),
-            **{name_of("run", key): run_value(key, run.get(key)) if run else "?" for key in COSTS},
-        }
-    rows[translate("total_time")] = {name_of("run", "seconds"): total_cost(runs)}
-    table = table_of("", rows, translate("jobs_note"), translate("job"))
-    return Section(translate("jobs"), tables=[table._replace(has_texts=True)])
-
-
-def describe_origin(entry: Mapping[str, Any], license: str | None = None) -> str:
-    """Describe the external source of a job in the lineage, or the parameters that generated it.
-
-    Returns "" if all inputs of the job are jobs.
-
-    license: Licence of the source. It is appended if given.
-    """
-    settings, files = entry["settings"], entry["files"]
-    if "hub" in settings:
-        # The commit, because a revision may be a branch.
-        origin = f"{settings['hub']} @ {entry['facts'].get('commit', settings['revision'])}"
-    elif files["number"]:
-        origin = translate("files", number=files["number"], digest=files["digest"][:16])
-    elif "generate" in settings:
-        origin = translate("generated", generator=settings["generate"], seed=settings["seed"])
-    elif "init" in settings:
-        origin = translate("random_weights", seed=settings["seed"])
-    else:
-        return ""
-    return origin + (translate("licence", license=license) if license else "")
-
-
-def source_licenses(lineage: Lineage, declared: Mapping[str, str]) -> dict[str, str | None]:
-    """Return the licence of each external dataset and model of a lineage, by path.
-
-    declared: Licences that the config declares, by path; the others are those that were recorded.
-    """
-    return {
-        path: declared.get(path) or entry["facts"].get("licence")
-        for path, entry in lineage.items()
-        if entry["rule"] in SOURCE_RULES and "generate" not in entry["settings"]
-    }
-
-
-def total_cost(runs: Runs) -> str:
-    """Return the time of all jobs together."""
-    return format_duration(sum(run["seconds"] for run in runs.values() if run))
-
-
 def run_table(training: Training) -> Table:
     """Return the table of the run of a training, which is known."""
     run, steps = training.run, training.steps
@@ -267,12 +178,6 @@ def run_table(training: Training) -> Table:
         if measured.get(key) is not None
     }
     return value_table(translate("run"), shown, translate("run_note"))
-
-
-def rebuild_command(path: str, run: Mapping[str, Any]) -> str:
-    """Return the command that builds a result as its run did."""
-    options = shlex.join(run["options"].get("snakemake", ()))
-    return f"snakemake --cores 1 {path} {options}".rstrip()
 
 
 def throughput(training: Training) -> dict[str, float | None]:
@@ -310,3 +215,75 @@ def throughput(training: Training) -> dict[str, float | None]:
         "flops_per_second": flops,
         "utilization": flops / (gpus * peak) if peak else None,
     }
+
+
+# --- curves ---------------------------------------------------------------------------------------
+
+
+def curves(
+    labels: Mapping[str, str], lines: Mapping[str, Callable[[str], Points]]
+) -> dict[str, Markup]:
+    """Return a figure of each metric that a line has, by its label.
+
+    Args:
+        labels: By the keys of the metrics.
+        lines: By name, functions that return the points of a metric, none without it.
+    """
+    figures = {}
+    for key, label in labels.items():
+        points = {name: points_at(key) for name, points_at in lines.items()}
+        if any(points.values()):
+            figures[label] = draw_lines(label, points, is_fraction(key))
+    return figures
+
+
+def points_of(steps: Sequence[Mapping[str, Any]], key: str) -> Points:
+    """Return (step, value) of a metric, from the lines of metrics.jsonl that have a number of it.
+
+    Commands of users may write nulls and texts.
+    """
+    return [(line["step"], line[key]) for line in steps if isinstance(line.get(key), int | float)]
+
+
+def averaged(points: Points) -> np.ndarray:
+    """Return (step, mean, minimum, maximum) of neighbouring steps and all seeds [MAX_POINTS, 4]."""
+    values: dict[float, list[float]] = {}
+    for step, value in sorted(points):
+        values.setdefault(step, []).append(value)
+    rows = []
+    for steps in np.array_split([*values], min(len(values), MAX_POINTS)):
+        found = np.concatenate([values[step] for step in steps])
+        rows.append((steps.mean(), found.mean(), found.min(), found.max()))
+    return np.array(rows)
+
+
+def draw_lines(title: str, lines: Mapping[str, Points], percent: bool = False) -> Markup:
+    """Plot lines over steps: means, and bands from the lowest to the highest value.
+
+    A line without points has no entry in the legend, and the others keep their colours.
+
+    Args:
+        title: The ids in figures of different titles differ.
+        percent: Whether the values are fractions, which are shown in percent.
+    """
+    # Text has the size of the page's on a phone.
+    figure = Figure(figsize=(4.4, 2.7), layout="constrained")
+    axes = figure.subplots()
+    for name, points in lines.items():
+        steps, means, lows, highs = averaged(points).T if points else np.empty((4, 0))
+        marker = "." if len(steps) < MAX_POINTS else ""
+        [line] = axes.plot(steps, means, marker=marker, label=name if points else None)
+        axes.fill_between(steps, lows, highs, color=line.get_color(), alpha=0.18, lw=0)
+    axes.set(xlabel=translate("step"))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+    if percent:
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+    if len(lines) > 1:
+        axes.legend()
+    file = io.StringIO()
+    metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context({"svg.hashsalt": title}):
+        figure.savefig(file, format="svg", transparent=True, metadata=metadata)
+    # Without the declarations before it, which HTML does not have.
+    _, tag, svg = file.getvalue().partition("<svg")
+    return Markup(tag + svg)
