@@ -1,4 +1,4 @@
-"""Comparisons by hand: groups of seeds, their names, results, differences, rows of the data."""
+"""Comparisons by hand: groups of seeds, their names, results, differences, training logs."""
 
 import pytest
 
@@ -24,8 +24,7 @@ def a_run(name, seed, metrics=(), **compared):
 
 def seeds_of(name, metric, values):
     """A group with a value of a metric for each seed."""
-    runs = [a_run(name, seed, metrics={metric: value}) for seed, value in enumerate(values)]
-    return Group(name, runs)
+    return Group(name, [a_run(name, seed, {metric: of}) for seed, of in enumerate(values)])
 
 
 def texts_of(table):
@@ -33,10 +32,13 @@ def texts_of(table):
     return [[*map(text_of, row)] for row in table.rows]
 
 
-def test_runs_that_differ_only_in_their_seed_are_one_group_of_a_name_without_it():
-    def grouped(*runs):
-        return {group.name: [run.name for run in group.runs] for group in group_by_settings(runs)}
+def grouped(*runs, **options):
+    """The names of the runs of each group."""
+    groups = group_by_settings(runs, **options)
+    return {group.name: [run.name for run in group.runs] for group in groups}
 
+
+def test_runs_that_differ_only_in_their_seed_are_one_group_of_a_name_without_it():
     runs = a_run("a", 1, kl=1), a_run("b", 1, kl=2), a_run("a2", 2, kl=1), a_run("a3", 3, kl=1)
     assert grouped(*runs) == {"a": ["a", "a2", "a3"], "b": ["b"]}
     seeds = [a_run(f"mine-beta-{b}-seed-{s}", s, beta=b) for b in (1, 2) for s in (1, 2)]
@@ -46,24 +48,29 @@ def test_runs_that_differ_only_in_their_seed_are_one_group_of_a_name_without_it(
     assert "mine-beta-1-seed-1" in grouped(*seeds, a_run("mine-beta-1", 1, beta=3))
 
 
-def test_columns_of_a_sweep_name_the_settings_that_differ():
-    def names(*runs):
-        return [group.name for group in group_by_settings(runs, by_differences=True)]
-
-    rates = [a_run(f"a-{rate}", 1, learning_rate=rate, rank=4, epochs=1) for rate in (0.001, 0.01)]
-    found = names(*rates, a_run("a-8", 1, learning_rate=0.01, rank=8, epochs=1))
-    assert found[1:] == ["learning_rate 0.01, rank 4", "learning_rate 0.01, rank 8"]
-    placed = [a_run(f"a-{stage}", 1, **{"placement: zero_stage": stage}) for stage in (0, 2)]
-    assert names(*placed) == ["zero_stage 0", "zero_stage 2"]
-    assert names(*(a_run(f"mine-seed-{seed}", seed, epochs=1) for seed in (1, 2))) == ["mine"]
+@pytest.mark.parametrize(
+    ("runs", "names"),
+    [
+        (
+            [a_run(f"a-{r}", 1, lr=r, rank=k, epochs=1) for r, k in ((0.1, 4), (0.2, 4), (0.2, 8))],
+            ["lr 0.1, rank 4", "lr 0.2, rank 4", "lr 0.2, rank 8"],
+        ),
+        (
+            [a_run(f"a-{stage}", 1, **{"placement: zero_stage": stage}) for stage in (0, 2)],
+            ["zero_stage 0", "zero_stage 2"],
+        ),
+        ([a_run(f"mine-seed-{seed}", seed, epochs=1) for seed in (1, 2)], ["mine"]),
+    ],
+)
+def test_columns_of_a_sweep_name_the_settings_that_differ(runs, names):
+    assert [*grouped(*runs, by_differences=True)] == names
 
 
 def test_curves_of_seeds_have_the_steps_that_all_of_them_have():
     # The second seed stopped early.
-    losses = ([1.0, 4.0], [3.0])
     runs = [
         a_run("a", 1)._replace(steps=[{"step": n, "loss": loss} for n, loss in enumerate(of, 1)])
-        for of in losses
+        for of in ([1.0, 4.0], [3.0])
     ]
     assert Group("a", runs).points("loss") == [(1, 1.0), (1, 3.0)]
     assert Group("a", runs[:1]).points("loss") == [(1, 1.0), (2, 4.0)]
@@ -80,9 +87,9 @@ MORE = {**METRICS, "rlhf": {"score": 4.0, "success": 0.75, "length": 10.0}}
 
 def test_a_result_has_its_own_interval_or_that_of_its_seeds():
     groups = [
-        Group("a", [a_run("a", 1, metrics=METRICS)]),
-        Group("b", [a_run("b", 1, metrics=METRICS), a_run("b2", 2, metrics=MORE)]),
-        Group("c", [a_run("c", 1, metrics={"rlhf": {"length": 3.0}, "sft": {}})]),
+        Group("a", [a_run("a", 1, METRICS)]),
+        Group("b", [a_run("b", 1, METRICS), a_run("b2", 2, MORE)]),
+        Group("c", [a_run("c", 1, {"rlhf": {"length": 3.0}, "sft": {}})]),
     ]
     [table] = result_tables(groups, result_paths("rlhf", ["sft"]))
     assert table.head == ["", "a", "b", "c"]
@@ -99,15 +106,26 @@ def test_a_result_has_its_own_interval_or_that_of_its_seeds():
     assert result_paths("sft")[:2] == ["before.response_perplexity", "after.response_perplexity"]
 
 
-def test_differences_from_the_first_column_have_welchs_interval_and_a_mark():
-    groups = [seeds_of("a", "loss", [1, 2, 3]), seeds_of("b", "loss", [11, 12, 13])]
-    groups += [seeds_of("c", "loss", [2, 3, 4]), seeds_of("d", "loss", [9])]
-    table, _ = result_tables(groups, ["loss"])
-    # Both standard errors are 1 / sqrt(3), that of the difference is sqrt(2/3), with t of four
-    # degrees of freedom 2.776.
-    label, *cells = texts_of(table)[0]
-    assert label == "loss (nats per row)"
-    assert cells == ["+10.0 [+7.73, +12.3] n = 3 worse", "+1.00 [-1.27, +3.27] n = 3", ""]
+@pytest.mark.parametrize(
+    ("values", "others", "text"),
+    [
+        # Both standard errors are 1 / sqrt(3), that of the difference is sqrt(2/3), with t of four
+        # degrees of freedom 2.776.
+        ([1, 2, 3], [11, 12, 13], "+10.0 [+7.73, +12.3] n = 3 worse"),
+        ([1, 2, 3], [2, 3, 4], "+1.00 [-1.27, +3.27] n = 3"),
+        ([1, 2, 3], [9], None),
+        # Rounding, as between ZeRO stages: apart, but in the fifth digit.
+        (
+            [595.001, 595.002, 595.003],
+            [595.021, 595.022, 595.023],
+            "+0.0200 [+0.0177, +0.0223] n = 3",
+        ),
+    ],
+)
+def test_a_difference_has_welchs_interval_and_a_mark_unless_it_is_noise(values, others, text):
+    groups = [seeds_of("a", "loss", values), seeds_of("b", "loss", others)]
+    found = [texts_of(table)[0][1] for table in result_tables(groups, ["loss"])[:-1]]
+    assert found == ([text] if text else [])
 
 
 # --- settings that differ ------------------------------------------------------------------
@@ -146,32 +164,36 @@ def rlhf(actor, actor_epochs, reward_epochs=1):
     return lineage(**jobs)
 
 
-def test_earlier_jobs_are_matched_by_rule_and_equal_changes_of_several_are_one_row():
-    assert differences(rlhf("mine", 3), rlhf("tiny", 1)) == {"train_sft: epochs": [[3, 1], 1]}
-    changed = differences(rlhf("tiny", 1), rlhf("tiny", 2, reward_epochs=2))
-    assert changed == {"train_sft: epochs": [1, 2]}
+def on_dataset(name, rows):
+    """DPO on a dataset."""
+    dataset = f"import_dataset__{name}"
+    tokens = {"tokenize_dpo": ({}, dataset), dataset: ({"rows": rows},)}
+    return lineage(train_dpo=({}, "tokenize_dpo"), **tokens)
 
 
-def test_datasets_and_base_models_are_compared_by_their_settings_and_files():
-    # A name alone is no difference.
-    first, second = (
-        lineage(
-            train_dpo=({}, "tokenize_dpo"),
-            tokenize_dpo=({}, f"import_dataset__{name}"),
-            **{f"import_dataset__{name}": ({"rows": rows},)},
-        )
-        for name, rows in (("d", 0), ("e", 1))
-    )
-    assert differences(first, second) == {
-        "dataset: rows": [0, 1],
-        "dataset: files": ["", "0123456789ab"],
-    }
-    # Other rules make base models, too.
-    made = [
-        lineage(train_sft=({}, rule), **{rule: ({key: "x"},)})
-        for rule, key in (("init_model", "init"), ("fetch_model", "hub"))
-    ]
-    assert differences(*made) == {"model: init": ["x", ""], "model: hub": ["", "x"]}
+@pytest.mark.parametrize(
+    ("lineages", "found"),
+    [
+        # Earlier jobs are matched by rule, and equal changes of several are one row.
+        ([rlhf("mine", 3), rlhf("tiny", 1)], {"train_sft: epochs": [[3, 1], 1]}),
+        ([rlhf("tiny", 1), rlhf("tiny", 2, reward_epochs=2)], {"train_sft: epochs": [1, 2]}),
+        # The name of a dataset alone is no difference.
+        (
+            [on_dataset("d", 0), on_dataset("e", 1)],
+            {"dataset: rows": [0, 1], "dataset: files": ["", "0123456789ab"]},
+        ),
+        # Other rules make base models, too.
+        (
+            [
+                lineage(train_sft=({}, rule), **{rule: ({key: "x"},)})
+                for rule, key in (("init_model", "init"), ("fetch_model", "hub"))
+            ],
+            {"model: init": ["x", ""], "model: hub": ["", "x"]},
+        ),
+    ],
+)
+def test_settings_that_differ_are_those_of_the_training_and_of_jobs_before_it(lineages, found):
+    assert differences(*lineages) == found
 
 
 def test_a_log_has_no_settings_that_differ():
@@ -182,17 +204,6 @@ def test_a_log_has_no_settings_that_differ():
     assert texts_of(table) == [["kl", "1", "2", "", ""], ["seed", "1", "1", "", ""]]
 
 
-def test_neither_noise_nor_rounding_has_an_arrow():
-    for values, others in (
-        ([10.0, 10.1, 10.2], [10.1, 10.2, 10.3]),
-        # Rounding, as between ZeRO stages: apart, but in the fifth digit.
-        ([595.001, 595.002, 595.003], [595.021, 595.022, 595.023]),
-    ):
-        groups = [seeds_of("a", "loss", values), seeds_of("b", "loss", others)]
-        table, _ = result_tables(groups, ["loss"])
-        assert table.rows[0][1].tone == ""
-
-
 # --- training logs of DeepSpeed-Chat --------------------------------------------------------------
 
 TIMER = "worker-0: [INFO] epoch=0/micro_step=20/global_step=10, RunningAvgSamplesPerSec=171.5,"
@@ -201,70 +212,67 @@ OLD = "chosen_last_scores (higher is better) : 2.75, acc (higher is better) : 0.
 NEW = "chosen_last_scores (higher is better) : 2.25, rejected_last_scores (lower is better) : -1.5,"
 NEW += " acc (higher is better) : 0.75\n"
 RECORD = {"rows_per_second": 171.5, "peak_gpu_memory_mb": 22.5 * 1024}
-# The stage, the log, and its metrics and measurements.
-LOGS = [
-    (
-        "sft",
-        f"worker-0: ppl: 4998.5, loss: 8.5\n{TIMER}ppl: 2.125, loss: 0.75\nppl: 2.0\n",
-        {"before": {"perplexity": 4998.5}, "after": {"perplexity": 2.0}},
-        RECORD,
-    ),
-    # A training that has ended early.
-    ("sft", "ppl: inf", {"before": {"perplexity": float("inf")}, "after": {}}, {}),
-    (
-        "reward",
-        OLD + TIMER + NEW,
-        {
-            "before": {"chosen_score": 2.75, "accuracy": 0.5},
-            **{"chosen_score": 2.25, "rejected_score": -1.5, "accuracy": 0.75},
-        },
-        RECORD,
-    ),
-    (
-        "dpo",
-        "chosen: 0.0, rejected: -1e-3, loss: 0.75\nchosen: -31.5, rejected: -34.0, loss: 0.5\n",
-        {
-            "before": {"chosen_score": 0.0, "rejected_score": -0.001, "loss": 0.75},
-            **{"chosen_score": -31.5, "rejected_score": -34.0, "loss": 0.5},
-        },
-        {},
-    ),
-]
+STEP = "|E2E latency={0}s |CurSamplesPerSec=17.0 |AvgSamplesPerSec=16.5\nAverage reward score: {0}"
 
 
-@pytest.fixture
-def read(tmp_path):
-    """A function that reads a log with a text."""
-
-    def read(text, stage):
-        (tmp_path / "training.log").write_text(text)
-        training = read_log(tmp_path / "training.log", "mine", stage)
-        return training.steps, training.metrics, training.run
-
-    return read
+def scored(chosen, rejected, **others):
+    return {"chosen_score": chosen, "rejected_score": rejected, **others}
 
 
-@pytest.mark.parametrize(("stage", "text", "metrics", "record"), LOGS)
-def test_an_evaluation_before_and_the_last_one_are_results(read, stage, text, metrics, record):
-    assert read(text, stage) == ([], metrics, record)
+@pytest.mark.parametrize(
+    ("stage", "text", "steps", "metrics", "run"),
+    [
+        (
+            "sft",
+            f"worker-0: ppl: 4998.5, loss: 8.5\n{TIMER}ppl: 2.125, loss: 0.75\nppl: 2.0\n",
+            [],
+            {"before": {"perplexity": 4998.5}, "after": {"perplexity": 2.0}},
+            RECORD,
+        ),
+        # A training that has ended early.
+        ("sft", "ppl: inf", [], {"before": {"perplexity": float("inf")}, "after": {}}, {}),
+        (
+            "reward",
+            OLD + TIMER + NEW,
+            [],
+            {
+                "before": {"chosen_score": 2.75, "accuracy": 0.5},
+                **scored(2.25, -1.5, accuracy=0.75),
+            },
+            RECORD,
+        ),
+        (
+            "dpo",
+            "chosen: 0.0, rejected: -1e-3, loss: 0.75\nchosen: -31.5, rejected: -34.0, loss: 0.5\n",
+            [],
+            {"before": scored(0.0, -0.001, loss=0.75), **scored(-31.5, -34.0, loss=0.5)},
+            {},
+        ),
+        (
+            "rlhf",
+            "\n".join(map(STEP.format, (3, 4, 8))),
+            [{"step": n, "objective/scores": of} for n, of in enumerate((3, 4, 8), 1)],
+            {},
+            {"seconds_per_step": 4.0, "rows_per_second": 16.5},
+        ),
+        # Of another version.
+        (
+            "rlhf",
+            "End-to-End => Latency: 2.5s, TFLOPs: 9.5, Samples/sec: 1.0\naverage reward score: 0.5",
+            [{"step": 1, "objective/scores": 0.5}],
+            {},
+            {"seconds_per_step": 2.5},
+        ),
+    ],
+)
+def test_a_log_has_results_or_a_curve_and_measurements(stage, text, steps, metrics, run, tmp_path):
+    (tmp_path / "training.log").write_text(text)
+    training = read_log(tmp_path / "training.log", "mine", stage)
+    assert (training.steps, training.metrics, training.run) == (steps, metrics, run)
 
 
-def test_rewards_of_rlhf_are_a_curve(read):
-    lines = (
-        "|E2E latency={}s |CurSamplesPerSec=17.0 |AvgSamplesPerSec=16.5\nAverage reward score: {}"
-    )
-    log = "\n".join(lines.format(n, n / 4) for n in (3, 4, 8))
-    steps, metrics, measured = read(log, "rlhf")
-    assert steps[0] == {"step": 1, "objective/scores": 0.75} and len(steps) == 3
-    assert (metrics, measured) == ({}, {"seconds_per_step": 4.0, "rows_per_second": 16.5})
-    # Of another version.
-    latency = "End-to-End => Latency: 2.5s, TFLOPs: 9.5, Samples/sec: 1.0\n"
-    _, _, measured = read(f"{latency}average reward score: 0.5", "rlhf")
-    assert measured == {"seconds_per_step": 2.5}
-
-
-def test_a_log_of_another_program_is_an_error(read):
-    with pytest.raises(
-        InputError, match="of another program: expected one of DeepSpeed-Chat's dpo"
-    ):
-        read("Epoch 1", "dpo")
+def test_a_log_of_another_program_is_an_error(tmp_path):
+    (tmp_path / "training.log").write_text("Epoch 1")
+    expected = "of another program: expected one of DeepSpeed-Chat's dpo"
+    with pytest.raises(InputError, match=expected):
+        read_log(tmp_path / "training.log", "mine", "dpo")
