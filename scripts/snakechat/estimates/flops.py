@@ -24,7 +24,7 @@ class Gpu(NamedTuple):
     name: str = ""
 
 
-_TABLE = yaml.safe_load((Path(__file__).parent / "tables/gpus.yaml").read_text("utf-8"))
+_TABLE = yaml.safe_load((Path(__file__).parent / "tables" / "gpus.yaml").read_text("utf-8"))
 GPUS: dict[str, Gpu] = {name: Gpu(**values) for name, values in _TABLE.items()}
 GPU_SYNTAX = "GB,TFLOPS,GB/s such as 48,181,864"
 

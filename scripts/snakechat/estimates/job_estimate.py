@@ -57,7 +57,7 @@ VLLM_MAX_SEQUENCES = 256
 ASSUMED_LENGTH = 0.5
 # Rows of each split of datasets of the Hub.
 DATASET_ROWS: dict[str, dict[str, int]] = yaml.safe_load(
-    (Path(__file__).parent / "tables/dataset_rows.yaml").read_text("utf-8")
+    (Path(__file__).parent / "tables" / "dataset_rows.yaml").read_text("utf-8")
 )
 
 # Inputs with models that are evaluated, apart from those that score.
