@@ -67,7 +67,7 @@ def read_metric(
             found: Any = [value_at(json.loads(line), keys) for line in lines]
         else:
             found = value_at(content := json.loads(text), keys)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path.name} is not JSON: {error}") from None
     values = found if isinstance(found, list) else [found]
     if not values or not all(map(is_number, values)):

@@ -38,7 +38,6 @@ RESPONSES = {
         (PAIRS, "accuracy.upper_bound", 0.7),
         (PAIRS, "by_dataset.a.b.accuracy.lower_bound", 0.625),
         (RESPONSES, "rlhf.length.upper_bound", 6),
-        (RESPONSES, "wins.rlhf.sft.score", 0.6),
         (RESPONSES, "wins.rlhf.sft.score.lower_bound", 0.52),
     ],
 )
@@ -52,8 +51,6 @@ def test_paths_name_figures_and_bounds_of_their_intervals(metrics, path, value):
         (PAIRS, "by_dataset.a", "has no metric by_dataset.a"),
         (PAIRS, "accurcy", "has no metric accurcy: did you mean accuracy?"),
         (RESPONSES, "length", "has no metric length: did you mean rlhf.length?"),
-        (RESPONSES, "wins.sft.score", "wins.sft.score: did you mean wins.rlhf.sft.score?"),
-        (RESPONSES, "wins.rlhf.sft.lower_bound", "has no metric wins.rlhf.sft.lower_bound"),
         (PAIRS, "loss.lower_bound", "gate: loss has no 95 % interval: name loss instead of "),
     ],
 )

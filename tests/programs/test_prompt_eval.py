@@ -189,9 +189,7 @@ def test_ties_are_counted_and_not_correct(pair_job, monkeypatch):
     ("kind", "text", "message"),
     [
         ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put the text in quotes"),
-        ("prompts", "- 'Hi\n", "is not valid YAML: while scanning"),
         ("prompts/pairs", "- {prompt: a, chosen: b}\n", "found {'prompt': 'a', 'chosen': 'b'}"),
-        ("prompts/pairs", "- {prompt: a, chosen: b, rejected: no}\n", "entry 1, rejected: exp"),
     ],
 )
 def test_errors_in_a_file_name_it_and_the_entry(tmp_path, kind, text, message):

@@ -68,9 +68,8 @@ def wins(num_prompts, shift):
     return mean_with_interval(won, np.arange(num_prompts))[1]
 
 
-def successes(num_prompts, probability, num_generations):
-    values = rng.random((num_generations, num_prompts)) < probability
-    return mean_with_interval(values.mean(axis=0), np.arange(num_prompts))[1]
+def shares(num_prompts, probability):
+    return mean_with_interval(rng.random(num_prompts) < probability, np.arange(num_prompts))[1]
 
 
 def pairs_of_one_prompt(num_prompts, repeats):
@@ -107,7 +106,7 @@ def aucs(num_good, num_bad, shift):
 
 COVERAGE = [
     *(((wins, 20, shift), normal_cdf(shift / 2**0.5)) for shift in (0.3, 3)),
-    *(((successes, n, p, 1), p) for n in (5, 20) for p in (0.5, 0.98)),
+    *(((shares, n, p), p) for n in (5, 20) for p in (0.5, 0.98)),
     *(((pairs_of_one_prompt, n, m), 0.75) for n, m in ((20, 5), (100, 20))),
     ((success_differences, 20), 0.08),
     *(((means, n, rng.exponential), 11) for n in (10, 100)),
