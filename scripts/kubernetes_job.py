@@ -104,8 +104,7 @@ def pytorch_job(job: PlannedJob, folder: str, profile: Document) -> Document:
     placement = job.placement
     threads, gpus = placement.threads, placement.gpus_per_node
     limits = {"cpu": str(threads), "memory": f"{placement.mem_mb}M"}
-    if gpus:
-        limits["nvidia.com/gpu"] = str(gpus)
+    limits |= {"nvidia.com/gpu": str(gpus)} if gpus else {}
     document = yaml.safe_load(TRAINING.read_text())
     names = {"name": object_name(job), "namespace": profile["kubernetes-namespace"]}
     document["metadata"] = {**document.get("metadata", {}), **names}

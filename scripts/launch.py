@@ -10,16 +10,13 @@ and PET_MASTER_PORT, or without PET_).
 
 The placement's `environment` comes first: variables for the network of a cluster, such as
 NCCL_SOCKET_IFNAME, or MASTER_ADDR for another address of the first node of a Slurm job. Variables
-of the user's shell that change how libraries compute are removed before.
-
-Options before the program are options of torchrun, which replace the placement.
+of the user's shell that change how libraries compute are removed before. Options before the program
+are options of torchrun, which replace the placement.
 
 This program locks the job, and completes and publishes what its program wrote
-(snakechat.workflow.publishing).
-Where the result exists already, for example because the inputs were rebuilt and came out the same,
-no process is started: this program links it, within a second. Unless the result is kept, the
-log of the last run, whose path is in SNAKECHAT_LOG, is emptied. Processes run within the limits of
-their job (scripts/confined.py).
+(snakechat.workflow.publishing). A result that exists already is linked, and no process is started.
+Otherwise the log of the last run, whose path is in SNAKECHAT_LOG, is emptied. Processes run within
+the limits of their job (scripts/confined.py).
 
 A training on GPUs whose placement has `auto` may run out of memory, or be killed for it. This
 program stays, and starts its processes again with a placement that needs less memory
@@ -120,10 +117,7 @@ def main() -> None:
 def run_processes(command: Sequence[str], placement: Placement, group: Sequence[str]) -> int:
     """Run a program in the processes of this node; return the code to exit with.
 
-    Args:
-        command: The program and its arguments.
-        placement: Where the job runs.
-        group: torchrun's options, which replace the placement.
+    group: torchrun's options, which replace the placement.
     """
     nodes, gpus, threads = placement.nodes, placement.gpus_per_node, placement.threads
     # Snakemake lowers the threads of a job to --cores. The results of a model on the CPU depend on
@@ -132,8 +126,7 @@ def run_processes(command: Sequence[str], placement: Placement, group: Sequence[
         threads = int(os.environ.get("OMP_NUM_THREADS", threads))
     spec_file = word_after("--spec", command, "")
     spec: dict[str, Any] = {"rule": "", "settings": {}}
-    if spec_file:
-        spec = read_spec(spec_file)
+    spec |= read_spec(spec_file) if spec_file else {}
     if gpus:
         claim_gpus(gpus)
         if not selected_code(spec["settings"])[1]:
@@ -277,10 +270,9 @@ def run_on_rungs(ladder: Ladder, nodes: int, torchrun: Sequence[str], words: Seq
             print(f"killed while it tried {ladder.rung}: trying with less memory", flush=True)
             ladder.go_down()
         for _ in range(NODES_TIMEOUT if nodes > 1 else 0):
-            if ladder.number > started:
+            if is_stepping_down():
                 break
             time.sleep(1)
-            ladder.read()
         if ladder.number <= started:
             return code
 

@@ -80,7 +80,7 @@ def on_kubernetes(workflow, *arguments):
 
 # Edits between the planning of a job and its start, which would let it fail or change its result.
 EDITS = {
-    **dict.fromkeys(("rules/data.smk", "rules/common.smk"), "raise SystemExit('edited')"),
+    "rules/data.smk": "raise SystemExit('edited')",
     "scripts/import_dataset.py": "raise SystemExit('edited')",
     "small.yaml": json.dumps({"datasets": {"toy": {"rows": 40}}}),
     "config.yaml": "edited: 1",
@@ -96,12 +96,8 @@ def imported(cluster, workflow):
         for name, text in texts.items():
             (workflow.folder / name).write_text(text)
 
-    def start_after_edits(job):
-        write(EDITS)
-        start(job)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cluster, "start", start_after_edits)
+        patch.setattr(cluster, "start", lambda job: (write(EDITS), start(job)))
         process = on_kubernetes(workflow, "output/data/toy.manifest.json")
     write(before)
     logs = [log.read_text() for log, _ in cluster.pods.values()]
@@ -162,13 +158,10 @@ def test_a_job_runs_in_a_pod_on_the_volume(imported, cluster, workflow):
 
 def test_a_job_with_gpus_limits_them_and_is_retried(prepared, cluster):
     before = set(cluster.jobs)
-    cluster.run = False
-    try:
-        process = on_kubernetes(
-            prepared, TRAINED, "--config", "deployment=single_gpu", "--retries", "1"
-        )
-    finally:
-        cluster.run = True
+    one_gpu = ("--config", "deployment=single_gpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cluster, "run", False)
+        process = on_kubernetes(prepared, TRAINED, *one_gpu, "--retries", "1")
     assert process.returncode == 1
     # A build repeats the errors of its jobs.
     logs = set(re.findall(r"\S+/kubernetes-logs/\S+\.log", process.stdout))
@@ -277,11 +270,12 @@ def two_nodes(prepared):
     return ("--configfile", "two.yaml")
 
 
-def documents_of(workflow, *arguments):
-    """Return the documents that kubernetes_job.py writes."""
-    process = workflow.run("python", "scripts/kubernetes_job.py", *arguments)
+def training_job(workflow, *options):
+    """Return the document that kubernetes_job.py writes."""
+    words = ("python", "scripts/kubernetes_job.py", "output/sft/tiny", *options)
+    process = workflow.run(*words)
     assert process.returncode == 0, process.stdout
-    return list(yaml.safe_load_all(process.stdout))
+    return yaml.safe_load(process.stdout)
 
 
 def as_read(document):
@@ -306,7 +300,7 @@ def as_job(template):
 
 
 def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
-    [job] = documents_of(prepared, "output/sft/tiny", "--configfile", "gpus.yaml")
+    job = training_job(prepared, "--configfile", "gpus.yaml")
     assert as_read(job) == job
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert [replicas[kind]["replicas"] for kind in ("Master", "Worker")] == [1, 1]
@@ -321,16 +315,16 @@ def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
 
 
 def test_nodes_of_a_kubeflow_job_build_a_result(two_nodes, prepared, tmp_path):
-    [job] = documents_of(prepared, "output/sft/tiny", *two_nodes)
+    job = training_job(prepared, *two_nodes)
     master = as_job(job["spec"]["pytorchReplicaSpecs"]["Master"]["template"])
     command = container_of(master)["command"]
     kubeflow = prepared.copy(tmp_path / "kubeflow")
     # As the operator's port, not one that the kernel would choose.
     port = str(free_port(23456))
     # The variables that the operator sets in a pod.
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
-    group |= {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_PORT": port}
-    group["PET_MASTER_ADDR"] = "127.0.0.1"
+    group = {"WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NPROC_PER_NODE": "auto"}
+    for prefix in ("", "PET_"):
+        group |= {f"{prefix}MASTER_ADDR": "127.0.0.1", f"{prefix}MASTER_PORT": port}
     pods = [
         subprocess.Popen(
             [PYTHON, *command[1:]],
@@ -351,20 +345,17 @@ def test_nodes_of_a_kubeflow_job_build_a_result(two_nodes, prepared, tmp_path):
 
 def test_mistakes_are_one_line(two_nodes, prepared, sources):
     shutil.copy(prepared.folder / "two.yaml", sources.folder)
-
-    def error_of(workflow, *options):
-        process = workflow.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", *options)
-        assert process.returncode == 1
-        [line] = process.stdout.splitlines()
-        return line
-
-    assert error_of(sources, *two_nodes) == (
-        "error: the inputs of train_sft tiny are missing: first run snakemake --profile kubernetes"
+    elsewhere = prepared.copy(sources.folder.parent / "elsewhere")
+    missing = (
+        "the inputs of train_sft tiny are missing: first run snakemake --profile kubernetes"
         " output/models/tiny.manifest.json output/tokens/sft/tiny.manifest.json"
         " --configfile two.yaml"
     )
-    line = "error: output/sft/tiny: no job to run takes several GPUs or nodes"
-    assert error_of(sources) == line
-    elsewhere = prepared.copy(sources.folder.parent / "elsewhere")
-    line = error_of(elsewhere, *two_nodes)
-    assert line.startswith(f"error: {elsewhere.folder} is not on the volume, which pods mount at ")
+    for workflow, options, error in (
+        (sources, two_nodes, missing),
+        (sources, (), "output/sft/tiny: no job to run takes several GPUs or nodes"),
+        (elsewhere, two_nodes, f"{elsewhere.folder} is not on the volume, which pods mount at "),
+    ):
+        process = workflow.run("python", "scripts/kubernetes_job.py", "output/sft/tiny", *options)
+        [line] = process.stdout.splitlines()
+        assert process.returncode == 1 and line.startswith(f"error: {error}")

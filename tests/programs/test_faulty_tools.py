@@ -53,29 +53,27 @@ def run(scratch, tmp_path):
         # A collection keeps what was used in the last seconds.
         for folder in stored_folders(STORE):
             os.utime(folder, (0, 0))
-        Path("output").rename("before")
+        shutil.copytree("output", "before", symlinks=True)
         yield run
 
 
-def contents():
-    """Return the bytes of the result."""
-    return {path.name: path.read_bytes() for path in RESULT.rglob("*") if path.is_file()}
-
-
-def start_over():
-    shutil.rmtree("output", ignore_errors=True)
-    shutil.copytree("before", "output", symlinks=True)
-
-
 def faults(run, program, kind):
-    """Run a program in a copy of the folder with a fault at each change.
+    """Run a program in a copy of the folder with a fault at each change, then without one.
 
-    Yields its exit code and output; the program runs again afterwards.
+    Yields its exit code. Each result is whole then, and
+    the program has ended, was killed, or failed with one line.
     """
     for number in count(1):
-        start_over()
+        shutil.rmtree("output", ignore_errors=True)
+        shutil.copytree("before", "output", symlinks=True)
         Path("log").unlink(missing_ok=True)
-        yield run(program, kind=kind, at=number, log="log")
+        code, output = run(program, kind=kind, at=number, log="log")
+        assert "Traceback" not in output
+        if kind != "kill" and code:
+            *_, line = output.splitlines()
+            assert code == 1 and line.startswith("error: ") and ERRORS[kind] in line, output
+        assert not any(map(result_damage, stored_folders(STORE)))
+        yield code
         code, output = run(program)
         assert code == 0, (number, output)
         if number > len(Path("log").read_text().splitlines()):
@@ -83,33 +81,23 @@ def faults(run, program, kind):
             return
 
 
-def check_message(code, output, kind):
-    """Check that a program ended, was killed, or failed with one line."""
-    if kind == "kill" or code == 0:
-        assert "Traceback" not in output
-    else:
-        *_, line = output.splitlines()
-        assert code == 1 and line.startswith("error: ") and ERRORS[kind] in line, output
-        assert "Traceback" not in output, output
+def contents():
+    """Return the bytes of the result."""
+    return {path.name: path.read_bytes() for path in RESULT.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_result_is_accepted_as_a_whole_or_not(run, kind):
-    start_over()
     assert run("accept_one.py")[0] == 0
     expected = contents()
-    for code, output in faults(run, "accept_one.py", kind):
-        check_message(code, output, kind)
+    for code in faults(run, "accept_one.py", kind):
         manifest = read_manifest(RESULT.with_name("tiny.manifest.json"))
         assert ("accepted" in manifest) or code != 0
         assert (RESULT / "model").read_text() == "weights"
-        assert not any(map(result_damage, stored_folders(STORE)))
     assert contents() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_collection_removes_whole_results(run, kind):
-    for code, output in faults(run, "collect.py", kind):
-        check_message(code, output, kind)
-        assert not any(map(result_damage, stored_folders(STORE)))
+    assert list(faults(run, "collect.py", kind))
     assert [folder.resolve() for folder in stored_folders(STORE)] == [linked_folder(RESULT)]

@@ -16,30 +16,24 @@ ATTEMPTS = (
     # Files that do not count.
     "open('output/models/tiny/config.json')",
     "open(older / 'train.parquet')",
-    "os.listdir(older)",
     "open(os.environ['SNAKECHAT_BUILD'])",
     "open(code / 'train_sft.py')",
     "open(code.parent / 'rewards/exact_match.py')",
     "open(code.parent / 'requirements.txt')",
     "open('scripts/split_dataset.py')",
-    "open('output/logs/import_dataset/toy.log')",
     "open(next(Path('output/specs/import_dataset').iterdir()))",
     "open(private)",
     "__import__('train_sft')",
     # What others made, and the build itself.
-    "open(records / 'manifest.json', 'a')",
     "os.remove(records / 'train.parquet')",
     "os.rename(job.result, records)",
-    "os.rename(job.result / 'x', records / 'train.parquet')",
     "job.place.mkdir()",
     "open(work / 'lock', 'w')",
     "open(work / 'limits.json', 'w')",
-    "open(code / 'split_dataset.py', 'a')",
     "open('output/logs/import_dataset/toy.log', 'w')",
     "os.symlink(job.result, 'output/data/mine')",
     "os.remove('output/data/toy')",
     "open('.snakemake/mine', 'w')",
-    "open(private, 'a')",
 )
 CHEAT = """
 def cheat(job):

@@ -45,9 +45,8 @@ def outer(stubs, make_once, tmp_path):
 
 def configure(workflow, **values):
     """Write the config of the outer workflow."""
-    (workflow.folder / "outer.yaml").write_text(
-        yaml.safe_dump({"snakechat": {"seed": 3, **values}})
-    )
+    text = yaml.safe_dump({"snakechat": {"seed": 3, **values}})
+    (workflow.folder / "outer.yaml").write_text(text)
 
 
 def planned(workflow, *options):

@@ -321,8 +321,6 @@ class Snapshot:
         files: The content of each file by its path below the root, in the order of the paths.
         folder: Where they are copied to; its name is the digest of their content.
 
-    Raises:
-        OSError: A source cannot be read.
     """
 
     def __init__(self, root: Path) -> None:
@@ -335,9 +333,6 @@ class Snapshot:
         """Copy the sources, unless the copy exists, and delete what no build has used for a week.
 
         A copy that was edited or damaged is replaced.
-
-        Raises:
-            OSError: The copy cannot be written.
         """
         folder = self.folder
         if not folder.is_dir() or _source_files(folder) != self.files:
@@ -396,9 +391,6 @@ def write_build(build: Mapping[str, Any], forced: Iterable[str]) -> None:
         build: The folder of the snapshot (sources), the config as Snakemake read it (config), and
             what --config set (command_line).
         forced: The results that jobs compute although they exist.
-
-    Raises:
-        OSError: The file cannot be written.
     """
     text = canonical_json({**build, "forced": [*forced]})
     write_atomically(build_path(build), text, durable=False)

@@ -121,11 +121,7 @@ def check_versions(python: str, settings: Any) -> dict[str, str]:
 
 
 def named_files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
-    """Yield files that paths, folders (not of hidden files) and globs name, relative to a root.
-
-    Raises:
-        InputError: One of them names no file.
-    """
+    """Yield files that paths, folders (not of hidden files) and globs name, relative to a root."""
     for pattern in patterns:
         paths = glob.escape(pattern) if Path(root, pattern).exists() else pattern
         found = {
@@ -205,9 +201,6 @@ def run_words(
     """Run a command in a folder; return its exit code and the end of its output.
 
     It gets the signals that ask this process to stop, and ends with it.
-
-    Raises:
-        OSError: The program cannot be started.
     """
     tail = bytearray()
 
@@ -243,12 +236,7 @@ def child_process(
 ) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """Start a child process; yield it and the signals that this process has received since.
 
-    Args:
-        words: The program and its arguments.
-        options: Of subprocess.Popen.
-
-    Raises:
-        OSError: The program cannot be started.
+    options: Of subprocess.Popen.
     """
     process: subprocess.Popen[bytes] | None = None
     received: list[int] = []

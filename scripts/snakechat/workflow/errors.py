@@ -109,31 +109,24 @@ def one_line_errors(code: int = 1) -> Iterator[None]:
     They are InputError, and errors of files and of the machine. The end of what reads the output,
     such as `head`, ends the tool without a message.
 
-    Args:
-        code: Exit code of an error.
+    code: Exit code of an error.
     """
     try:
         try:
             yield
         finally:
             sys.stdout.flush()
-    except BrokenPipeError:
-        discard_output()
-        sys.exit(code)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(code)
     except OSError as error:
-        discard_output()
-        place = f": {printable_line(error.filename)}" if error.filename else ""
-        print(f"error: {error.strerror or error}{place}", file=sys.stderr)
+        # What is left of the output, Python would try to write again at its end.
+        with suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            place = f": {printable_line(error.filename)}" if error.filename else ""
+            print(f"error: {error.strerror or error}{place}", file=sys.stderr)
         sys.exit(code)
-
-
-def discard_output() -> None:
-    """Discard what is left of the output, which Python would try to write again at its end."""
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 # --- progress -------------------------------------------------------------------------------------

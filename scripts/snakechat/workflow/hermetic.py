@@ -58,11 +58,6 @@ def hermetic_version(mode: str) -> int:
     return version
 
 
-def named_by(variables: Iterable[str]) -> list[str]:
-    """Return the paths in those environment variables that are set."""
-    return [path for name in variables if (path := os.environ.get(name))]
-
-
 def hub_folder() -> str:
     """Return the folder of huggingface_hub's cache and token."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -94,9 +89,9 @@ def limits_of(
     if asks:
         write.append(replies_folder(Path(options.stores[0])))
     if fetches:
-        write += map(Path, [hub_folder(), *named_by(HUB_CACHES)])
+        write += map(Path, filter(None, [hub_folder(), *map(os.environ.get, HUB_CACHES)]))
     if fetches or asks:
-        read += named_by(CERTIFICATES)
+        read += filter(None, map(os.environ.get, CERTIFICATES))
     for folder in write:
         make_folders(folder)
     return {
@@ -146,11 +141,7 @@ def check_gpus(recipes: Iterable[str]) -> None:
 
 
 def check_limits(mode: str) -> None:
-    """Say once that jobs on this machine have no limits, if `hermetic: auto` cannot set them.
-
-    Raises:
-        InputError: As hermetic_version.
-    """
+    """Say once that jobs on this machine have no limits, if `hermetic: auto` cannot set them."""
     if not hermetic_version(mode) and mode != "off":
         warn(
             "the kernel has no Landlock, or a container denies it: jobs may read files that their"
@@ -159,12 +150,9 @@ def check_limits(mode: str) -> None:
 
 
 def import_reward_functions(sources: Path, names: Collection[str], mode: str) -> None:
-    """Import reward functions in a process of its own, within limits as jobs will.
+    """Import the reward functions rewards/NAME.py below a folder, within limits as jobs will.
 
-    Args:
-        sources: Folder of scripts/ and rewards/.
-        names: Names of the files in rewards/.
-        mode: As of hermetic_version.
+    mode: As of hermetic_version.
 
     Raises:
         InputError: One of them cannot be imported.

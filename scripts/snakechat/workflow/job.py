@@ -143,13 +143,9 @@ def run(main: Callable[[Job[Any]], None], settings_type: type = SimpleNamespace)
     Exits with code 1 and one line on standard error if the input, the code or the spec is wrong.
     """
     parser = ProgramParser(description="Started by Snakemake: snakemake TARGET")
-    parser.add_argument("--spec", required=True, help="spec file of the job")
-    parser.add_argument(
-        "--placement", default=SERIAL, type=parse_placement, help="JSON: hardware and its use"
-    )
-    parser.add_argument(
-        "--options", default=DEFAULTS, type=parse_options, help="JSON: paths and limits"
-    )
+    parser.add_argument("--spec", required=True)
+    parser.add_argument("--placement", default=SERIAL, type=parse_placement)
+    parser.add_argument("--options", default=DEFAULTS, type=parse_options)
     arguments = parser.parse_args()
 
     def work() -> None:
@@ -201,19 +197,15 @@ def report_errors(work: Callable[[], T], spec_file: str) -> T:
         line = describe_error(error, target)
         if line is None:
             raise
-        exit_with_line(f"error: {line}")
-
-
-def exit_with_line(line: str) -> NoReturn:
-    """Exit with code 1 and a line on standard error, which one process prints for all."""
-    if rank() > 0:
-        # The launcher ends this process as soon as rank 0 ends with the same error.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(REPORT_DELAY)
-    # In a log, what was printed before stands before the error.
-    with suppress(OSError):
-        sys.stdout.flush()
-    sys.exit(line)
+        if rank() > 0:
+            # One process prints the line for all. The launcher ends this one as soon as rank 0 ends
+            # with the same error.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            time.sleep(REPORT_DELAY)
+        # In a log, what was printed before stands before the error.
+        with suppress(OSError):
+            sys.stdout.flush()
+        sys.exit(f"error: {line}")
 
 
 # --- inputs -----------------------------------------------------------------------------------
@@ -225,16 +217,12 @@ def read_spec(path: str | Path) -> dict[str, Any]:
     Raises:
         InputError: The file is not the spec that it is named after.
     """
-    text = Path(path).read_text(errors="replace")
     planned = re.search("-([0-9a-f]{16})$", Path(path).stem)
-    try:
-        spec = json.loads(text)
-        is_spec = not planned or digest(spec).startswith(planned[1])
-    except (ValueError, RecursionError):
-        is_spec = False
-    if not is_spec:
-        raise InputError(f"{path} was edited or damaged: start the build again")
-    return spec
+    with suppress(ValueError, RecursionError):
+        spec: dict[str, Any] = json.loads(Path(path).read_text(errors="replace"))
+        if not planned or digest(spec).startswith(planned[1]):
+            return spec
+    raise InputError(f"{path} was edited or damaged: start the build again")
 
 
 def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
@@ -247,14 +235,13 @@ def read_manifests(spec: Mapping[str, Any]) -> dict[str, Manifest]:
 
 def write_outcome(job: Job[Any]) -> None:
     """Write what the launcher completes a result with: facts, and measurements of this run."""
+    # A training has replaced `auto`.
+    placement = {key: value for key, value in vars(job.placement).items() if value is not None}
     measured = {
         **job.record,
         "peak_memory_mb": peak_memory_mb(),
         "threads": os.environ.get("OMP_NUM_THREADS"),
-        # A training has replaced `auto`.
-        "placement": {
-            key: value for key, value in vars(job.placement).items() if value is not None
-        },
+        "placement": placement,
     }
     outcome = canonical_json({"facts": job.facts, "measured": measured})
     (job.result / RUN_RECORD).write_text(outcome)

@@ -210,26 +210,25 @@ def all_reduce_sum(tensor: "Tensor") -> "Tensor":
 
 def all_reduce_max(number: Scalar) -> Scalar:
     """Return the maximum of a number over all processes; of flags, whether any is true."""
-    if world_size() == 1:
-        return number
-    import torch
-
-    return type(number)(_all_reduce(torch.tensor(number, dtype=torch.float64), "MAX").item())
+    return _all_reduce_number(number, "MAX")
 
 
 def broadcast_from_first(value: Scalar) -> Scalar:
     """Return the value of rank 0 in all processes."""
-    if world_size() == 1:
-        return value
-    import torch
-
-    addend = value if rank() == 0 else 0
-    return type(value)(_all_reduce(torch.tensor(addend, dtype=torch.float64), "SUM").item())
+    return _all_reduce_number(value if rank() == 0 else type(value)(0), "SUM")
 
 
 def barrier() -> None:
     """Wait until every process has reached this line."""
     all_reduce_max(0)
+
+
+def _all_reduce_number(number: Scalar, operation: str) -> Scalar:
+    if world_size() == 1:
+        return number
+    import torch
+
+    return type(number)(_all_reduce(torch.tensor(number, dtype=torch.float64), operation).item())
 
 
 def _all_reduce(tensor: "Tensor", operation: str) -> "Tensor":
@@ -288,11 +287,7 @@ def stop_signals() -> tuple[signal.Signals, ...]:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the process that started it ends.
-
-    Raises:
-        OSError: It denies that.
-    """
+    """Have the kernel kill this process when the process that started it ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

@@ -52,19 +52,6 @@ REPLACED_ON_KUBERNETES = {
     " of starting a retry.",
 }
 
-# The user of the image (envs/Dockerfile). Kubernetes gives the volume to its group, where the type
-# of the volume allows it.
-USER = 1000
-POD_SECURITY = {
-    "runAsNonRoot": True,
-    "runAsUser": USER,
-    "runAsGroup": USER,
-    "fsGroup": USER,
-    "fsGroupChangePolicy": "OnRootMismatch",
-    "seccompProfile": {"type": "RuntimeDefault"},
-}
-CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-
 
 def check_names(names: Iterable[str]) -> None:
     """Raise InputError unless the installed Snakemake has all of these names."""
@@ -95,32 +82,6 @@ def collect_garbage_rarely() -> None:
 # --- builds -----------------------------------------------------------------------------------
 
 
-def _calling(start: Callable[[], None], plugin: Any) -> SimpleNamespace:
-    """Return a plugin of Snakemake that schedules jobs, and calls a function before.
-
-    The jobs are planned at this moment; more are planned after a checkpoint of another workflow.
-    """
-
-    def scheduler(*arguments: Any) -> Any:
-        start()
-        made = plugin.scheduler(*arguments)
-        select = made.select_jobs
-
-        def select_jobs(*arguments: Any) -> Any:
-            try:
-                start()
-            except SystemExit as error:
-                # Snakemake takes it for Ctrl-C, and prints nothing.
-                print(error, file=sys.stderr)
-                raise
-            return select(*arguments)
-
-        made.select_jobs = select_jobs
-        return made
-
-    return SimpleNamespace(scheduler=scheduler)
-
-
 def call_at_builds(
     workflow: Any,
     begin: Callable[[], None],
@@ -139,14 +100,32 @@ def call_at_builds(
     execute = workflow.execute
 
     def execute_build(executor_plugin: Any, *, scheduler_plugin: Any, **settings: Any) -> None:
-        common = executor_plugin.common_settings
-        is_build = workflow.is_main_process and not (common.dryrun_exec or common.touch_exec)
-        if is_build:
-            begin()
-            scheduler_plugin = _calling(start, scheduler_plugin)
-        execute(executor_plugin=executor_plugin, scheduler_plugin=scheduler_plugin, **settings)
-        if is_build:
-            finish()
+        settings["executor_plugin"], common = executor_plugin, executor_plugin.common_settings
+        if not workflow.is_main_process or common.dryrun_exec or common.touch_exec:
+            execute(scheduler_plugin=scheduler_plugin, **settings)
+            return
+
+        def scheduler(*arguments: Any) -> Any:
+            # The jobs are planned; more are planned after a checkpoint of another workflow.
+            start()
+            made = scheduler_plugin.scheduler(*arguments)
+            select = made.select_jobs
+
+            def select_jobs(*arguments: Any) -> Any:
+                try:
+                    start()
+                except SystemExit as error:
+                    # Snakemake takes it for Ctrl-C, and prints nothing.
+                    print(error, file=sys.stderr)
+                    raise
+                return select(*arguments)
+
+            made.select_jobs = select_jobs
+            return made
+
+        begin()
+        execute(scheduler_plugin=SimpleNamespace(scheduler=scheduler), **settings)
+        finish()
 
     workflow.execute = execute_build
 
@@ -224,11 +203,7 @@ class Stamp:
         self.paths = {str(self._of_builds), str(self.path)}
 
     def begin_build(self) -> None:
-        """Use the stamp of builds, with new content.
-
-        Raises:
-            OSError: It cannot be written.
-        """
+        """Use the stamp of builds, with new content."""
         self.path = self._fresh = self._of_builds
         self._write(uuid.uuid4().hex)
 
@@ -263,17 +238,15 @@ def jobs_share_environment(workflow: Any) -> bool:
     return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
 
 
-def default_resource(workflow: Any, name: str) -> int | str | None:
+def default_resource(workflow: Any, name: str) -> Any:
     """Return the value that the options or the profile give a resource, None without any."""
     found = workflow.resource_settings._parsed_default_resources.get(name)
-    value: int | str | None = getattr(found, "raw", None)
-    return value
+    return getattr(found, "raw", None)
 
 
 def threads_option(workflow: Any, rule: str) -> int | None:
     """Return the threads that --set-threads gives to the jobs of a rule, None without a number."""
-    resource = workflow.resource_settings.overwrite_threads.get(rule)
-    threads = getattr(resource, "raw", None)
+    threads = getattr(workflow.resource_settings.overwrite_threads.get(rule), "raw", None)
     return threads if isinstance(threads, int) else None
 
 
@@ -282,9 +255,8 @@ def config_options(arguments: list[str] | None = None) -> list[str]:
 
     A rebuild needs them again.
     """
-    words = sys.argv[1:] if arguments is None else arguments
     options, kept = [], False
-    for word in words:
+    for word in sys.argv[1:] if arguments is None else arguments:
         if word.startswith("-"):
             kept = word.partition("=")[0] in ("--configfile", "--configfiles", "--config", "-C")
         if kept:
@@ -439,12 +411,13 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
     """
     errors: dict[str, None] = {}
     # The logs as they were when their jobs started: an earlier run may have written them.
-    before: dict[str, Identity | None] = {}
+    before: dict[str, Identity] = {}
 
     def shorten(record: logging.LogRecord) -> bool:
         event = getattr(record, "event", None)
         if event == LogEvent.JOB_INFO:
-            before.update((log, _identity(log)) for log in record.__dict__["log"])
+            written = filter(os.path.exists, record.__dict__["log"])
+            before.update((log, file_identity(log)) for log in written)
         text = record.getMessage()
         if text.startswith("RuleException:\nCalledProcessError"):
             # The message about the job has the same command.
@@ -453,10 +426,10 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
             # A cluster's plugin says how the job ended, and where its log is.
             message = getattr(record, "rule_msg", None)
             logs = list(getattr(record, "log", ()))
-            written = ""
-            if logs and (identity := _identity(logs[0])) and identity != before.get(logs[0]):
-                written = Path(logs[0]).read_text(errors="replace")
-            error = _error(written, message, logs)
+            text_of_run = ""
+            if logs and os.path.exists(logs[0]) and file_identity(logs[0]) != before.get(logs[0]):
+                text_of_run = Path(logs[0]).read_text(errors="replace")
+            error = _error(text_of_run, message, logs)
             errors[f"{error} ({', '.join(logs[:1])})" if logs else error] = None
             # Snakemake would print None.
             record.__dict__["rule_msg"] = message or "the last lines of the build have the error"
@@ -467,12 +440,6 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
         return True
 
     logger.addFilter(shorten)
-
-
-def _identity(path: str) -> Identity | None:
-    with contextlib.suppress(OSError):
-        return file_identity(path)
-    return None
 
 
 def _error(text: str, message: str | None, logs: list[str]) -> str:
@@ -497,6 +464,20 @@ def _error(text: str, message: str | None, logs: list[str]) -> str:
 
 
 # --- Kubernetes -------------------------------------------------------------------------------
+
+
+# The user of the image (envs/Dockerfile). Kubernetes gives the volume to its group, where the type
+# of the volume allows it.
+USER = 1000
+POD_SECURITY = {
+    "runAsNonRoot": True,
+    "runAsUser": USER,
+    "runAsGroup": USER,
+    "fsGroup": USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+    "seccompProfile": {"type": "RuntimeDefault"},
+}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 class SharedVolume(StorageSettings):

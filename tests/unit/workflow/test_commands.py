@@ -87,23 +87,21 @@ def test_an_environment_has_the_versions_of_the_plan(lock, found, lacks, tmp_pat
             check_versions("python", settings)
 
 
-@pytest.fixture
-def root(tmp_path):
-    """A folder with programs [a], of which some are named."""
-    folder = tmp_path / "project [a]"
+def test_paths_folders_and_globs_name_files(tmp_path):
+    # Brackets are a pattern elsewhere.
+    root = tmp_path / "project [a]"
     for name in ("train.py", "lib/one.py", "lib/two.py", "lib/.hidden", "lib/__pycache__/one.pyc"):
-        path = folder / "programs" / name
+        path = root / "programs" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    return folder
-
-
-def test_paths_folders_and_globs_name_files(root):
-    assert list(named_files(root, ["programs/train.py"])) == ["programs/train.py"]
-    both = ["programs/lib/one.py", "programs/lib/two.py"]
-    assert list(named_files(root, ["programs/lib"])) == both
-    assert list(named_files(root, ["**/lib/*.py"])) == both
-    assert list(named_files(root, [str(root / "programs/train.py")])) == ["programs/train.py"]
+        path.touch()
+    one, both = ["programs/train.py"], ["programs/lib/one.py", "programs/lib/two.py"]
+    for pattern, files in (
+        (one[0], one),
+        (str(root / one[0]), one),
+        ("programs/lib", both),
+        ("**/lib/*.py", both),
+    ):
+        assert list(named_files(root, [pattern])) == files
     with pytest.raises(InputError, match=r"programs/\*.sh does not exist"):
         list(named_files(root, ["programs/*.sh"]))
 

@@ -4,15 +4,13 @@ import itertools
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
 
 from conftest import ROOT
-from support.launching import launch
+from support.launching import LAUNCHER, launch, run
 from support.sources import code_digests
 
 pytestmark = pytest.mark.slow
@@ -98,14 +96,14 @@ def job(tmp_path):
         options += ["--placement", json.dumps({"micro_batch_tokens": 64})]
         return launch(number, program, *options, folder=tmp_path, EVENT=event)
 
-    def run(number, event):
+    def end(number, event):
         """Run the program; return its exit code and its lines, without those about the progress."""
         process = start(number, event)
         output, _ = process.communicate(timeout=120)
         lines = [line for line in output.splitlines() if line and "train_sft tiny: " not in line]
         return process.returncode, lines
 
-    return SimpleNamespace(start=start, run=run, target=tmp_path / "output/sft/tiny")
+    return SimpleNamespace(start=start, run=end, target=tmp_path / "output/sft/tiny")
 
 
 def losses_of(job):
@@ -148,10 +146,9 @@ def test_of_ranks_that_end_at_once_the_killed_one_is_reported(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     program = tmp_path / "program.py"
     program.write_text(KILLED_FIRST)
-    process = launch(2, program, tmp_path / "pipe")
-    output, _ = process.communicate(timeout=120)
+    code, output = run(2, program, tmp_path / "pipe")
     assert output == "error: process 1 of the job was ended by SIGKILL\n"
-    assert process.returncode == 128 + signal.SIGKILL
+    assert code == 128 + signal.SIGKILL
 
 
 def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job):
@@ -170,11 +167,8 @@ def test_a_stopped_job_resumes_with_the_same_number_of_processes_only(job):
 
 
 def test_an_abort_of_the_launcher_at_its_end_changes_no_exit_code(tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("import sys\nsys.exit(3)\n")
-    start = "import atexit, os, runpy, sys; atexit.register(os.abort); sys.argv = sys.argv[1:]"
-    start += "; runpy.run_path(sys.argv[0], run_name='__main__')"
-    group = ("--standalone", "--nproc-per-node=2", program)
-    command = [sys.executable, "-c", start, ROOT / "scripts/launch.py", *group]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts")}
-    assert subprocess.run(command, env=environment, capture_output=True).returncode == 3
+    (tmp_path / "program.py").write_text("import sys\nsys.exit(3)\n")
+    text = LAUNCHER.read_text()
+    (tmp_path / "launch.py").write_text(f"import atexit, os\n\natexit.register(os.abort)\n{text}")
+    start = {"launcher": tmp_path / "launch.py", "PYTHONPATH": str(ROOT / "scripts")}
+    assert run(2, tmp_path / "program.py", **start)[0] == 3

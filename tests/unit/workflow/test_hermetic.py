@@ -78,7 +78,7 @@ def outcomes(tmp_path_factory):
 
 def test_what_the_kernel_denies_and_what_a_job_may_do(outcomes):
     folder, ends = outcomes
-    assert len(ends["denied"]) >= 56
+    assert len(ends["denied"]) >= 48
     assert [attempt for attempt, end in ends["denied"].items() if not end] == []
     # Denied, and not wrong in itself.
     wrong = ("NameError", "AttributeError", "TypeError", "SyntaxError")
@@ -103,9 +103,8 @@ def test_modes(monkeypatch):
 WITHOUT_LANDLOCK = """
 import errno, platform
 from snakechat.evaluation.sandbox import check_sandbox
-from snakechat.workflow.errors import InputError as Mistake
-from snakechat.workflow.hermetic import check_limits
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.hermetic import check_limits
 from snakechat.workflow.kernel_limits import ALLOW, FAIL, Rule, filter_program, install_filter
 
 unknown = [Rule(number, FAIL | errno.ENOSYS) for number in (444, 445, 446)]
@@ -115,7 +114,7 @@ for mode in ("auto", "auto", "off"):
 for check in (check_sandbox, lambda: check_limits("require")):
     try:
         check()
-    except Mistake as error:
+    except InputError as error:
         print(error)
 """
 
@@ -138,29 +137,21 @@ def test_without_landlock_builds_run_and_unit_tests_do_not():
 # --- reward functions, before the first job -----------------------------------------------------
 
 
-@pytest.fixture
-def sources(tmp_path):
-    """Sources whose reward function imports a module that the user has elsewhere."""
-    (tmp_path / "rewards").mkdir()
-    (tmp_path / "rewards/mine.py").write_text(
-        "import own_words\n\n\ndef score(prompts, responses):\n    return [0.0] * len(responses)\n"
-    )
+def test_reward_functions_find_modules_as_jobs_do_and_read_what_counts(
+    tmp_path, tmp_path_factory, monkeypatch
+):
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
-    return tmp_path
-
-
-def test_modules_are_found_where_jobs_find_them(sources, tmp_path_factory, monkeypatch):
+    (tmp_path / "rewards").mkdir()
+    mine, words = tmp_path / "rewards/mine.py", tmp_path / "words.txt"
+    mine.write_text("import own_words\n\n\ndef score(prompts, responses):\n    return []\n")
     with pytest.raises(InputError, match="No module named 'own_words'"):
-        import_reward_functions(sources, ["mine"], "auto")
+        import_reward_functions(tmp_path, ["mine"], "auto")
     library = tmp_path_factory.mktemp("library")
-    (library / "own_words.py").write_text("")
+    (library / "own_words.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(library))
     for mode in ("auto", "off"):
-        import_reward_functions(sources, ["mine"], mode)
-
-
-def test_a_file_that_does_not_count_is_denied_before_the_first_job(sources):
-    (sources / "rewards/mine.py").write_text(f"open({str(sources / 'words.txt')!r})\n")
-    (sources / "words.txt").write_text("good")
+        import_reward_functions(tmp_path, ["mine"], mode)
+    mine.write_text(f"open({str(words)!r})\n")
+    words.touch()
     with pytest.raises(InputError, match=r"mine.py: line 1: .*words.txt is denied: a job reads"):
-        import_reward_functions(sources, ["mine"], "auto")
+        import_reward_functions(tmp_path, ["mine"], "auto")

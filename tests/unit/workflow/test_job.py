@@ -84,27 +84,22 @@ def job(spec, tmp_path, monkeypatch):
     return make_job(spec)
 
 
-def test_files_of_a_result_have_the_permissions_of_its_folder(job):
+def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
     """Other users of a shared store read them."""
     (job.result / "adapter").mkdir(parents=True)
     job.result.chmod(0o755)
     for name in ("weights", "adapter/weights"):
         (job.result / name).write_text("as safetensors writes them")
         (job.result / name).chmod(0o600)
-    write_outcome(job)
-    complete(job, 0.0)
-    for name in ("weights", "adapter/weights", "manifest.json", "run.json"):
-        assert (job.result / name).stat().st_mode & 0o777 == 0o644
-
-
-def test_the_peak_memory_is_of_the_largest_process(job, monkeypatch):
-    """A command runs in processes of its own."""
+    # A command runs in processes of its own: the largest one counts, in kB.
     kilobytes = {resource.RUSAGE_SELF: 10 << 10, resource.RUSAGE_CHILDREN: 20 << 10}
     usages = {kind: SimpleNamespace(ru_maxrss=each) for kind, each in kilobytes.items()}
     monkeypatch.setattr(resource, "getrusage", usages.get)
-    job.result.mkdir(parents=True)
     write_outcome(job)
-    assert json.loads((job.result / "run.json").read_text())["measured"]["peak_memory_mb"] == 20
+    complete(job, 0.0)
+    assert read_run_record(job.result)["peak_memory_mb"] == 20
+    for name in ("weights", "adapter/weights", "manifest.json", "run.json"):
+        assert (job.result / name).stat().st_mode & 0o777 == 0o644
 
 
 REQUIRING = {"requirements": {"numpy": "0.1", "not-installed-anywhere": "1.0"}}
@@ -134,12 +129,6 @@ def test_a_link_in_a_new_result_is_not_followed(job, tmp_path, name):
     assert (tmp_path / "private").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_program_that_ends_without_a_result_is_named(job):
-    job.result.mkdir(parents=True)
-    with pytest.raises(InputError, match="output/sft/tiny: the program wrote no result"):
-        publish_result(job, 0.0)
-
-
 @pytest.fixture
 def alone(job, monkeypatch):
     """The job without inputs, and its spec file."""
@@ -158,10 +147,12 @@ def prepare_alone(spec_file="spec.json", options=DEFAULTS, **named):
 def test_the_launcher_keeps_the_lock_while_the_program_runs(alone, monkeypatch):
     # The rule has not created the log yet.
     monkeypatch.setenv("SNAKECHAT_LOG", "none.log")
-    assert prepare_alone()
+    job = prepare_alone()
     with pytest.raises(AlreadyLocked):
         acquire_lock(work_path(alone.place, "lock"))
     assert os.environ[PREPARED] == alone.key and alone.result.is_dir()
+    with pytest.raises(InputError, match="output/sft/tiny: the program wrote no result"):
+        publish_result(job, 0.0)
 
 
 def test_gc_keeps_what_an_interrupted_job_reads_though_no_link_leads_to_it(alone, spec):
