@@ -43,7 +43,7 @@ LAUNCHED_BY = "snakechat/workflow/processes.py"
 # Only of programs whose settings choose vLLM.
 VLLM = "snakechat/modeling/vllm_sampler.py"
 
-# Names by which code reads docstrings, comments or numbers of lines.
+# Words by which code reads docstrings, comments or numbers of lines.
 SOURCE_READERS = {
     *("__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "findsource"),
     *("linecache", "f_lineno", "tb_lineno", "co_filename", "co_firstlineno", "co_lines"),
@@ -95,35 +95,26 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
     Raises:
         SyntaxError, ValueError: It is not valid Python.
     """
+    imports: list[Import] = []
+    strings: set[str] = set()
     try:
         module = ast.parse(data, path)
+        for node in ast.walk(module):
+            if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                del node.body[0]
+            if isinstance(node, ast.Import):
+                imports += [(0, alias.name, "") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                imports += [(node.level, node.module or "", alias.name) for alias in node.names]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                strings.add(node.value)
+        text = ast.dump(module)
     except (RecursionError, MemoryError):
         raise ValueError(TOO_DEEP) from None
-    imports: list[Import] = []
-    names: set[str] = set()
-    strings: set[str] = set()
-    for node in ast.walk(module):
-        if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
-            del node.body[0]
-        if isinstance(node, ast.Import):
-            imports += [(0, alias.name, "") for alias in node.names]
-            names.update(name for alias in node.names for name in alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom):
-            imports += [(node.level, node.module or "", alias.name) for alias in node.names]
-            names.update((node.module or "").split("."), (alias.name for alias in node.names))
-        elif isinstance(node, ast.Name):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            names.add(node.attr)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            strings.add(node.value)
     readers = REWARD_SOURCE_READERS if is_reward else SOURCE_READERS
-    try:
-        text = ast.dump(module).encode() if names.isdisjoint(readers) else data
-    except RecursionError:
-        raise ValueError(TOO_DEEP) from None
+    counted = text.encode() if readers.isdisjoint(re.findall(r"\w+", text)) else data
     names_of_files = sorted(text for text in strings if is_reward or FILE_NAME.fullmatch(text))
-    return hashlib.sha256(text).hexdigest(), imports, names_of_files
+    return hashlib.sha256(counted).hexdigest(), imports, names_of_files
 
 
 def selected_code(settings: Mapping[str, Any]) -> tuple[tuple[str, ...], bool]:
