@@ -19,11 +19,10 @@ import yaml
 from kubeflow.training import models as operator
 
 from conftest import PYTHON, ROOT, Workflow, copy_sources
-from kubernetes_job import driver, pytorch_job
+from kubernetes_job import driver
 from launch import free_port
 from snakechat.workflow.snakemake_adapter import POD_SECURITY
 from support.pods import LOG, serving
-from support.specs import ONE_GPU
 
 FOLDER = ROOT / "profiles/kubernetes"
 PROFILE = yaml.safe_load((FOLDER / "config.yaml").read_text())
@@ -213,23 +212,6 @@ def test_manifests_are_valid_and_follow_the_profile():
     assert DRIVER_POD["automountServiceAccountToken"] is True
 
 
-def test_a_pytorch_job_has_what_a_cluster_adds_to_its_file(tmp_path, monkeypatch):
-    document = yaml.safe_load((FOLDER / "training.yaml").read_text())
-    document["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "team"}}
-    pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    pod["containers"][0]["resources"] = {"limits": {"rdma/hca": "1"}}
-    (tmp_path / "training.yaml").write_text(yaml.safe_dump(document))
-    monkeypatch.setattr("kubernetes_job.TRAINING", tmp_path / "training.yaml")
-    monkeypatch.setattr("kubernetes_job.command", lambda job: [])
-    job = SimpleNamespace(placement=ONE_GPU, spec={"rule": "train_sft", "name": "66b"})
-    made = pytorch_job(job, "/volume/snakechat", PROFILE)
-    assert made["metadata"]["labels"] == document["metadata"]["labels"]
-    assert made["metadata"]["namespace"] == PROFILE["kubernetes-namespace"]
-    pod = made["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
-    limits = pod["containers"][0]["resources"]["limits"]
-    assert limits["rdma/hca"] == "1" and limits["nvidia.com/gpu"] == "1"
-
-
 def test_the_role_of_the_driver_permits_exactly_the_calls_of_the_plugin():
     role = next(document for document in DRIVER if "rules" in document)
     permitted = {
@@ -299,18 +281,28 @@ def as_job(template):
     }
 
 
-def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared):
-    job = training_job(prepared, "--configfile", "gpus.yaml")
+def test_a_pytorch_job_has_a_pod_for_each_node(two_nodes, prepared, tmp_path):
+    # What a cluster adds to the file of trainings.
+    workflow = prepared.copy(prepared.folder.parent / "queued")
+    path = workflow.folder / "profiles/kubernetes/training.yaml"
+    document = yaml.safe_load(path.read_text())
+    document["metadata"] = {"labels": {"kueue.x-k8s.io/queue-name": "team"}}
+    pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+    pod["containers"][0]["resources"] = {"limits": {"rdma/hca": "1"}}
+    path.write_text(yaml.safe_dump(document))
+    job = training_job(workflow, "--configfile", "gpus.yaml")
     assert as_read(job) == job
+    assert job["metadata"]["labels"] == document["metadata"]["labels"]
+    assert job["metadata"]["namespace"] == PROFILE["kubernetes-namespace"]
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert [replicas[kind]["replicas"] for kind in ("Master", "Worker")] == [1, 1]
     assert replicas["Master"]["template"] == replicas["Worker"]["template"]
     pod = valid(as_job(replicas["Master"]["template"]))
     check_restricted(pod["spec"]["template"]["spec"])
-    limits = {"cpu": "2", "memory": "4000M", "nvidia.com/gpu": "8"}
     assert pod["spec"]["template"]["spec"]["automountServiceAccountToken"] is False
-    resources = container_of(pod)["resources"]
-    assert resources == {"limits": limits, "requests": {**limits, "cpu": "1900m"}}
+    requests = {"cpu": "1900m", "memory": "4000M", "nvidia.com/gpu": "8"}
+    limits = {**requests, "cpu": "2", "rdma/hca": "1"}
+    assert container_of(pod)["resources"] == {"limits": limits, "requests": requests}
     assert "/dev/shm" in [mount["mountPath"] for mount in container_of(pod)["volumeMounts"]]
 
 
