@@ -35,10 +35,7 @@ def main() -> None:
 def print_group(causes: Sequence[str], roots: Sequence[str], plan: Plan) -> None:
     """Print why jobs with the same causes are stale, and their downstream jobs.
 
-    Args:
-        causes: Their causes.
-        roots: The paths of their results.
-        plan: All jobs.
+    roots: The paths of their results.
     """
     jobs = plan.stale_jobs
     reached = dict.fromkeys(roots)

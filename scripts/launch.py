@@ -175,7 +175,13 @@ def claim_gpus(number: int) -> None:
     Raises:
         InputError: Other jobs use too many of the GPUs.
     """
-    devices = visible_devices()
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        # Importing torch takes seconds.
+        import torch
+
+        visible = ",".join(map(str, range(torch.cuda.device_count())))
+    devices = [device for device in visible.replace(" ", "").split(",") if device]
     slurm_job = os.environ.get("SLURM_JOB_ID")
     # Slurm assigns each job its GPUs. In an interactive job with more of them, several of our jobs
     # may run at once.
@@ -201,24 +207,13 @@ def claim_gpus(number: int) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claimed)
 
 
-def visible_devices() -> list[str]:
-    """Return the ids of the GPUs that the user or the cluster allows, or of all GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [device for device in visible.replace(" ", "").split(",") if device]
-    # Importing torch takes seconds.
-    import torch
-
-    return [str(device) for device in range(torch.cuda.device_count())]
-
-
 def describe_kill(program: str, number: int) -> str:
     """Describe in one line that a signal ended the only process of a job."""
-    name = signal.Signals(number).name
+    name, program = signal.Signals(number).name, Path(program).name
     if number == signal.SIGPROF:
         return (
-            f"{Path(program).name}: a chat template, or a regular expression of tokenizer.json, did"
-            " not end: replace it in the tokenizer's files"
+            f"{program}: a chat template, or a regular expression of tokenizer.json, did not end:"
+            " replace it in the tokenizer's files"
         )
     reading = Path(os.environ.get(STATES, ""), READING)
     if reading.is_file():
@@ -226,7 +221,7 @@ def describe_kill(program: str, number: int) -> str:
             f"{reading.read_text()}: {name} ended the process that reads: the file is damaged, or"
             " the memory is full"
         )
-    return f"{Path(program).name} was ended by {name}"
+    return f"{program} was ended by {name}"
 
 
 def group_options(nodes: int, number: int = 0) -> list[str]:
@@ -359,13 +354,10 @@ def slurm_step(placement: Placement) -> list[str]:
 def free_port(first: int) -> int:
     """Return the first free port from this one on; concurrent jobs begin at different ports."""
     for port in range(first, first + 1000):
-        with socket.socket() as candidate:
-            try:
-                candidate.bind(("", port))
-            except OSError:
-                continue
-        return port
-    sys.exit(f"error: no port between {first} and {first + 1000} is free")
+        with socket.socket() as candidate, suppress(OSError):
+            candidate.bind(("", port))
+            return port
+    raise InputError(f"no port between {first} and {first + 1000} is free")
 
 
 def run_torchrun(arguments: list[str]) -> NoReturn:
