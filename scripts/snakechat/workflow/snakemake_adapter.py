@@ -299,9 +299,8 @@ def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]
 def read_config(files: Iterable[Path], command_line: dict[str, Any]) -> dict[str, Any]:
     """Return the values of config files, later ones on top, as Snakemake reads them."""
     values: dict[str, Any] = {}
-    for file in files:
-        update_config(values, load_configfile(file))
-    update_config(values, command_line)
+    for each in (*map(load_configfile, files), command_line):
+        update_config(values, each)
     return values
 
 
@@ -348,11 +347,11 @@ def check_options(workflow: Any) -> bool:
 
 # --- messages -----------------------------------------------------------------------------------
 
-# The rule that a message is about, and the rules.
-_OF_ONE_RULE = re.compile(
-    r"(?:Warning: the following output files of rule|Removing output files of failed job) (\w+)"
+# The rule that a message is about, or the rules.
+_OF_RULES = re.compile(
+    r"^(?:Warning: the following output files of rule|Removing output files of failed job) (\w+)"
+    "|Rules with (?:missing|outdated) metadata: (.*)"
 )
-_OF_RULES = re.compile("Rules with (?:missing|outdated) metadata: (.*)")
 
 
 def hide_messages(rules: set[str]) -> None:
@@ -367,11 +366,8 @@ def hide_messages(rules: set[str]) -> None:
         if text.startswith("MissingRuleException"):
             start = text.partition(" (if you use input functions")[0]
             record.msg, record.args = f"{start}: results are output/STAGE/RECIPE", ()
-        if found := _OF_ONE_RULE.match(text):
-            return found[1] not in rules
-        if found := _OF_RULES.search(text):
-            return not rules.issuperset(found[1].split())
-        return True
+        found = _OF_RULES.search(text)
+        return found is None or not rules.issuperset((found[1] or found[2]).split())
 
     logger.addFilter(is_wanted)
 
@@ -497,10 +493,7 @@ def use_shared_volume(workflow: Any) -> None:
         return
     check_names(REPLACED_ON_KUBERNETES)
     per_pod = {SharedFSUsage.SOFTWARE_DEPLOYMENT, SharedFSUsage.SOURCE_CACHE}
-    changed = {
-        "default_storage_provider": None,
-        "shared_fs_usage": SharedFSUsage.all() - per_pod,
-    }
+    changed = {"default_storage_provider": None, "shared_fs_usage": SharedFSUsage.all() - per_pod}
     workflow.storage_settings = SharedVolume(**{**vars(workflow.storage_settings), **changed})
     workflow.overwrite_workdir = os.getcwd()
 
