@@ -203,7 +203,7 @@ def train_on_rollouts(placement):
     for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
         sampler.update(policy.model, engine.gathered)
         run["responses"].append(sample_on_all_ranks(sampler, prompts, engine.sampling)[0])
-        run["tables"].append(torch.stack(rollouts.logprobs_and_entropies(policy)))
+        run["tables"].append(rollouts.logprobs_and_entropies(policy))
         with disable_adapters(policy.model):
             run["base_tables"].append(rollouts.logprobs(policy))
         num_tokens, loss_sum = rollouts.num_tokens(rows), torch.zeros(())
