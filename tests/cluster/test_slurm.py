@@ -227,15 +227,6 @@ def test_the_tutorial(cluster, tmp_path):
 # --- failures ----------------------------------------------------------------------
 
 
-def test_a_failed_job_reports_its_error_and_its_log(slow_tree, cluster):
-    with started(with_settings(slow_tree, learning_rate=1e30), SLOW, "--retries", "0") as build:
-        status, output = build.end()
-    assert status == 1
-    assert "loss is nan, training has diverged" in output
-    log = log_of(trainings(cluster)[-1]["JobId"], output)
-    assert "loss is nan, training has diverged" in log.read_text()
-
-
 def test_a_job_that_reaches_its_time_limit_resumes_with_the_same_resources(slow_tree, cluster):
     # Without the signal that the profile requests before the limit.
     no_signal = ["--set-resources", "train_sft:slurm_extra=--open-mode=append"]

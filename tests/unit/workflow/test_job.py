@@ -213,19 +213,6 @@ def test_a_forced_run_replaces_no_result_that_others_read(
     assert (reader or "") in printed and ("stays" in printed) == bool(reader)
 
 
-def test_a_read_only_store_is_read_and_new_results_go_to_another_one(alone, tmp_path):
-    options = RunOptions(stores=["output/store", "shared"])
-    shared = Path("shared", "train_sft", alone.key)
-    write_result(alone, shared, "theirs")
-    assert prepare_alone(options=options) is None
-    assert alone.target.resolve() != shared and (alone.target / "weights").samefile(
-        shared / "weights"
-    )
-    (shared / "weights").write_text("damage")
-    assert prepare_alone(options=options)
-    assert (shared / "weights").exists()
-
-
 @pytest.mark.parametrize("runs", [False, True])
 def test_a_job_whose_store_was_changed_goes_on_from_its_checkpoints(alone, tmp_path, runs):
     (alone.states / "00000020").mkdir(parents=True)
