@@ -17,9 +17,8 @@ from snakechat.algorithms.preference import (
     per_token_loss,
 )
 from snakechat.config.settings import RewardSettings
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import Examples, TokenBatch
 from snakechat.modeling.forward import Scorer, pad_with_last, response_scores
-from snakechat.modeling.packing import TokenBatch
 from snakechat.training.engine import Engine
 from snakechat.training.trainer import Metrics, Training, trainer
 from snakechat.workflow.job import run

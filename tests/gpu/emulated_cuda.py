@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from snakechat.modeling import attention as attention_module
 from snakechat.modeling import forward, logprobs
-from snakechat.modeling.captured_decoding import FixedDecoder
+from snakechat.modeling.generation import FixedDecoder
 from support.varlen import loop_over_segments
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
@@ -420,7 +420,7 @@ def emulation():
 def rehearsal():
     """Context of an emulation without captured graphs and compiled layers."""
     with (
-        mock.patch.object(FixedDecoder, "_captured", lambda decoder, step: step),
+        mock.patch.object(FixedDecoder, "run_graph", FixedDecoder.sample),
         mock.patch.object(forward, "compile_layers", lambda model: None),
         mock.patch.object(logprobs, "compiled", lambda function: function),
         emulation() as counts,

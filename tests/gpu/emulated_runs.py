@@ -22,9 +22,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from gpu import measure
 from gpu.emulated_cuda import DEVICE, emulation, rehearsal
 from gpu.workloads import tiny_job, train
-from snakechat.modeling import captured_decoding
-from snakechat.modeling.captured_decoding import FixedDecoder
-from snakechat.modeling.generation import HfSampler
+from snakechat.modeling import generation
+from snakechat.modeling.generation import FixedDecoder, HfSampler
 from snakechat.training.metric_logs import StepTimer
 from snakechat.workflow import processes
 
@@ -72,10 +71,10 @@ def capture_problem(family, keys):
     torch.manual_seed(0)
     config = AutoConfig.for_model(family.partition(",")[0], **keys)
     model = AutoModelForCausalLM.from_config(config).eval()
-    if not captured_decoding.takes_dense_mask(model):
+    if not generation.takes_dense_mask(model):
         return "takes no mask of four dimensions, or drops tokens"
     with emulation():
-        return captured_decoding._capture_problem(model.to(DEVICE))
+        return generation._capture_problem(model.to(DEVICE))
 
 
 def run_measurements(folder):
@@ -93,7 +92,7 @@ def run_training(name, folder):
         counts, captured, decoders, error = stack.enter_context(emulation()), [], [], None
         for owner, attribute, value in (
             (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
-            (FixedDecoder, "_captured", captured_phase(counts, captured)),
+            (FixedDecoder, "run_graph", captured_phase(counts, captured)),
             (HfSampler, "fixed_decoder", recorded(HfSampler.fixed_decoder, decoders)),
         ):
             stack.enter_context(mock.patch.object(owner, attribute, value))
@@ -136,18 +135,15 @@ def timed_phase(measured, counts):
 
 
 def captured_phase(counts, steps):
-    """Return FixedDecoder._captured, whose steps are a phase of the counts and added to a list."""
+    """Return FixedDecoder.run_graph, whose steps are a phase of the counts and added to a list."""
 
-    def captured(decoder, step):
-        def counted():
-            before, counts.phase = counts.phase, "captured"
-            step()
-            counts.phase = before
-            steps.append(step)
+    def run(decoder):
+        before, counts.phase = counts.phase, "captured"
+        decoder.sample()
+        counts.phase = before
+        steps.append(decoder.number)
 
-        return counted
-
-    return captured
+    return run
 
 
 def main(folder):

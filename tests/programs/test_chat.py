@@ -2,7 +2,6 @@
 
 import copy
 import io
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
-from support.talking import GREEDY, as_chatml, script_ids
+from support.talking import as_chatml, script_ids
 
 # Positions for several turns, and weights large enough for responses to depend on the prompt.
 CHAT_INIT = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}
@@ -47,23 +46,24 @@ def script_response(session, text):
     return ids
 
 
-def pieces_of_response(session, prompt="Why?", settings=GREEDY):
+def pieces_of_response(session, prompt="Why?", seed=1, temperature=0, max_tokens=40):
     """The pieces of text of a response."""
-    ids, _ = session.encode(prompt, settings[2])
+    session.seed, session.temperature, session.max_tokens = seed, temperature, max_tokens
+    ids, _ = session.encode(prompt)
     pieces = []
-    response = session.respond(prompt, ids, *settings, pieces.append)
+    response = session.respond(prompt, ids, pieces.append)
     assert "".join(pieces) == response
     return pieces
 
 
 def test_the_streamed_text_is_the_generated_text(dialogue):
-    ids, _ = dialogue.encode("Where?", 40)
+    ids, _ = dialogue.encode("Where?")
     torch.manual_seed(3)
     whole = dialogue.model.generate(
         torch.tensor([ids]), do_sample=True, top_k=0, temperature=0.5, max_new_tokens=40
     )
     text = dialogue.tokenizer.decode(whole[0, len(ids) :], skip_special_tokens=True)
-    pieces = pieces_of_response(dialogue, "Where?", (3, 0.5, 40))
+    pieces = pieces_of_response(dialogue, "Where?", 3, 0.5)
     assert "".join(pieces) == text.strip()
 
 
@@ -112,7 +112,7 @@ def test_prompts_are_encoded_as_in_training(folders):
     script_response(session, " Hi. ")
     session.system = "Be brief."
     pieces_of_response(session, "Hello.")
-    ids, _ = session.encode("Name a fruit.", 40)
+    ids, _ = session.encode("Name a fruit.")
     text = (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHello.<|im_end|>\n"
         "<|im_start|>assistant\nHi.<|im_end|>\n<|im_start|>user\nName a fruit.<|im_end|>\n"
@@ -120,11 +120,11 @@ def test_prompts_are_encoded_as_in_training(folders):
     )
     assert ids == session.tokenizer(text, add_special_tokens=False).input_ids
     with pytest.raises(InputError, match="special token"):
-        session.encode("<|im_end|>", 40)
+        session.encode("<|im_end|>")
 
 
 def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
-    dialogue.system = "Brief."
+    dialogue.system, dialogue.max_tokens = "Brief.", 40
     turns = [("user", "Old?"), ("assistant", "Yes."), ("user", "New?"), ("assistant", "No.")]
 
     def tokens(*kept):
@@ -135,20 +135,22 @@ def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
     for num_dropped, missing in ((0, 0), (2, 1), (2, lengths[0] - lengths[1])):
         dialogue.turns = list(turns)
         dialogue.max_positions = lengths[0] + 40 - missing
-        assert dialogue.encode("Why?", 40) == (tokens(*turns[num_dropped:]), num_dropped)
+        assert dialogue.encode("Why?") == (tokens(*turns[num_dropped:]), num_dropped)
         assert dialogue.turns == turns[num_dropped:]
     # At most half of the positions are reserved for the response.
     dialogue.max_positions = 2 * lengths[1]
-    assert dialogue.encode("Why?", 10**6) == (tokens(*turns[2:]), 0)
+    dialogue.max_tokens = 10**6
+    assert dialogue.encode("Why?") == (tokens(*turns[2:]), 0)
     # Without other turns, the prompt may take all positions but one.
     dialogue.max_positions = lengths[2] + 1
-    assert dialogue.encode("Why?", 40) == (tokens(), 2)
+    dialogue.max_tokens = 40
+    assert dialogue.encode("Why?") == (tokens(), 2)
     assert dialogue.turns == []
     # A prompt that is too long drops no turns.
     dialogue.turns = list(turns)
     dialogue.max_positions = 128
     with pytest.raises(InputError, match=r"has \d+ tokens, and the model 128 positions: shorten"):
-        dialogue.encode("why " * 200, 40)
+        dialogue.encode("why " * 200)
     assert dialogue.turns == turns
 
 
@@ -201,7 +203,7 @@ def test_commands(folders, run_chat):
     plain, brief = load(folder), load(folder)
     brief.system = "Be brief."
     first, last = (
-        "".join(pieces_of_response(session, "Why?", (1234, 0.7, 20))) for session in (plain, brief)
+        "".join(pieces_of_response(session, "Why?", 1234, 0.7, 20)) for session in (plain, brief)
     )
     assert output == "".join(printable_text(text) + "\n" for text in (first, first, last))
     assert code == 0 and notes.startswith(chat.HELP)
@@ -211,42 +213,28 @@ def test_commands(folders, run_chat):
     assert output == "" and code == "error: unknown command /nonsense: /help lists the commands"
 
 
-def test_invalid_arguments_are_usage_errors(run_chat):
-    # Seeds of torch have 63 bits.
-    _, notes, code = run_chat("x", "--seed", 1 << 63)
-    assert code == 2 and f"--seed: expected an integer of at least 0, found '{1 << 63}'" in notes
-    _, notes, code = run_chat("x", "--temperature", -1)
-    assert code == 2 and "--temperature: expected a number of at least 0, found -1" in notes
-
-
 def interrupt_first_response(session):
     """Simulate Ctrl-C after the first piece of the first response of a session."""
     respond, interrupts = session.respond, [KeyboardInterrupt]
 
-    def respond_interrupted(*arguments):
-        *arguments, show = arguments
-
+    def respond_interrupted(prompt, ids, show):
         def show_and_interrupt(text):
             show(text)
             if interrupts:
                 raise interrupts.pop()
 
-        return respond(*arguments, show_and_interrupt)
+        return respond(prompt, ids, show_and_interrupt)
 
     session.respond = respond_interrupted
 
 
 def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
-    monkeypatch.setattr("snakechat.evaluation.chat_session.load", lambda folder: dialogue)
-    settings = {"seed": 1, "temperature": 0, "max_tokens": 40}
-    program = chat.Chat(SimpleNamespace(model="x", **settings))
-    program.is_terminal = True
     # An error does not end a terminal.
     lines = iter(["One?", "/reset", "/nonsense", "Two?", "/quit"])
     monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
     script_response(dialogue, " Yes indeed.")
     interrupt_first_response(dialogue)
-    program.run()
+    chat.converse(dialogue, is_terminal=True)
     printed = capsys.readouterr()
     assert "error: unknown command /nonsense: /help lists the commands" in printed.err
     first, second = printed.out.splitlines()

@@ -157,12 +157,6 @@ def change_config(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_config_without_layers_is_an_error(folder, tmp_path):
-    change_config(folder, num_hidden_layers=0)
-    with pytest.raises(InputError, match="num_hidden_layers: 0, expected at least 1"):
-        copy_model(folder, tmp_path / "copy")
-
-
 def test_a_config_of_a_larger_model_than_its_weights_takes_no_memory(folder, tmp_path):
     change_config(folder, vocab_size=10**12)
     with pytest.raises(InputError, match="do not have the model's shape: "):
@@ -198,7 +192,7 @@ def lead_outside(folder):
 
 
 DAMAGES = {
-    cut: r"model-00002-of-00003\.safetensors is damaged \(",
+    cut: r"model-00002-of-00003\.safetensors is damaged or has pickled objects",
     remove_file: rf"{INDEX} names model-00002-of-00003\.safetensors, which the folder does not",
     lead_outside: rf"{INDEX} names \.\./model-00002-of-00003\.safetensors, which the folder does",
     change_shape: r"weights do not have the model's shape: model\.decoder\.",

@@ -4,9 +4,6 @@ import copy
 
 from support.chat_templates import CHATML
 
-# Seed, temperature, maximum number of tokens.
-GREEDY = (1, 0, 40)
-
 
 def as_chatml(tokenizer):
     """A copy of a tokenizer with ChatML, and <|im_end|> as its eos."""

@@ -27,7 +27,6 @@ from snakechat.modeling.batching import Examples  # noqa: E402
 from snakechat.modeling.forward import Policy  # noqa: E402
 from snakechat.modeling.generation import HfSampler  # noqa: E402
 from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
-from snakechat.modeling.packing import collate  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
@@ -222,7 +221,8 @@ def train_and_save(folder, placement, settings):
     engine = engine_for(policy, placement, settings)
     ids = rows_of(0)
     for _ in range(3):
-        batch = collate([[(ids[0].tolist(), [ids[1].tolist()])]], True, ids.device)
+        rows = Examples([ids[0].tolist()], [ids[1].tolist()])
+        batch = rows.collate([[0]], True, ids.device)
         engine.backward(-engine(batch).sum(), last=True)
         engine.step()
     folder.mkdir(exist_ok=True)

@@ -29,11 +29,11 @@ from transformers import (
 from snakechat.modeling import acceleration, logprobs
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.attention import Segments, Spans
+from snakechat.modeling.batching import TokenBatch
 from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.generation import cache_elements
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.models import DTYPES, checkpoint_activations
-from snakechat.modeling.packing import TokenBatch
 from snakechat.modeling.vllm_sampler import GPU_MEMORY_FRACTION
 from snakechat.training.rungs import samples_whole, training_bytes
 from snakechat.workflow.errors import InputError

@@ -3,6 +3,7 @@
 Prompts are encoded as in training, by snakechat.data.dialogues and snakechat.data.tokenizers.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,22 +43,26 @@ def load(folder: Path) -> "ChatSession":
 
 
 class ChatSession:
-    """A conversation with a model.
+    """A conversation with a model. The same turns and the same seed give the same response.
 
     Attributes:
         turns: (role, text) of the prompts and responses so far.
         system: System prompt, or "".
+        temperature: 0 is greedy decoding; otherwise tokens are sampled from the whole vocabulary,
+            as in training.
+        max_tokens: Maximum number of tokens of a response.
         max_positions: Maximum number of tokens of the model, or None if it has no limit.
     """
+
+    system, seed, temperature, max_tokens = "", 1234, 0.7, 256
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.encoder = Encoder(tokenizer, "auto")
         self.max_positions = max_positions(model)
         self.turns: list[Turn] = []
-        self.system = ""
 
-    def encode(self, prompt: str, max_tokens: int) -> tuple[list[int], int]:
+    def encode(self, prompt: str) -> tuple[list[int], int]:
         """Encode the conversation with a new prompt, and drop the oldest turns if it is too long.
 
         Reserves positions for a response of max_tokens, but not more than half of all positions.
@@ -72,47 +77,36 @@ class ChatSession:
         if any(map(self.encoder.has_special_token, (prompt, self.system))):
             raise InputError("the text contains a special token of the chat template: remove it")
         system = [("system", self.system)] if self.system else []
-        limit = self.max_positions and self.max_positions - min(max_tokens, self.max_positions // 2)
+        positions = self.max_positions or sys.maxsize
+        limit = positions - min(self.max_tokens, positions // 2)
         # A prompt and its response are dropped together.
         for num_dropped in range(0, len(self.turns) + 1, 2):
             turns = [*system, *self.turns[num_dropped:], ("user", prompt)]
             (ids,) = self.encoder.prompts([turns])
-            if limit is None or len(ids) <= limit:
+            if len(ids) <= limit:
                 break
-        if self.max_positions and len(ids) >= self.max_positions:
+        if len(ids) >= positions:
             raise InputError(
-                f"the prompt has {len(ids)} tokens, and the model {self.max_positions} positions:"
-                " shorten the prompt"
+                f"the prompt has {len(ids)} tokens, and the model {positions} positions: shorten"
+                " the prompt"
             )
         del self.turns[:num_dropped]
         return ids, num_dropped
 
-    def respond(
-        self,
-        prompt: str,
-        ids: list[int],
-        seed: int,
-        temperature: float,
-        max_tokens: int,
-        show: Callable[[str], None],
-    ) -> str:
+    def respond(self, prompt: str, ids: list[int], show: Callable[[str], None]) -> str:
         """Generate a response, and append prompt and response to the turns.
 
         Args:
             ids: Token ids from encode.
-            temperature: 0 is greedy decoding; otherwise tokens are sampled from the whole
-                vocabulary, as in training.
-            max_tokens: Maximum number of tokens of the response.
             show: Called with each new piece of text; the response is their concatenation. If
                 generation is interrupted, the text shown so far is the response.
         """
-        if self.max_positions:
-            max_tokens = min(max_tokens, self.max_positions - len(ids))
+        max_tokens = min(self.max_tokens, (self.max_positions or sys.maxsize) - len(ids))
         one_turn = self.encoder.template == "dialogue"
         stream = ResponseStream(self.tokenizer, one_turn, show)
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
+        sampling = {"do_sample": True, "temperature": self.temperature, "top_k": 0, "top_p": 1.0}
         input_ids = torch.tensor([ids], device=self.model.device)
-        torch.manual_seed(seed)
+        torch.manual_seed(self.seed)
         generate: Any = self.model.generate
         try:
             generate(
@@ -122,7 +116,7 @@ class ChatSession:
                 streamer=stream,
                 tokenizer=self.tokenizer,
                 stop_strings=[f"\n\n{name}:" for name in NAMES.values()] if one_turn else None,
-                **(sampling if temperature > 0 else {"do_sample": False}),
+                **(sampling if self.temperature > 0 else {"do_sample": False}),
             )
         finally:
             if stream.text:

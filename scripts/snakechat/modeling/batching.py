@@ -1,9 +1,20 @@
-"""Batching: which rows make an optimizer step, and how ranks and micro-batches divide them."""
+"""Batches: the rows of each optimizer step, and how ranks and micro-batches divide and pack them.
 
+A row is a prompt and its responses: one response for SFT, two for a preference pair, any number for
+rollouts. It is laid out as prompt | response | response ...: the model processes the prompt once,
+responses of a row do not attend to one another, and the positions of each response continue from
+the end of the prompt. Several rows, which do not attend to one another, fill a packed sequence [T].
+
+Packing requires a model that accepts a boolean mask (models.supports_packing). For other models,
+each response takes a sequence by itself, after a copy of its prompt and padded on the right, where
+causal attention ignores the padding.
+"""
+
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,14 +22,22 @@ import torch
 from snakechat.config.settings import TrainingSettings
 from snakechat.data.ragged_arrays import Ragged, optional_ragged
 from snakechat.modeling import acceleration
-from snakechat.modeling.packing import Ids, Row, TokenBatch, collate, pack_rows
+from snakechat.modeling.acceleration import copy_to_device, round_up
+from snakechat.modeling.attention import Segments, make_segments
 from snakechat.workflow import processes as ranks
 from snakechat.workflow.errors import InputError, warn
 
+Ids = Sequence[int] | np.ndarray
+
+# Rows considered for one micro-batch: enough to fill it, few enough to search.
+MAX_CANDIDATES = 1024
+# Widths of packed sequences that pack_rows tries, as multiples of the longest row.
+WIDTH_FACTORS = (1, 1.25, 1.5, 2)
+# Cost of a token outside attention, as the number of attended positions that cost as much. For a
+# small model this is 6 times its hidden size.
+TOKEN_COST = 4096
 # Prompts of which the rows are taken that have no responses yet.
 NUM_PROMPTS = 256
-# Tokens of the shorter one of two rows on which passes are compared.
-NUM_SHORT = 24
 
 
 def num_steps(num_rows: int, batch_size: int, epochs: int) -> int:
@@ -59,6 +78,31 @@ def epoch_batches(
         epochs = min(epochs, -(-max_steps // steps))
     batches = list(global_batches(num_rows, global_batch_size, epochs, seed))
     return [batches[start : start + steps] for start in range(0, len(batches), steps)]
+
+
+class TokenBatch(NamedTuple):
+    """A micro-batch as tensors: S sequences (prompt and response) with N target tokens in all.
+
+    The first responses of all rows come first, then all second ones. Indices are into the flattened
+    [B * T] positions.
+
+    input_ids: [B, T].
+    target_index: [N], each target token, sequence by sequence.
+    state_index: [N], the hidden state that predicts each target token.
+    last_index: [S], the last token of each sequence.
+    target_lengths: [S], the number of target tokens of each sequence.
+    attention_mask: ones [B, T]. With packing, position_ids: [B, T], and in the place of the mask
+        the segments that define it (attention.packed_arguments).
+    """
+
+    input_ids: torch.Tensor
+    state_index: torch.Tensor
+    target_index: torch.Tensor
+    last_index: torch.Tensor
+    target_lengths: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    segments: Segments | None = None
 
 
 class MicroBatch(NamedTuple):
@@ -125,36 +169,30 @@ class Examples:
         Raises:
             InputError: All prompts are the same.
         """
+        # The last row of each run of equal prompts; the first row of all follows the last.
+        rows = range(len(self))
+        ends = [row for row in rows if not self._same_prompt(row, (row + 1) % len(self))]
+        if not ends:
+            raise InputError(
+                f"the {split} split: all {len(self)} prompts are the same, but loss: kto compares"
+                " responses with responses to other prompts: add rows with other prompts, or use"
+                " another loss"
+            )
         responses = []
-        for other, prompt_length in zip(
-            self._other_prompts(split), self.prompt_lengths, strict=True
-        ):
+        for row, prompt_length in enumerate(self.prompt_lengths):
+            other = (ends[bisect_left(ends, row) % len(ends)] + 1) % len(self)
             # Of rows that are labelled good or bad, one of the responses is empty.
             ids = next(ids[other] for ids in self.responses if len(ids[other]))
             responses.append(ids[: max_length - prompt_length])
         return Examples(self.prompts, responses)
 
-    def _other_prompts(self, split: str) -> np.ndarray:
-        """Return the next row [n] with another prompt of each row; the first follows the last."""
-        number, other, others = len(self), -1, np.zeros(len(self), np.int64)
-        # Twice: the rows at the end are followed by those at the start.
-        for row in [*range(number)[::-1], *range(number)[::-1]]:
-            following = (row + 1) % number
-            if self.prompt_lengths[row] != self.prompt_lengths[following] or not np.array_equal(
-                self.prompts[row], self.prompts[following]
-            ):
-                other = following
-            others[row] = other
-        if other < 0:
-            raise InputError(
-                f"the {split} split: all {number} prompts are the same, but loss: kto compares"
-                " responses with responses to other prompts: add rows with other prompts, or use"
-                " another loss"
-            )
-        return others
+    def _same_prompt(self, row: int, other: int) -> bool:
+        return self.prompt_lengths[row] == self.prompt_lengths[other] and np.array_equal(
+            self.prompts[row], self.prompts[other]
+        )
 
     def num_tokens(self, with_prompts: bool) -> np.ndarray:
-        """Return the number of target tokens [n] of each row. See packing.collate."""
+        """Return the number of target tokens [n] of each row. See collate."""
         if with_prompts:
             return self.response_lengths.sum(axis=0) + self.prompt_lengths - 1
         if self.trained is None:
@@ -185,7 +223,7 @@ class Examples:
     ) -> Iterator[MicroBatch]:
         """Yield this rank's micro-batches of the given rows.
 
-        See distribute_rows for the first two arguments and packing.collate for the last two.
+        See distribute_rows for the first two arguments and collate for the last two.
         """
         choices = acceleration.current()
         multiple = choices.pad_to_multiple_of
@@ -199,15 +237,78 @@ class Examples:
             multiple,
         )
         for number, (packed, counted) in enumerate(distributed, start=1):
-            sequences = [
-                [(self.prompts[row], [ids[row] for ids in self.responses]) for row in sequence]
-                for sequence in packed
-            ]
-            batch_rows, trained = [row for sequence in packed for row in sequence], None
-            if self.trained is not None:
-                trained = [self.trained[row] for row in batch_rows]
-            batch = collate(sequences, packing, device, with_prompts, multiple, trained)
+            batch = self.collate(packed, packing, device, with_prompts, multiple)
+            batch_rows = [row for sequence in packed for row in sequence]
             yield MicroBatch(batch_rows, batch, counted, number == len(distributed))
+
+    def collate(
+        self,
+        packed: list[list[int]],
+        packing: bool,
+        device: torch.device,
+        with_prompts: bool = False,
+        multiple: int = 1,
+    ) -> TokenBatch:
+        """Build the tensors of a micro-batch.
+
+        Args:
+            packed: rows of each packed sequence; without packing, one row per entry.
+            with_prompts: tokens of the prompt are target tokens too. The first token of a prompt is
+                never a target, because no hidden state predicts it.
+            multiple: packed sequences are padded to a multiple of this number of tokens. Others are
+                not: a family that cannot be packed may have no position for the padding.
+        """
+        # Rows of each sequence, and which of their responses it has.
+        sequences: list[tuple[list[int], Sequence[Any]]]
+        sequences = [(rows, self.responses) for rows in packed]
+        if not packing:
+            # A sequence for each response, all first responses before all second ones.
+            sequences = [(rows, [responses]) for responses in self.responses for rows in packed]
+        parts = [
+            [(row, [self.prompts[row], *(ids[row] for ids in responses)]) for row in rows]
+            for rows, responses in sequences
+        ]
+        longest = max(sum(len(ids) for _, row in rows for ids in row) for rows in parts)
+        shape = len(parts), round_up(longest, multiple if packing else 1)
+        ids, positions, row_ids, segment_ids = (np.zeros(shape, np.int64) for _ in range(4))
+        # Number of the response, flat indices of its sequence, and which of these are targets.
+        found: list[tuple[int, np.ndarray, np.ndarray]] = []
+        for number, rows in enumerate(parts):
+            start = 0
+            for place, (row, (prompt, *responses)) in enumerate(rows, start=1):
+                prompt_index = number * shape[1] + np.arange(start, start + len(prompt))
+                for segment, part in enumerate((prompt, *responses)):
+                    columns = np.arange(start, start + len(part))
+                    ids[number, columns] = part
+                    positions[number, columns] = columns - start + (len(prompt) if segment else 0)
+                    row_ids[number, columns], segment_ids[number, columns] = place, segment
+                    start += len(part)
+                    if segment == 0:
+                        continue
+                    index = np.concatenate([prompt_index, number * shape[1] + columns])
+                    targets = np.arange(1 if with_prompts else len(prompt), len(index))
+                    if self.trained is not None and not with_prompts:
+                        targets = len(prompt) + np.flatnonzero(self.trained[row])
+                    found.append((segment, index, targets))
+        # All first responses before all second ones.
+        found.sort(key=lambda each: each[0])
+
+        def to_device(array: np.ndarray) -> torch.Tensor:
+            return copy_to_device(torch.from_numpy(array), device)
+
+        states = [index[targets - 1] for _, index, targets in found]
+        batch = TokenBatch(
+            to_device(ids),
+            state_index=to_device(np.concatenate(states)),
+            target_index=to_device(np.concatenate([index[places] for _, index, places in found])),
+            last_index=to_device(np.array([index[-1] for _, index, _ in found])),
+            target_lengths=to_device(np.array([len(targets) for *_, targets in found])),
+        )
+        if packing:
+            segments = make_segments(row_ids, segment_ids, to_device)
+            return batch._replace(position_ids=to_device(positions), segments=segments)
+        # Without a mask, OPT sums one of floats, for which GPUs have no deterministic kernel.
+        return batch._replace(attention_mask=torch.ones_like(batch.input_ids))
 
 
 def sequence_lengths(sequences: Sequence[Ids] | Ragged) -> np.ndarray:
@@ -307,25 +408,62 @@ def prompt_examples(
     return Examples(prompts, *([ids] * len(prompts) for ids in responses))
 
 
-def probe_rows(examples: Examples, limit: int) -> list[Row]:
-    """Return the longest row and, of the others, the one with about NUM_SHORT tokens.
+def pack_rows(
+    sized_rows: list[tuple[int, int]], max_tokens: int, multiple: int = 1
+) -> list[list[list[int]]]:
+    """Pack rows into micro-batches of at most `max_tokens` tokens, padding included.
+
+    The packed sequences of a micro-batch are as wide as its longest row, or wider by one of
+    WIDTH_FACTORS, whichever costs least per token that is not padding.
 
     Args:
-        limit: longer ones are truncated to this number of tokens.
+        sized_rows: (row, length) of each row, the longest first.
+        multiple: the packed sequences will be padded to a multiple of this number of tokens.
+
+    Returns:
+        For each micro-batch its packed sequences, each a list of rows.
     """
-    lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
-    longest = int(lengths.argmax())
-    distances = np.abs(lengths - NUM_SHORT)
-    distances[longest] = distances.max() + 1
-    rows = examples.select([longest, int(distances.argmin())])
-    return [
-        _truncated(prompt, [ids[row] for ids in rows.responses], limit)
-        for row, prompt in enumerate(cast(list[Ids], rows.prompts))
-    ]
+    micro_batches = []
+    while sized_rows:
+        longest = sized_rows[0][1]
+        limit = max(max_tokens, round_up(longest, multiple))
+        widths = {min(round_up(int(factor * longest), multiple), limit) for factor in WIDTH_FACTORS}
+        candidates = [
+            first_fit(sized_rows[:MAX_CANDIDATES], width, max_tokens, multiple)
+            for width in sorted(widths)
+        ]
+        packed, remaining, _ = min(candidates, key=lambda candidate: candidate[2])
+        micro_batches.append(packed)
+        sized_rows = remaining + sized_rows[MAX_CANDIDATES:]
+    return micro_batches
 
 
-def _truncated(prompt: Ids, responses: list[Ids], limit: int) -> Row:
-    """Truncate the start of a prompt and the ends of its responses, which keep half of the room."""
-    room = max(limit // 2, limit - max(map(len, responses)))
-    prompt = prompt[-room:]
-    return prompt, [ids[: limit - len(prompt)] for ids in responses]
+def first_fit(
+    sized_rows: list[tuple[int, int]], width: int, max_tokens: int, multiple: int = 1
+) -> tuple[list[list[int]], list[tuple[int, int]], float]:
+    """Fill the packed sequences of one micro-batch by first-fit decreasing (Johnson 1973).
+
+    Each row goes into the first sequence of `width` tokens that has space for it.
+
+    Args:
+        sized_rows: (row, length) of each row, the longest first.
+        multiple: see pack_rows.
+
+    Returns:
+        The packed sequences, the rows that did not fit, and the cost per token without padding.
+    """
+    free = np.full(max(1, max_tokens // width), width)
+    packed: list[list[int]] = [[] for _ in free]
+    remaining = []
+    for row, length in sized_rows:
+        index = int(np.argmax(free >= length))
+        if free[index] < length:
+            remaining.append((row, length))
+            continue
+        free[index] -= length
+        packed[index].append(row)
+    free = free[[bool(rows) for rows in packed]]
+    used = width - free
+    padded = round_up(used.max(), multiple)
+    cost = padded * len(used) * (TOKEN_COST + padded) / used.sum()
+    return [rows for rows in packed if rows], remaining, cost

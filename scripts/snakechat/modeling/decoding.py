@@ -48,16 +48,17 @@ class PreallocatedLayer(DynamicLayer):
     def __init__(self, max_length: int) -> None:
         super().__init__()
         self.max_length, self.length = max_length, 0
-        self.buffers: list[torch.Tensor] | None = None
+        self.buffers: list[torch.Tensor] = []
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append keys and values, and return all of them."""
         states = key_states, value_states
-        if self.buffers is None:
-            shapes = [(*new.shape[:2], self.max_length, new.shape[3]) for new in states]
-            self.buffers = [new.new_empty(shape) for new, shape in zip(states, shapes, strict=True)]
+        if not self.buffers:
+            self.buffers = [
+                new.new_empty(*new.shape[:2], self.max_length, new.shape[3]) for new in states
+            ]
         start, self.length = self.length, self.length + key_states.shape[2]
         for buffer, new in zip(self.buffers, states, strict=True):
             buffer[:, :, start : self.length] = new
@@ -70,7 +71,6 @@ class PreallocatedLayer(DynamicLayer):
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Select rows of the batch, each any number of times."""
-        assert self.buffers is not None
         self.buffers = [buffer[beam_idx] for buffer in self.buffers]
 
 

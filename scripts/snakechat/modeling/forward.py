@@ -3,7 +3,7 @@
 Log-probabilities of the target tokens, or scores at given positions; other positions are never
 computed.
 
-Shapes: B, T, S and N as in snakechat/modeling/packing.py; n rows of A responses each.
+Shapes: B, T, S and N as in snakechat/modeling/batching.py; n rows of A responses each.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,10 +18,9 @@ from transformers import PreTrainedModel
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import compile_layers
 from snakechat.modeling.attention import packed_arguments
-from snakechat.modeling.batching import Examples
+from snakechat.modeling.batching import Examples, TokenBatch
 from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
 from snakechat.modeling.models import check_sequence_length, supports_packing
-from snakechat.modeling.packing import TokenBatch
 from snakechat.workflow.errors import FIRST_LINE, ProgressLines
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 

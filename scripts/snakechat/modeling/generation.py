@@ -2,30 +2,51 @@
 
 A prompt is processed once, however many responses are sampled for it; decoding.py samples their
 tokens. Samplers are what RLHF samples with: the trained model itself, or vLLM (vllm_sampler.py).
+
+Shapes: as in decoding.py.
 """
 
 import contextlib
+import functools
+import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch.nn import functional
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import copy_to_device, round_up
 from snakechat.modeling.attention import head_size
 from snakechat.modeling.batching import bucket_by_size, sort_by_size
-from snakechat.modeling.captured_decoding import FixedDecoder, can_be_captured
-from snakechat.modeling.decoding import Decoder, pad_left
+from snakechat.modeling.decoding import (
+    Decoder,
+    make_cache,
+    next_logits,
+    pad_left,
+    takes_dense_mask,
+)
 from snakechat.modeling.lora import merged_adapters
-from snakechat.modeling.models import Gather, no_gather
+from snakechat.modeling.models import Gather, describe, no_gather, whole_shape
 from snakechat.workflow import processes
+from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 
 # Fractions of a GPU's total memory, and of its free memory, that the keys and values of a batch may
 # use by default.
 MEMORY_FRACTION, FREE_FRACTION = 1 / 8, 1 / 2
 # A decoder stays in memory while a model trains if both take at most this fraction of a GPU.
 KEPT_FRACTION = 0.8
+# A graph of this size or smaller is not halved. A step of a few rows takes as long as a step of one
+# row: the time to read the weights.
+SMALLEST_GRAPH = 8
+# Lengths of a FixedDecoder are multiples of this number, so that a graph serves several batches.
+LENGTH_MULTIPLE = 64
+
+# Whether a graph can have the pass of a model.
+_captures: weakref.WeakKeyDictionary[PreTrainedModel, bool] = weakref.WeakKeyDictionary()
 
 # Token ids [g][row] of each response, and the log-probability of each token or None.
 Generations = tuple[list[list[list[int]]], list[list[list[float]]] | None]
@@ -93,7 +114,7 @@ class HfSampler(Sampler):
     if the first one has left enough of a GPU's memory.
     """
 
-    decoder: FixedDecoder | None = None
+    decoder: "FixedDecoder | None" = None
     # Limit of tokens in a batch, from the memory that was free without the decoder.
     max_tokens = 0
     # Bytes that the decoder may keep while the model trains.
@@ -141,7 +162,7 @@ class HfSampler(Sampler):
                     responses[index % num_generations][rows[index // num_generations]] = ids[:end]
         return responses, None
 
-    def fixed_decoder(self, stops: torch.Tensor, capacity: int) -> FixedDecoder:
+    def fixed_decoder(self, stops: torch.Tensor, capacity: int) -> "FixedDecoder":
         """Return a decoder for the weights where they are now; the arguments are FixedDecoder's."""
         # Graphs read weights by their addresses, and ZeRO 3 gathers them anywhere.
         tensors = [*self.model.parameters(), *self.model.buffers()]
@@ -203,3 +224,209 @@ def default_generate_tokens(
         memory: Bytes that keys and values may use.
     """
     return max(micro_batch_tokens, int(memory / (element_bytes * cache_elements(config))))
+
+
+# --- decoding by CUDA graphs --------------------------------------------------------------------
+
+
+class FixedLayer(DynamicLayer):
+    """Keys and values [b, H, L, D] of a layer, of which each token writes one column.
+
+    All columns are returned: the mask says which ones have tokens.
+
+    Args:
+        column: [1], where the next token is written. The caller advances it.
+    """
+
+    def __init__(self, column: torch.Tensor) -> None:
+        super().__init__()
+        self.column = column
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Write the keys and values of a token, and return all columns."""
+        keys, values = cast(Any, self.keys), cast(Any, self.values)
+        keys.index_copy_(2, self.column, key_states)
+        return keys, values.index_copy_(2, self.column, value_states)
+
+    def get_seq_length(self) -> int:
+        """Return 0: the mask says which columns have tokens."""
+        return 0
+
+
+class FixedDecoder(Decoder):
+    """A decoder with tensors of fixed addresses, and a CUDA graph of each shape of a step.
+
+    A token of a small model takes a GPU less time than Python needs to launch its kernels: a
+    captured step is launched at once. Nothing in a step may depend on the host: the column of the
+    cache, the mask and the number of the token are tensors that the step advances itself.
+
+    It serves all batches whose tokens have space: whichever shape a batch has, its tensors begin
+    where the buffers begin. There is a graph for the rows of a batch, for half of them, for a
+    quarter and so on; it repeats the last row as ended where the batch has fewer rows.
+
+    Args:
+        capacity: Tokens of the largest batch, padding included.
+    """
+
+    has_cache, multiple = True, LENGTH_MULTIPLE
+
+    def __init__(
+        self, model: PreTrainedModel, stops: torch.Tensor, temperature: float, capacity: int
+    ) -> None:
+        super().__init__(model, stops, temperature)
+        self.capacity, self.cache = capacity, DynamicCache(config=model.config)
+        self.cache.layers = [FixedLayer(self.column) for _ in self.cache.layers]
+        # Of the state, and of the keys and values of each layer.
+        self.buffers: dict[str, torch.Tensor] = {}
+        # By rows and length. They share a pool of memory.
+        self.graphs: dict[torch.Size, Any] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the buffers."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+    def size_for(self, num_rows: int) -> int:
+        """Return the number of rows of the smallest graph that has space for some rows."""
+        size = self.num_rows
+        while size > SMALLEST_GRAPH and (size + 1) // 2 >= num_rows:
+            size = (size + 1) // 2
+        return size
+
+    def fits_less(self, num_rows: int) -> bool:
+        """Return whether there is a smaller graph for some of the rows."""
+        return self.size_for(num_rows) < len(self.state["ended"])
+
+    def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
+        """Copy the keys and values of the prompt [b] of each row, and free those of the prompts."""
+        sources = sources[self._select(torch.arange(len(sources), device=sources.device))]
+        for number, layer in enumerate(cast(Any, prompts.layers)):
+            columns = self.length - layer.length
+            # Without zeros, there could be NaN, which a mask does not remove.
+            padded = (functional.pad(each[sources], (0, 0, 0, columns)) for each in layer.buffers)
+            self._set_layer(number, padded)
+            layer.buffers = []
+        self.end = self.length
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """Keep the given rows of the batch."""
+        rows = self._select(rows)
+        for number, layer in enumerate(cast(Any, self.cache.layers)):
+            self._set_layer(number, (states[rows] for states in (layer.keys, layer.values)))
+
+    def _select(self, rows: torch.Tensor) -> torch.Tensor:
+        """Select rows of the state; return them, the last of which fills a graph."""
+        number, size = len(rows), self.size_for(len(rows))
+        rows = torch.cat([rows, rows[-1:].expand(size - number)])
+        self.state = {name: self._fixed(name, each[rows]) for name, each in self.state.items()}
+        self.state["ended"][number:] = True
+        return rows
+
+    def _set_layer(self, number: int, states: Iterable[torch.Tensor]) -> None:
+        """Set the keys and values of a layer."""
+        layer = cast(Any, self.cache.layers[number])
+        layer.keys, layer.values = (
+            self._fixed(f"{name} of layer {number}", each)
+            for name, each in zip(("keys", "values"), states, strict=True)
+        )
+
+    def _fixed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Copy a tensor to the start of a buffer; return it there."""
+        if name not in self.buffers:
+            elements = tensor.shape[1] * tensor.shape[3] if tensor.ndim == 4 else 1
+            self.buffers[name] = tensor.new_empty(self.capacity * elements)
+        return self.buffers[name][: tensor.numel()].view(tensor.shape).copy_(tensor)
+
+    def step(self) -> None:
+        """Sample a token of each row, from a graph on a GPU."""
+        if self.stops.is_cuda:
+            self.run_graph()
+        else:
+            self.sample()
+
+    def run_graph(self) -> None:
+        """Run the graph of a step of this shape; the first call captures it."""
+        shape = self.state["mask"].shape
+        if shape in self.graphs:
+            self.graphs[shape].replay()
+            return
+        # A first step outside of the graph: libraries allocate their workspaces. It counts.
+        stream = warm_up_stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self.sample()
+        torch.cuda.current_stream().wait_stream(stream)
+        # Graphs of one decoder never run at the same time: they share the memory of their
+        # intermediate results. Other threads, such as NCCL's, may use CUDA meanwhile.
+        pool = next((graph.pool() for graph in self.graphs.values()), None)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, pool, capture_error_mode="thread_local"):
+                self.sample()
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise InputError(
+                f"{describe(self.model)}: a CUDA graph of a sampled token fails ({reason}): set"
+                " cuda_graphs: false in the placement"
+            ) from error
+        self.graphs[shape] = graph
+
+
+@functools.cache
+def warm_up_stream() -> torch.cuda.Stream:
+    """Return the stream of all first steps: libraries keep a workspace for each stream."""
+    return torch.cuda.Stream()
+
+
+def can_be_captured(model: PreTrainedModel) -> bool:
+    """Return whether a graph can have the passes of a model that sample tokens.
+
+    The weights of a model whose layers are gathered at each call move. Whether the host waits
+    within a pass, which ends a capture, is tried once, and a warning says so.
+    """
+    is_whole = all(weight.shape == whole_shape(weight) for weight in model.parameters())
+    if not is_whole or not takes_dense_mask(model):
+        return False
+    if model not in _captures:
+        problem = _capture_problem(model)
+        _captures[model] = problem is None
+        if problem:
+            warn(f"{describe(model)}: responses are sampled without CUDA graphs: a pass {problem}")
+    return _captures[model]
+
+
+@torch.no_grad()
+def _capture_problem(model: PreTrainedModel) -> str | None:
+    """Run a step of a decoder outside of a graph; return what a graph could not have."""
+    device = model.device
+    stops = torch.zeros(1, dtype=torch.int64, device=device)
+    decoder = FixedDecoder(model, stops, 1.0, LENGTH_MULTIPLE)
+    cache, prompt = make_cache(model.config, 1), torch.ones_like(stops)[None]
+    next_logits(model, cache, prompt, prompt, prompt - 1)
+    tokens, uniforms = (
+        torch.zeros(1, 2, dtype=d, device=device) for d in (torch.int64, torch.float64)
+    )
+    decoder.start(cache, prompt, stops, tokens, uniforms)
+    try:
+        with forbidden_waits() if device.type == "cuda" else contextlib.nullcontext():
+            decoder.sample()
+    except RuntimeError as error:
+        if is_out_of_memory(error):
+            raise
+        return str(error).partition("\n")[0]
+    return None
+
+
+@contextlib.contextmanager
+def forbidden_waits() -> Iterator[None]:
+    """Context in which an operation for which the host waits for a GPU raises RuntimeError."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)

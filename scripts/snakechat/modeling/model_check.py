@@ -20,14 +20,15 @@ import numpy as np
 import torch
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.batching import NUM_SHORT, Examples, probe_rows
+from snakechat.modeling.batching import Examples, Ids
 from snakechat.modeling.decoding import make_cache, next_logits, pad_left
 from snakechat.modeling.forward import Policy, Scorer, fp32_weights
 from snakechat.modeling.models import describe, max_positions, whole_shape
-from snakechat.modeling.packing import Ids, Row, collate
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.processes import all_reduce_max, missing_kernel
 
+# Tokens of the shorter one of two rows on which passes are compared.
+NUM_SHORT = 24
 # Compared tokens of a sequence: its last ones, which depend on all others.
 NUM_COMPARED = 16
 # Tokens of the longer row. More would take seconds of a CPU, and only a sliding window tells them
@@ -77,24 +78,40 @@ def check_model(
             check.compare_unpacked()
             check.compare_packed()
             if samples:
-                check.compare(
-                    "sampling with a key-value cache",
-                    check.cached_difference,
-                    "outputs with a key-value cache",
-                    "responses cannot be sampled from it: use another model",
-                )
+                remedy = "responses cannot be sampled from it: use another model"
+                check.compare("sampling with a key-value cache", check.cached_difference, remedy)
             if any(weight.requires_grad for weight in module.parameters()):
-                check.compare(
-                    "the forward pass in training mode",
-                    check.training_difference,
-                    "outputs in training mode",
-                    "set the noise that config.json adds in training to 0, or use another model",
+                remedy = (
+                    "set the noise that config.json adds in training to 0, or use another model"
                 )
+                action = "the forward pass in training mode"
+                check.compare(action, check.training_difference, remedy)
         # In fp32, a kernel of 16 bits has not run yet.
         if module.supports_packing and acceleration.current().attn_implementation == "auto":
-            check, kernel = _ModelCheck(module, rows, device), "the attention kernel of the GPU"
+            check = _ModelCheck(module, rows, device)
             remedy = "set attn_implementation: sdpa in the placement"
-            check.compare(kernel, check.packed_difference, f"outputs with {kernel}", remedy)
+            check.compare("the attention kernel of the GPU", check.packed_difference, remedy)
+
+
+def probe_rows(examples: Examples, limit: int) -> Examples:
+    """Return the longest row and, of the others, the one with about NUM_SHORT tokens.
+
+    Args:
+        limit: longer ones are truncated to this number of tokens: the start of a prompt, and the
+            ends of its responses, which keep half of the room.
+    """
+    lengths = examples.prompt_lengths + examples.response_lengths.max(axis=0)
+    longest = int(lengths.argmax())
+    distances = np.abs(lengths - NUM_SHORT)
+    distances[longest] = distances.max() + 1
+    rows = examples.select([longest, int(distances.argmin())])
+    rooms = np.maximum(limit // 2, limit - rows.response_lengths.max(axis=0))
+    prompts = [rows.prompts[row][-room:] for row, room in enumerate(rooms)]
+    responses = (
+        [ids[row][: limit - len(prompt)] for row, prompt in enumerate(prompts)]
+        for ids in rows.responses
+    )
+    return Examples(prompts, *responses)
 
 
 def can_use_fp32(module: Policy | Scorer) -> bool:
@@ -108,32 +125,26 @@ def can_use_fp32(module: Policy | Scorer) -> bool:
 
 
 class _ModelCheck:
-    """The comparisons of a model.
+    """The comparisons of a model, on a long row and a short one."""
 
-    Args:
-        rows: a long row and a short one.
-    """
-
-    def __init__(self, module: Policy | Scorer, rows: list[Row], device: torch.device) -> None:
-        self.module, self.rows, self.device = module, rows, device
+    def __init__(self, module: Policy | Scorer, rows: Examples, device: torch.device) -> None:
+        self.module, self.rows, self.short, self.device = module, rows, rows.select([1]), device
         self.model: Any = module.model
         self.name = describe(self.model)
         self.tolerance = TOLERANCE[self.model.dtype]
         self.scale = 1.0
         with self.describes_errors("transformers' forward pass"):
             # The largest absolute logit or score of the short row.
-            prompt, [response, *_] = rows[1]
-            largest = self.own_pass([*prompt, *response]).abs().max().item()
+            largest = self.own_pass(sequences(self.short)[0]).abs().max().item()
         if 0 < largest < LARGEST_OUTPUT:
             self.scale = LARGEST_OUTPUT / largest
 
     def compare_unpacked(self) -> None:
         """Compare sequences that are not packed. If the model is packed, a short one suffices."""
-        rows = self.rows[1:] if self.module.supports_packing else self.rows
+        rows = self.short if self.module.supports_packing else self.rows
         self.compare(
             "the forward pass of training",
             lambda: largest_difference(self.outputs(rows, packing=False), self.expected(rows)),
-            "outputs computed from its hidden states",
             "models that transform hidden states, or outputs, are not supported: use another model",
         )
 
@@ -159,9 +170,8 @@ class _ModelCheck:
 
         The last tokens follow one by one on prompts of different lengths, in two rows of each.
         """
-        prompt, [response, *_] = self.rows[0]
         length = min(NUM_SHORT, max_positions(self.module.model) or NUM_SHORT)
-        text = np.resize([*prompt, *response], length)
+        text = np.resize(sequences(self.rows)[0], length)
         texts: list[Any] = [text, text[length // 2 :]]
         own = [self.own_logprobs(text, NUM_STEPS + 1) for text in texts]
         input_ids, mask = pad_left([text[:-NUM_STEPS] for text in texts], 0, self.device)
@@ -186,17 +196,21 @@ class _ModelCheck:
 
     def training_difference(self) -> float:
         """Return the largest difference of passes in training mode and in evaluation mode."""
-        expected = self.outputs(self.rows[1:], packing=False)
+        expected = self.outputs(self.short, packing=False)
         self.module.train()
-        outputs = self.outputs(self.rows[1:], packing=False)
+        outputs = self.outputs(self.short, packing=False)
         self.module.eval()
         return largest_difference(outputs, expected)
 
-    def compare(self, action: str, difference: Callable[[], float], what: str, remedy: str) -> None:
+    def packed_difference(self) -> float:
+        """Return the largest difference of packed rows."""
+        return largest_difference(self.outputs(self.rows, packing=True), self.expected(self.rows))
+
+    def compare(self, action: str, difference: Callable[[], float], remedy: str) -> None:
         """Raise InputError if passes fail, or outputs differ by more than the tolerance.
 
         Args:
-            action, what: What an error calls the passes and their outputs.
+            action: What an error calls the passes.
             difference: Runs the passes; returns the largest difference in this process.
         """
         with self.describes_errors(action):
@@ -204,36 +218,27 @@ class _ModelCheck:
         found = all_reduce_max(found)
         if found > self.tolerance:
             raise InputError(
-                f"{self.name}: {what} differ from those of transformers by"
-                f" {found / self.scale:.3g}, and rounding explains"
-                f" {self.tolerance / self.scale:.3g}: {remedy}"
+                f"{self.name}: {action} differs from transformers by {found / self.scale:.3g}, and"
+                f" rounding explains {self.tolerance / self.scale:.3g}: {remedy}"
             )
 
-    def packed_difference(self) -> float:
-        """Return the largest difference of packed rows."""
-        return largest_difference(self.outputs(self.rows, packing=True), self.expected(self.rows))
-
-    def outputs(self, rows: list[Row], packing: bool) -> list[torch.Tensor]:
+    def outputs(self, rows: Examples, packing: bool) -> list[torch.Tensor]:
         """Return the outputs [K] of each sequence as training computes them.
 
         They are log-probabilities of a policy's logits times `scale`, or scores times `scale`.
         """
-        packed = [rows] if packing else [[row] for row in rows]
-        batch = collate(packed, packing, self.device, with_prompts=True)
+        numbers = [*range(len(rows))]
+        packed = [numbers] if packing else [[row] for row in numbers]
+        batch = rows.collate(packed, packing, self.device, with_prompts=True)
         if isinstance(self.module, Policy):
             values = self.module(batch, temperature=1 / self.scale)
         else:
             values = self.scale * self.module(batch, batch.target_index)
         return [part[-NUM_COMPARED:] for part in values.split(batch.target_lengths.tolist())]
 
-    def expected(self, rows: list[Row]) -> list[torch.Tensor]:
+    def expected(self, rows: Examples) -> list[torch.Tensor]:
         """Return the outputs [K] of each sequence as transformers computes them."""
-        # All first responses come before all second ones, as in a batch.
-        return [
-            self.own_outputs([*prompt, *responses[number]])
-            for number in range(len(rows[0][1]))
-            for prompt, responses in rows
-        ]
+        return [self.own_outputs(ids) for ids in sequences(rows)]
 
     def own_outputs(self, ids: Ids) -> torch.Tensor:
         """Return the outputs [K] of a sequence as transformers computes them.
@@ -244,7 +249,7 @@ class _ModelCheck:
             num_compared = min(NUM_COMPARED, len(ids) - 1)
             logprobs = self.own_logprobs(ids, num_compared + 1)[:-1]
             return logprobs.gather(1, self.tensor(ids)[0, -num_compared:, None]).squeeze(1)
-        [outputs] = self.outputs([(ids[:-1], [ids[-1:]])], packing=False)
+        [outputs] = self.outputs(Examples([ids[:-1]], [ids[-1:]]), packing=False)
         score = self.own_pass(ids).flatten().float()
         outputs[-1:] = self.scale * (self.module.normalizer or torch.Tensor.float)(score)
         return outputs
@@ -293,6 +298,14 @@ class _ModelCheck:
     def tensor(self, ids: Ids) -> torch.Tensor:
         """Return token ids as a batch of one sequence."""
         return torch.as_tensor(np.asarray(ids, np.int64), device=self.device)[None]
+
+
+def sequences(rows: Examples) -> list[list[int]]:
+    """Return prompt and response of each sequence, all first responses before all second ones."""
+    numbers = range(len(rows))
+    return [
+        [*rows.prompts[row], *responses[row]] for responses in rows.responses for row in numbers
+    ]
 
 
 def largest_difference(outputs: list[torch.Tensor], expected: list[torch.Tensor]) -> float:

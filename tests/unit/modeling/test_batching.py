@@ -14,10 +14,11 @@ from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
     epoch_batches,
+    first_fit,
     global_batches,
+    pack_rows,
     training_batches,
 )
-from snakechat.modeling.packing import collate, first_fit, pack_rows
 from snakechat.workflow.errors import InputError
 
 CPU = torch.device("cpu")
@@ -60,7 +61,7 @@ def test_prompts_that_are_all_the_same_have_no_mismatched_responses():
 @pytest.mark.parametrize("packing", [True, False])
 def test_micro_batches_of_pairs_respect_the_token_limit_with_padding(packing, monkeypatch):
     # More rows than are considered for one micro-batch.
-    monkeypatch.setattr("snakechat.modeling.packing.MAX_CANDIDATES", 16)
+    monkeypatch.setattr("snakechat.modeling.batching.MAX_CANDIDATES", 16)
     random = np.random.default_rng(1)
     ids = [[[9] * length for length in random.integers(1, 9, 50)] for _ in range(3)]
     with acceleration.using(Acceleration(micro_batch_tokens=54)):
@@ -159,8 +160,9 @@ def test_rows_are_packed_into_micro_batches(sizes, limit, expected):
 
 
 def test_a_packed_sequence_has_each_prompt_once_before_its_responses():
-    rows = [([11, 12], [[13, 14, 15], [16]]), ([21], [[22], [23, 24]])]
-    batch = collate([rows, [([31, 32, 33], [[34], [35, 36]])]], True, CPU)
+    prompts, chosen = [[11, 12], [21], [31, 32, 33]], [[13, 14, 15], [22], [34]]
+    rows = Examples(prompts, chosen, [[16], [23, 24], [35, 36]])
+    batch = rows.collate([[0, 1], [2]], True, CPU)
     assert batch.input_ids.tolist() == [
         [11, 12, 13, 14, 15, 16, 21, 22, 23, 24],
         [31, 32, 33, 34, 35, 36, 0, 0, 0, 0],
@@ -177,10 +179,10 @@ def test_a_packed_sequence_has_each_prompt_once_before_its_responses():
 
 @pytest.mark.parametrize("packing", [True, False])
 def test_a_response_may_have_one_token_or_none(packing):
-    rows = [([11, 12], [[]]), ([21], [[22]]), ([31], [[]])]
-    sequences = [rows] if packing else [[row] for row in rows]
+    rows = Examples([[11, 12], [21], [31]], [[], [22], []])
+    packed = [[0, 1, 2]] if packing else [[0], [1], [2]]
     for with_prompts, targets, lengths in ((False, [22], [0, 1, 0]), (True, [12, 22], [1, 1, 0])):
-        batch = collate(sequences, packing, CPU, with_prompts)
+        batch = rows.collate(packed, packing, CPU, with_prompts)
         ids = batch.input_ids.flatten()
         assert ids[batch.target_index].tolist() == targets
         assert ids[batch.last_index].tolist() == [12, 22, 31]
@@ -189,8 +191,8 @@ def test_a_response_may_have_one_token_or_none(packing):
 
 def test_a_sliding_window_counts_positions_and_not_columns():
     # A prompt of three tokens with responses of two; a prompt of one with two responses of one.
-    rows = [([11, 12, 13], [[14, 15], [16, 17]]), ([21], [[22], [23]])]
-    batch = collate([rows], True, CPU)
+    rows = Examples([[11, 12, 13], [21]], [[14, 15], [22]], [[16, 17], [23]])
+    batch = rows.collate([[0, 1]], True, CPU)
     picture = [
         "x . . . . . . . . .",
         "x x . . . . . . . .",
@@ -208,6 +210,6 @@ def test_a_sliding_window_counts_positions_and_not_columns():
     mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
     assert sliding_window_mask(mask, batch.position_ids, window=2).tolist() == [[expected]]
     # The softmax over no position is not defined: padding has one in any window.
-    batch = collate([rows, rows[1:]], True, CPU)
+    batch = rows.collate([[0, 1], [1]], True, CPU)
     mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
     assert sliding_window_mask(mask, batch.position_ids, window=1).any(dim=-1).all()

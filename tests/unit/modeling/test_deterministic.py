@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from snakechat.modeling.acceleration import choose_device
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
-from snakechat.modeling.packing import collate
 from snakechat.workflow.processes import (
     ENVIRONMENT,
     REQUEST,
@@ -40,9 +40,11 @@ def test_an_operation_without_a_deterministic_kernel_is_an_error(monkeypatch):
 
 def test_threads_of_a_cpu_add_gradients_in_the_same_order(model):
     # More numbers than torch leaves to one thread, and prompts whose last state 8 responses share.
-    rows = [([3 + prompt, 9], [[20 + i, 5, 6, 2] for i in range(8)]) for prompt in range(40)]
+    prompts = [[3 + row, 9] for row in range(40)]
+    rows = Examples(prompts, *([[20 + i, 5, 6, 2]] * 40 for i in range(8)))
     torch.set_num_threads(2)
-    policy, batch = Policy(model), collate([[row] for row in rows], True, choose_device(SERIAL))
+    policy = Policy(model)
+    batch = rows.collate([[row] for row in range(40)], True, choose_device(SERIAL))
     weights = list(policy.model.parameters())
     first, *others = (torch.autograd.grad(policy(batch).sum(), weights) for _ in range(8))
     assert all(torch.equal(*pair) for other in others for pair in zip(first, other, strict=True))

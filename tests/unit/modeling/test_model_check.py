@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from snakechat.modeling import acceleration, attention
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.batching import Examples, probe_rows
+from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.model_check import check_model
+from snakechat.modeling.model_check import check_model, probe_rows
 from snakechat.workflow.errors import InputError
 from support.families import spread
 from support.varlen import loop_over_segments
@@ -51,8 +51,8 @@ RIGHT = {
         False,
     ),
 }
-HEAD = "outputs computed from its hidden states differ"
-CACHE = "outputs with a key-value cache differ"
+HEAD = "the forward pass of training differs"
+CACHE = "sampling with a key-value cache differs"
 WRONG = {
     # Logits that are limited.
     "gemma2": ({**SIZE, **WINDOW}, HEAD),
@@ -126,7 +126,7 @@ def test_noise_in_training_is_refused_and_random_numbers_stay():
     keys = {**SIZE, "num_local_experts": 4, "router_jitter_noise": 0.1}
     policy = make_policy("mixtral", keys)
     state = torch.get_rng_state()
-    with pytest.raises(InputError, match="outputs in training mode differ"):
+    with pytest.raises(InputError, match="the forward pass in training mode differs"):
         check_model(policy, EXAMPLES)
     assert torch.equal(torch.get_rng_state(), state)
     # Models that are not trained stay in evaluation mode.
@@ -159,7 +159,7 @@ def test_the_longest_row_is_compared():
 
     def probed(examples, limit):
         rows = probe_rows(examples, limit)
-        return [(len(prompt), len(response)) for prompt, [response] in rows]
+        return [*zip(rows.prompt_lengths, rows.response_lengths[0], strict=True)]
 
     assert probed(examples, 1000) == [(300, 100), (5, 100)]
     # Responses keep half of the room if they need it.
@@ -195,7 +195,7 @@ def test_a_kernel_of_16_bits_is_compared_too(scale, is_right, monkeypatch):
     with (
         contextlib.nullcontext()
         if is_right
-        else pytest.raises(InputError, match="with the attention kernel of the GPU differ")
+        else pytest.raises(InputError, match="the attention kernel of the GPU differs")
     ):
         check_model(policy, examples)
     assert policy.supports_packing
