@@ -6,8 +6,7 @@ computed.
 Shapes: B, T, S and N as in snakechat/modeling/batching.py; n rows of A responses each.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -165,17 +164,3 @@ def evaluate_sequences(
         if rank() == 0:
             progress.update(done)
     return all_reduce_sum(values).numpy()
-
-
-@contextmanager
-def fp32_weights(module: Policy | Scorer) -> Iterator[None]:
-    """Context in which the weights of a module are in fp32."""
-    weights = list(module.parameters())
-    values = [weight.data for weight in weights]
-    for weight in weights:
-        weight.data = weight.data.float()
-    try:
-        yield
-    finally:
-        for weight, value in zip(weights, values, strict=True):
-            weight.data = value

@@ -75,37 +75,6 @@ def load_scorer(
     return model
 
 
-def _load_config(
-    folder: str | Path, tokenizer: PreTrainedTokenizerBase, **changes: Any
-) -> PreTrainedConfig:
-    """Return the config of a folder with the tokenizer's ids and without the noise of training.
-
-    Raises:
-        InputError: the model is not supported. This is checked before its weights are read.
-    """
-    config = load_pretrained(AutoConfig, folder)
-    if config.is_encoder_decoder:
-        raise InputError(f"{folder}: {config.model_type} has an encoder: use a decoder-only model")
-    if len(tokenizer) > config.vocab_size:
-        raise InputError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens, but the model has only"
-            f" {config.vocab_size} embeddings: use the model's own tokenizer"
-        )
-    # Without noise PPO's first ratio is exactly 1, and runs are reproducible.
-    noise = {
-        name: 0.0
-        for name, value in config.to_dict().items()
-        if re.search("drop|jitter", name) and value
-    }
-    changes |= noise | {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
-    for name, value in changes.items():
-        setattr(config, name, value)
-    # transformers then selects sdpa if the family has it. Eager attention would add a boolean mask
-    # to the attention scores as numbers.
-    config._attn_implementation = None
-    return config
-
-
 def _load(
     auto_class: Any,
     folder: str | Path,
@@ -114,15 +83,32 @@ def _load(
     deferred: bool = False,
     new_head: bool = False,
 ) -> PreTrainedModel:
-    """Load a model; check its kind, and that it has exactly the weights of its config.
+    """Load a model with the tokenizer's ids and without the noise of training.
 
-    deferred, new_head: See load_scorer.
+    Its kind, and that it has exactly the weights of its config, are checked; see load_scorer.
     """
     is_scorer = auto_class is AutoModelForSequenceClassification
-    scores = is_scorer and not new_head
-    if problem := model_problem(read_model_config(Path(folder)) or {}, scores):
+    if problem := model_problem(read_model_config(Path(folder)) or {}, is_scorer and not new_head):
         raise InputError(f"{folder} {problem}")
-    config = _load_config(folder, tokenizer, **({"num_labels": 1} if is_scorer else {}))
+    config = load_pretrained(AutoConfig, folder)
+    if config.is_encoder_decoder:
+        raise InputError(f"{folder}: {config.model_type} has an encoder: use a decoder-only model")
+    if len(tokenizer) > config.vocab_size:
+        raise InputError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, but the model has only"
+            f" {config.vocab_size} embeddings: use the model's own tokenizer"
+        )
+    for name, value in config.to_dict().items():
+        # Without noise PPO's first ratio is exactly 1, and runs are reproducible.
+        if re.search("drop|jitter", name) and value:
+            setattr(config, name, 0.0)
+    for name in SPECIAL_IDS:
+        setattr(config, name, getattr(tokenizer, name))
+    if is_scorer:
+        config.num_labels = 1
+    # transformers then selects sdpa if the family has it. Eager attention would add a boolean mask
+    # to the attention scores as numbers.
+    config._attn_implementation = None
     # With the dtype of its files, a model stays mapped into memory. A new head is drawn later.
     with torch.random.fork_rng([], enabled=deferred):
         loaded_dtype = "auto" if deferred else dtype

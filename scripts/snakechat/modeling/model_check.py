@@ -22,7 +22,7 @@ import torch
 from snakechat.modeling import acceleration
 from snakechat.modeling.batching import Examples, Ids
 from snakechat.modeling.decoding import make_cache, next_logits, pad_left
-from snakechat.modeling.forward import Policy, Scorer, fp32_weights
+from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.models import describe, max_positions, whole_shape
 from snakechat.workflow.errors import InputError, is_out_of_memory, warn
 from snakechat.workflow.processes import all_reduce_max, missing_kernel
@@ -67,13 +67,12 @@ def check_model(
         InputError: a pass fails, or differs by more than rounding.
     """
     device = next(module.parameters()).device
-    precision = fp32_weights(module) if can_use_fp32(module) else contextlib.nullcontext()
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.no_grad(), sampling():
         window = getattr(module.model.config, "sliding_window", None) or 0
         length = max(NUM_TOKENS, window + NUM_COMPARED + 1)
         rows = probe_rows(examples, min(length, max_positions(module.model) or length))
-        with precision:
+        with comparable_weights(module):
             check = _ModelCheck(module, rows, device)
             check.compare_unpacked()
             check.compare_packed()
@@ -114,14 +113,23 @@ def probe_rows(examples: Examples, limit: int) -> Examples:
     return Examples(prompts, *responses)
 
 
-def can_use_fp32(module: Policy | Scorer) -> bool:
-    """Return whether a model can be compared in fp32: it is small, and no kernel excludes it."""
+@contextlib.contextmanager
+def comparable_weights(module: Policy | Scorer) -> Iterator[None]:
+    """Context in which the weights of a small model are in fp32, unless a kernel excludes it."""
     weights = list(module.parameters())
-    return (
-        sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
-        and all(weight.shape == whole_shape(weight) for weight in weights)
-        and not acceleration.current().compile
-    )
+    is_whole = all(weight.shape == whole_shape(weight) for weight in weights)
+    is_small = sum(weight.numel() for weight in weights) <= MAX_FP32_WEIGHTS
+    if not is_whole or not is_small or acceleration.current().compile:
+        yield
+        return
+    values = [weight.data for weight in weights]
+    for weight in weights:
+        weight.data = weight.data.float()
+    try:
+        yield
+    finally:
+        for weight, value in zip(weights, values, strict=True):
+            weight.data = value
 
 
 class _ModelCheck:

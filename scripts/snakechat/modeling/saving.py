@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
@@ -62,18 +62,12 @@ def save_model(
         # Without weights: the configs only.
         model.save_pretrained(folder, state_dict={})
         if master:
-            _set_saved_dtype(folder / CONFIG_NAME)
+            config = json.loads((folder / CONFIG_NAME).read_text(encoding="utf-8"))
+            write_json(folder / CONFIG_NAME, config | {"dtype": "float32"})
         tokenizer.save_pretrained(folder)
     write_weights(model, folder, gather, master)
     if hasattr(model, "peft_config"):
         save_adapter(model, folder / "adapter", gather, master)
-
-
-def _set_saved_dtype(path: Path) -> None:
-    """Set the dtype in config.json to float32, in the format of transformers."""
-    config = json.loads(path.read_text(encoding="utf-8"))
-    text = json.dumps(config | {"dtype": "float32"}, indent=2, sort_keys=True)
-    path.write_text(f"{text}\n", encoding="utf-8")
 
 
 # --- weights ------------------------------------------------------------------------------------
@@ -143,8 +137,8 @@ def write_weights(
         master: Returns the fp32 values of weights, which are then written.
     """
     weights = saved_weights(model)
-    in_files, sources = weights_in_files(model, weights, torch.float32 if master else None)
-    if any(id(shape) not in sources for shape in in_files.values()):
+    shapes, sources = weights_in_files(model, weights, torch.float32 if master else None)
+    if None in sources.values():
         with gather([source for saved in weights.values() for source in saved.sources]):
             if rank() == 0 or master:
                 values = {name: saved.value(master) for name, saved in weights.items()}
@@ -152,12 +146,12 @@ def write_weights(
                 model.save_pretrained(folder, state_dict=values)
         return
     split = split_torch_state_dict_into_shards(
-        in_files, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
+        shapes, filename_pattern="model{suffix}.safetensors", max_shard_size=MAX_FILE_SIZE
     )
     for file, names in split.filename_to_tensors.items():
         values = {}
         for name in names:
-            saved = sources[id(in_files[name])]
+            saved = cast(SavedWeight, sources[name])
             with gather(saved.sources):
                 if rank() == 0 or master:
                     value = saved.value(master)
@@ -169,25 +163,31 @@ def write_weights(
             save_file(values, unfinished, metadata={"format": "pt"})
             unfinished.rename(folder / file)
     if split.is_sharded and rank() == 0:
-        total = sum(weight.numel() for weight in in_files.values())
+        total = sum(weight.numel() for weight in shapes.values())
         metadata = {"total_parameters": total, **split.metadata}
-        index = {"metadata": metadata, "weight_map": split.tensor_to_filename}
-        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(text)
+        write_json(
+            folder / SAFE_WEIGHTS_INDEX_NAME,
+            {"metadata": metadata, "weight_map": split.tensor_to_filename},
+        )
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write JSON in the format of transformers."""
+    path.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def weights_in_files(
     model: PreTrainedModel, weights: Mapping[str, SavedWeight], dtype: torch.dtype | None = None
-) -> tuple[dict[str, torch.Tensor], dict[int, SavedWeight]]:
-    """Return the shapes of the weights in the files of a model, by their names there.
+) -> tuple[dict[str, torch.Tensor], dict[str, SavedWeight | None]]:
+    """Return the weights in the files of a model by their names there.
 
     Args:
         weights: saved_weights of the model.
         dtype: The dtype in the files; defaults to each weight's own.
 
     Returns:
-        The shapes, as tensors without memory, and the weight of each one by the id of its shape.
-        A weight that transformers computes from several ones has none.
+        Their shapes, as tensors without memory; and the weight of the model that each one is, or
+        None for one that transformers computes from several.
     """
     shapes = {
         name: torch.empty(
@@ -198,7 +198,8 @@ def weights_in_files(
         for name, saved in weights.items()
     }
     sources = {id(shape): weights[name] for name, shape in shapes.items()}
-    return revert_weight_conversion(model, shapes), sources
+    in_files = revert_weight_conversion(model, shapes)
+    return in_files, {name: sources.get(id(shape)) for name, shape in in_files.items()}
 
 
 def weight_files(folder: Path) -> Mapping[str, Path]:
@@ -214,8 +215,7 @@ def weight_files(folder: Path) -> Mapping[str, Path]:
 def count_stored_weights(folder: Path) -> int:
     """Return the number of weights in the safetensors files of a folder."""
     count = 0
-    for path in set(weight_files(folder).values()):
+    for name, path in weight_files(folder).items():
         with safe_open(path, "pt") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-            count += sum(map(math.prod, shapes))
+            count += math.prod(file.get_slice(name).get_shape())
     return count

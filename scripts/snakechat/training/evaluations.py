@@ -199,11 +199,11 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
     Returns:
         None if the folders have no trained weight with the same name and shape.
     """
-    in_files, sources = weights_in_files(model, saved_weights(model))
+    _, sources = weights_in_files(model, saved_weights(model))
     before, after = weight_files(base), weight_files(saved)
     changed = total = 0
-    for name in in_files.keys() & before.keys() & after.keys():
-        source = sources.get(id(in_files[name]))
+    for name in sources.keys() & before.keys() & after.keys():
+        source = sources[name]
         if source is None or not source.is_trained:
             continue
         old, new = (_read(files[name], name) for files in (before, after))
