@@ -102,10 +102,8 @@ def copy_model(source: Path, folder: Path) -> None:
     # Kernels of the Hub are code that nobody has checked. Jobs choose their own implementation.
     config._attn_implementation = None
     dtype = _common_dtype(tensors.values())
-    # First without memory: a config may name any size.
-    for place in ({"device_map": {"": "meta"}}, {}):
-        model, loading = from_pretrained(auto_class, source, dtype, config, **place)
-        check_weights(loading | {"unexpected_keys": set()})
+    model, loading = from_pretrained(auto_class, source, dtype, config)
+    check_weights(loading | {"unexpected_keys": set()})
     if of_classifier and not hasattr(model, "score"):
         raise InputError(
             f"{type(model).__name__} has no score at each position: use a classifier of a"

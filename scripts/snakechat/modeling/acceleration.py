@@ -115,18 +115,12 @@ def choose_device(placement: Placement) -> torch.device:
         torch.backends.cuda.enable_cudnn_sdp(False)
     # The threads of a CPU add the gradients of indexed rows in any order, too.
     if not on_gpu or processes.uses_deterministic_kernels():
-        use_deterministic_kernels(warn_only=not processes.uses_deterministic_kernels())
+        # Otherwise, an operation without such a kernel is a warning.
+        is_strict = processes.uses_deterministic_kernels()
+        torch.use_deterministic_algorithms(True, warn_only=not is_strict)
+        # It would write to memory that deferred weights reserve and never use.
+        cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
     return torch.device("cuda" if on_gpu else "cpu")
-
-
-def use_deterministic_kernels(warn_only: bool) -> None:
-    """Have torch use kernels that always give the same result.
-
-    warn_only: An operation without such a kernel is a warning instead of an error.
-    """
-    torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    # It would write to memory that deferred weights reserve and never use.
-    cast(Any, torch.utils.deterministic).fill_uninitialized_memory = False
 
 
 def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -144,23 +138,20 @@ def round_up(length: int, multiple: int) -> int:
 # --- compiled layers (regional compilation by torch.compile) ------------------------------------
 
 
-def compile_layers(model: PreTrainedModel, backend: str = "inductor") -> None:
+def compile_layers(model: PreTrainedModel) -> None:
     """Compile the forward passes of a model's decoder layers, in place.
 
     All layers share what is compiled for one of them; whole models would compile longer. Names of
     weights do not change, and adapters may be added before. With a key-value cache, layers run
     without compilation: it grows by a token in each call.
-
-    Args:
-        backend: Of torch.compile.
     """
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
-            cast(Any, layer).forward = _compiled_without_cache(layer.forward, backend)
+            cast(Any, layer).forward = _compiled_without_cache(layer.forward)
 
 
-def _compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    compiled = compile_up_to(MAX_VERSIONS, forward, backend=backend)
+def _compiled_without_cache(forward: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = compile_versions(forward)
 
     @functools.wraps(forward)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -170,19 +161,15 @@ def _compiled_without_cache(forward: Callable[..., Any], backend: str) -> Callab
     return call
 
 
-def compile_up_to(max_versions: int, function: Callable[..., Any], **options: Any) -> Any:
-    """Return a function that torch compiles for at most this number of kinds of arguments.
-
-    Args:
-        options: Arguments of torch.compile.
-    """
+def compile_versions(function: Callable[..., Any], **options: Any) -> Any:
+    """Return a function that torch.compile compiles for at most MAX_VERSIONS kinds of arguments."""
     # Also torch's annotations lack the limit.
     compile_function = cast(Any, torch.compile)
     if HAS_RECOMPILE_LIMIT:
-        return compile_function(function, recompile_limit=max_versions, **options)
+        return compile_function(function, recompile_limit=MAX_VERSIONS, **options)
     # torch 2.11 has no limit of one function, but one of the process.
     config = cast(Any, torch.compiler.config)
-    config.recompile_limit = max(config.recompile_limit, max_versions)
+    config.recompile_limit = max(config.recompile_limit, MAX_VERSIONS)
     return compile_function(function, **options)
 
 

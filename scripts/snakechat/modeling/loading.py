@@ -129,13 +129,11 @@ def from_pretrained(
     folder: str | Path,
     dtype: str | torch.dtype,
     config: PreTrainedConfig,
-    **place: Any,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """Return the model that transformers loads, and what it reports about the weights.
 
     Args:
         dtype: "auto" takes the dtype of the first weight in the files, whichever the config names.
-        place: A device_map.
     """
     if dtype == "auto":
         config.dtype = None
@@ -147,7 +145,6 @@ def from_pretrained(
         output_loading_info=True,
         # They are rejected by name, which transformers' error does not have.
         ignore_mismatched_sizes=True,
-        **place,
     )
 
 

@@ -18,7 +18,7 @@ import torch
 from torch.nn import functional
 
 from snakechat.modeling import acceleration
-from snakechat.modeling.acceleration import MAX_VERSIONS, compile_up_to
+from snakechat.modeling.acceleration import compile_versions
 
 # Logits that exist at a time: 64 MB in 16 bits.
 CHUNK_LOGITS = 1 << 25
@@ -244,7 +244,7 @@ def _entropies(table: torch.Tensor) -> torch.Tensor:
 @functools.cache
 def compiled(function: Callable[..., Any]) -> Any:
     """Return one of the functions below as one kernel, which reads the logits [n, V] once."""
-    return compile_up_to(MAX_VERSIONS, function, dynamic=True)
+    return compile_versions(function, dynamic=True)
 
 
 def logprobs_and_entropies(

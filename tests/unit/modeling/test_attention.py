@@ -82,6 +82,20 @@ def allow_varlen(monkeypatch):
     return allow
 
 
+@pytest.fixture
+def compile_by(monkeypatch):
+    """A function that sets the backend of torch.compile."""
+    compile_function = torch.compile
+
+    def set_backend(backend):
+        def compile_for(function, **options):
+            return compile_function(function, **options | {"backend": backend})
+
+        monkeypatch.setattr(torch, "compile", compile_for)
+
+    return set_backend
+
+
 @pytest.fixture(params=MODELS)
 def policy(request, tokenizer, tmp_path):
     return saved_policy(MODELS[request.param], tokenizer, tmp_path)
@@ -108,11 +122,12 @@ def test_losses_and_gradients_equal_those_of_a_dense_mask(policy, rows, is_suppo
     [("gemma3_text", "single", "varlen"), ("qwen3", "shared", "shared")],
     indirect=["policy"],
 )
-def test_compiled_layers_call_the_kernels(policy, rows, kernel, allow_varlen):
+def test_compiled_layers_call_the_kernels(policy, rows, kernel, allow_varlen, compile_by):
     expected = loss_and_gradients(policy, EXAMPLES[rows])
     # Micro-batches of one size, for which layers are compiled once.
     calls = allow_varlen(pad_to_multiple_of=32)
-    compile_layers(policy.model, "aot_eager")
+    compile_by("aot_eager")
+    compile_layers(policy.model)
     assert_equal(loss_and_gradients(policy, EXAMPLES[rows]), expected)
     assert {*calls} == {kernel}
 
@@ -151,11 +166,12 @@ def forget_compiled_code():
 @pytest.mark.slow
 @pytest.mark.usefixtures("forget_compiled_code")
 @pytest.mark.parametrize("policy", ["opt", "gemma3_text"], indirect=True)
-def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
+def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy, compile_by):
     expected = loss_and_gradients(policy, EXAMPLES["shared"])
     names = list(policy.state_dict())
     counter = CompileCounter()
-    compile_layers(policy.model, counter)
+    compile_by(counter)
+    compile_layers(policy.model)
     assert list(policy.state_dict()) == names
     assert_equal(loss_and_gradients(policy, EXAMPLES["shared"]), expected)
     assert 1 <= counter.frame_count <= 4
@@ -172,14 +188,10 @@ def test_losses_and_gradients_are_equal_and_layers_share_compiled_code(policy):
 @pytest.mark.parametrize(
     "backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)]
 )
-def test_an_engine_trains_with_compiled_code(backend, policy, tokenizer, tmp_path, monkeypatch):
-    compile_function = torch.compile
-
-    def compile_for(function, **options):
-        return compile_function(function, **options | {"backend": backend})
-
-    monkeypatch.setattr(torch, "compile", compile_for)
-
+def test_an_engine_trains_with_compiled_code(
+    backend, policy, tokenizer, tmp_path, monkeypatch, compile_by
+):
+    compile_by(backend)
     examples = EXAMPLES["shared"]
 
     def losses(compile_setting):
