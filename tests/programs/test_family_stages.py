@@ -5,10 +5,10 @@
 
 import contextlib
 import json
-import logging
 import math
 import os
 import warnings
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import numpy as np
@@ -169,10 +169,7 @@ def load_silently(auto_class, folder):
 @contextlib.contextmanager
 def silence():
     """Fail if transformers or Python warns."""
-    messages = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    verbosity = transformers.logging.get_verbosity()
+    handler, verbosity = BufferingHandler(1000), transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_warning()
     transformers.logging.add_handler(handler)
     try:
@@ -182,4 +179,4 @@ def silence():
     finally:
         transformers.logging.remove_handler(handler)
         transformers.logging.set_verbosity(verbosity)
-    assert not messages
+    assert not [record.getMessage() for record in handler.buffer]

@@ -34,13 +34,17 @@ def test_a_vocabulary_larger_than_the_embeddings_raises(folder, tokenizer):
             load(folder, "fp32", larger)
 
 
-def test_loading_a_scorer_without_a_head_raises(folder, tokenizer):
+def test_only_a_new_head_may_be_missing(folder, tokenizer):
     with pytest.raises(InputError, match="causal is OPTForCausalLM, expected a sequence class"):
         load_scorer(folder, "fp32", tokenizer)
     # Without architectures, the weights decide.
     change_config(folder, architectures=None)
     with pytest.raises(InputError, match=r"weights are missing: score\.weight"):
         load_scorer(folder, "fp32", tokenizer)
+    change_weights(folder, {LAYER: None})
+    for load in LOADERS:
+        with pytest.raises(InputError, match=re.escape(LAYER)):
+            load(folder, "fp32", tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -114,13 +118,6 @@ def test_weights_that_do_not_match_the_config_raise(
         load_scorer(scorer_folder, "fp32", tokenizer, deferred=deferred)
     assert str(error.value).startswith(f"{scorer_folder}: ")
     assert "\n" not in str(error.value)
-
-
-def test_only_a_new_head_may_be_missing(folder, tokenizer):
-    change_weights(folder, {LAYER: None})
-    for load in LOADERS:
-        with pytest.raises(InputError, match=re.escape(LAYER)):
-            load(folder, "fp32", tokenizer)
 
 
 def test_code_of_a_folder_never_runs(folder, tokenizer, monkeypatch):

@@ -199,14 +199,3 @@ def test_a_kernel_of_16_bits_is_compared_too(scale, is_right, monkeypatch):
     ):
         check_model(policy, examples)
     assert policy.supports_packing
-
-
-def test_an_exhausted_memory_is_no_property_of_the_model(monkeypatch):
-    policy = make_policy("llama", SIZE)
-
-    def fail(*args, **kwargs):
-        raise torch.OutOfMemoryError("out of memory")
-
-    monkeypatch.setattr(policy, "forward", fail)
-    with pytest.raises(torch.OutOfMemoryError):
-        check_model(policy, EXAMPLES)
