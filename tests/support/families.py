@@ -47,16 +47,6 @@ WINDOWS = {
     },
 }
 
-# The linear layers of the blocks of some families.
-LINEAR_LAYERS = {
-    "opt": ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"],
-    "opt-350m": ["fc1", "fc2", "k_proj", "out_proj", "q_proj", "v_proj"],
-    "gpt2": ["c_attn", "c_fc", "c_proj"],
-    "gemma3_text": [
-        *("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"),
-    ],
-}
-
 
 def spread(model):
     """The model with weights so large that every token matters to those behind it."""

@@ -168,15 +168,6 @@ def adapted_layers(model: nn.Module) -> dict[str, "LoraLayer"]:
     }
 
 
-def base_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights below the adapters, by the names that they have without."""
-    return {
-        name.replace(".base_layer.", "."): weight
-        for name, weight in model.state_dict(keep_vars=True).items()
-        if ".lora_" not in name
-    }
-
-
 def adapter_weights(layer: "LoraLayer") -> list[torch.Tensor]:
     """Return the two matrices of the adapter of a layer."""
     modules: Any = layer.lora_A["default"], layer.lora_B["default"]

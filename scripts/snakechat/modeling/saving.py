@@ -18,13 +18,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils import CONFIG_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from snakechat.modeling.lora import (
-    adapted_layers,
-    adapter_weights,
-    base_weights,
-    merge,
-    save_adapter,
-)
+from snakechat.modeling.lora import adapted_layers, adapter_weights, merge, save_adapter
 from snakechat.modeling.models import SPECIAL_IDS, Gather, Master, no_gather, whole_shape
 from snakechat.workflow.processes import rank
 
@@ -109,16 +103,20 @@ def saved_weights(model: PreTrainedModel) -> dict[str, SavedWeight]:
 
     Of the names of a tied weight, only the one that from_pretrained reads is included.
     """
-    layers, state = adapted_layers(model), base_weights(model)
-    tied = {
-        name
-        for name, source in model.all_tied_weights_keys.items()
-        if state.get(name) is state.get(source)
+    layers = adapted_layers(model)
+    weights = {
+        name.replace(".base_layer.", "."): weight
+        for name, weight in model.state_dict(keep_vars=True).items()
+        if ".lora_" not in name
     }
+    left_out = set(model._keys_to_ignore_on_save or ())
+    for name, source in model.all_tied_weights_keys.items():
+        if weights.get(name) is weights.get(source):
+            left_out.add(name)
     return {
         name: SavedWeight(weight, layers.get(name))
-        for name, weight in state.items()
-        if name not in tied and name not in (model._keys_to_ignore_on_save or ())
+        for name, weight in weights.items()
+        if name not in left_out
     }
 
 
