@@ -15,7 +15,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.printable import printable_text
-from support.talking import as_chatml, script_ids
+from support.chat_templates import as_chatml, script_ids
 
 # Positions for several turns, and weights large enough for responses to depend on the prompt.
 CHAT_INIT = {**INIT, "max_position_embeddings": 128, "init_std": 0.2}

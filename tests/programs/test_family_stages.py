@@ -23,10 +23,10 @@ from transformers import (
 
 from snakechat.evaluation import chat_session
 from snakechat.modeling.batching import Examples
+from support.chat_templates import script_ids
 from support.configs import load
 from support.families import CHECKPOINTS, save_checkpoint
 from support.stages import Stages
-from support.talking import script_ids
 
 pytestmark = [
     pytest.mark.slow,

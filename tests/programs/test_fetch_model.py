@@ -17,7 +17,6 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import file_digest
 from snakechat.workflow.processes import RunOptions
 from support.chat_templates import CHATML
-from support.models import files, weights_equal
 
 THINKING = CHATML + "{% if add_generation_prompt and not enable_thinking %}<think>{% endif %}"
 
@@ -62,13 +61,6 @@ def test_template_arguments_are_part_of_the_template(fetch, folder):
     assert rendered(job.result, enable_thinking=False) == rendered(folder)
 
 
-def test_a_value_of_another_type_in_the_config_is_named(fetch, folder):
-    change_config(folder, hidden_size="x")
-    message = rf"^model in {folder}: .*'hidden_size'.* expected int, got str \(value: 'x'\)$"
-    with pytest.raises(InputError, match=message):
-        fetch()
-
-
 @pytest.mark.parametrize("size", ["50GB", SMALL])
 def test_the_copy_is_what_save_pretrained_writes(size, model, tmp_path, monkeypatch):
     monkeypatch.setattr(fetch_model, "MAX_FILE_SIZE", size)
@@ -76,7 +68,8 @@ def test_the_copy_is_what_save_pretrained_writes(size, model, tmp_path, monkeypa
     model.to(torch.bfloat16).save_pretrained(source, max_shard_size=size)
     copy_model(source, copy)
     again = type(model).from_pretrained(copy)
-    assert again.dtype == torch.bfloat16 and weights_equal(again, model)
+    assert again.dtype == torch.bfloat16
+    torch.testing.assert_close(dict(again.state_dict()), dict(model.state_dict()), rtol=0, atol=0)
     assert (copy / INDEX).exists() == (size == SMALL)
     for name in ("config.json", "generation_config.json"):
         assert (copy / name).read_bytes() == (source / name).read_bytes()
@@ -118,7 +111,7 @@ def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tm
         model.state_dict(), folder / "pytorch_model.bin", _use_new_zipfile_serialization=False
     )
     copy_model(folder, tmp_path / "copy")
-    assert "pytorch_model.bin" not in files(tmp_path / "copy")
+    assert not (tmp_path / "copy/pytorch_model.bin").exists()
     assert (tmp_path / "copy/model.safetensors").read_bytes() == expected
 
 

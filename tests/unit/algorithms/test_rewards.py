@@ -22,9 +22,9 @@ from snakechat.algorithms.rewards import (
 from snakechat.algorithms.rollouts import Rollouts
 from snakechat.data.encoder import CLOSE, OPEN, Encoder
 from snakechat.workflow.errors import InputError
+from support.chat_templates import as_chatml
 from support.encoding import encode_pair
 from support.family_tokenizers import toy
-from support.talking import as_chatml
 
 # --- what reward models read ----------------------------------------------------------------------
 

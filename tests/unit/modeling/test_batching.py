@@ -1,7 +1,6 @@
 """Batches: rows of each step and rank, packed sequences, their tensors and attention masks."""
 
 from itertools import chain
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +16,6 @@ from snakechat.modeling.batching import (
     first_fit,
     global_batches,
     pack_rows,
-    training_batches,
 )
 from snakechat.workflow.errors import InputError
 
@@ -108,14 +106,6 @@ def test_each_row_is_on_one_rank_and_dummies_repeat_the_shortest(packing, world_
                 assert sizes_in_batch == [[lengths[shortest]]]
                 num_dummies += 1
     assert (num_dummies > 0) == (world_size > 1)
-
-
-@pytest.mark.parametrize(("num_rows", "warns"), [(7, True), (8, False)])
-def test_rows_that_do_not_fill_a_batch_are_a_warning(num_rows, warns, capsys):
-    settings = SimpleNamespace(epochs=2, seed=1, max_steps=None)
-    assert len(training_batches(num_rows, 8, settings)) == 2
-    warning = f"warning: {num_rows} training rows are fewer than a batch of 8: "
-    assert (warning in capsys.readouterr().err) == warns
 
 
 def test_each_epoch_contains_every_row_once():

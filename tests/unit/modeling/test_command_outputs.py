@@ -27,46 +27,34 @@ def output(source, tmp_path):
     return shutil.copytree(source, tmp_path / "output")
 
 
-def change(path, **keys):
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
-
-
 def test_a_copy_of_the_model_is_a_language_model(output, source):
     check_output(output, source, is_classifier=False)
     with pytest.raises(InputError, match="expected a sequence classifier with one label"):
         check_output(output, source, is_classifier=True)
 
 
-def with_adapters(output):
-    for name in ("config.json", "model.safetensors"):
-        (output / name).unlink()
-    (output / "adapter_config.json").write_text("{}")
-
-
-def with_another_tokenizer(output):
-    change(output / "tokenizer.json", normalizer={"type": "Lowercase"})
-
-
-def with_truncated_weights(output):
-    path = output / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def with_fewer_layers(output):
-    change(output / "config.json", num_hidden_layers=1)
-
-
+# A file, its new text or None, and the error.
 @pytest.mark.parametrize(
-    ("edit", "message"),
-    {
-        with_adapters: "has no config.json: save model and tokenizer; of peft's adapters",
-        with_another_tokenizer: "has another tokenizer or chat template than {model}",
-        with_truncated_weights: "",
-        with_fewer_layers: "weights are not in the model",
-    }.items(),
+    ("file", "edit", "message"),
+    [
+        ("config.json", None, "has no config.json: save model and tokenizer; of peft's adapters"),
+        ("config.json", {"num_hidden_layers": 1}, "weights are not in the model"),
+        (
+            "tokenizer.json",
+            {"normalizer": {"type": "Lowercase"}},
+            "has another tokenizer or chat template than {model}",
+        ),
+        ("model.safetensors", b"damaged", ""),
+    ],
 )
-def test_another_folder_is_one_line(edit, message, output, source):
-    edit(output)
+def test_another_folder_is_one_line(file, edit, message, output, source):
+    path = output / file
+    if edit is None:
+        path.unlink()
+    elif isinstance(edit, bytes):
+        path.write_bytes(edit)
+    else:
+        path.write_text(json.dumps(json.loads(path.read_text()) | edit))
     with pytest.raises(InputError) as error:
         check_output(output, source, is_classifier=False)
     assert message in str(error.value)

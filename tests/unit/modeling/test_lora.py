@@ -20,7 +20,6 @@ from snakechat.modeling.saving import save_model, saved_weights
 from snakechat.modeling.vllm_sampler import merged_weights
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
-from support.models import files
 
 # DeepSpeed calls deprecated functions of torch.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -74,25 +73,16 @@ def test_named_layers_have_adapters(targets, expected, tokenizer):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("targets", "train_only", "message"),
     [
-        (
-            {"lora_target_modules": ["q_proj", "qkv"]},
-            "qkv: the linear layers of the",
-        ),
-        (
-            {"lora_target_modules": "q_proj"},
-            r"q_proj: .*; a whole name is model\.decoder\.layers\.0",
-        ),
-        (
-            {"lora_rank": 0, "train_only": "mlp"},
-            "train_only: no weight of .* matches 'mlp'",
-        ),
+        (["q_proj", "qkv"], None, "qkv: the linear layers of the"),
+        ("q_proj", None, r"q_proj: .*; a whole name is model\.decoder\.layers\.0"),
+        (None, "mlp", "train_only: no weight of .* matches 'mlp'"),
     ],
 )
-def test_names_that_the_model_has_not_are_an_error(settings, message, tokenizer):
-    settings = {"lora_rank": 2, "lora_alpha": 1, "lora_target_modules": None, **settings}
-    settings = SimpleNamespace(train_base="none", **settings)
+def test_names_that_the_model_has_not_are_an_error(targets, train_only, message, tokenizer):
+    settings = SimpleNamespace(lora_rank=2 if targets else 0, lora_alpha=1, train_base="none")
+    settings.lora_target_modules, settings.train_only = targets, train_only
     with pytest.raises(InputError, match=message) as error:
         select_trained(make_causal(FAMILIES["opt"], tokenizer, 1), settings)
     assert "\n" not in str(error.value)
@@ -158,7 +148,8 @@ def test_peft_loads_the_adapter_on_its_base(family, has_head, tokenizer, tmp_pat
     config = json.loads((tmp_path / "saved/adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "base"
     assert config["target_modules"] == LINEAR_LAYERS[family].split()
-    assert files(tmp_path / "saved/adapter") == ["adapter_config.json", "adapter_model.safetensors"]
+    names = {path.name for path in (tmp_path / "saved/adapter").iterdir()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors"}
     options = {"num_labels": 1, "pad_token_id": tokenizer.pad_token_id} if has_head else {}
     base = auto_class.from_pretrained("base", **options)
     again = PeftModel.from_pretrained(base, "saved/adapter", autocast_adapter_dtype=False)
