@@ -132,11 +132,7 @@ def _common_dtype(tensors: Iterable[torch.Tensor]) -> torch.dtype:
 
 
 def _weight_files(folder: Path) -> list[list[Path]]:
-    """Return the files of the weights in each format, first the one that transformers loads.
-
-    Raises:
-        InputError: there are none, or the index names a file that does not exist.
-    """
+    """Return the files of the weights in each format, first the one that transformers loads."""
     formats = []
     for single, index in SOURCES:
         if (folder / single).exists():
@@ -175,9 +171,6 @@ def _tensors(files: list[Path]) -> dict[str, torch.Tensor]:
     """Return the tensors of some files, which are mapped into memory.
 
     Only files in the format of torch before 1.6 are read whole: they cannot be mapped.
-
-    Raises:
-        InputError: a file is damaged, or has pickled objects other than tensors.
     """
     tensors: dict[str, torch.Tensor] = {}
     for path in files:

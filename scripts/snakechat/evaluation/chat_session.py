@@ -21,11 +21,7 @@ from snakechat.workflow.errors import InputError
 
 
 def load(folder: Path) -> "ChatSession":
-    """Start a session with the model in a folder, on the GPU if there is one.
-
-    Raises:
-        InputError: The folder contains no chat model.
-    """
+    """Start a session with the chat model in a folder, on the GPU if there is one."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder} has no config.json: it is not the folder of a model")
     try:
@@ -66,13 +62,8 @@ class ChatSession:
         """Encode the conversation with a new prompt, and drop the oldest turns if it is too long.
 
         Reserves positions for a response of max_tokens, but not more than half of all positions.
-
-        Returns:
-            The token ids, and the number of turns dropped.
-
-        Raises:
-            InputError: The prompt alone is too long, or contains a special token. No turn is
-                dropped then.
+        Returns the token ids, and the number of turns dropped. Raises InputError, and drops none,
+        if the prompt alone is too long or contains a special token.
         """
         if any(map(self.encoder.has_special_token, (prompt, self.system))):
             raise InputError("the text contains a special token of the chat template: remove it")

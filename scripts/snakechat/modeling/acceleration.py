@@ -89,10 +89,7 @@ def using(choices: Acceleration) -> Iterator[None]:
 def choose_device(placement: Placement) -> torch.device:
     """Return the device of a placement, and apply the placement's choices to this process.
 
-    Those that it lacks follow the device.
-
-    Raises:
-        InputError: It requires a GPU, and torch finds none.
+    Those that it lacks follow the device. Raises InputError without the GPU that it requires.
     """
     global _current
     on_gpu = placement.gpus_per_node > 0

@@ -28,6 +28,8 @@ from snakechat.workflow import processes as ranks
 from snakechat.workflow.errors import InputError, warn
 
 Ids = Sequence[int] | np.ndarray
+# (row, tokens) of each row, the largest first.
+SizedRows = list[tuple[int, int]]
 
 # Rows considered for one micro-batch: enough to fill it, few enough to search.
 MAX_CANDIDATES = 1024
@@ -360,26 +362,23 @@ def distribute_rows(
     return [(packed, True) for packed in micro_batches[rank]] + [(dummy, False)] * num_dummies
 
 
-def sort_by_size(
-    rows: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray
-) -> list[tuple[int, int]]:
-    """Return (row, size) of each row, the largest first."""
+def sort_by_size(rows: Sequence[int] | np.ndarray, sizes: Sequence[int] | np.ndarray) -> SizedRows:
+    """Return rows with their sizes, the largest first."""
     order = np.argsort(-np.asarray(sizes), kind="stable")
     return [(int(rows[index]), int(sizes[index])) for index in order]
 
 
 def bucket_by_size(
-    sized_rows: list[tuple[int, int]], max_tokens: int, balanced: bool = False
+    sized_rows: SizedRows, max_tokens: int, balanced: bool = False
 ) -> list[list[int]]:
     """Group rows of similar size into buckets of at most `max_tokens`, padding included.
 
     Args:
-        sized_rows: (row, size) of each row, the largest first.
         balanced: Whether buckets have about equally many rows, if these fit. A token of a batch
             takes a GPU about as long whichever number of rows it has: 64 and 64 rows end earlier
             than 120 and 8, and need less memory.
     """
-    buckets: list[list[tuple[int, int]]] = []
+    buckets: list[SizedRows] = []
     for row in sized_rows:
         # All rows of a bucket are padded to its first one.
         if not buckets or (len(buckets[-1]) + 1) * buckets[-1][0][1] > max_tokens:
@@ -408,20 +407,13 @@ def prompt_examples(
     return Examples(prompts, *([ids] * len(prompts) for ids in responses))
 
 
-def pack_rows(
-    sized_rows: list[tuple[int, int]], max_tokens: int, multiple: int = 1
-) -> list[list[list[int]]]:
-    """Pack rows into micro-batches of at most `max_tokens` tokens, padding included.
+def pack_rows(sized_rows: SizedRows, max_tokens: int, multiple: int = 1) -> list[list[list[int]]]:
+    """Return the packed sequences of rows of micro-batches of at most `max_tokens`, with padding.
 
     The packed sequences of a micro-batch are as wide as its longest row, or wider by one of
     WIDTH_FACTORS, whichever costs least per token that is not padding.
 
-    Args:
-        sized_rows: (row, length) of each row, the longest first.
-        multiple: the packed sequences will be padded to a multiple of this number of tokens.
-
-    Returns:
-        For each micro-batch its packed sequences, each a list of rows.
+    multiple: the packed sequences will be padded to a multiple of this number of tokens.
     """
     micro_batches = []
     while sized_rows:
@@ -439,18 +431,12 @@ def pack_rows(
 
 
 def first_fit(
-    sized_rows: list[tuple[int, int]], width: int, max_tokens: int, multiple: int = 1
-) -> tuple[list[list[int]], list[tuple[int, int]], float]:
+    sized_rows: SizedRows, width: int, max_tokens: int, multiple: int = 1
+) -> tuple[list[list[int]], SizedRows, float]:
     """Fill the packed sequences of one micro-batch by first-fit decreasing (Johnson 1973).
 
-    Each row goes into the first sequence of `width` tokens that has space for it.
-
-    Args:
-        sized_rows: (row, length) of each row, the longest first.
-        multiple: see pack_rows.
-
-    Returns:
-        The packed sequences, the rows that did not fit, and the cost per token without padding.
+    Each row goes into the first sequence of `width` tokens that has space for it. Returns the
+    packed sequences, the rows that did not fit, and the cost per token without padding.
     """
     free = np.full(max(1, max_tokens // width), width)
     packed: list[list[int]] = [[] for _ in free]

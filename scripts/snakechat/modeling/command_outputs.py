@@ -25,11 +25,7 @@ NAMES = {
 
 
 def check_output(output: Path, source: Path, is_classifier: bool) -> None:
-    """Check that a folder has a model of a kind with the tokenizer of another one.
-
-    Raises:
-        InputError: It has not.
-    """
+    """Raise InputError unless a folder has a model of a kind with the tokenizer of another one."""
     for name in ("config.json", "tokenizer_config.json"):
         if not (output / name).exists():
             advice = "save model and tokenizer; of peft's adapters, model.merge_and_unload()"
@@ -53,10 +49,9 @@ def check_output(output: Path, source: Path, is_classifier: bool) -> None:
 
 
 def write_metrics(path: Path, logs: Path) -> None:
-    """Check metrics.jsonl of a command; write it from events of TensorBoard if it does not exist.
+    """Write metrics.jsonl of a command from events of TensorBoard if it does not exist.
 
-    Raises:
-        InputError: A line is not a JSON object with the number of a step.
+    Raises InputError if a line is not a JSON object with the number of a step.
     """
     if not path.exists():
         steps = sorted(read_events(logs).items())

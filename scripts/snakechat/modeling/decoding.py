@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
@@ -106,12 +107,9 @@ def pad_left(
 
     The mask follows from the lengths, so pad_id may be any id.
     """
-    longest = max(len(sequence) for sequence in sequences)
-    input_ids = torch.full((len(sequences), longest), pad_id, dtype=torch.int64)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, sequence in enumerate(sequences):
-        input_ids[row, longest - len(sequence) :] = torch.as_tensor(np.asarray(sequence, np.int64))
-        attention_mask[row, longest - len(sequence) :] = 1
+    rows = [torch.as_tensor(np.asarray(ids, np.int64)) for ids in sequences]
+    input_ids = pad_sequence(rows, True, pad_id, padding_side="left")
+    attention_mask = pad_sequence([torch.ones_like(row) for row in rows], True, padding_side="left")
     return copy_to_device(input_ids, device), copy_to_device(attention_mask, device)
 
 
@@ -125,13 +123,9 @@ def takes_dense_mask(model: PreTrainedModel) -> bool:
 
 
 def count_unfinished(ended: torch.Tensor, is_finite: torch.Tensor) -> int:
-    """Return the number of rows that have not ended. Waits for the device.
+    """Return the number of rows that have not ended: bool [b]. Waits for the device.
 
-    Args:
-        ended: bool [b]. is_finite: bool, whether all logits of the last tokens are finite.
-
-    Raises:
-        InputError: They are not.
+    Raises InputError unless all logits of the last tokens are finite.
     """
     unfinished, finite = torch.stack([(~ended).sum(), is_finite.long()]).tolist()
     if not finite:

@@ -144,11 +144,7 @@ def evaluate_sequences(
 ) -> np.ndarray:
     """Return a function's value of each sequence of all rows, over all ranks: float64 [A, n].
 
-    Args:
-        function: returns a value for each sequence [S] of a batch.
-
-    Raises:
-        InputError: The model has too few positions for the longest row.
+    function: returns a value for each sequence [S] of a batch.
     """
     lengths = examples.prompt_lengths + examples.response_lengths
     check_sequence_length(module.model, int(lengths.max(initial=0)))

@@ -7,7 +7,7 @@ partition of the process, which reads no other part of the files.
 
 import math
 import re
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,11 @@ def load_causal(
 ) -> PreTrainedModel:
     """Load a causal language model whose generation_config has all ids that end a response.
 
+    Raises InputError if the model is not supported, or its weights do not match its config.
+
     Args:
         dtype: "auto" for the dtype of its files.
         deferred: leave the weights in their files, for a model that ZeRO 3 partitions.
-
-    Raises:
-        InputError: the model is not supported, or its weights do not match its config.
     """
     model = _load(AutoModelForCausalLM, folder, dtype, tokenizer, deferred)
     generation: Any = model.generation_config
@@ -56,16 +55,12 @@ def load_scorer(
     new_head: bool = False,
     deferred: bool = False,
 ) -> PreTrainedModel:
-    """Load a model with one score per position: a reward model or a critic.
+    """Load a model with one score per position, a reward model or a critic, as load_causal does.
 
     Args:
         new_head: the folder has a language model, which gets a new head with standard deviation
             1 / sqrt(d + 1) (Stiennon et al. 2020, appendix). Otherwise the folder must have a head:
             transformers would initialize a random one.
-        deferred: as for load_causal.
-
-    Raises:
-        InputError: the model is not supported, or its weights do not match its config.
     """
     auto_class = AutoModelForSequenceClassification
     model = _load(auto_class, folder, dtype, tokenizer, deferred, new_head)
@@ -120,7 +115,7 @@ def _load(
         loading["unexpected_keys"] = {name for name in unexpected if name.startswith(prefix)}
     check_weights(loading, f"{folder}: ")
     if deferred:
-        defer_weights(model, auto_class, DTYPES[dtype], {"score.weight"} if new_head else set())
+        defer_weights(model, auto_class, DTYPES[dtype], new_head)
     return model
 
 
@@ -180,13 +175,13 @@ def take_stored_weight(weight: nn.Parameter) -> torch.Tensor | None:
 
 
 def defer_weights(
-    model: PreTrainedModel, auto_class: Any, dtype: torch.dtype, new: Container[str]
+    model: PreTrainedModel, auto_class: Any, dtype: torch.dtype, new_head: bool
 ) -> None:
     """Defer the weights of a model that was loaded in the dtype of its files.
 
     Args:
         dtype: The dtype of the deferred weights.
-        new: Names of weights that no file has. They are initialized as from_pretrained does it.
+        new_head: No file has the score head, which is initialized as from_pretrained does it.
     """
     # ZeRO 3 alone needs it.
     from peft.utils.integrations import init_empty_weights
@@ -199,18 +194,10 @@ def defer_weights(
         model.get_submodule(module)._buffers[key] = buffer
         if name in state:
             buffer.copy_(state[name])
-    # Tied weights are one parameter with several names.
-    deferred: dict[nn.Parameter, nn.Parameter] = {}
-    for name, weight in list(model.named_parameters(remove_duplicate=False)):
-        module_name, _, key = name.rpartition(".")
-        module = model.get_submodule(module_name)
-        if weight not in deferred:
-            values = torch.zeros((), dtype=dtype).expand(weight.shape)
-            deferred[weight] = nn.Parameter(
-                torch.empty(weight.shape, dtype=dtype) if name in new else values
-            )
-        module._parameters[key] = deferred[weight]
-        if name in new:
-            model._init_weights(module)
-        else:
-            setattr(deferred[weight], STORED, weight.data)
+    for weight in model.parameters():
+        setattr(weight, STORED, weight.data)
+        weight.data = torch.zeros((), dtype=dtype).expand(weight.shape)
+    if new_head:
+        head: Any = model.score
+        head.weight = nn.Parameter(torch.empty(head.weight.shape, dtype=dtype))
+        model._init_weights(head)

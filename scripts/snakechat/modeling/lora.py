@@ -177,11 +177,8 @@ def adapter_weights(layer: "LoraLayer") -> list[torch.Tensor]:
 def merge(layer: "LoraLayer", master: Master | None = None) -> torch.Tensor:
     """Return the sum of a layer's weight and its adapter, in the dtype of the weight.
 
-    The sum is computed in fp32 and rounded once. In 16 bits, this discards updates smaller than
-    half of the distance between two numbers.
-
-    Args:
-        master: Returns the fp32 values of weights; the sum then stays in fp32.
+    The sum is computed in fp32 and rounded once; with master, it stays in fp32. In 16 bits, this
+    discards updates smaller than half of the distance between two numbers.
     """
     base: Any = layer.base_layer
     lora_a, lora_b = (
@@ -206,9 +203,6 @@ def save_adapter(
 
     Writes nothing if weights other than adapters and a score head are trained, which the format
     does not represent.
-
-    Args:
-        master: Returns the fp32 values of weights, which are then saved.
     """
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     has_head = hasattr(model, "score")

@@ -45,11 +45,7 @@ def make_causal(
 ) -> PreTrainedModel:
     """Create a causal language model with random weights.
 
-    Args:
-        init: keys of the model's transformers config.
-
-    Raises:
-        InputError: transformers rejects `init`.
+    init: keys of the model's transformers config. Raises InputError if transformers rejects them.
     """
     ids = {name: getattr(tokenizer, name) for name in SPECIAL_IDS}
     torch.manual_seed(seed)
@@ -80,11 +76,7 @@ def describe(model: PreTrainedModel) -> str:
 
 
 def check_sequence_length(model: PreTrainedModel, longest: int) -> None:
-    """Check that the model has positions for the longest sequence of a recipe.
-
-    Raises:
-        InputError: it has fewer.
-    """
+    """Raise InputError if the longest sequence of a recipe exceeds the model's positions."""
     positions = max_positions(model)
     if positions and longest > positions:
         is_longrope = positions < getattr(model.config, "max_position_embeddings", positions)

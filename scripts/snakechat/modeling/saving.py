@@ -38,12 +38,9 @@ def save_model(
 ) -> None:
     """Write a folder that from_pretrained loads: safetensors, config, tokenizer.
 
-    Adapters are merged, in the model's dtype. The subfolder adapter also has them separately, if
-    nothing else but a score head was trained. All processes call this function; only the first one
-    writes, and it has one whole weight at a time.
-
-    Args:
-        master: Returns the fp32 values of weights in training, which are then saved in fp32.
+    Adapters are merged, in the model's dtype, or in fp32 with master. The subfolder adapter also
+    has them separately, if nothing else but a score head was trained. All processes call this
+    function; only the first one writes, and it has one whole weight at a time.
     """
     if rank() == 0:
         if model.can_generate():
@@ -84,10 +81,7 @@ class SavedWeight(NamedTuple):
         return any(source.requires_grad for source in self.sources)
 
     def value(self, master: Master | None = None) -> torch.Tensor:
-        """Return the weight, whose sources must be gathered.
-
-        master: Returns the fp32 values of weights. All processes then call this function.
-        """
+        """Return the weight, whose sources must be gathered."""
         if self.layer is not None:
             return merge(self.layer, master)
         return master(self.weight) if master and self.is_float else self.weight.detach()
@@ -130,9 +124,6 @@ def write_weights(
 
     It has the weights of one file at a time, and the others one weight. If transformers computes
     the weights in the files from several ones of the model, all processes have all of them.
-
-    Args:
-        master: Returns the fp32 values of weights, which are then written.
     """
     weights = saved_weights(model)
     shapes, sources = weights_in_files(model, weights, torch.float32 if master else None)
