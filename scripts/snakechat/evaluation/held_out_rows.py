@@ -200,27 +200,36 @@ def write_pair_metrics(
 def sampled_models(
     job: Job[Any], dtype: str, examples: Examples, names: Mapping[str, str]
 ) -> Iterator[tuple[str, FrozenModel[Policy]]]:
-    """Yield language models one after the other, and write their responses to held-out prompts.
+    """Yield language models one after the other, and write responses to held-out prompts.
 
-    Each model responds with greedy decoding once the caller is done with it, and is closed then.
-    All processes of the job take all models; the first one writes responses.jsonl.
+    The responses of the rows themselves come first, under "data". Each model responds with greedy
+    decoding once the caller is done with it, and is closed then. All processes of the job take all
+    models; the first one writes responses.jsonl.
 
     Args:
         names: Names of the models in responses.jsonl, by the job's inputs. `model` is among them.
     """
     start_evaluation(job.placement, dtype)
     tokenizer = load_tokenizer(job.inputs["model"])
-    responses: dict[str, list[Response]] = {}
-    prompts = [list(map(int, examples.prompts[row])) for row in first_prompts(examples)]
+    rows, tables = first_prompts(examples), (examples.prompts, examples.responses[0])
+    prompts, own = ([list(map(int, table[row])) for row in rows] for table in tables)
+    texts = {"data": tokenizer.batch_decode(own, skip_special_tokens=True)}
     for key, name in names.items():
         folder = job.inputs[key]
         with load_frozen(
             Policy, folder, dtype, tokenizer, job.placement, examples, samples=True
         ) as model:
             yield key, model
-            responses[name] = respond(model, tokenizer, folder, prompts, MAX_RESPONSE_LENGTH, 0)
+            responses = respond(model, tokenizer, folder, prompts, MAX_RESPONSE_LENGTH, 0)
+            texts[name] = [response["text"] for response in responses]
     if rank() == 0:
-        write_responses(job.result / "responses.jsonl", tokenizer, examples, responses)
+        shown = tokenizer.batch_decode(prompts, skip_special_tokens=True)
+        lines = [
+            {"model": name, "prompt": prompt, "response": text}
+            for name, of_model in texts.items()
+            for prompt, text in zip(shown, of_model, strict=True)
+        ]
+        write_json_lines(job.result / "responses.jsonl", lines)
 
 
 def respond(
@@ -265,32 +274,3 @@ def first_prompts(examples: Examples) -> list[int]:
         if len(rows) == PROMPTS:
             break
     return list(rows.values())
-
-
-def write_responses(
-    path: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    examples: Examples,
-    responses: Mapping[str, Sequence[Response]],
-) -> None:
-    """Write the responses of each model to the first held-out prompts as JSON lines.
-
-    The rows' own responses come first, under the model "data".
-
-    responses: By model, as respond returns them.
-    """
-    rows = first_prompts(examples)
-    tables: Any = examples.prompts, examples.responses[0]
-    prompts, own = (
-        tokenizer.batch_decode([table[row] for row in rows], skip_special_tokens=True)
-        for table in tables
-    )
-    texts = {"data": own}
-    for model, of_model in responses.items():
-        texts[model] = [response["text"] for response in of_model]
-    lines = [
-        {"model": model, "prompt": prompt, "response": text}
-        for model, of_model in texts.items()
-        for prompt, text in zip(prompts, of_model, strict=True)
-    ]
-    write_json_lines(path, lines)

@@ -1,6 +1,5 @@
 """Metrics of held-out rows against numbers computed by hand, and responses to their prompts."""
 
-import json
 import math
 from functools import partial
 
@@ -16,7 +15,6 @@ from snakechat.evaluation.held_out_rows import (
     held_out_labelled_metrics,
     held_out_pair_metrics,
     metrics_by_dataset,
-    write_responses,
 )
 from snakechat.modeling.batching import Examples
 
@@ -127,16 +125,3 @@ def test_the_first_different_prompts_are_chosen():
     prompts = [[5, number // 2] for number in range(2 * PROMPTS + 4)]
     assert first_prompts(Examples(prompts, prompts)) == list(range(0, 2 * PROMPTS, 2))
     assert first_prompts(Examples([[5]] * 3, [[6]] * 3)) == [0]
-
-
-def test_the_row_itself_comes_before_the_models(tokenizer, tmp_path):
-    prompt, response = (tokenizer(text).input_ids for text in ("A hat?", " Yes."))
-    examples = Examples([prompt], [[*response, tokenizer.eos_token_id]])
-    path = tmp_path / "responses.jsonl"
-    write_responses(path, tokenizer, examples, {"sft": [{"text": "No.", "ended": True}]})
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["model"], line["response"].strip()) for line in lines] == [
-        ("data", "Yes."),
-        ("sft", "No."),
-    ]
-    assert lines[0]["prompt"] == lines[1]["prompt"] == "A hat?"
