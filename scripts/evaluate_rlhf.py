@@ -113,11 +113,11 @@ class ModelResponses:
             "length": lengths,
             "ended_by_eos": rollouts.ended.view(lengths.shape).cpu().numpy(),
         }
-        responses: Any = rollouts.examples.responses
         for n in (1, 2):
-            values = [[distinct_n(ids, n) for ids in row] for row in responses]
-            self.metrics[f"distinct_{n}"] = np.array(values)
-        self.metrics["repetition"] = np.array([[*map(repetition, row)] for row in responses])
+            self.metrics[f"distinct_{n}"] = self.table(
+                [distinct_n(i, n) for i in rollouts.response_ids]
+            )
+        self.metrics["repetition"] = self.table([*map(repetition, rollouts.response_ids)])
         if is_correct:
             correct = list(map(is_correct, self.prompt_texts, self.texts))
             self.metrics["success"] = self.table(correct) & self.metrics["ended_by_eos"]
@@ -130,15 +130,10 @@ class ModelResponses:
     def lines(self) -> Iterator[dict[str, Any]]:
         """Yield each response with its scores, prompt by prompt."""
         tables = {name: self.metrics[name] for name in SCORES if name in self.metrics}
-        number = self.rollouts.num_prompts
-        for row in range(number):
-            for index in range(row, len(self.texts), number):
-                scores = {name: float(of.flat[index]) for name, of in tables.items()}
-                yield {
-                    "prompt": self.prompt_texts[index],
-                    "response": self.texts[index],
-                    **{name: score for name, score in scores.items() if not math.isnan(score)},
-                }
+        for index in np.arange(len(self.texts)).reshape(-1, self.rollouts.num_prompts).T.flat:
+            scores = {name: float(of.flat[index]) for name, of in tables.items()}
+            known = {name: score for name, score in scores.items() if not math.isnan(score)}
+            yield {"prompt": self.prompt_texts[index], "response": self.texts[index], **known}
 
 
 class Evaluator:
@@ -170,12 +165,11 @@ class Evaluator:
             responses.logprobs = responses.rollouts.logprobs(model.module)
             if self.is_correct or self.functions:
                 greedy = self._sample(model, 0, 1)
-                if self.is_correct:
-                    responses.metrics["greedy_success"] = greedy.metrics["success"]
                 if self.functions:
                     self._add("score", {"greedy": greedy}, self.function_sum)
-                    scores = greedy.metrics["function_score"]
-                    responses.metrics["greedy_function_score"] = scores
+                for key in ("success", "function_score"):
+                    if key in greedy.metrics:
+                        responses.metrics[f"greedy_{key}"] = greedy.metrics[key]
         return responses
 
     def add_kl(self, models: dict[str, ModelResponses]) -> None:
@@ -261,8 +255,7 @@ class Evaluator:
             [texts[row] for row in rows], *([each[row] for row in rows] for each in responses)
         )
         write_json_lines(log, lines)
-        readable = ~np.isnan(wins)
-        rows, won = rows[readable], wins[None, readable]
+        rows, won = rows[~np.isnan(wins)], wins[None, ~np.isnan(wins)]
         ours, theirs = (
             {"llm_judge": values, "length": responses.metrics["length"][:1, rows]}
             for values, responses in zip((won, 1 - won), pair, strict=True)
@@ -271,18 +264,11 @@ class Evaluator:
         return {**rates, "prompts": len(rows), "unreadable": number - len(rows)}
 
     def _loaded_policy(self, folder: Path) -> AbstractContextManager[FrozenModel[Policy]]:
-        settings, length = self.settings, self.settings.max_response_length
-        examples = prompt_examples(self.prompts, length, settings.num_generations)
-        return load_frozen(
-            Policy,
-            folder,
-            settings.dtype,
-            self.tokenizer,
-            self.job.placement,
-            examples,
-            True,
-            longest=max(map(len, self.prompts)) + length,
-        )
+        length = self.settings.max_response_length
+        longest = max(map(len, self.prompts)) + length
+        examples = prompt_examples(self.prompts, length, self.settings.num_generations)
+        arguments = folder, self.settings.dtype, self.tokenizer, self.job.placement, examples
+        return load_frozen(Policy, *arguments, samples=True, longest=longest)
 
     def _sample(
         self, model: FrozenModel[Policy], temperature: float, num_generations: int

@@ -3,7 +3,6 @@
 Each model responds to each prompt twice: with greedy decoding and with sampling.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,57 +23,40 @@ from snakechat.workflow.processes import rank
 
 
 def main(job: Job[Any]) -> None:
-    """Generate the responses of one model after the other, then write responses.jsonl."""
-    start_evaluation(job.placement, job.settings.dtype)
-    prompts = read_prompts(job.settings.prompt_sets, Path(job.options.source))
-    responses = {}
-    for name, folder in evaluated_models(job.inputs).items():
-        responses[name] = generate(job, folder, prompts)
-        if rank() == 0:
-            print(f"{name} responded to {len(prompts)} prompts")
-    if rank() > 0:
-        return
-    lines = [
-        {
-            "set": name,
-            "prompt": prompt,
-            "model": model,
-            "decoder": decoder,
-            **of_model[decoder][row],
-        }
-        for row, (name, prompt) in enumerate(prompts)
-        for model, of_model in responses.items()
-        for decoder in of_model
-    ]
-    write_json_lines(job.result / "responses.jsonl", lines)
-
-
-def generate(
-    job: Job[Any], folder: Path, prompts: Sequence[tuple[str, str]]
-) -> dict[str, list[Response]]:
-    """Generate responses of a model to (set, prompt) pairs, by decoder.
+    """Generate the responses of one model after the other, then write responses.jsonl.
 
     Raises:
         InputError: A prompt contains a special token, or leaves no positions for a response.
     """
     settings = job.settings
-    tokenizer = load_tokenizer(folder)
-    encoder = Encoder(tokenizer, settings.template)
-    for _, prompt in prompts:
-        if encoder.has_special_token(prompt):
-            raise InputError(f"prompt {prompt[:60]!r} contains a special token: remove it")
-    ids = encoder.prompts([[("user", prompt)] for _, prompt in prompts])
-    examples = prompt_examples(ids, settings.max_response_length, 1)
-    generated = {}
-    with load_frozen(
-        Policy, folder, settings.dtype, tokenizer, job.placement, examples, samples=True
-    ) as policy:
-        for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
-            torch.manual_seed(settings.seed)
-            generated[decoder] = respond(
-                policy, tokenizer, folder, ids, settings.max_response_length, temperature
-            )
-    return generated
+    start_evaluation(job.placement, settings.dtype)
+    sets, prompts = zip(*read_prompts(settings.prompt_sets, Path(job.options.source)), strict=True)
+    # Of each prompt, by model and decoder.
+    responses: dict[tuple[str, str], list[Response]] = {}
+    for name, folder in evaluated_models(job.inputs).items():
+        tokenizer = load_tokenizer(folder)
+        encoder = Encoder(tokenizer, settings.template)
+        if special := [*filter(encoder.has_special_token, prompts)]:
+            raise InputError(f"prompt {special[0][:60]!r} contains a special token: remove it")
+        ids = encoder.prompts([[("user", prompt)] for prompt in prompts])
+        length = settings.max_response_length
+        examples = prompt_examples(ids, length, 1)
+        with load_frozen(
+            Policy, folder, settings.dtype, tokenizer, job.placement, examples, samples=True
+        ) as policy:
+            for decoder, temperature in (("greedy", 0), ("sampled", settings.temperature)):
+                torch.manual_seed(settings.seed)
+                found = respond(policy, tokenizer, folder, ids, length, temperature)
+                responses[name, decoder] = found
+        if rank() == 0:
+            print(f"{name} responded to {len(prompts)} prompts")
+    if rank() == 0:
+        lines = [
+            {"set": name, "prompt": prompt, "model": model, "decoder": decoder, **of_model[row]}
+            for row, (name, prompt) in enumerate(zip(sets, prompts, strict=True))
+            for (model, decoder), of_model in responses.items()
+        ]
+        write_json_lines(job.result / "responses.jsonl", lines)
 
 
 if __name__ == "__main__":

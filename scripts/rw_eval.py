@@ -5,7 +5,6 @@ the model that it was trained from, whose score head is random.
 """
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,37 +33,46 @@ DTYPE = "fp32"
 
 
 def main(job: Job[Any]) -> None:
-    """Score the pairs, then write the scores and the metrics."""
-    settings = job.settings
-    pairs = read_pairs(settings.prompt_sets, Path(job.options.source))
-    start_evaluation(job.placement, DTYPE)
+    """Score the pairs, encoded as in training, then write the scores and the metrics.
+
+    Raises:
+        InputError: A text contains a special token.
+    """
+    settings, placement = job.settings, job.placement
+    sets, pairs = zip(*read_pairs(settings.prompt_sets, Path(job.options.source)), strict=True)
+    start_evaluation(placement, DTYPE)
     tokenizer = load_tokenizer(job.inputs["model"])
-    examples = encode(pairs, Encoder(tokenizer, settings.template))
-    scores = {}
+    encoder = Encoder(tokenizer, settings.template)
+    for key, text in (item for pair in pairs for item in pair.items()):
+        if encoder.has_special_token(text):
+            raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
+    texts = [[render_response(pair[key]) for pair in pairs] for key in ("chosen", "rejected")]
+    rows = encoder.conversations([[("user", pair["prompt"])] for pair in pairs], *texts)
+    prompts, responses = zip(*accepted(rows), strict=True)
+    examples = Examples(prompts, *zip(*responses, strict=True))
+    scores, rounding = {}, {}
     for name in ("model", "base"):
         torch.manual_seed(settings.seed)
-        folder, placement = job.inputs[name], job.placement
         with load_frozen(
-            Scorer, folder, DTYPE, tokenizer, placement, examples, new_head=name == "base"
+            Scorer, job.inputs[name], DTYPE, tokenizer, placement, examples, new_head=name == "base"
         ) as model:
             scores[name] = torch.from_numpy(response_scores(model.module, examples))
+        rounding[name] = SCORE_ROUNDING * scores[name].abs()
     if rank() > 0:
         return
-    rounding = {name: SCORE_ROUNDING * of.abs() for name, of in scores.items()}
-    chosen, rejected = scores["model"]
     columns = {
-        "chosen_score": chosen,
-        "rejected_score": rejected,
+        "chosen_score": scores["model"][0],
+        "rejected_score": scores["model"][1],
         "margin": pair_margins(scores["model"], rounding["model"]),
         "base_margin": pair_margins(scores["base"], rounding["base"]),
     }
     lines = [
         {"set": name, **pair, **{key: values[row].item() for key, values in columns.items()}}
-        for row, (name, pair) in enumerate(pairs)
+        for row, (name, pair) in enumerate(zip(sets, pairs, strict=True))
     ]
     write_json_lines(job.result / "scores.jsonl", lines)
     lengths = torch.from_numpy(examples.response_lengths)
-    clusters = torch.from_numpy(clusters_of(pair["prompt"] for _, pair in pairs))
+    clusters = torch.from_numpy(clusters_of(pair["prompt"] for pair in pairs))
 
     def metrics_of(rows: slice) -> dict[str, Any]:
         found = {}
@@ -73,26 +81,9 @@ def main(job: Job[Any]) -> None:
             found[name] = held_out_pair_metrics(*(tensor[..., rows] for tensor in tensors))
         return found["model"] | {"base": found["base"]}
 
-    metrics = metrics_by_dataset(metrics_of, Counter(name for name, _ in pairs))
+    metrics = metrics_by_dataset(metrics_of, Counter(sets))
     write_json(job.result / "metrics.json", metrics)
     print("accuracy {accuracy:.4f}, ties {ties:.4f}, margin {margin:.4f}".format(**metrics))
-
-
-def encode(pairs: Sequence[tuple[str, dict[str, str]]], encoder: Encoder) -> Examples:
-    """Encode (set, pair) pairs as in training.
-
-    Raises:
-        InputError: A text contains a special token.
-    """
-    for _, pair in pairs:
-        for key, text in pair.items():
-            if encoder.has_special_token(text):
-                raise InputError(f"{key} {text[:60]!r} contains a special token: remove it")
-    texts = [[render_response(pair[key]) for _, pair in pairs] for key in ("chosen", "rejected")]
-    turns = [[("user", pair["prompt"])] for _, pair in pairs]
-    rows = accepted(encoder.conversations(turns, *texts))
-    prompts, responses = zip(*rows, strict=True)
-    return Examples(prompts, *zip(*responses, strict=True))
 
 
 if __name__ == "__main__":

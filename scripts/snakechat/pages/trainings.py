@@ -206,9 +206,8 @@ def throughput(training: Training) -> dict[str, float | None]:
     rows = min(batch, train["rows"]) / run["seconds_per_step"]
     tokens = rows * (prompt + responses)
     flops = tokens * flops_per_token(passes, prompt + responses / count)
-    placement = run["placement"]
+    gpus = run["placement"]["nodes"] * run["placement"]["gpus_per_node"]
     peak = peak_flops(run.get("gpu", "")) if settings["dtype"] != "fp32" else None
-    gpus = placement["nodes"] * placement["gpus_per_node"]
     return {
         "rows_per_second": rows,
         "tokens_per_second": tokens,
