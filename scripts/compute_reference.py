@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.phase_splits import SPLITS
-from snakechat.data.ragged_arrays import save_array
+from snakechat.data.ragged_arrays import SPLITS, save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.data.cells import BadRow, DroppedRow
-from snakechat.data.dataset_files import resolve_splits, split_files
+from snakechat.data.dataset_files import split_files
 from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import (
     Columns,
@@ -21,14 +21,14 @@ from snakechat.data.formats import (
     with_instructions,
 )
 from snakechat.data.hub import card_configs, card_facts, fetch
-from snakechat.data.limits import limited_memory
 from snakechat.data.model_files import CARD
-from snakechat.data.phase_splits import SPLITS
+from snakechat.data.ragged_arrays import SPLITS
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
 from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines, warn
 from snakechat.workflow.job import READING, Job, run
+from snakechat.workflow.processes import limited_memory
 
 # Additional memory that reading may use.
 MAX_MEMORY_BYTES = 800 << 20
@@ -87,7 +87,7 @@ def hub_files(job: Job) -> dict[str, dict[str, Path]]:
         cards = [path for path in paths if path == CARD]
         configs = card_configs(download(CARD).parent) if cards else None
         try:
-            found, remark = split_files(paths, selection, configs, resolve_splits)
+            found, remark = split_files(paths, selection, configs)
         except InputError as error:
             raise InputError(f"hub dataset {settings.hub}: {error}") from None
         if remark:

@@ -7,8 +7,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-from snakechat.data.phase_splits import removed_rows
-from snakechat.data.records import read_texts
+from snakechat.data.records import read_texts, removed_rows
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.job import Job, run

@@ -14,10 +14,15 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
-from snakechat.data.dialogues import render_prompt
-from snakechat.data.formats import Record
-from snakechat.data.phase_splits import SPLITS, limited_phases, removed_rows, split_rows
-from snakechat.data.records import read_records, write_records
+from snakechat.data.dialogues import Record, render_prompt
+from snakechat.data.ragged_arrays import SPLITS
+from snakechat.data.records import (
+    limited_phases,
+    read_records,
+    removed_rows,
+    split_rows,
+    write_records,
+)
 from snakechat.workflow.errors import in_batches
 from snakechat.workflow.job import Job, run
 

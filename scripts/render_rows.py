@@ -16,12 +16,12 @@ from typing import Any
 from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
 from snakechat.data.dialogues import message_of, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
-from snakechat.data.limits import limited_memory
-from snakechat.data.phase_splits import SPLITS
+from snakechat.data.ragged_arrays import SPLITS
 from snakechat.data.records import KEPT, PROMPT, Batch
-from snakechat.data.row_encoding import converted_batches, drop_reason, trained_places
+from snakechat.data.row_encoding import converted_batches, drop_reason, trained_responses
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import limited_memory
 
 Line = dict[str, Any]
 
@@ -76,13 +76,16 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
         text = record["chosen"]
         return [[{"text": text}], [{"text": text + end}]]
     if [*responses] == ["chosen"]:
-        dialogue = [*turns, response_turn(record["chosen"])]
+        response = record["chosen"]
         is_all = getattr(settings, "train_on", None) == "all_turns"
-        written = writer.responses(dialogue, trained_places(dialogue) if is_all else [len(turns)])
-        return [
-            [{"messages": messages_of(dialogue), **tools}],
-            [{PROMPT: each.prompt, "completion": f"{each.response}{end}"} for each in written],
-        ]
+        talk = trained_responses(turns, response) if is_all else [(turns, response)]
+        written = []
+        for before, text in talk:
+            prompt = writer.prompt(before)
+            completion = f"{writer.response(prompt, before, text)}{end}"
+            written.append({PROMPT: prompt, "completion": completion})
+        dialogue = messages_of([*turns, response_turn(response)])
+        return [[{"messages": dialogue, **tools}], written]
     prompt = writer.prompt(turns)
     given = {name: response for name, response in responses.items() if response is not None}
     messages = {name: [message_of(response_turn(each))] for name, each in given.items()}

@@ -9,9 +9,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from snakechat.data.cells import DroppedRow
-from snakechat.data.dialogues import render_response, response_content
-from snakechat.data.formats import Record
-from snakechat.data.phase_splits import SPLITS
+from snakechat.data.dialogues import Record, render_response, response_content
+from snakechat.data.ragged_arrays import SPLITS
 from snakechat.data.records import ScoredPrompt, read_scored_responses, write_records
 from snakechat.workflow.job import Job, run
 

@@ -8,15 +8,15 @@ that all other rows stay in their phases.
 import numpy as np
 import pyarrow.parquet as pq
 
-from snakechat.data.phase_splits import (
+from snakechat.data.ragged_arrays import SPLITS, save_array
+from snakechat.data.records import (
     PHASES,
-    SPLITS,
+    fingerprint,
     limited_phases,
+    read_texts,
     removed_rows,
     split_rows,
 )
-from snakechat.data.ragged_arrays import save_array
-from snakechat.data.records import fingerprint, read_texts
 from snakechat.workflow.job import Job, run
 
 

@@ -13,14 +13,25 @@ import numpy as np
 
 from snakechat.data.chat_templates import MAX_MEMORY
 from snakechat.data.encoder import Encoder
-from snakechat.data.limits import limited_memory
-from snakechat.data.phase_splits import SPLITS, kept_names, phase_rows
-from snakechat.data.ragged_arrays import Ragged, open_ragged, save_array, whole_lengths_path
+from snakechat.data.ragged_arrays import (
+    SPLITS,
+    Ragged,
+    open_ragged,
+    save_array,
+    whole_lengths_path,
+)
 from snakechat.data.records import PROMPT, open_prompt_texts, percentiles
-from snakechat.data.row_encoding import SYSTEM, converted_batches, encode_batch
+from snakechat.data.row_encoding import (
+    SYSTEM,
+    converted_batches,
+    encode_batch,
+    kept_names,
+    phase_rows,
+)
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.workflow.errors import FIRST_LINE, ProgressLines, warn
 from snakechat.workflow.job import Job, run
+from snakechat.workflow.processes import limited_memory
 
 # Share of dropped rows above which a warning is printed.
 MAX_DROPPED = 0.05

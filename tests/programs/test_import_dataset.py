@@ -128,8 +128,8 @@ def test_a_column_of_tools_is_read_though_nothing_names_it(imported, kind):
     ("format", "key", "reason"),
     [
         ("plain", "image", "and models read text alone"),
-        ("plain", "history", "which is not read: write the row as a list of messages"),
-        ("messages", "system", "which is not read: add `system: system` to `columns`"),
+        ("plain", "history", "which is not read: name it in `columns`"),
+        ("messages", "system", "which is not read: name it in `columns`"),
     ],
 )
 def test_images_and_what_precedes_a_question_are_not_left_out(imported, kind, format, key, reason):

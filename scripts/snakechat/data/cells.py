@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from snakechat.data.dialogues import (
@@ -101,66 +101,45 @@ def is_one(label: Any, name: str = "label") -> bool:
     return number == 1
 
 
-class JsonDecoder(json.JSONDecoder):
-    """Notes a key that an object has twice, of which the json module keeps the last value.
-
-    Attributes:
-        problem: Why the value that was decoded last is ambiguous, or an empty text.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(object_pairs_hook=self._object)
-        self.problem = ""
-
-    def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
-        """Return the value at a position of a text, and the position of its end."""
-        self.problem = ""
-        return super().raw_decode(s, idx)
-
-    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
-            self.problem = f"key {twice!r} occurs twice in an object: keep one of them"
-        return found
-
-
 def parse_json(text: str) -> Any:
     """Return the value of a text.
 
     Raises:
         ValueError: The text is not JSON or nested too deeply, or an object has a key twice.
     """
-    decoder = JsonDecoder()
     try:
-        value = decoder.decode(text)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError("nested too deeply") from None
     except json.JSONDecodeError as error:
         found = text[error.pos : error.pos + 20] or text[:20]
         raise ValueError(f"{error}, found {found!r}") from None
-    if decoder.problem:
-        raise ValueError(decoder.problem)
-    return value
 
 
-def check_columns(row: Mapping[str, Any], read: Collection[str], fields: Collection[str]) -> None:
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    # The json module keeps the last value.
+    if len(found) < len(pairs):
+        [(key, _), *_] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {key!r} occurs twice in an object: keep one of them")
+    return found
+
+
+def check_columns(row: Mapping[str, Any], read: Collection[str]) -> None:
     """Raise BadRow for images, videos, audio, a system prompt or earlier turns that are not read.
 
-    Args:
-        read: The columns that are read.
-        fields: The fields that the format of the row may have.
+    read: The columns that are read.
     """
-    for key in row:
-        is_context = key in CONTEXT
-        if key in read or not (is_context or MEDIA.fullmatch(key)) or _is_empty(row[key]):
+    for key, value in row.items():
+        is_media = MEDIA.fullmatch(key)
+        if key in read or not (is_media or key in CONTEXT) or _is_empty(value):
             continue
-        if not is_context:
+        if is_media:
             _reject_media("the row", key)
-        todo = "write the row as a list of messages"
-        if key in fields:
-            todo = f"add `{key}: {key}` to `columns`"
-        raise BadRow(f"the row has {key}, which is not read: {todo}, or remove the column")
+        raise BadRow(
+            f"the row has {key}, which is not read: name it in `columns`, write the row as a list"
+            " of messages, or remove the column"
+        )
 
 
 def _reject_media(place: str, key: str) -> None:
@@ -200,12 +179,7 @@ def tools_turns(value: Any) -> list[Turn]:
     Raises:
         BadRow: The cell has no definitions of tools.
     """
-    tools = []
-    for tool in filter(None, _objects(value, TOOLS)):
-        function = tool.get("function", tool)
-        if not isinstance(function, dict) or "name" not in function:
-            raise BadRow(f"{TOOLS} has a tool without the name of a function: {_json(tool)}")
-        tools.append({"type": "function", "function": function})
+    tools = [{"type": "function", "function": each} for _, each in _functions(value, TOOLS)]
     return [(TOOLS, _json(tools))] if tools else []
 
 
@@ -227,17 +201,15 @@ def _turn(message: Any, name: str) -> Turn:
     result of a call with RESULT_KEYS.
     """
     if not isinstance(message, dict):
-        raise BadRow(
-            f"{name} contains {type(message).__name__}, expected messages with role and content"
-        )
+        kind = type(message).__name__
+        raise BadRow(f"{name} contains {kind}, expected messages with role and content")
     is_learned = _is_learned(message, name, "a turn")
-    source_role = _one_of(message, ("role", "from"), name)
+    source_role = str(_one_of(message, ("role", "from"), name))
+    role = ROLES.get(source_role)
+    if role is None:
+        known = ", ".join(ROLES)
+        raise BadRow(f"{name} has a turn with role {source_role!r}, expected one of {known}")
     text = _one_of(message, ("content", "value"), name)
-    if not isinstance(source_role, str) or source_role not in ROLES:
-        raise BadRow(
-            f"{name} has a turn with role {source_role!r}, expected one of {', '.join(ROLES)}"
-        )
-    role = ROLES[source_role]
     calls = _one_of(message, ("tool_calls", "function_call"), name)
     if source_role in CALLS:
         calls, text = text, None
@@ -258,9 +230,7 @@ def _turn(message: Any, name: str) -> Turn:
         if not more:
             return UNTRAINED, text
         more["weight"] = 0
-    if not more:
-        return role, text
-    return MESSAGE, _json({"role": role, "content": text, **more})
+    return (MESSAGE, _json({"role": role, "content": text, **more})) if more else (role, text)
 
 
 def _text_of_part(part: Any, name: str) -> str:
@@ -283,20 +253,25 @@ def _is_learned(message: Mapping[str, Any], name: str, place: str) -> bool:
         BadRow: A weight is neither 0 nor 1, two of them differ, or another key looks like a weight,
             like thoughts, or like an image.
     """
+    weights = {}
     for key, value in message.items():
         words = re.sub("(?<=[a-z])(?=[A-Z])", "_", key).lower()
-        if key not in WEIGHTS and value is not None and MASKS.search(words):
+        if value is None:
+            continue
+        if key in WEIGHTS:
+            weights[key] = is_one(value, key)
+        elif MASKS.search(words):
             raise BadRow(
                 f"{name} has {place} with {key}, which looks like a mask of the loss: expected"
                 " weight: 0 for a response that is not learned"
             )
-        if MEDIA.fullmatch(key) and not _is_empty(value):
+        if _is_empty(value):
+            continue
+        if MEDIA.fullmatch(key):
             _reject_media(f"{name}: {place}", key)
         is_thought = key not in THOUGHT_KEYS and THINKS.search(words)
-        if is_thought and not isinstance(value, int | float) and not _is_empty(value):
+        if is_thought and not isinstance(value, int | float):
             raise BadRow(f"{name} has {place} with {key}, expected thoughts in {THOUGHTS}")
-    given = ((key, message[key]) for key in message if key in WEIGHTS)
-    weights = {key: is_one(value, key) for key, value in given if value is not None}
     if len(set(weights.values())) > 1:
         raise BadRow(f"{name} has {place} whose {' and '.join(weights)} differ")
     return all(weights.values())
@@ -319,14 +294,10 @@ def _one_of(values: Mapping[str, Any], keys: Sequence[str], name: str) -> Any:
 def _calls(value: Any, name: str) -> list[dict[str, Any]]:
     """Return calls of tools as chat templates read them, their arguments as an object."""
     calls = []
-    for call in _objects(value, f"{name}: a call"):
-        function = call.get("function", call)
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise BadRow(f"{name} has a call without the name of a function: {_json(call)}")
+    for call, function in _functions(value, f"{name}: a call"):
         if unknown := function.keys() - CALL_KEYS:
-            raise BadRow(
-                f"{name} has a call with {', '.join(sorted(unknown))}, expected name and arguments"
-            )
+            found = ", ".join(sorted(unknown))
+            raise BadRow(f"{name} has a call with {found}, expected name and arguments")
         place = f"{name}: the arguments of {function['name']}"
         objects = _objects(function.get("arguments") or {}, place)
         if len(objects) != 1:
@@ -335,6 +306,15 @@ def _calls(value: Any, name: str) -> list[dict[str, Any]]:
         function = {"name": function["name"], "arguments": objects[0]}
         calls.append({**own, "type": "function", "function": function})
     return calls
+
+
+def _functions(value: Any, name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Yield each object of a cell that is not empty, and the function that it defines or calls."""
+    for each in filter(None, _objects(value, name)):
+        function = each.get("function", each)
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise BadRow(f"{name} has no name of a function: {_json(each)}")
+        yield each, function
 
 
 def _objects(value: Any, name: str) -> list[dict[str, Any]]:

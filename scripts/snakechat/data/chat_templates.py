@@ -8,9 +8,9 @@ conversation another text at another time is rejected: the day, and random value
 
 import json
 import re
+import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -22,7 +22,6 @@ from transformers import PreTrainedTokenizerBase
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from snakechat.data.dialogues import Turn, messages_of, tools_of
-from snakechat.data.limits import limited_steps, limited_time
 from snakechat.workflow.errors import InputError
 
 # CPU time (s) of all threads that rendering one conversation may take, usually less than 1 ms.
@@ -57,31 +56,40 @@ def _current_day(*_: object) -> NoReturn:
 
 DEFAULT_FILTERS["random"] = DEFAULT_NAMESPACE["lipsum"] = _random
 
-# What some templates leave out without an error: words that nothing else has show it.
-TOOLS, CALLS, RESULTS = "the definitions of tools", "calls of tools", "results of tools"
-WORDS = {
-    TOOLS: ("probed_tool",),
-    CALLS: ("probed_call", "probed_value"),
-    RESULTS: ("probed_result",),
-}
-# Mistral's templates require identifiers of nine letters or digits.
-IDENTIFIER = "abcdefgh9"
-CALL = {"name": "probed_call", "arguments": {"key": "probed_value"}}
-CONVERSATION: list[dict[str, Any]] = [
-    {"role": "user", "content": "Question"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": IDENTIFIER, "type": "function", "function": CALL}],
-    },
-    {"role": "tool", "name": "look", "tool_call_id": IDENTIFIER, "content": "probed_result"},
-]
-PARAMETERS = {"type": "object", "properties": {}, "required": []}
-DEFINITION = {"name": "probed_tool", "description": "Look", "parameters": PARAMETERS}
-
 
 class TurnsRejected(InputError):
     """A template rejects the turns of a conversation."""
+
+
+@contextmanager
+def limited_time(seconds: float) -> Iterator[None]:
+    """End this process by SIGPROF after some CPU time of its threads in a context; 0: never."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+
+
+@contextmanager
+def limited_steps(source: str) -> Iterator[None]:
+    """Report a regular expression of tokenizer.json that takes too many steps on a text.
+
+    source: What errors call the tokenizer.
+
+    Raises:
+        InputError: The tokenizers library panics in this context.
+    """
+    try:
+        yield
+    except BaseException as error:
+        # It is not an Exception, and cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(
+            f"{source}: tokenizer.json cannot encode a text: {error}: correct its regular"
+            " expressions"
+        ) from None
 
 
 def source_of(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -105,18 +113,32 @@ def render_turns(
     if not tokenizer.chat_template:
         raise TurnsRejected(f"{source_of(tokenizer)}: the tokenizer has no chat template")
     messages, tools = messages_of(turns), tools_of(turns)
-    needed = {
-        TOOLS: bool(tools),
-        CALLS: any("tool_calls" in message for message in messages),
-        RESULTS: any(message["role"] == "tool" for message in messages),
-    }
-    for what, is_needed in needed.items():
-        if is_needed and what not in _written(tokenizer):
+    text = _render(tokenizer, messages, tools, prompt)
+    without_calls = [
+        {**each, "tool_calls": []} if "tool_calls" in each else each for each in messages
+    ]
+    without_results = [
+        {**each, "content": ""} if each["role"] == "tool" else each for each in messages
+    ]
+    # What some templates leave out without an error makes no difference to their text.
+    for what, *other in (
+        ("the definitions of tools", messages, None),
+        ("calls of tools", without_calls, tools),
+        ("results of tools", without_results, tools),
+    ):
+        if other != [messages, tools] and _renders(tokenizer, text, *other, prompt):
             raise TurnsRejected(
                 f"{source_of(tokenizer)}: the chat template does not write {what}: use a model"
                 " whose template does"
             )
-    return _render(tokenizer, messages, tools, prompt)
+    return text
+
+
+def _renders(tokenizer: PreTrainedTokenizerBase, text: str, *arguments: Any) -> bool:
+    """Return whether the chat template renders arguments of _render to a text."""
+    with suppress(InputError):
+        return _render(tokenizer, *arguments) == text
+    return False
 
 
 def _render(
@@ -169,18 +191,6 @@ def rendered_or_empty(
     with suppress(TurnsRejected):
         return render_turns(tokenizer, turns, prompt)
     return ""
-
-
-@cache
-def _written(tokenizer: PreTrainedTokenizerBase) -> set[str]:
-    """Return what the chat template of a tokenizer writes of tools."""
-    written: set[str] = set()
-    tools: list[dict[str, Any]] = [{"type": "function", "function": DEFINITION}]
-    for length in range(1, len(CONVERSATION) + 1):
-        with suppress(InputError):
-            text = _render(tokenizer, CONVERSATION[:length], tools, prompt=False)
-            written |= {what for what, words in WORDS.items() if all(w in text for w in words)}
-    return written
 
 
 # --- special tokens -------------------------------------------------------------------------
@@ -244,22 +254,22 @@ class SpecialTokens:
     """The special tokens of a tokenizer, as they occur in texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        added = tokenizer.added_tokens_decoder.values()
-        special = {token.content for token in added if token.special}
-        self.pattern = _pattern(special | set(map(str, tokenizer.all_special_tokens)))
+        special = [token for token in tokenizer.added_tokens_decoder.values() if token.special]
+        names = {token.content for token in special}
+        self.pattern = _pattern(names | set(map(str, tokenizer.all_special_tokens)))
+        self.source = source_of(tokenizer)
         # These match a text after its normalization, such as "<S>" in lower case.
-        self.normalizer, self.source = tokenizer.backend_tokenizer.normalizer, source_of(tokenizer)
-        normalized = {token.content for token in added if token.special and token.normalized}
-        self.matches_normalized = bool(normalized) and self.normalizer is not None
-        if self.matches_normalized:
+        names = {token.content for token in special if token.normalized}
+        self.normalizer = tokenizer.backend_tokenizer.normalizer if names else None
+        if self.normalizer is not None:
             with limited_steps(self.source):
-                self.normalized = _pattern(map(self.normalizer.normalize_str, normalized))
+                self.normalized = _pattern(map(self.normalizer.normalize_str, names))
 
     def occur_in(self, text: str) -> bool:
         """Return whether a text would be encoded to special tokens."""
         if self.pattern.search(text):
             return True
-        if not self.matches_normalized:
+        if self.normalizer is None:
             return False
         with limited_steps(self.source):
             return self.normalized.search(self.normalizer.normalize_str(text)) is not None

@@ -1,7 +1,7 @@
 """Which files of a dataset belong to its splits, train and eval.
 
-The datasets library finds its own splits, whose names differ. Its import takes a second: planning,
-which imports this module, asks a process of its own, which runs main().
+The datasets library finds its own splits, whose names differ. Its import takes a second, and
+planning imports this module: another process runs main().
 """
 
 import json
@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import version
@@ -46,8 +46,6 @@ ROOT = "memory:///dataset"
 MAX_REASON = 150
 SCRIPTS = Path(__file__).resolve().parents[2]
 
-# resolve_splits, or splits_in_child while planning.
-Resolve = Callable[[Sequence[str], Any, str | None], dict[str, list[str]]]
 # The files of train, and of eval if there is one, and a remark on files of neither.
 Splits = tuple[dict[str, list[str]], str | None]
 
@@ -103,9 +101,7 @@ def check_link(folder: str | Path, path: str) -> None:
         )
 
 
-def split_files(
-    paths: Sequence[str], source: Mapping[str, Any], configs: Any, resolve: Resolve
-) -> Splits:
+def split_files(paths: Sequence[str], source: Mapping[str, Any], configs: Any) -> Splits:
     """Assign files to the splits of a dataset.
 
     With the glob `train`, and maybe `eval`, the globs select them. Otherwise, the datasets library
@@ -116,7 +112,6 @@ def split_files(
         paths: All files of a folder or repository, relative to it.
         source: train, eval, name and split of a dataset in the config, as far as they are set.
         configs: What the card says of configs, or None.
-        resolve: Finds the files of each split of the datasets library.
 
     Raises:
         InputError: A split has no files, a file belongs to both splits, or files cannot be read
@@ -131,7 +126,8 @@ def split_files(
                 raise InputError(f"{split}: no file matches {globs[split]!r}")
     else:
         visible = [path for path in paths if not HIDDEN.search(path)]
-        found = resolve([path for path in visible if kind_of(path)], configs, source.get("name"))
+        with_rows = [path for path in visible if kind_of(path)]
+        found = splits_in_child(with_rows, configs, source.get("name"))
         splits = train_and_eval(found, source.get("split", {}), visible)
         assigned = {path for files in found.values() for path in files}
         unread = [p for p in visible if p not in assigned and not DOCUMENTS.search(p)]
@@ -173,12 +169,9 @@ def train_and_eval(
     names = {"train": train} | ({"eval": held_out[0]} if held_out else {}) | dict(wanted)
     for split, name in names.items():
         if name not in found:
-            shown = [f"{known} ({_listed(files)})" for known, files in found.items()]
-            assigned = {path for files in found.values() for path in files}
-            if left := [path for path in visible if kind_of(path) and path not in assigned]:
-                shown.append(f"without a split {_listed(left)}")
+            shown = ", ".join(f"{known} ({_listed(files)})" for known, files in found.items())
             hint = f"set split: {{{split}: NAME}}, or select the files by train:"
-            raise InputError(f"no files of the split {name}, found {', '.join(shown)}: {hint}")
+            raise InputError(f"no files of the split {name}, found {shown}: {hint}")
     return {split: found[name] for split, name in names.items()}
 
 
@@ -258,7 +251,7 @@ def resolve_splits(paths: Sequence[str], configs: Any, name: str | None) -> dict
     from fsspec.implementations.memory import MemoryFileSystem
 
     folder, patterns = _chosen_config(paths, configs, name)
-    for path in (folder, *_texts(patterns)):
+    for path in _texts([folder, patterns]):
         if "://" in path or path.startswith("/") or ".." in path.split("/"):
             raise InputError(f"the card names {path!r}: expected files of the repository")
     files = MemoryFileSystem()
@@ -289,13 +282,9 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCardData
 
-    # The types of columns are of no use here.
-    if isinstance(configs, list):
-        configs = [
-            {key: value for key, value in config.items() if key != "features"}
-            for config in configs
-            if isinstance(config, dict)
-        ]
+    for config in configs if isinstance(configs, list) else ():
+        # The types of columns are of no use here.
+        config.pop("features", None)
     try:
         found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs or []))
         chosen = name or found.get_default_config_name()
@@ -312,13 +301,15 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
     return found[chosen].get("data_dir") or "", found[chosen].get("data_files")
 
 
-def _texts(patterns: Any) -> list[str]:
+def _texts(value: Any) -> list[str]:
     """Return all texts in lists and objects."""
-    if isinstance(patterns, dict):
-        patterns = list(patterns.values())
-    if isinstance(patterns, list):
-        return [text for each in patterns for text in _texts(each)]
-    return [] if patterns is None else [str(patterns)]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return (
+        [text for each in value for text in _texts(each)]
+        if isinstance(value, list)
+        else [str(value)]
+    )
 
 
 def splits_in_child(paths: Sequence[str], configs: Any, name: str | None) -> dict[str, list[str]]:

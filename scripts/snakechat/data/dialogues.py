@@ -33,6 +33,13 @@ UNTRAINED = "untrained"
 # A role and the text of the turn. The roles are system, user, assistant and tool, and those above.
 Turn = tuple[str, str]
 
+# The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front,
+# or as JSON of a message.
+# Without a rejected response that one is None, without any response both; a single response that is
+# labelled good is chosen, one that is labelled bad is rejected. A text for continued pretraining is
+# chosen, as it is, after an empty prompt.
+Record = tuple[list[Turn], str | None, str | None]
+
 # What the text of a dialogue calls the roles.
 MARKERS = {**NAMES, "tool": "Tool", TOOLS: "Tools", MESSAGE: "Message", UNTRAINED: "Assistant"}
 
@@ -106,10 +113,7 @@ def is_response(turn: Turn) -> bool:
 
 def is_trained(turn: Turn) -> bool:
     """Return whether a turn is a response that may be learned."""
-    if turn[0] == MESSAGE:
-        message = message_of(turn)
-        return bool(message["role"] == "assistant" and "weight" not in message)
-    return turn[0] == "assistant"
+    return turn[0] != UNTRAINED and is_response(turn) and "weight" not in message_of(turn)
 
 
 def tools_of(turns: Iterable[Turn]) -> list[dict[str, Any]] | None:
@@ -134,9 +138,9 @@ def as_text(response: str) -> str:
 
 def response_turn(response: str) -> Turn:
     """Return the turn of a response in a record."""
-    return (
-        (MESSAGE, response) if is_message(response) else ("assistant", response_content(response))
-    )
+    if is_message(response):
+        return MESSAGE, response
+    return "assistant", response_content(response)
 
 
 def recorded_response(turn: Turn) -> str:

@@ -1,49 +1,55 @@
-"""Encode prompts and responses: what a model reads, and what it is trained to write."""
+"""Encode prompts and responses: what a template writes of a dialogue, and the ids of this text."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import chain, islice
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from snakechat.data.chat_templates import (
+    ANSWER,
+    ASSISTANT,
+    QUESTION,
+    USER,
     SpecialTokens,
     TurnsRejected,
-    end_of_turn_id,
+    end_of_turn,
     render_turns,
+    rendered_or_empty,
     source_of,
     text_backend,
 )
-from snakechat.data.dialogues import Turn
-from snakechat.data.templates import ChatTemplate, DialogueTemplate, Written
+from snakechat.data.dialogues import (
+    RESPONSE,
+    THOUGHTS,
+    Turn,
+    has_messages,
+    is_message,
+    message_of,
+    render_prompt,
+    response_content,
+    response_turn,
+)
 from snakechat.data.tokenizers import encode_texts, resolved_template
 from snakechat.workflow.errors import InputError
+
+# Characters of a difference between two texts that an error shows, before and after its start.
+SHOWN_BEFORE, SHOWN = 20, 40
+# How some templates start the thoughts of a response, in the prompt or in the response.
+THINK = "<think>"
+START_OF_THOUGHTS = re.compile(rf"{THINK}\s*\Z")
 
 # Marks around special tokens in a text while a chat template renders it. Unicode assigns these
 # characters no meaning.
 OPEN, CLOSE = "\U00100000", "\U00100001"
 MARKED = re.compile(f"{OPEN}([{OPEN}{CLOSE}]|[^{OPEN}{CLOSE}]+){CLOSE}")
 
-# Rows that are encoded while the next ones are rendered.
+# Rows whose texts are held at a time.
 ROWS = 128
 
 Ids = list[int]
 T = TypeVar("T")
-
-
-class Encoded(NamedTuple):
-    """The ids of a prompt and of a response with the token that ends it.
-
-    Attributes:
-        prompt: If it continues the response before it, only the ids after that response.
-        continues: Whether it does.
-    """
-
-    prompt: Ids
-    response: Ids
-    continues: bool
 
 
 def accepted(rows: Iterable[T | TurnsRejected]) -> Iterator[T]:
@@ -52,6 +58,173 @@ def accepted(rows: Iterable[T | TurnsRejected]) -> Iterator[T]:
         if isinstance(row, TurnsRejected):
             raise row
         yield row
+
+
+# --- templates --------------------------------------------------------------------------------
+
+
+class DialogueTemplate:
+    """The template `dialogue`: texts in which "Human:" and "Assistant:" mark the turns.
+
+    Attributes:
+        context: The text between the last turn of a prompt and a response.
+        end: The text that ends a response; "" if only a token does.
+    """
+
+    context, end = RESPONSE, ""
+
+    def prompt(self, turns: Sequence[Turn]) -> str:
+        """Return the text of a prompt.
+
+        Raises:
+            TurnsRejected: A turn is more than a text.
+        """
+        if has_messages(turns):
+            raise TurnsRejected(
+                "template: dialogue cannot write thoughts, tools and their calls: use a model with"
+                " a chat template that does, and template: chat"
+            )
+        return render_prompt(turns)
+
+    def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
+        """Return the text of a response behind its prompt."""
+        if is_message(response):
+            self.prompt([response_turn(response)])
+        return response
+
+    sampled = response
+
+
+class ChatTemplate:
+    """The chat template of a tokenizer.
+
+    A response is what the template writes between the prompt, rendered alone, and the token that
+    ends the turn, when it renders the whole dialogue. Each row is compared with this rendering.
+
+    Args:
+        generates: Whether a model responds; a classifier's template need not write prompts.
+
+    Attributes: As of DialogueTemplate.
+
+    Raises:
+        InputError: The template does not continue a prompt by a response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, generates: bool = True) -> None:
+        self.tokenizer, self.special = tokenizer, SpecialTokens(tokenizer)
+        # Some templates write white space in front of a response, and a text behind it.
+        self.after, end_id = end_of_turn(tokenizer)
+        self.end = str(tokenizer.decode([end_id]))
+        prompt = rendered_or_empty(tokenizer, [QUESTION], prompt=True)
+        dialogue = rendered_or_empty(tokenizer, [QUESTION, ANSWER])
+        is_written = bool(prompt and dialogue)
+        self.context = prompt.rpartition(USER)[2] if is_written else ""
+        # Other text in front, such as empty thoughts, is left to the model.
+        space = dialogue.rpartition(ASSISTANT)[0].removeprefix(prompt)
+        self.space = space if is_written and space.isspace() else ""
+        # Rows report a template that rejects these turns, or starts a response with thoughts.
+        if generates and is_written:
+            start = START_OF_THOUGHTS.sub("", prompt)
+            text = self.response(start, [QUESTION], ASSISTANT)
+            if self.special.pattern.search(text) and render_turns(tokenizer, [QUESTION]) == prompt:
+                raise self._mismatch(prompt, prompt + text + self.end, ASSISTANT)
+
+    def prompt(self, turns: Sequence[Turn]) -> str:
+        """Return the text of a prompt."""
+        return render_turns(self.tokenizer, turns, prompt=True)
+
+    def sampled(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
+        """Return the text of a sampled response behind its prompt, whatever it is."""
+        try:
+            return self.response(prompt, turns, response)
+        except TurnsRejected:
+            return self.space + response_content(response) + self.after
+
+    def response(self, prompt: str, turns: Sequence[Turn], response: str) -> str:
+        """Return the text of a response behind its prompt, without the token that ends it.
+
+        The response is an earlier turn, in front of which no template writes empty thoughts, or
+        otherwise the last one, of which more templates keep the thoughts.
+
+        Args:
+            prompt: The text of the prompt.
+            turns: Its turns.
+            response: As in records.
+
+        Raises:
+            TurnsRejected: The template does not continue the prompt by the response, or leaves out
+                a part of the response.
+        """
+        # A sampled response has the text in front of the token that ends it.
+        turn = response_turn(
+            response if is_message(response) else response.removesuffix(self.after)
+        )
+        for further in ([QUESTION], []):
+            try:
+                whole = render_turns(self.tokenizer, [*turns, turn, *further])
+                return self._response_in(whole, prompt, turn)
+            except TurnsRejected as error:
+                rejected = error
+        raise rejected
+
+    def _response_in(self, whole: str, prompt: str, response: Turn) -> str:
+        """Return the text of a response in the rendering of a dialogue, behind its prompt.
+
+        Raises:
+            TurnsRejected: The rendering does not continue the prompt by the response.
+        """
+        stop = whole.find(self.end, len(prompt)) if whole.startswith(prompt) else -1
+        if stop < 0:
+            raise self._mismatch(prompt, whole, message_of(response)["content"])
+        text = whole[len(prompt) : stop]
+        self._require_whole(prompt, text, response)
+        return text
+
+    def _require_whole(self, prompt: str, text: str, response: Turn) -> None:
+        """Raise TurnsRejected if a template leaves out a part of a response, but for white space.
+
+        text: The response as the template writes it.
+        """
+        starts = START_OF_THOUGHTS.search(prompt) is not None
+        if starts and text.lstrip().startswith(THINK):
+            raise TurnsRejected(
+                f"{source_of(self.tokenizer)}: the chat template writes {THINK} in front of a"
+                f" response that starts with it: remove {THINK} from the response"
+            )
+        message = message_of(response)
+        parts = [(key, message.get(key) or "") for key in (THOUGHTS, "content")]
+        parts += [("calls", call["function"]["name"]) for call in message.get("tool_calls", ())]
+        written, place = _squeezed(f"{THINK if starts else ''}{text}"), 0
+        for key, part in parts:
+            squeezed = _squeezed(part)
+            place = written.find(squeezed, place)
+            if place < 0:
+                raise TurnsRejected(
+                    f"{source_of(self.tokenizer)}: the chat template does not write the {key} of a"
+                    f" response, {part[:SHOWN]!r}: use a model whose template does"
+                )
+            place += len(squeezed)
+
+    def _mismatch(self, prompt: str, whole: str, content: str) -> TurnsRejected:
+        """Return the error of a rendering that does not continue a prompt by a response."""
+        ours = f"{prompt}{content}{self.end}"
+        pairs = enumerate(zip(ours, whole, strict=False))
+        place = next((n for n, (a, b) in pairs if a != b), min(len(ours), len(whole)))
+        shown = slice(max(0, place - SHOWN_BEFORE), place + SHOWN)
+        return TurnsRejected(
+            f"{source_of(self.tokenizer)}: the chat template renders a dialogue as"
+            f" {whole[shown]!r}, but the prompt, the response and the token that ends it are"
+            f" {ours[shown]!r}: correct the template (add_generation_prompt writes the header of a"
+            " response, an added token ends it) or set template: dialogue"
+        )
+
+
+def _squeezed(text: str) -> str:
+    """Return a text without white space."""
+    return "".join(text.split())
+
+
+# --- ids --------------------------------------------------------------------------------------
 
 
 class Encoder:
@@ -99,7 +272,7 @@ class Encoder:
         # In text, "</s>" is text and must not end a response; in a chat template it is a token.
         self.backend.encode_special_tokens = not self.is_chat
         self.special = SpecialTokens(tokenizer)
-        self.end_id: int = end_of_turn_id(tokenizer) if self.is_chat else tokenizer.eos_token_id
+        self.end_id: int = end_of_turn(tokenizer)[1] if self.is_chat else tokenizer.eos_token_id
         # What writes the turns as texts.
         self.writer = ChatTemplate(tokenizer, generates) if self.is_chat else DialogueTemplate()
         self.contexts: dict[str, Ids] = {}
@@ -126,72 +299,31 @@ class Encoder:
                 None has no ids.
             sampled: A response that the template does not write follows the prompt as it is.
         """
+        rows = zip(prompts, *responses, strict=True)
+        while part := list(islice(rows, ROWS)):
+            written = [self._written(turns, texts, sampled) for turns, *texts in part]
+            valid = [row for row in written if not isinstance(row, TurnsRejected)]
+            starts = iter(self._prompt_ids([prompt for prompt, _ in valid]))
+            pairs = [(prompt, text) for prompt, texts in valid for text in texts]
+            ids = iter(self._response_ids([pair for pair in pairs if pair[1] is not None]))
+            for row in written:
+                if isinstance(row, TurnsRejected):
+                    yield row
+                else:
+                    yield next(starts), [[] if text is None else next(ids) for text in row[1]]
+
+    def _written(
+        self, turns: list[Turn], responses: Sequence[str | None], sampled: bool
+    ) -> tuple[str, list[str | None]] | TurnsRejected:
+        """Return the texts of a prompt and of its responses, or their rejection."""
         write = self.writer.sampled if sampled else self.writer.response
-
-        def written(turns: list[Turn], *texts: str | None) -> list[Written]:
+        try:
             prompt = self.writer.prompt(turns)
-            return [
-                Written(prompt, None if text is None else write(prompt, turns, text))
-                for text in texts or (None,)
+            return prompt, [
+                text if text is None else write(prompt, turns, text) for text in responses
             ]
-
-        for row in self.encoded(written, prompts, *responses):
-            if isinstance(row, TurnsRejected):
-                yield row
-            else:
-                yield row[0].prompt, [each.response for each in row]
-
-    def encoded(
-        self, write: Callable[..., list[Written]], *columns: Sequence[Any]
-    ) -> Iterator[list[Encoded] | TurnsRejected]:
-        """Return the ids of what `write` makes of each row, or its rejection.
-
-        Args:
-            write: Such as `writer.responses`.
-            columns: The arguments of `write` for each row.
-
-        The texts of the next rows are written while a thread encodes the rows before. It ends here:
-        garbage collection of a suspended iterator would wait for it, maybe where it cannot end.
-        """
-
-        def written(*row: Any) -> list[Written] | TurnsRejected:
-            try:
-                return write(*row)
-            except TurnsRejected as error:
-                return error
-
-        rows = map(written, *columns)
-        with ThreadPoolExecutor(1) as thread:
-            parts = iter(lambda: list(islice(rows, ROWS)), [])
-            encoded = list(thread.map(self._ids_of_rows, parts))
-        return chain.from_iterable(encoded)
-
-    def _ids_of_rows(
-        self, rows: Sequence[list[Written] | TurnsRejected]
-    ) -> list[list[Encoded] | TurnsRejected]:
-        """Return the ids of responses and of their prompts."""
-        everything = [each for row in rows if isinstance(row, list) for each in row]
-        responses = iter(self._response_ids([e for e in everything if e.response is not None]))
-        # The responses of a pair have one prompt.
-        starts = list({each.prompt: None for each in everything if each.between is None})
-        prompts = dict(zip(starts, self._prompt_ids(starts), strict=True))
-        between = iter(self._ids(each.between for each in everything if each.between is not None))
-        follows, found = False, list[Encoded]()
-        for each in everything:
-            if each.between is None:
-                prompt, continues = prompts[each.prompt], False
-            else:
-                # The ids of the token that ends the response before it are that response's.
-                prompt, continues = next(between)[1:], follows
-                if not follows:
-                    [prompt] = self._prompt_ids([each.prompt])
-            ids, follows = ([], False) if each.response is None else next(responses)
-            found.append(Encoded(prompt, ids, continues))
-        encoded = iter(found)
-        return [
-            row if isinstance(row, TurnsRejected) else list(islice(encoded, len(row)))
-            for row in rows
-        ]
+        except TurnsRejected as error:
+            return error
 
     def rendered(self, turns: Sequence[Turn]) -> Ids:
         """Return the ids of turns as the chat template renders them, to the end of the text."""
@@ -240,24 +372,19 @@ class Encoder:
         # Without tokens that would end a text.
         return [ids[: len(ids) - self.num_appended] for ids in encoded]
 
-    def _response_ids(self, written: Sequence[Written]) -> list[tuple[Ids, bool]]:
-        """Return the ids of each response with the token that ends it.
-
-        Each comes with whether these are its ids in the text of the dialogue, too.
-        """
+    def _response_ids(self, written: Sequence[tuple[str, str]]) -> list[Ids]:
+        """Return the ids of responses behind their prompts, with the token that ends them."""
         # In text, no token ends a response. In a chat, white space before it may belong to it.
         text_of_end, ids_of_end = self.writer.end, [] if self.is_chat else [self.end_id]
-        contexts = [self._context(each.prompt) for each in written]
-        texts = [f"{c}{each.response}" for c, each in zip(contexts, written, strict=True)]
-        encoded = self._ids(text + text_of_end for text in texts)
+        contexts = [self._context(prompt) for prompt, _ in written]
+        texts = [f"{c}{text}{text_of_end}" for c, (_, text) in zip(contexts, written, strict=True)]
         responses = []
-        for ids, name, each in zip(encoded, contexts, written, strict=True):
+        for ids, name, (_, text) in zip(self._ids(texts), contexts, written, strict=True):
             context = self.contexts[name]
             start, ids = ids[: len(context)], ids[len(context) :] + ids_of_end
-            fits = start == context and ids[-1:] == [self.end_id]
-            if not fits:
-                ids = [*self._ids([str(each.response)])[0], self.end_id]
-            responses.append((ids, fits))
+            if start != context or ids[-1:] != [self.end_id]:
+                ids = [*self._ids([text])[0], self.end_id]
+            responses.append(ids)
         return responses
 
     def _context(self, prompt: str) -> str:

@@ -26,6 +26,7 @@ from snakechat.data.dialogues import (
     RESPONSE,
     TOOLS,
     UNMARKED,
+    Record,
     Turn,
     as_text,
     is_response,
@@ -34,18 +35,17 @@ from snakechat.data.dialogues import (
     render_response,
 )
 
-# The turns of the prompt, and chosen and rejected as they follow the prompt: with a space in front,
-# or as JSON of a message.
-# Without a rejected response that one is None, without any response both; a single response that is
-# labelled good is chosen, one that is labelled bad is rejected. A text for continued pretraining is
-# chosen, as it is, after an empty prompt.
-Record = tuple[list[Turn], str | None, str | None]
-
 # Formats of prompts without responses, of plain texts, and of single responses that are labelled
 # good or bad.
 PROMPTS, TEXTS, UNPAIRED = "prompt", "text", ("kto", "kto_text")
 # Fields that are neither texts nor messages.
 NUMBERS = ("first_score", "second_score", "label")
+
+# What to do about a column that is missing.
+MISSING = (
+    "check format, columns and keep of the dataset: without rejected responses, set columns to the"
+    " other columns"
+)
 
 # The column of each field, or several whose texts are joined.
 Columns = Mapping[str, str | list[str]]
@@ -81,7 +81,7 @@ def record_of(row: Mapping[str, Any], format: str, columns: Columns) -> Record:
             at an index of a column's path, or the like.
     """
     read = {name for path in column_paths(columns) for name in (path, path.partition(".")[0])}
-    check_columns(row, read, FORMATS[format].optional)
+    check_columns(row, read)
     has_messages = FORMATS[format].has_messages
     fields = {}
     for name, column in columns.items():
@@ -112,28 +112,17 @@ def columns_of(format: str, columns: Columns | None = None) -> Columns:
     fields = dict.fromkeys([*defaults, *optional])
     unknown = [name for name in columns if name not in fields]
     missing = [name for name in defaults if name not in columns and name not in optional]
-    if unknown or missing:
-        problem = (
-            f"has no field {', '.join(unknown)}" if unknown else f"requires {', '.join(missing)}"
-        )
-        raise ValueError(f"format {format} {problem} (fields: {', '.join(fields)})")
+    for problem, names in (("has no field", unknown), ("requires", missing)):
+        if names:
+            found = f"{problem} {', '.join(names)} (fields: {', '.join(fields)})"
+            raise ValueError(f"format {format} {found}")
     return columns
-
-
-def missing_hint(column: str) -> str:
-    """Return what to do about a column that is missing."""
-    if column == "rejected":
-        return ": if the dataset has no rejected responses, set columns to the other columns"
-    return ": check format, columns and keep of the dataset"
 
 
 def column_paths(columns: Columns) -> list[str]:
     """Return all columns of the fields of a format."""
-    return [
-        path
-        for column in columns.values()
-        for path in (column if isinstance(column, list) else [column])
-    ]
+    listed = (column if isinstance(column, list) else [column] for column in columns.values())
+    return [path for paths in listed for path in paths]
 
 
 def named_columns(keep: Sequence[str] | Mapping[str, str]) -> dict[str, str]:
@@ -178,12 +167,11 @@ def with_instructions(prompt: list[Turn], template: str | None, system: str | No
         template: A text with "{prompt}" in place of the user's last turn.
     """
     turns = list(prompt)
-    for index in reversed(range(len(turns))):
-        role, text = turns[index]
-        if template is not None and role in ("user", UNMARKED):
-            content = text.removesuffix(RESPONSE)
-            turns[index] = role, template.replace("{prompt}", content) + text[len(content) :]
-            break
+    asked = [place for place, (role, _) in enumerate(turns) if role in ("user", UNMARKED)]
+    if template is not None and asked:
+        role, text = turns[asked[-1]]
+        content = text.removesuffix(RESPONSE)
+        turns[asked[-1]] = role, template.replace("{prompt}", content) + text[len(content) :]
     roles = [role for role, _ in turns]
     if system is not None and "system" not in roles:
         turns.insert(roles.count(TOOLS), ("system", system))
@@ -201,10 +189,8 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
     column, *keys = [path] if path in row else path.split(".")
     if column not in row:
         found = ", ".join(map(str, row))
-        raise BadRow(f"column {column} is missing; the row has {found}{missing_hint(column)}")
+        raise BadRow(f"column {column} is missing; the row has {found}: {MISSING}")
     value = row[column]
-    if value is None and not keys and not nullable:
-        raise BadRow(f"column {path} is null")
     for key in keys:
         if isinstance(value, dict):
             if key not in value and not nullable:
@@ -214,8 +200,11 @@ def _field(row: Mapping[str, Any], path: str, name: str, nullable: bool = False)
             value = value[int(key)] if int(key) < len(value) else None
         elif value is not None:
             raise BadRow(f"{path}: {type(value).__name__} has no key {key}")
-    if value is None and keys and name != "rejected" and not nullable:
-        raise DroppedRow(f"no {name}")
+    if value is None and not nullable:
+        if not keys:
+            raise BadRow(f"column {path} is null")
+        if name != "rejected":
+            raise DroppedRow(f"no {name}")
     return value
 
 

@@ -23,7 +23,6 @@ METADATA = re.compile(r"\A\s*---\r?\n(.*?)\r?\n---\s*$", re.DOTALL | re.MULTILIN
 MAX_BYTES = 1 << 20
 # Seconds after which a request for the list of files fails.
 TIMEOUT = 30
-UNKNOWN = "check the name, and set HF_TOKEN if it is private or gated"
 WITHOUT_NETWORK = (
     "the Hub is unreachable: set path to a local copy, or HF_HUB_OFFLINE=1 if its cache has the"
     " files"
@@ -58,7 +57,6 @@ def fetch(
     # They take a second. httpx2 is the HTTP library of huggingface_hub.
     import httpx2
     from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download
-    from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
     # The hub's digest of each file.
     listed: dict[str, str | None] = {}
@@ -104,18 +102,11 @@ def fetch(
     # ValueError: an invalid repository name or a reply that is not JSON. RuntimeError: Xet.
     # ImportError: a SOCKS proxy.
     except (httpx2.HTTPError, OSError, ValueError, RuntimeError, ImportError) as error:
-        # LocalEntryNotFoundError hides the failed request that made the library use its cache.
-        is_hidden = isinstance(error, LocalEntryNotFoundError)
-        is_hidden = is_hidden and isinstance(error.__cause__, httpx2.HTTPError)
-        cause = error.__cause__ if is_hidden else error
         # The first line is often only "404 Client Error.".
-        reason = " ".join(str(cause).split()) or type(cause).__name__
+        reason = " ".join(str(error).split()) or type(error).__name__
         unreachable = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.ProxyError)
-        hint = f": {WITHOUT_NETWORK}" if isinstance(cause, unreachable) else ""
-        if isinstance(cause, RepositoryNotFoundError):
-            reason, hint = reason.partition(". Please make sure")[0], f": {UNKNOWN}"
-        source = f"hub {kind} {repository} at {revision}"
-        raise InputError(f"{source}: {reason}{hint}") from None
+        hint = f": {WITHOUT_NETWORK}" if isinstance(error, unreachable) else ""
+        raise InputError(f"hub {kind} {repository} at {revision}: {reason}{hint}") from None
     return folder, paths, folder.name
 
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,11 +29,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snakechat.data.dialogues import Turn, render_prompt
-from snakechat.data.formats import Record
+from snakechat.data.dialogues import Record, Turn, render_prompt
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
+PHASES = ("sft", "reward", "rlhf")
 COLUMNS = ("prompt", "chosen", "rejected")
 DIGEST = "digest"
 KEPT = "kept_"
@@ -75,29 +76,28 @@ def open_records(path: str | Path, kept: Sequence[str] = ()) -> Iterator[Callabl
     columns = [("prompt", TURNS), ("chosen", pa.string()), ("rejected", pa.string())]
     columns += [(DIGEST, pa.binary(16)), *((f"{KEPT}{name}", pa.string()) for name in kept)]
     schema = pa.schema(columns)
-    rows: list[tuple[Any, ...]] = []
+    rows: list[dict[str, Any]] = []
     size = 0
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
         def write(record: Record, *cells: str) -> None:
             nonlocal size
             texts = texts_of(record)
-            rows.append((*record, record_digest(texts), *cells))
+            row = (*record, record_digest(texts), *cells)
+            rows.append(dict(zip(schema.names, row, strict=True)))
             size += sum(map(sys.getsizeof, (*texts, *cells)))
             if len(rows) == ROWS_AT_A_TIME or size > MAX_GROUP_BYTES:
                 flush()
 
         def flush() -> None:
             nonlocal size
-            cells = zip(schema.types, zip(*rows, strict=True), strict=True)
-            arrays = [pa.array(column, kind) for kind, column in cells]
-            file.write_table(pa.Table.from_arrays(arrays, schema=schema))
+            if rows:
+                file.write_table(pa.Table.from_pylist(rows, schema))
             rows.clear()
             size = 0
 
         yield write
-        if rows:
-            flush()
+        flush()
 
 
 def read_record_batches(
@@ -298,3 +298,93 @@ def write_records(
             )
         print(f"{job.spec['name']}: {rows:,} rows in split {split}")
     (job.result / "stats.json").write_text(json.dumps(stats, indent=1, sort_keys=True) + "\n")
+
+
+# --- the rows of each phase -------------------------------------------------------------------
+
+
+def phase_sizes(rows: int, weights: Sequence[float]) -> list[int]:
+    """Return the number of rows of each phase, rounded as in DeepSpeed-Chat.
+
+    The bounds are cumulated round(weight * rows), shifted so that the last bound is `rows`
+    (DeepSpeed-Chat, data_utils.py, lines 85-129). In contrast to DeepSpeed-Chat, no bound is
+    negative, which would repeat rows, and phases of weight 0 get no rows.
+    """
+    normalized = np.asarray(weights, dtype=np.float64)
+    counts, weighted = np.zeros(len(normalized), dtype=np.int64), normalized > 0
+    bounds = np.cumsum([0, *(round(w / normalized.sum() * rows) for w in normalized[weighted])])
+    bounds[1:] -= bounds[-1] - rows
+    counts[weighted] = np.diff(bounds.clip(min=0))
+    return counts.tolist()
+
+
+def split_rows(groups: np.ndarray, weights: Sequence[float], seed: int) -> list[np.ndarray]:
+    """Split rows among phases, so that the rows of a group belong to one phase.
+
+    Phases are consecutive slices of DeepSpeed-Chat's permutation, if each row is a group.
+
+    Args:
+        groups: Group of each row, as a number.
+        weights: Relative numbers of groups of the phases.
+        seed: Seed of the permutation of groups.
+
+    Returns:
+        For each phase its row numbers (int64), in the order of the permutation.
+    """
+    # Number groups by first appearance, so that the split does not depend on the values.
+    _, first, group = np.unique(groups, return_index=True, return_inverse=True)
+    order = np.arange(len(first), dtype=np.int64)
+    np.random.RandomState(seed).shuffle(order)
+    place = np.argsort(np.argsort(first)[order])[group]
+    rows = np.argsort(place, kind="stable").astype(np.int64)
+    bounds = np.cumsum([0, *phase_sizes(len(order), weights)])
+    return [rows[start:end] for start, end in pairwise(np.searchsorted(place[rows], bounds))]
+
+
+def limited_phases(
+    phases: Sequence[np.ndarray], removed: np.ndarray, weights: Sequence[float], max_rows: int
+) -> list[np.ndarray]:
+    """Return the first rows of each phase that are not removed, at most max_rows in all.
+
+    Rows stay in the phase that they have without a limit, and each removed row is replaced by the
+    next one of its phase.
+    """
+    phases = [rows[~np.isin(rows, removed)] for rows in phases]
+    if sum(map(len, phases)) <= max_rows:
+        return phases
+    return [rows[:size] for rows, size in zip(phases, phase_sizes(max_rows, weights), strict=True)]
+
+
+def removed_rows(
+    job: Job[Any], settings: Mapping[str, Any], paths: Mapping[str, Path]
+) -> dict[str, np.ndarray]:
+    """Return the ascending numbers of the rows of each split that a dataset removes.
+
+    Args:
+        settings: The part of the spec that may have `exclude`, a list of digests.
+        paths: The records of each split.
+
+    Raises:
+        InputError: No row has one of the digests.
+    """
+    if "exclude" not in settings:
+        return dict.fromkeys(paths, np.empty(0, np.int64))
+    excluded, dataset = set(map(bytes.fromhex, settings["exclude"])), dataset_name(job)
+    digests = {split: read_digests(path) for split, path in paths.items()}
+    if missing := sorted(excluded.difference(*digests.values())):
+        raise InputError(
+            f"config: datasets.{dataset}.exclude: {missing[0].hex()} is the digest of no row of"
+            f" {dataset}: python scripts/find_row.py finds digests"
+        )
+    rows = {
+        split: np.flatnonzero([digest in excluded for digest in found])
+        for split, found in digests.items()
+    }
+    print(f"{dataset}: {sum(map(len, rows.values())):,} rows excluded")
+    return rows
+
+
+def dataset_name(job: Job[Any], records: str = "records") -> str:
+    """Return the name of a dataset, for people: it does not determine the result."""
+    name: str = job.spec["inputs"][records]["name"]
+    return name

@@ -8,7 +8,12 @@ stay. They are left out only where they and the last user turn leave no room for
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
 
 from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import (
@@ -22,8 +27,14 @@ from snakechat.data.dialogues import (
     response_turn,
 )
 from snakechat.data.encoder import Encoder, accepted
-from snakechat.data.phase_splits import dataset_name, kept_names, phase_rows, records_path
-from snakechat.data.records import COLUMNS, KEPT, Batch, read_record_batches
+from snakechat.data.records import (
+    COLUMNS,
+    KEPT,
+    PROMPT,
+    Batch,
+    dataset_name,
+    read_record_batches,
+)
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.job import Job
 
@@ -193,51 +204,57 @@ def encode_turns(
     Another one starts a row, as does one that does not fit into settings.max_length tokens. After
     the ids of the response, a row has 1 for each of them that is trained, and 0 for the others.
     """
-    dialogues = [
-        [*turns, response_turn(response)]
-        for turns, response in zip(prompts, responses, strict=True)
-    ]
-    places = [trained_places(dialogue) for dialogue in dialogues]
-    found = encoder.encoded(encoder.writer.responses, dialogues, places)
-    for turns, ends, encoded in zip(dialogues, places, found, strict=True):
-        rows: list[EncodedRow] = []
-        # The ids of the dialogue up to the next response, and the last row if it has them all.
-        whole: Ids = []
-        open_row: tuple[Any, ...] | None = None
+    talks = [trained_responses(*each) for each in zip(prompts, responses, strict=True)]
+    turns, texts = ([talk[part] for each in talks for talk in each] for part in (0, 1))
+    found = encoder.conversations(turns, texts)
+    for talk in talks:
+        # All of them, before one is rejected.
+        encoded = list(islice(found, len(talk)))
         try:
-            [pieces] = accepted([encoded])
-            for place, (new, response, continues) in zip(ends, pieces, strict=True):
-                whole = [*whole, *new] if continues else list(new)
-                if open_row and continues and len(whole) + len(response) <= settings.max_length:
-                    _, chosen, trained, lengths, _ = open_row
-                    chosen += [*new, *response]
-                    trained += [0] * len(new) + [1] * len(response)
-                    lengths[0] = len(chosen)
-                else:
-                    prompt, text = turns[:place], recorded_response(turns[place])
-                    row = _fitting_row(
-                        encoder, prompt, [text], whole, [response], settings.max_length
-                    )
-                    open_row = None
-                    if not isinstance(row, str):
-                        prompt_ids, ids, *rest, cut = row
-                        row = prompt_ids, ids, [1] * len(ids), *rest, cut
-                        open_row = None if cut else row
-                    rows.append(row)
-                whole = [*whole, *response]
+            yield _rows_of_turns(encoder, settings.max_length, talk, accepted(encoded))
         except TurnsRejected as error:
             yield error
-        else:
-            yield rows
 
 
-def trained_places(dialogue: list[Turn]) -> list[int]:
-    """Return the numbers of the turns that are trained: responses to a user."""
+def _rows_of_turns(
+    encoder: Encoder,
+    limit: int,
+    talk: Sequence[tuple[list[Turn], str]],
+    encoded: Iterator[tuple[Ids, list[Ids]]],
+) -> list[EncodedRow]:
+    rows: list[EncodedRow] = []
+    # The ids of the last row, if it was not cut.
+    whole: Ids = []
+    for (turns, text), (prompt, [response]) in zip(talk, encoded, strict=True):
+        is_continued = whole and prompt[: len(whole)] == whole
+        if is_continued and len(prompt) + len(response) <= limit:
+            _, chosen, trained, lengths, _ = rows[-1]
+            new = prompt[len(whole) :]
+            chosen += [*new, *response]
+            trained += [0] * len(new) + [1] * len(response)
+            lengths[0] = len(chosen)
+            whole = [*prompt, *response]
+            continue
+        row, whole = _fitting_row(encoder, turns, [text], prompt, [response], limit), []
+        if not isinstance(row, str):
+            prompt, ids, *rest, cut = row
+            row = prompt, ids, [1] * len(ids), *rest, cut
+            whole = [] if cut else [*prompt, *ids]
+        rows.append(row)
+    return rows
+
+
+def trained_responses(turns: list[Turn], response: str) -> list[tuple[list[Turn], str]]:
+    """Return the responses of a dialogue to a user that are trained, each with its prompt.
+
+    response: The last one, as in records, as the others are returned.
+    """
+    dialogue = [*turns, response_turn(response)]
     first = next((n for n, (role, _) in enumerate(dialogue) if role in ("user", UNMARKED)), 0)
     return [
-        number
-        for number, turn in enumerate(dialogue)
-        if number > first and is_trained(turn) and turn[1].strip()
+        (dialogue[:place], recorded_response(turn))
+        for place, turn in enumerate(dialogue)
+        if place > first and is_trained(turn) and turn[1].strip()
     ]
 
 
@@ -262,6 +279,46 @@ def drop_reason(
     if turns and any(map(encoder.has_special_token, texts)):
         return "special token in text"
     return None
+
+
+def phase_rows(job: Job[Any], split: str) -> dict[int, np.ndarray]:
+    """Return the row numbers of the phase by the number of the dataset, from 1.
+
+    Training rows are repeated by the weight of their dataset.
+    """
+    phase, rows = job.settings.phase, {}
+    for dataset, weight in enumerate(job.settings.weights, start=1):
+        numbers = np.load(job.inputs[f"rows.{dataset}"] / f"{phase}.{split}.npy")
+        if split == "train":
+            numbers = weighted_rows(numbers, weight, job.settings.seed)
+        rows[dataset] = numbers
+    return rows
+
+
+def weighted_rows(rows: np.ndarray, weight: float, seed: int | None) -> np.ndarray:
+    """Repeat rows `weight` times: all rows for its integral part, a random subset for the rest.
+
+    The seed may be None if the weight is integral.
+    """
+    repeats, fraction = divmod(weight, 1)
+    subset = np.random.default_rng(seed).permutation(rows)[: round(fraction * len(rows))]
+    return np.sort(np.concatenate([np.repeat(rows, int(repeats)), subset]))
+
+
+def kept_names(job: Job[Any], split: str) -> list[str]:
+    """Return the names of the columns that records of RLHF keep for reward functions."""
+    if job.settings.fields != [PROMPT]:
+        return []
+    datasets = range(1, len(job.settings.weights) + 1)
+    schemas = [pq.read_schema(records_path(job, dataset, split)) for dataset in datasets]
+    columns = {name for schema in schemas for name in schema.names if name.startswith(KEPT)}
+    return sorted(name.removeprefix(KEPT) for name in columns)
+
+
+def records_path(job: Job[Any], dataset: int, split: str) -> Path:
+    """Return the records of a split. Without an eval split, its rows are in train.parquet."""
+    path = job.inputs[f"records.{dataset}"] / f"{split}.parquet"
+    return path if path.exists() else path.with_stem("train")
 
 
 def converted_batches(

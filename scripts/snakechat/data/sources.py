@@ -23,10 +23,10 @@ from typing import Any, BinaryIO, TextIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from snakechat.data.cells import CONTEXT, MEDIA, BadRow, JsonDecoder, parse_json
+from snakechat.data.cells import CONTEXT, MEDIA, BadRow, parse_json
 from snakechat.data.dataset_files import check_kinds, kind_of
 from snakechat.data.dialogues import TOOLS
-from snakechat.data.formats import missing_hint
+from snakechat.data.formats import MISSING
 from snakechat.data.model_files import LFS_POINTER
 from snakechat.workflow.errors import InputError
 
@@ -56,18 +56,10 @@ COMPRESSIONS: dict[bytes, Callable[[Path], Any]] = {
     b"\x28\xb5\x2f\xfd": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "zstd"),
     b"\x04\x22\x4d\x18": lambda path: pa.CompressedInputStream(pa.OSFile(str(path)), "lz4"),
 }
-# What the readers raise for a file that does not have the format of its name.
-DAMAGES: tuple[type[Exception], ...] = (
-    pa.ArrowException,
-    csv.Error,
-    EOFError,
-    OSError,
-    lzma.LZMAError,
-    zlib.error,
-    # Also UnicodeDecodeError.
-    ValueError,
-    RecursionError,
-)
+# What the readers raise for a file that does not have the format of its name; UnicodeDecodeError is
+# a ValueError.
+DAMAGES: tuple[type[Exception], ...] = (pa.ArrowException, csv.Error, lzma.LZMAError, zlib.error)
+DAMAGES += (EOFError, OSError, ValueError, RecursionError)
 
 
 def read_rows(path: str | Path, columns: Collection[str] | None = None) -> Rows:
@@ -155,8 +147,8 @@ def _select_columns(path: Path, names: list[str], columns: Collection[str] | Non
     required = {column if column in names else column.split(".")[0] for column in columns}
     if missing := sorted(required - set(names)):
         raise InputError(
-            f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}"
-            f"{missing_hint(missing[-1])}"
+            f"{path}: column {', '.join(missing)} is missing; the file has {', '.join(names)}:"
+            f" {MISSING}"
         )
     others = {name for name in names if name in (TOOLS, *CONTEXT) or MEDIA.fullmatch(name)}
     selected = [name for name in names if name in required | others]
@@ -201,20 +193,16 @@ def _open_bytes(path: Path) -> io.BufferedReader:
     """Open a file that may be compressed.
 
     Raises:
-        InputError: The text is in UTF-16.
         ValueError: The name says that the file is compressed, and it is neither that nor text.
     """
     with path.open("rb") as plain:
         start = plain.read(6)
-    openers = [opener for magic, opener in COMPRESSIONS.items() if start.startswith(magic)]
-    if not openers and b"\0" in start and kind_of(path.stem):
+    for magic, opener in COMPRESSIONS.items():
+        if start.startswith(magic):
+            return io.BufferedReader(opener(path))
+    if b"\0" in start and kind_of(path.stem):
         raise ValueError("expected a compressed file")
-    file = io.BufferedReader(openers[0](path)) if openers else path.open("rb")
-    # UTF-16 of ASCII has a zero in each pair of bytes, with a byte-order mark or without one.
-    if re.match(rb"\xff\xfe|\xfe\xff|[^\0]\0[^\0]\0|\0[^\0]\0[^\0]", file.peek(4)[:4]):
-        file.close()
-        raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
-    return file
+    return path.open("rb")
 
 
 def _text_of(file: BinaryIO) -> TextIO:
@@ -231,52 +219,50 @@ def _rows_of_lines(file: BinaryIO) -> Rows:
     # Bytes split at \n only: U+2028 is text.
     for number, line in enumerate(file, start=1):
         if line.strip():
-            try:
-                row = parse_json(line.removeprefix(BOM).decode("utf-8", "surrogateescape"))
-            except ValueError as error:
-                row = BadRow(f"invalid JSON: {error}")
-            yield number, row
+            yield number, _parsed(line.removeprefix(BOM).decode("utf-8", "surrogateescape"))
+
+
+def _parsed(text: str) -> Any:
+    """Return the value of a text, or a BadRow if it is not JSON."""
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        return BadRow(f"invalid JSON: {error}")
 
 
 def _read_json(path: Path, _: Collection[str] | None) -> Rows:
     """Read an array of objects, or one object per line: such files are often named .json too.
 
     Raises:
-        InputError: The file is neither.
         ValueError: As _items.
     """
     with _open_bytes(path) as file:
-        if file.peek(1).removeprefix(BOM).lstrip().startswith(b"["):
-            yield from enumerate(_items(_text_of(file)), start=1)
-            return
-        for index, (number, row) in enumerate(_rows_of_lines(file)):
-            if index == 0 and isinstance(row, BadRow) and row.reason.startswith("invalid JSON: E"):
-                raise InputError(f"{path}: expected an array of objects or one object per line")
-            yield number, row
+        is_array = file.peek(1).removeprefix(BOM).lstrip().startswith(b"[")
+        yield from enumerate(_items(_text_of(file)), start=1) if is_array else _rows_of_lines(file)
 
 
 def _items(file: TextIO) -> Iterator[Any]:
     """Yield the items of a JSON array, of which a few megabytes are held at a time.
 
     Raises:
-        ValueError: Text follows the array, or an item is invalid, too long or nested too deeply.
-            The items after it cannot be found.
+        ValueError: Text follows the array, or an item is invalid or too long. The items after it
+            cannot be found.
+        RecursionError: An item is nested too deeply.
     """
-    decoder = JsonDecoder()
+    decoder = json.JSONDecoder()
     # Characters that have been read, and the position of the first that has not been used.
     text, start = file.read(CHUNK).partition("[")[2].lstrip(SPACE), 0
     end = 1 if text.startswith("]") else 0
     while not end:
         problem = "',' or ']' is missing"
         try:
-            item, stop = decoder.raw_decode(text, start)
+            # Where the item ends.
+            _, stop = decoder.raw_decode(text, start)
             separator = SEPARATOR.match(text, stop)
-        except RecursionError:
-            raise ValueError("an item is nested too deeply") from None
         except json.JSONDecodeError as error:
             problem, separator = error.msg, None
         if separator:
-            yield BadRow(decoder.problem) if decoder.problem else item
+            yield _parsed(text[start:stop])
             start = separator.end()
             end = start if separator[1] == "]" else 0
             continue

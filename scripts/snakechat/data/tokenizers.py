@@ -16,6 +16,8 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from snakechat.data.chat_templates import (
     DAY,
     MAX_MEMORY,
+    limited_steps,
+    limited_time,
     mark_end_of_turn,
     set_pad_token,
     source_of,
@@ -23,9 +25,9 @@ from snakechat.data.chat_templates import (
     text_backend,
 )
 from snakechat.data.dialogues import chat_template
-from snakechat.data.limits import limited_memory, limited_steps, limited_time
 from snakechat.data.model_files import load_pretrained
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import limited_memory
 
 # The parts of a tokenizer of the tokenizers library, apart from its added tokens.
 PARTS = ("normalizer", "pre_tokenizer", "model", "post_processor", "decoder")

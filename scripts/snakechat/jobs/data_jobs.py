@@ -18,7 +18,6 @@ from snakechat.data.dataset_files import (
     local_paths,
     saved_splits,
     split_files,
-    splits_in_child,
     train_and_eval,
 )
 from snakechat.data.formats import columns_of, named_columns
@@ -178,7 +177,7 @@ def dataset_files(config: Config, name: str) -> tuple[Path | None, Files]:
             unread = {"name"} & selection.keys()
         else:
             configs = card_configs(source)
-            splits, remark = split_files(local_paths(source), selection, configs, splits_in_child)
+            splits, remark = split_files(local_paths(source), selection, configs)
         # A path in place of a repository leaves what selects the repository's files.
         if unread and "hub" not in config.values["datasets"][name]:
             raise InputError(f"{min(unread)} has no effect on a single file or a saved dataset")

@@ -15,8 +15,10 @@ import ctypes
 import json
 import os
 import re
+import resource
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -291,3 +293,22 @@ def end_with_parent() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+
+
+@contextmanager
+def limited_memory(max_bytes: int) -> Iterator[None]:
+    """Limit what this process allocates in a context: allocations beyond it raise MemoryError.
+
+    Mapped files do not count.
+
+    max_bytes: Memory in addition to what the process has.
+    """
+    with open("/proc/self/statm") as file:
+        allocated = int(file.read().split()[5]) * os.sysconf("SC_PAGE_SIZE")
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limits = [allocated + max_bytes, *(each for each in (soft, hard) if each >= 0)]
+    resource.setrlimit(resource.RLIMIT_DATA, (min(limits), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

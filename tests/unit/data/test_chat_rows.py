@@ -20,7 +20,6 @@ from snakechat.data.row_encoding import (
     encode_turns,
     fitting_turns,
 )
-from snakechat.data.templates import ChatTemplate
 from snakechat.workflow.errors import InputError
 from support.chat_templates import (
     CHATML,
@@ -157,16 +156,6 @@ def test_a_turn_whose_thoughts_the_template_drops_later_is_a_row_of_its_own(fami
         whole = rendered(tokenizer, turns[:length])
         assert whole[: len(before) + len(ids)] == [*before, *ids]
         assert trained == [1] * len(ids)
-
-
-def test_few_prompts_of_a_long_dialogue_are_rendered(chat_tokenizer, monkeypatch):
-    turns = [("user", "Hu?"), ("assistant", "yes")] * 64
-    template, prompts = ChatTemplate(chat_tokenizer()), []
-    prompt = template.prompt
-    monkeypatch.setattr(template, "prompt", lambda turns: prompts.append(turns) or prompt(turns))
-    assert len(template.responses(turns, range(1, 128, 2))) == 64
-    # The first, second, fourth ... and sixty-fourth.
-    assert len(prompts) == 7
 
 
 # --- rows that are rejected -------------------------------------------------------------------

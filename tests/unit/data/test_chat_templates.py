@@ -9,9 +9,9 @@ import pytest
 from conftest import ROOT
 from launch import describe_kill
 from snakechat.data.chat_templates import TurnsRejected, render_turns
-from snakechat.data.limits import limited_memory
 from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
 from snakechat.workflow.errors import InputError
+from snakechat.workflow.processes import limited_memory
 from support import family_tokenizers
 from support.chat_templates import CHATML
 

@@ -1,7 +1,5 @@
 """Ids of prompts and responses, and truncation."""
 
-from threading import active_count
-
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
@@ -74,13 +72,6 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trai
     assert found.prompts(turns) == expected.prompts(turns)
     texts = [" Yes."] * len(turns)
     assert [*found.conversations(turns, texts)] == [*expected.conversations(turns, texts)]
-
-
-def test_no_thread_waits_while_nobody_takes_the_next_row(trained):
-    rows, before = Encoder(trained, "dialogue").conversations([[]] * 2, [" a"] * 2), active_count()
-    next(rows)
-    # One that garbage collection ended in the start of another thread would wait for ever.
-    assert active_count() == before
 
 
 def test_slow_tokenizer_is_an_error():

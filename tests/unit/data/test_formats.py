@@ -216,7 +216,7 @@ def part(**keys):
         (calling({"name": "x", "input": {"y": 1}}), "a call with input, expected name and arg"),
         (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), "key 'y' occurs twice"),
         ({"from": "function_call", "value": "look()"}, "a call is text, but not JSON: Expecting"),
-        (calling("{}"), "a call without the name of a function"),
+        (calling('{"x": 1}'), "a call has no name of a function"),
         (calling(3), "a call is int, expected an object"),
         (calling({"name": "x", "arguments": [{}, {}]}), "of x are 2 objects, expected one"),
         ({"role": "tool", "content": None}, "the text of a turn is NoneType, expected text"),
@@ -231,7 +231,7 @@ def test_turns_that_cannot_be_read_are_bad(message, reason):
 @pytest.mark.parametrize(
     ("tools", "reason"),
     [
-        ('[{"type": "function"}]', "tools has a tool without the name of a function"),
+        ('[{"type": "function"}]', "tools has no name of a function"),
         ([3], "tools is int, expected an object"),
         ([{"name": "look", "x": b"y"}], "a message or a tool has no JSON form"),
     ],

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 
 import split_dataset
-from snakechat.data.phase_splits import PHASES, removed_rows, split_rows, weighted_rows
-from snakechat.data.records import open_records, read_digests, record_digest
+from snakechat.data.records import (
+    PHASES,
+    open_records,
+    read_digests,
+    record_digest,
+    removed_rows,
+    split_rows,
+)
+from snakechat.data.row_encoding import weighted_rows
 from snakechat.workflow.errors import InputError
 from support.dialogues import make_record
 
