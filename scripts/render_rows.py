@@ -78,9 +78,9 @@ def lines_of(encoder: Encoder, settings: Any, record: Line) -> list[Any]:
     if [*responses] == ["chosen"]:
         response = record["chosen"]
         is_all = getattr(settings, "train_on", None) == "all_turns"
-        talk = trained_responses(turns, response) if is_all else [(turns, response)]
+        talk = trained_responses(turns, response) if is_all else [(turns, [response])]
         written = []
-        for before, text in talk:
+        for before, [text] in talk:
             prompt = writer.prompt(before)
             completion = f"{writer.response(prompt, before, text)}{end}"
             written.append({PROMPT: prompt, "completion": completion})

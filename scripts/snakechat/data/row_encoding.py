@@ -53,6 +53,8 @@ Ids = list[int]
 # Ids of each field of a row, the tokens of its responses before truncation, and what was cut of it,
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
+# The turns of a prompt and its responses, as in records.
+Conversation = tuple[list[Turn], list[str | None]]
 # The rows that a record becomes: one, unless each turn is trained or a text is long.
 Rows = list[EncodedRow] | InputError
 
@@ -60,64 +62,68 @@ Rows = list[EncodedRow] | InputError
 def encode_batch(encoder: Encoder, settings: Any, batch: Mapping[str, Sequence[Any]]) -> list[Rows]:
     """Return what each record of a batch becomes, or why it cannot be encoded.
 
+    A prompt and its responses have at most settings.max_length tokens together. Both responses of a
+    pair follow the same prompt, which makes room for the longer one. A response that is None has no
+    tokens. Prompts without responses have at most settings.max_prompt_length tokens. They are not
+    truncated, because that would change the question.
+
     settings: `fields` names the columns to encode, which are also the first ids of rows.
     """
     records = list(zip(*(batch[name] for name in settings.fields), strict=True))
     reasons = [drop_reason(encoder, *record, unpaired=settings.unpaired) for record in records]
     valid = [record for record, reason in zip(records, reasons, strict=True) if reason is None]
-    columns = [[record[place] for record in valid] for place in range(len(settings.fields))]
-    train_on = getattr(settings, "train_on", None)
-    encode: Any = encode_turns if train_on == "all_turns" else encode_responses
-    encoded = encode(encoder, settings, *columns)
-    rows: list[Rows] = [[reason] if reason else next(encoded) for reason in reasons]
-    if train_on == "all_tokens":
-        for place, (turns, *_) in enumerate(records):
-            if any(is_response(turn) and not is_trained(turn) for turn in turns):
-                rows[place] = InputError(UNTRAINED)
-    return rows
+    found: Iterator[Rows]
+    if len(settings.fields) > 1 and not any(turns for turns, *_ in records):
+        found = _encode_texts(encoder, settings.max_length, [text for _, text, *_ in valid])
+    else:
+        found = _encode_dialogues(encoder, settings, valid)
+    return [[reason] if reason else next(found) for reason in reasons]
 
 
-def encode_responses(
-    encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]], *responses: Sequence[str | None]
-) -> Iterator[Rows]:
-    """Encode prompts and responses to at most settings.max_length tokens together.
-
-    Both responses of a pair follow the same prompt, which makes room for the longer one. A response
-    that is None has no tokens. Texts that are not dialogues have no turns.
-
-    Prompts without responses have at most settings.max_prompt_length tokens. They are not
-    truncated, because that would change the question.
-    """
-    if responses and not any(prompts):
-        yield from _encode_texts(encoder, settings.max_length, responses[0])
-        return
-    encoded = encoder.conversations(prompts, *responses)
-    for turns, row, *texts in zip(prompts, encoded, *responses, strict=True):
-        try:
-            [(prompt, ids)] = accepted([row])
-            if texts:
-                found = _fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)
-            else:
-                is_long = len(prompt) > settings.max_prompt_length
-                found = "prompt too long" if is_long else (prompt, [], "")
-            yield [found]
-        except TurnsRejected as error:
-            yield error
-
-
-def _encode_texts(
-    encoder: Encoder, limit: int, texts: Sequence[str | None]
-) -> Iterator[list[EncodedRow]]:
+def _encode_texts(encoder: Encoder, limit: int, texts: Sequence[str]) -> Iterator[list[EncodedRow]]:
     """Encode each text to rows of at most `limit` tokens: a first token, and those to be learned.
 
     A row starts with the last token of the row before, so that each token is learned once.
     """
-    for ids in encoder.texts([text or "" for text in texts]):
+    for ids in encoder.texts(texts):
         rows: list[EncodedRow] = []
         for start in range(0, len(ids) - 1, limit - 1):
             first, *others = ids[start : start + limit]
             rows.append(([first], others, [len(others)], ""))
         yield rows
+
+
+def _encode_dialogues(
+    encoder: Encoder, settings: Any, records: Iterable[tuple[Any, ...]]
+) -> Iterator[Rows]:
+    """Encode records to one row each or, with all_turns, to rows with all of its responses."""
+    train_on = getattr(settings, "train_on", None)
+    talks: list[list[Conversation]] = []
+    for turns, *responses in records:
+        is_all = train_on == "all_turns"
+        talks.append(trained_responses(turns, *responses) if is_all else [(turns, responses)])
+    conversations = [each for talk in talks for each in talk]
+    columns = zip(*(responses for _, responses in conversations), strict=True)
+    encoded = encoder.conversations([turns for turns, _ in conversations], *columns)
+    for talk in talks:
+        # All of them, before one is rejected.
+        part = list(islice(encoded, len(talk)))
+        try:
+            if train_on == "all_turns":
+                yield _rows_of_turns(encoder, settings.max_length, talk, accepted(part))
+                continue
+            [(turns, texts)], [(prompt, ids)] = talk, accepted(part)
+            if train_on == "all_tokens" and any(
+                is_response(t) and not is_trained(t) for t in turns
+            ):
+                yield InputError(UNTRAINED)
+            elif texts:
+                yield [_fitting_row(encoder, turns, texts, prompt, ids, settings.max_length)]
+            else:
+                is_long = len(prompt) > settings.max_prompt_length
+                yield ["prompt too long" if is_long else (prompt, [], "")]
+        except TurnsRejected as error:
+            yield error
 
 
 def _fitting_row(
@@ -194,38 +200,23 @@ def divide_turns(turns: Sequence[Turn]) -> tuple[int, list[int]]:
     return (num_system, starts) if starts else (0, [0])
 
 
-def encode_turns(
-    encoder: Encoder, settings: Any, prompts: Sequence[list[Turn]], responses: Sequence[str]
-) -> Iterator[Rows]:
-    """Encode dialogues to rows in which all turns of the assistant are trained.
-
-    Each turn follows the prompt that it has when the model responds. One whose prompt continues the
-    row before, which a template that leaves out earlier thoughts does not write, shares its tokens.
-    Another one starts a row, as does one that does not fit into settings.max_length tokens. After
-    the ids of the response, a row has 1 for each of them that is trained, and 0 for the others.
-    """
-    talks = [trained_responses(*each) for each in zip(prompts, responses, strict=True)]
-    turns, texts = ([talk[part] for each in talks for talk in each] for part in (0, 1))
-    found = encoder.conversations(turns, texts)
-    for talk in talks:
-        # All of them, before one is rejected.
-        encoded = list(islice(found, len(talk)))
-        try:
-            yield _rows_of_turns(encoder, settings.max_length, talk, accepted(encoded))
-        except TurnsRejected as error:
-            yield error
-
-
 def _rows_of_turns(
     encoder: Encoder,
     limit: int,
-    talk: Sequence[tuple[list[Turn], str]],
+    talk: Sequence[Conversation],
     encoded: Iterator[tuple[Ids, list[Ids]]],
 ) -> list[EncodedRow]:
+    """Return the rows of a dialogue in which all turns of the assistant are trained.
+
+    Each turn follows the prompt that it has when the model responds. One whose prompt continues the
+    row before, which a template that leaves out earlier thoughts does not write, shares its tokens.
+    Another one starts a row, as does one that does not fit into the limit. After the ids of the
+    response, a row has 1 for each of them that is trained, and 0 for the others.
+    """
     rows: list[EncodedRow] = []
     # The ids of the last row, if it was not cut.
     whole: Ids = []
-    for (turns, text), (prompt, [response]) in zip(talk, encoded, strict=True):
+    for (turns, texts), (prompt, [response]) in zip(talk, encoded, strict=True):
         is_continued = whole and prompt[: len(whole)] == whole
         if is_continued and len(prompt) + len(response) <= limit:
             _, chosen, trained, lengths, _ = rows[-1]
@@ -235,7 +226,7 @@ def _rows_of_turns(
             lengths[0] = len(chosen)
             whole = [*prompt, *response]
             continue
-        row, whole = _fitting_row(encoder, turns, [text], prompt, [response], limit), []
+        row, whole = _fitting_row(encoder, turns, texts, prompt, [response], limit), []
         if not isinstance(row, str):
             prompt, ids, *rest, cut = row
             row = prompt, ids, [1] * len(ids), *rest, cut
@@ -244,15 +235,15 @@ def _rows_of_turns(
     return rows
 
 
-def trained_responses(turns: list[Turn], response: str) -> list[tuple[list[Turn], str]]:
+def trained_responses(turns: list[Turn], response: str) -> list[Conversation]:
     """Return the responses of a dialogue to a user that are trained, each with its prompt.
 
-    response: The last one, as in records, as the others are returned.
+    response: The last one, as in records.
     """
     dialogue = [*turns, response_turn(response)]
     first = next((n for n, (role, _) in enumerate(dialogue) if role in ("user", UNMARKED)), 0)
     return [
-        (dialogue[:place], recorded_response(turn))
+        (dialogue[:place], [recorded_response(turn)])
         for place, turn in enumerate(dialogue)
         if place > first and is_trained(turn) and turn[1].strip()
     ]

@@ -13,13 +13,7 @@ from snakechat.data.chat_templates import TurnsRejected
 from snakechat.data.dialogues import UNMARKED, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.formats import columns_of, record_of
-from snakechat.data.row_encoding import (
-    TOO_LONG,
-    drop_reason,
-    encode_responses,
-    encode_turns,
-    fitting_turns,
-)
+from snakechat.data.row_encoding import TOO_LONG, drop_reason, encode_batch, fitting_turns
 from snakechat.workflow.errors import InputError
 from support.chat_templates import (
     CHATML,
@@ -64,7 +58,14 @@ CALLS = {
     "llama": '{"name": "weather", "parameters": {"city": "Bern", "days": 2}}',
 }
 WITHOUT_RESULTS = CHATML_TOOLS.replace("in messages %}", "in messages if message.role != 'tool' %}")
-LONG = SimpleNamespace(max_length=10_000)
+
+
+def encode(encoder, prompt, chosen, limit=10_000, train_on="all_turns"):
+    """The rows of a record of SFT."""
+    settings = SimpleNamespace(max_length=limit, train_on=train_on, unpaired=False)
+    settings.fields = ["prompt", "chosen"]
+    [rows] = accepted(encode_batch(encoder, settings, {"prompt": [prompt], "chosen": [chosen]}))
+    return rows
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +136,7 @@ def test_all_turns_of_the_assistant_are_trained_and_nothing_else(family, name):
     tokenizer = family(name)
     prompt, chosen = record(*TOOLS, tools=[TOOL])
     encoder = Encoder(tokenizer, "chat")
-    [[row]] = encode_turns(encoder, LONG, [prompt], [chosen])
+    [row] = encode(encoder, prompt, chosen)
     first, ids, trained, lengths, cut = row
     whole = [*first, *ids]
     turns = [*prompt, response_turn(chosen), ("user", "Thanks.")]
@@ -149,7 +150,7 @@ def test_all_turns_of_the_assistant_are_trained_and_nothing_else(family, name):
 def test_a_turn_whose_thoughts_the_template_drops_later_is_a_row_of_its_own(family, name):
     tokenizer = family(name)
     prompt, chosen = record(*THOUGHTS)
-    [rows] = encode_turns(Encoder(tokenizer, "chat"), LONG, [prompt], [chosen])
+    rows = encode(Encoder(tokenizer, "chat"), prompt, chosen)
     assert len(rows) == 2
     turns = [*prompt, response_turn(chosen)]
     for (before, ids, trained, *_), length in zip(rows, (2, 4), strict=True):
@@ -172,13 +173,13 @@ def test_a_turn_whose_thoughts_the_template_drops_later_is_a_row_of_its_own(fami
         (None, TOOLS[:4], [], "template: dialogue cannot write thoughts, tools"),
     ],
 )
-@pytest.mark.parametrize("encode", [encode_responses, encode_turns])
+@pytest.mark.parametrize("train_on", ["response", "all_turns"])
 def test_a_template_that_leaves_out_a_part_rejects_the_row(
-    chat_tokenizer, template, messages, tools, reason, encode
+    chat_tokenizer, template, messages, tools, reason, train_on
 ):
     encoder = Encoder(chat_tokenizer(template), "chat" if template else "dialogue")
     with pytest.raises(TurnsRejected, match=reason):
-        list(accepted(encode(encoder, LONG, *([e] for e in record(*messages, tools=tools)))))
+        encode(encoder, *record(*messages, tools=tools), train_on=train_on)
 
 
 # Behind a prompt that ends in <think>.
@@ -230,13 +231,11 @@ def turns_of(*texts):
 
 def encoded(encoder, dialogue, limit=1000):
     """The decoded (prompt, trained texts) of each row, and what was cut of it."""
-    settings = SimpleNamespace(max_length=limit)
-    [rows] = accepted(encode_turns(encoder, settings, [dialogue[0]], [dialogue[1]]))
     return [
         row
         if isinstance(row, str)
         else (encoder.tokenizer.decode(row[0]), trained_text(encoder.tokenizer, row), row[-1])
-        for row in rows
+        for row in encode(encoder, *dialogue, limit)
     ]
 
 
@@ -303,10 +302,10 @@ def test_each_token_of_a_text_without_turns_is_trained_once(chat_tokenizer, temp
     text = '{"a</s>": "<|im_end|>"}\n\nHuman: b'
     prompt, chosen, _ = record_of({"text": text}, "text", columns_of("text"))
     assert chosen == text
-    encoder, settings = Encoder(chat_tokenizer(), template), SimpleNamespace(max_length=limit)
+    encoder = Encoder(chat_tokenizer(), template)
     assert drop_reason(encoder, prompt, chosen) is None
     assert drop_reason(encoder, prompt, " ") == "empty response"
-    [rows] = encode_responses(encoder, settings, [prompt], [chosen])
+    rows = encode(encoder, prompt, chosen, limit, "all_tokens")
     whole = [*rows[0][0], *(token for _, ids, *_ in rows for token in ids)]
     assert whole[-1] == encoder.tokenizer.eos_token_id
     assert encoder.tokenizer.convert_ids_to_tokens(whole).count("<|im_end|>") == 1
