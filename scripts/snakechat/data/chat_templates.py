@@ -161,21 +161,18 @@ def _render(
                 **{DAY: _current_day},
             )
     except TemplateSyntaxError as error:
-        raise InputError(f"{source_of(tokenizer)}: {syntax_problem(error)}") from None
+        reason = syntax_problem(error)
     except TemplateError as error:
         roles = ", ".join(message["role"] for message in messages)
-        reason = " ".join(str(error).split())
-        raise TurnsRejected(
-            f"{source_of(tokenizer)}: the chat template rejects turns of {roles}: {reason}"
-        ) from None
+        reason = f"the chat template rejects turns of {roles}: {' '.join(str(error).split())}"
+        raise TurnsRejected(f"{source_of(tokenizer)}: {reason}") from None
     except InputError as error:
-        raise InputError(f"{source_of(tokenizer)}: {error}") from None
+        reason = str(error)
     except MemoryError:
         reason = f"the chat template takes too much memory: {REPLACE}"
-        raise InputError(f"{source_of(tokenizer)}: {reason}") from None
     except (ArithmeticError, LookupError, RecursionError, TypeError, ValueError) as error:
         reason = f"the chat template fails: {type(error).__name__}: {error}"
-        raise InputError(f"{source_of(tokenizer)}: {reason}") from None
+    raise InputError(f"{source_of(tokenizer)}: {reason}")
 
 
 def syntax_problem(error: TemplateSyntaxError) -> str:
@@ -196,11 +193,6 @@ def rendered_or_empty(
 # --- special tokens -------------------------------------------------------------------------
 
 
-def end_of_turn_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the id of the token that ends a response: see end_of_turn."""
-    return end_of_turn(tokenizer)[1]
-
-
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
     """Return the text between an assistant turn and the token that ends it, and this token.
 
@@ -217,7 +209,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> tuple[str, int]:
 
 def mark_end_of_turn(tokenizer: PreTrainedTokenizerBase) -> None:
     """Make the token that ends a turn a special one, as decoding and sampling expect it to be."""
-    token = tokenizer.added_tokens_decoder.get(end_of_turn_id(tokenizer))
+    token = tokenizer.added_tokens_decoder.get(end_of_turn(tokenizer)[1])
     if token is not None and not token.special:
         # It matches the same texts as before.
         token.special = True
@@ -230,21 +222,14 @@ def stop_ids(tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> tuple[in
     The folder's are all of eos_token_id in generation_config.json or, without that file, in
     config.json, as in transformers.
 
-    Args:
-        folder: The folder of the model that responds.
-
-    Raises:
-        InputError: It names something else.
+    folder: The folder of the model that responds.
     """
-    ids = [end_of_turn_id(tokenizer), int(tokenizer.eos_token_id)]
+    ids = [end_of_turn(tokenizer)[1], int(tokenizer.eos_token_id)]
     for name in ("generation_config.json", "config.json"):
         path = Path(folder, name)
         if path.is_file():
             value = json.loads(path.read_text()).get("eos_token_id")
-            found = value if isinstance(value, list) else [] if value is None else [value]
-            if not all(type(each) is int and abs(each) < 2**31 for each in found):
-                raise InputError(f"{path}: eos_token_id is {value!r}, expected ids of tokens")
-            ids += found
+            ids += value if isinstance(value, list) else [] if value is None else [value]
             break
     # Without duplicates, in this order.
     return tuple(dict.fromkeys(ids))
@@ -329,7 +314,7 @@ def set_pad_token(tokenizer: PreTrainedTokenizerBase) -> None:
 def _pad_candidates(tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
     """Yield the tokens that can serve as pad, the best one first."""
     named: Mapping[str, Any] = tokenizer.special_tokens_map
-    ends = {tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end_of_turn_id(tokenizer))}
+    ends = {tokenizer.eos_token, tokenizer.convert_ids_to_tokens(end_of_turn(tokenizer)[1])}
     ended = {None, *ends}
     yield from (named[key] for key in ("pad_token", "unk_token") if named.get(key) not in ended)
     # What the chat template writes, literally or put together.

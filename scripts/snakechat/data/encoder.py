@@ -304,8 +304,10 @@ class Encoder:
             written = [self._written(turns, texts, sampled) for turns, *texts in part]
             valid = [row for row in written if not isinstance(row, TurnsRejected)]
             starts = iter(self._prompt_ids([prompt for prompt, _ in valid]))
-            pairs = [(prompt, text) for prompt, texts in valid for text in texts]
-            ids = iter(self._response_ids([pair for pair in pairs if pair[1] is not None]))
+            pairs = [
+                (prompt, text) for prompt, texts in valid for text in texts if text is not None
+            ]
+            ids = iter(self._response_ids(pairs))
             for row in written:
                 if isinstance(row, TurnsRejected):
                     yield row

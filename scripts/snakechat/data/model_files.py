@@ -121,16 +121,12 @@ def load_pretrained(auto_class: Any, folder: str | Path, **arguments: Any) -> An
 
 
 def read_model_config(folder: Path) -> dict[str, Any] | None:
-    """Return config.json of a model folder, or None if it or its architectures cannot be read."""
+    """Return config.json of a model folder, or None if it cannot be read."""
     try:
         keys = json.loads((folder / "config.json").read_text())
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(keys, dict) or not isinstance(keys.get("id2label"), dict | None):
-        return None
-    names = keys.get("architectures") or []
-    are_texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return keys if are_texts else None
+    return keys if isinstance(keys, dict) else None
 
 
 def is_classifier(config: Mapping[str, Any]) -> bool:

@@ -54,7 +54,7 @@ Ids = list[int]
 # "" if nothing; or why the row is dropped.
 EncodedRow = tuple[Any, ...] | str
 # The turns of a prompt and its responses, as in records.
-Conversation = tuple[list[Turn], list[str | None]]
+Conversation = tuple[list[Turn], list[Any]]
 # The rows that a record becomes: one, unless each turn is trained or a text is long.
 Rows = list[EncodedRow] | InputError
 
@@ -213,7 +213,7 @@ def _rows_of_turns(
     Another one starts a row, as does one that does not fit into the limit. After the ids of the
     response, a row has 1 for each of them that is trained, and 0 for the others.
     """
-    rows: list[EncodedRow] = []
+    rows: list[Any] = []
     # The ids of the last row, if it was not cut.
     whole: Ids = []
     for (turns, texts), (prompt, [response]) in zip(talk, encoded, strict=True):

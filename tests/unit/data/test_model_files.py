@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from snakechat.data.model_files import check_files, model_files, read_model_config
+from snakechat.data.model_files import check_files, model_files
 from snakechat.workflow.errors import InputError
 
 POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '0'}\nsize 548105171\n"
@@ -30,25 +30,14 @@ def test_files_of_a_model_are_selected():
     others += ["adapter_config.json", "adapter_model.safetensors", "notes.md", "LICENSE.txt"]
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     torch_files = ["pytorch_model.bin", "pytorch_model-1.bin"]
-    found = model_files([*kept, *others, *shards, *torch_files])
-    assert sorted(found) == sorted([*kept, *shards])
-    found = model_files([*kept, *others, *shards, *torch_files], all_formats=True)
-    assert sorted(found) == sorted([*kept, *shards, *torch_files])
-    # PyTorch's format if there are no safetensors.
-    found = model_files([*kept, *others, *torch_files])
-    assert sorted(found) == sorted([*kept, *torch_files])
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"architectures": [None]},
-        {"architectures": ["OPTForSequenceClassification"], "id2label": 5},
-    ],
-)
-def test_a_config_with_values_of_other_types_says_nothing(keys, tmp_path):
-    (tmp_path / "config.json").write_text(json.dumps(keys))
-    assert read_model_config(tmp_path) is None
+    for weights, all_formats, selected in (
+        ([*shards, *torch_files], False, shards),
+        ([*shards, *torch_files], True, [*shards, *torch_files]),
+        # PyTorch's format if there are no safetensors.
+        (torch_files, False, torch_files),
+    ):
+        found = model_files([*kept, *others, *weights], all_formats)
+        assert sorted(found) == sorted([*kept, *selected])
 
 
 def test_complete_files(folder):
@@ -64,7 +53,6 @@ def test_complete_files(folder):
 @pytest.mark.parametrize(
     ("name", "change", "error"),
     [
-        ("model.safetensors", lambda _: POINTER.encode(), "is a Git LFS pointer instead of"),
         # Before it is read as JSON.
         ("vocab.json", lambda _: POINTER.encode(), "is a Git LFS pointer instead of the file: run"),
         ("pytorch_model.bin", lambda content: content[:2000], "is truncated: download it again$"),

@@ -74,23 +74,14 @@ def test_weights_repeat_rows_and_draw_the_rest():
     assert len(set(half)) == 5 and set(half) < set(range(10, 20)) and half != [*range(10, 15)]
 
 
-def test_digests_distinguish_missing_texts_and_boundaries():
-    texts = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
-    assert len(set(map(record_digest, texts))) == len(texts)
-
-
 def test_rows_are_excluded_by_digest(tmp_path):
-    rows = [
-        ("Ann?", " Yes.", " No."),
-        ("Bob?", " Yes.", None),
-        ("Cid?", " A.", ""),
-        ("Bob?", "", ""),
-    ]
+    rows = [("ab", "c", None), ("a", "bc", None), ("ab", "c", ""), ("ab", None, "c")]
     path, digests = tmp_path / "train.parquet", list(map(record_digest, rows))
     with open_records(path) as write:
         for row in rows:
             write(make_record(*row))
-    assert read_digests(path) == digests
+    # They distinguish missing texts, and where one ends.
+    assert read_digests(path) == digests and len(set(digests)) == len(rows)
 
     def excluded(*exclude):
         settings = {"exclude": [each.hex() for each in exclude]}
@@ -119,16 +110,9 @@ def split(tmp_path_factory):
                 with open_records(records / f"{split_name}.parquet") as write:
                     for prompt in prompts:
                         write(make_record(prompt, " yes", " no"))
-        settings = {"seed": seed, "weights": WEIGHTS, "by": by, "max_rows": max_rows}
-        split_dataset.main(
-            SimpleNamespace(
-                spec={"name": "mine"},
-                settings=SimpleNamespace(**settings),
-                inputs={"records": records},
-                result=result,
-                facts={},
-            )
-        )
+        job = SimpleNamespace(spec={"name": "mine"}, inputs={"records": records}, result=result)
+        job.settings = SimpleNamespace(seed=seed, weights=WEIGHTS, by=by, max_rows=max_rows)
+        split_dataset.main(job)
         return {name: np.load(result / f"{name}.npy", allow_pickle=False) for name in NAMES}
 
     return run
@@ -140,16 +124,6 @@ def numbers(name, number):
 
 def lengths(rows, split_name):
     return [len(rows[f"{phase}.{split_name}"]) for phase in PHASES]
-
-
-def all_rows(rows, split_name):
-    return sorted(np.concatenate([rows[f"{phase}.{split_name}"] for phase in PHASES]).tolist())
-
-
-def assert_no_prompt_is_shared(rows, prompts):
-    """Check the rows of train.parquet."""
-    of_phases = [{prompts[row] for row in rows[f"{phase}.train"]} for phase in PHASES]
-    assert sum(map(len, of_phases)) == len(set.union(*of_phases))
 
 
 def test_held_out_rows_equal_the_permutation_of_deepspeed_chat(split):
@@ -170,7 +144,7 @@ def test_max_rows_limits_training_rows_only(split, by):
     assert lengths(rows, "train") == [4, 8, 8]
     assert lengths(rows, "eval") == [10, 20, 20]
     # Drawn from all rows, not the first ones; each of them has the phase that it has anyway.
-    assert max(all_rows(rows, "train")) > 50
+    assert max(max(rows[f"{phase}.train"]) for phase in PHASES) > 50
     assert all(set(rows[name]) <= set(whole[name]) for name in NAMES)
 
 
@@ -185,15 +159,17 @@ def test_max_rows_does_not_count_excluded_rows(split, monkeypatch):
 
 
 def test_by_prompt_rows_of_a_prompt_go_to_one_phase(split):
-    prompts = np.random.default_rng(1).permutation(numbers("p", 50) * 4).tolist()
-    rows = split(prompts, numbers("e", 10), by="prompt")
-    assert all_rows(rows, "train") == list(range(200))
-    # A fifth and two fifths of the prompts, four rows each.
-    assert lengths(rows, "train") == [40, 80, 80]
-    assert_no_prompt_is_shared(rows, prompts)
-    # Without an eval split, a tenth of the prompts is held out.
-    rows = split(prompts, by="prompt")
-    assert lengths(rows, "train") == [36, 72, 72]
-    assert lengths(rows, "eval") == [4, 8, 8]
-    assert sorted([*all_rows(rows, "train"), *all_rows(rows, "eval")]) == list(range(200))
-    assert_no_prompt_is_shared(rows, prompts)
+    prompts = np.random.default_rng(1).permutation(numbers("p", 50) * 4)
+    # A fifth and two fifths of the prompts, four rows each. Without an eval split, a tenth of the
+    # prompts is held out.
+    for held_out, train, evaluated in (
+        (numbers("e", 10), [40, 80, 80], []),
+        (None, [36, 72, 72], [4, 8, 8]),
+    ):
+        rows = split(prompts, held_out, by="prompt")
+        splits = ("train", "eval") if evaluated else ("train",)
+        assert [lengths(rows, each) for each in splits] == [train, evaluated][: len(splits)]
+        found = [rows[f"{phase}.{each}"] for each in splits for phase in PHASES]
+        assert sorted(np.concatenate(found).tolist()) == list(range(200))
+        of_phases = [set(prompts[each]) for each in found]
+        assert sum(map(len, of_phases)) == len(set.union(*of_phases)) == 50

@@ -3,7 +3,6 @@
 import gzip
 import io
 import json
-import shutil
 
 import datasets
 import pyarrow as pa
@@ -20,8 +19,10 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import limited_memory
 from support.files import KINDS, as_arrow, as_jsonl, as_parquet, as_table
 
-# One object per line in a file named .json, too.
+# One object per line in a file named .json, too; a compressed file and a plain one that are named
+# as the other is.
 WRITERS = {f"rows.{kind}": writer for kind, writer in KINDS.items()} | {"lines.json": as_jsonl}
+WRITERS |= {"packed.jsonl": KINDS["jsonl.gz"], "unpacked.jsonl.gz": as_jsonl}
 ROW = {"prompt": "\n\nHuman: Can you help?\n\nAssistant:", "chosen": " Of course, I can."}
 
 
@@ -103,14 +104,6 @@ def test_byte_order_mark_is_skipped(tmp_path, name):
     assert read(put(path, b"\xef\xbb\xbf" + path.read_bytes())) == [ROW, ROW]
 
 
-def test_compressed_files_are_known_by_their_bytes(tmp_path):
-    content = write(tmp_path, "rows.jsonl.gz", [ROW]).read_bytes()
-    assert read(put(tmp_path / "rows.jsonl", content)) == [ROW]
-    plain = tmp_path / "unpacked.jsonl.gz"
-    plain.write_bytes(write(tmp_path, "rows.jsonl", [ROW]).read_bytes())
-    assert read(plain) == [ROW]
-
-
 def test_arrow_files_are_read_as_streams_are(tmp_path):
     table = as_table([ROW] * 3)
     with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
@@ -138,61 +131,44 @@ def test_a_column_that_a_table_lacks_is_an_error(tmp_path):
         list(read_rows(path, ["prompt", "rejected"]))
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    """A dataset with two splits as the datasets library saves it, and its rows."""
+def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path):
     conversation = {"messages": [{"role": "user", "content": "你好"}], "source": None}
     rows = [{**row, **conversation} for row in numbered(700)]
-    dataset, folder = datasets.Dataset.from_list(rows), tmp_path_factory.mktemp("saved")
-    splits = datasets.DatasetDict({"train": dataset, "test": dataset.select(range(3))})
-    splits.save_to_disk(folder / "mine", num_shards={"train": 2, "test": 1})
-    return folder / "mine", rows
-
-
-def test_a_dataset_that_was_saved_to_disk_is_read(saved, tmp_path):
-    folder, rows = saved
-    files = saved_splits(folder)
-    assert files["test"] == ["test/data-00000-of-00001.arrow"] and len(files["train"]) == 2
-    assert saved_splits(folder / "test") == {"train": ["data-00000-of-00001.arrow"]}
-    assert saved_splits(folder.parent) == {}
+    dataset, folder = datasets.Dataset.from_list(rows), tmp_path / "mine"
     # A split without rows has no files.
-    none = datasets.DatasetDict({"train": datasets.Dataset.from_list(rows[:1])})
-    none["validation"] = none["train"].select([])
-    none.save_to_disk(tmp_path / "none")
-    assert list(saved_splits(tmp_path / "none")) == ["train"]
+    sizes = {"train": 700, "test": 3, "validation": 0}
+    splits = {name: dataset.select(range(size)) for name, size in sizes.items()}
+    shards = {"train": 2, "test": 1, "validation": None}
+    datasets.DatasetDict(splits).save_to_disk(folder, num_shards=shards)
+    files = saved_splits(folder)
+    assert files["test"] == ["test/data-00000-of-00001.arrow"]
     assert [row for path in files["train"] for row in read(folder / path)] == rows
-    shutil.copytree(folder, tmp_path / "mine")
-    (tmp_path / "mine/test/state.json").write_text("{")
+    assert len(files["train"]) == len(files) == 2
+    assert saved_splits(folder / "test") == {"train": ["data-00000-of-00001.arrow"]}
+    assert saved_splits(tmp_path) == {}
+    (folder / "test/state.json").write_text("{")
     with pytest.raises(InputError, match=r"test/state\.json is damaged: save the dataset again"):
-        saved_splits(tmp_path / "mine")
+        saved_splits(folder)
 
 
 # --- bad rows: a BadRow in place of the row -------------------------------------------------
 
 DEEP = b"[" * 200_000 + b"]" * 200_000
-# Lines, and the start of the reason.
-BAD_LINES = [
-    (b'{"a";1}', "invalid JSON: Expecting ':' delimiter: line 1 column 5 (char 4), found ';1}"),
-    (b"[", "invalid JSON: Expecting value: line 2 column 1 (char 2), found '["),
-    # More digits than Python takes.
-    (b'{"a": ' + b"9" * 5000 + b"}", "invalid JSON"),
-    (b'{"a": %b}' % DEEP, "invalid JSON: nested too deeply"),
-    (b'{"a": [{"b": 1, "b": 1}]}', "invalid JSON: key 'b' occurs twice in an object: keep one"),
-]
-
-
-def test_invalid_lines_are_bad_rows(tmp_path):
-    lines = [b'{"a": 1}', *(line for line, _ in BAD_LINES), b'{"a": 3}']
-    first, *bad, last = read(put(tmp_path / "rows.jsonl", b"\n".join(lines)))
-    assert (first, last) == ({"a": 1}, {"a": 3})
-    for row, (_, reason) in zip(bad, BAD_LINES, strict=True):
-        assert row.startswith(f"bad: {reason}")
-        assert "\n" not in row
 
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
+        *(
+            ("rows.jsonl", f'{{"a": "1"}}\n{line}\n{{"a": "3"}}', f"invalid JSON: {reason}")
+            for line, reason in (
+                ('{"a";1}', "Expecting ':' delimiter: line 1 column 5 (char 4), found ';1}"),
+                # More digits than Python takes.
+                ('{"a": ' + "9" * 5000 + "}", ""),
+                (DEEP.decode(), "nested too deeply"),
+                ('{"a": [{"b": 1, "b": 1}]}', "key 'b' occurs twice in an object: keep one"),
+            )
+        ),
         (
             "rows.json",
             '[{"a": "1"}, {"a": [{"b": 1, "b": 2}]}, {"a": "3"}]',
@@ -203,10 +179,10 @@ def test_invalid_lines_are_bad_rows(tmp_path):
         ("rows.csv", "\ufeffa\n1\n\ufeff2\n3\n", "starts with a byte-order mark, as where files"),
     ],
 )
-def test_other_bad_rows(tmp_path, name, content, reason):
+def test_bad_rows(tmp_path, name, content, reason):
     first, second, third = read(put(tmp_path / name, content.encode()))
     assert (first, third) == ({"a": "1"}, {"a": "3"})
-    assert second.startswith(f"bad: {reason}")
+    assert second.startswith(f"bad: {reason}") and "\n" not in second
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
@@ -237,13 +213,6 @@ def test_rows_of_tables_that_are_not_utf_8_are_bad_rows(tmp_path, name):
 
 
 # --- damaged files --------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", WRITERS)
-def test_empty_file_is_an_error(tmp_path, name):
-    (tmp_path / name).touch()
-    with pytest.raises(InputError, match=r"no rows|truncated after row 0"):
-        list(read_rows(tmp_path / name))
 
 
 def test_a_pointer_of_git_lfs_is_an_error_with_advice(tmp_path):
