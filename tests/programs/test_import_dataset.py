@@ -11,21 +11,16 @@ from conftest import Workflow, copy_sources
 from snakechat.data.formats import columns_of
 from snakechat.data.records import read_records, read_texts
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.job import Job
-from snakechat.workflow.manifest import file_digest
-from snakechat.workflow.processes import SERIAL, RunOptions
 from support.configs import project_values
 from support.files import as_jsonl, write
 
 ROWS = [(f"\n\nHuman: {number}?\n\nAssistant:", f" {number}", " No.") for number in range(50)]
 # Bad rows of every kind as lines of a file, and the start of the reason.
-BAD_LINES = [
-    (b'{"prompt": "a", "chosen": null, "rejected": "c"}', "column chosen is null"),
-    (b'{"prompt": "a", "chosen": "b\xff\xfe", "rejected": "c"}', "text that is not UTF-8: "),
-    (b'{"prompt": "a", "chosen": "b", "rej', "invalid JSON: "),
-]
-
-
+BAD_LINES = {
+    b'{"prompt": "a", "chosen": null, "rejected": "c"}\n': "column chosen is null",
+    b'{"prompt": "a", "chosen": "b\xff\xfe", "rejected": "c"}\n': "text that is not UTF-8: ",
+    b'{"prompt": "a", "chosen": "b", "rej\n': "invalid JSON: ",
+}
 ROW = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
@@ -36,10 +31,10 @@ def lines(rows):
 def test_a_clone_with_bad_rows_is_imported(tmp_path):
     copy_sources(tmp_path)
     folder = tmp_path / "it's my {own} 数据"
-    bad = b"".join(line + b"\n" for line, _ in BAD_LINES)
+    with_bad_rows = lines(ROWS[20:21]) + b"".join(BAD_LINES) + lines(ROWS[21:40])
     for name, content in {
         "more/train-00000-of-00002.jsonl": lines(ROWS[:20]),
-        "more/train-00001-of-00002.jsonl": lines(ROWS[20:21]) + bad + lines(ROWS[21:40]),
+        "more/train-00001-of-00002.jsonl": with_bad_rows,
         "test 集.jsonl": lines(ROWS[40:]),
         ".git/train.jsonl": lines(ROWS),
         "README.md": b"# Pairs\n",
@@ -64,10 +59,8 @@ def test_a_clone_with_bad_rows_is_imported(tmp_path):
     assert [(bad["file"], bad["row"]) for bad in listed] == [
         ("more/train-00001-of-00002.jsonl", row) for row in range(2, number + 2)
     ]
-    for bad, (_, reason) in zip(listed, BAD_LINES, strict=True):
+    for bad, reason in zip(listed, BAD_LINES.values(), strict=True):
         assert bad["reason"].startswith(reason)
-    stats = json.loads((result / "stats.json").read_text())["train"]
-    assert stats["rows"] == 40 and stats["dropped"] == {"bad row": number}
 
 
 @pytest.fixture
@@ -79,11 +72,9 @@ def imported(tmp_path):
         write(path, rows)
         settings = {"format": format, "on_bad_row": "fail", "card": {}, "keep": {}, **more}
         settings["columns"] = columns_of(format, more.get("columns"))
-        spec = {"rule": "import_dataset", "name": "mine", "path": str(tmp_path / "result")}
-        spec |= {"settings": settings, "inputs": {}}
-        spec["files"] = {f"train/{path.name}": file_digest(path)}
-        options = RunOptions(source=str(path.parent))
-        job = Job(spec, {}, SERIAL, options, SimpleNamespace)
+        job = SimpleNamespace(facts={}, settings=SimpleNamespace(**settings))
+        job.spec = {"name": "mine", "files": {f"train/{path.name}": ""}}
+        job.options = SimpleNamespace(source=str(path.parent))
         job.result, job.states = tmp_path / "made", tmp_path / "state"
         for folder in (job.result, job.states):
             folder.mkdir(exist_ok=True)
@@ -105,11 +96,8 @@ QUESTION, RESPONSE = {"role": "user", "content": "a"}, {"role": "assistant", "co
 
 
 def test_a_dataset_without_remaining_rows_is_an_error_with_the_reasons(imported):
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"has no rows left of 3 \(dropped: {'no response': 3}"):
         imported([{"messages": [QUESTION]}] * 3, "messages")
-    assert str(error.value) == (
-        "datasets.mine: the train split has no rows left of 3 (dropped: {'no response': 3})"
-    )
 
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])

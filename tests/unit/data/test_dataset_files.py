@@ -17,9 +17,7 @@ from snakechat.workflow.errors import InputError
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("data/train-00000-of-00001.parquet", "parquet"),
         ("data-00000-of-00001.arrow", "arrow"),
-        ("train.jsonl.gz", "jsonl"),
         ("train.NDJSON.zst", "jsonl"),
         ("train.parquet?download=true", "parquet"),
         ("train.json.zip", None),
@@ -45,20 +43,12 @@ NO_ROWS = [
 ]
 THREE = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
 PREFERENCES = ["d/test_prefs-0.parquet", "d/train_prefs-0.parquet", "d/train_sft-0.parquet"]
-CARD = [
-    {
-        "config_name": "default",
-        "data_files": [
-            {"split": split, "path": f"d/{split}-*"}
-            for split in ("train_sft", "train_prefs", "test_prefs")
-        ],
-    }
-]
+NAMES = ("train_sft", "train_prefs", "test_prefs")
+FILES = [{"split": split, "path": f"d/{split}-*"} for split in NAMES]
+CARD = [{"config_name": "default", "data_files": FILES}]
 A = {"config_name": "a"}
-CONFIGS = [
-    {"config_name": "main", "data_files": "d/train_sft*"},
-    {"config_name": "socratic", "data_dir": "s"},
-]
+CONFIGS = [{"config_name": "main", "data_files": "d/train_sft*"}]
+CONFIGS += [{"config_name": "socratic", "data_dir": "s"}]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -166,22 +156,13 @@ def test_globs_match_as_those_of_pathlib(glob, path, is_match):
     assert matches(path, glob) == is_match
 
 
-# --- links ----------------------------------------------------------------------------------
-
-
-def fill(folder, *paths):
-    for path in paths:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text("{}\n")
-    return folder
-
-
 def test_a_link_to_a_folder_is_an_error(tmp_path):
-    folder = fill(tmp_path / "mine", "data/x.json")
-    (tmp_path / "link").symlink_to(folder)
-    (folder / ".hidden").symlink_to(tmp_path)
-    (folder / ".venv").mkdir()
-    (folder / ".venv/lib64").symlink_to(tmp_path)
+    folder = tmp_path / "mine"
+    for name in ("data", ".venv"):
+        (folder / name).mkdir(parents=True)
+    (folder / "data/x.json").touch()
+    for link, target in (("link", folder), ("mine/.hidden", tmp_path), ("mine/.venv/a", tmp_path)):
+        (tmp_path / link).symlink_to(target)
     (folder / "self").symlink_to("self")
     for name in ("mine", "link"):
         assert local_paths(tmp_path / name) == ["data/x.json", "self"]

@@ -8,7 +8,7 @@ import pytest
 
 import render_rows
 import tokenize_phase
-from snakechat.data.dialogues import render_prompt
+from snakechat.data.dialogues import messages_of, render_prompt
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import open_records
 from snakechat.data.tokenizers import load_tokenizer
@@ -145,14 +145,9 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
 
 
-def test_the_template_is_recorded_as_what_auto_is(phase, tmp_path):
-    rows, found = {"mine": dict.fromkeys(SPLITS, ROWS)}, []
-    for template in ("auto", "dialogue"):
-        (tmp_path / template).mkdir()
-        done = Phase(tmp_path / template, "sft", tmp_path / "bytes", rows, template=template).run()
-        assert done.stats["train"]["template"] == done.stats["eval"]["template"] == "dialogue"
-        found.append({path.name: path.read_bytes() for path in done.result.iterdir()})
-    assert found[0] == found[1]
+def test_the_template_is_recorded_as_what_auto_is(tokenize):
+    stats = tokenize("sft", ROWS, template="auto").stats
+    assert stats["train"]["template"] == stats["eval"]["template"] == "dialogue"
 
 
 def numbered(name, number):
@@ -244,12 +239,7 @@ def test_special_tokens_in_text_drop_a_row_in_a_chat(tokenize, chat_tokenizer, n
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [
-        ("sft", {"max_length": 60}),
-        ("sft", {"train_on": "all_turns"}),
-        ("reward", {}),
-        ("rlhf", {}),
-    ],
+    [("sft", {"max_length": 60}), ("sft", {"train_on": "all_turns"}), ("reward", {}), ("rlhf", {})],
 )
 def test_turns_that_the_template_rejects(phase, chat_tokenizer, name, more):
     rows = [(prompt, " Yes.", " No.") for prompt in (ASKED, " ", WITH_SYSTEM)]
@@ -288,46 +278,31 @@ def test_all_turns_are_rows_that_mark_the_trained_tokens(tokenize, chat_tokenize
 # --- datasets, splits and weights --------------------------------------------------------------
 
 
-def test_weights_apply_to_training_rows_only(phase):
-    datasets = {name: dict.fromkeys(SPLITS, numbered(name, 2)) for name in "ab"}
-    done = phase("sft", datasets, weights={"b": 2}).run()
-    assert done.texts("prompt") == ["<s>a0", "<s>a1", "<s>b0", "<s>b0", "<s>b1", "<s>b1"]
-    assert done.stats["train"]["kept_of"] == [2, 4]
-    assert done.stats["eval"]["weights"] == [1, 2]
-    assert done.texts("prompt", "eval") == ["<s>a0", "<s>a1", "<s>b0", "<s>b1"]
-
-
-def test_without_an_eval_split_rows_of_train_are_evaluated(phase):
+def test_datasets_have_weights_in_training_and_rows_of_train_where_eval_is_missing(phase):
     datasets = {
         "a": {"train": numbered("a", 6)},
-        "b": {"train": numbered("b", 3), "eval": numbered("B", 3)},
+        "b": {"train": numbered("b", 2), "eval": numbered("B", 3)},
     }
-    numbers = {("a", "train"): [0, 2, 3], ("a", "eval"): [1, 5], ("b", "eval"): [1]}
-    done = phase("sft", datasets, numbers=numbers).run()
-    assert done.texts("prompt") == [f"<s>{name}" for name in ("a0", "a2", "a3", "b0", "b1", "b2")]
+    numbers = {("a", "train"): [0, 2], ("a", "eval"): [1, 5], ("b", "eval"): [1]}
+    done = phase("sft", datasets, numbers=numbers, weights={"b": 2}).run()
+    assert done.texts("prompt") == ["<s>a0", "<s>a2", "<s>b0", "<s>b0", "<s>b1", "<s>b1"]
+    assert done.stats["train"]["kept_of"] == [2, 4]
+    assert done.stats["eval"]["weights"] == [1, 2]
     assert done.texts("prompt", "eval") == ["<s>a1", "<s>a5", "<s>B1"]
 
 
 def test_phase_without_rows_is_an_error_of_one_line(phase):
-    rows = [("Why?", " So."), (" ", " So."), ("", " So.")]
-    datasets = {name: dict.fromkeys(SPLITS, rows) for name in "ab"}
-    # Rows 1 and 2 have no prompt.
-    with pytest.raises(InputError) as error:
-        phase("sft", datasets, numbers={(name, "eval"): [1, 2] for name in "ab"}).run()
-    assert str(error.value) == (
-        "a, b: the eval split of phase sft has no rows left of 4"
-        " (dropped: {'empty prompt': 4}): add rows, or increase split.weights.sft"
-    )
-
-
-def test_a_response_with_weight_0_is_an_error_where_prompts_are_trained(phase):
-    row = ("", " d", None)
-    job = phase("sft", {"a": {"train": [row], "eval": [row]}}, train_on="all_tokens")
-    turns = [("user", "a"), ("untrained", "b"), ("user", "c")]
-    with open_records(job.inputs["records.1"] / "train.parquet") as write:
-        write((turns, " d", None))
-    with pytest.raises(InputError, match=r"train\.parquet: row 1: a response with weight 0, which"):
+    datasets = {name: dict.fromkeys(SPLITS, ROWS) for name in "ab"}
+    # The fourth row has no prompt.
+    job = phase("sft", datasets, numbers={(name, "eval"): [3] for name in "ab"})
+    with pytest.raises(InputError, match="a, b: the eval split of phase sft has no rows left of 2"):
         job.run()
+
+
+def test_a_response_with_weight_0_is_an_error_where_prompts_are_trained(tokenize):
+    rows = [([("user", "a"), ("untrained", "b"), ("user", "c")], " d", None)]
+    with pytest.raises(InputError, match=r"train\.parquet: row 1: a response with weight 0, which"):
+        tokenize("sft", rows, train_on="all_tokens")
 
 
 # --- files for other trainers -----------------------------------------------------------------
@@ -338,13 +313,9 @@ TALK = ([("user", "a"), ("assistant", "b"), ("user", "c")], " d", None)
 
 def test_pairs_have_messages_and_texts_that_end_in_the_token_that_ends_a_response(render):
     messages, texts, dropped = render([PAIR, ([("user", "Far?")], " Same.", " Same.")])
-    assert messages == [
-        {
-            "prompt": [{"role": "user", "content": "Far?"}],
-            "chosen": [{"role": "assistant", "content": "No."}],
-            "rejected": [{"role": "assistant", "content": "Yes."}],
-        }
-    ]
+    turns = {"prompt": ("user", "Far?"), "chosen": ("assistant", "No.")}
+    turns["rejected"] = ("assistant", "Yes.")
+    assert messages == [{key: messages_of([turn]) for key, turn in turns.items()}]
     prompt = "\n\nHuman: Far?\n\nAssistant:"
     assert texts == [{"prompt": prompt, "chosen": " No.</s>", "rejected": " Yes.</s>"}]
     assert dropped == {"equal responses": 1}
