@@ -32,10 +32,7 @@ def test_a_sweep_is_trained_and_compared(quick, tmp_path):
     assert rows["placement: zero_stage"] == "<td>0</td><td>2</td>"
     assert rows["seed"] == "<td>1234, 7</td><td>1234, 7</td>"
     assert "n\xa0=\xa02" in rows["accuracy"]
-    # From a minute on, hours and minutes.
-    assert re.fullmatch(r"(<td>[\d.:]+( s)?</td>){2}", rows["time"])
     assert re.fullmatch(r"(<td>[\d.]+ s/step</td>){2}", rows["time of a step (median)"])
-    assert re.fullmatch(r"(<td>[\d.]+\xa0GB</td>){2}", rows["peak memory of the first process"])
     # The data are those of the evaluations.
     with (copy.folder / "output/pages/compare/dpo/mine/comparison.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from conftest import Workflow
-from snakechat.pages.metrics import NAMES, format_number, run_value
+from snakechat.pages.metrics import NAMES, format_number
 from snakechat.pages.page import format_metric
 
 REPORT = "output/report/rlhf/tiny/report.html"
@@ -76,9 +76,6 @@ def test_a_report_has_the_numbers_of_the_recipe_and_of_the_stages_before_it(quic
         assert f"<td>{cell}</td>" in page
     run = json.loads((folder / "sft/tiny/run.json").read_text())
     assert rows["steps"] == ["8"] and run["steps"] == 8
-    seconds = format_number(run["seconds_per_step"])
-    assert rows["time of a step (median)"] == [f"{seconds} s/step"]
-    assert f"<td>{run_value('peak_memory_mb', run['peak_memory_mb'])}</td>" in page
     assert rows["sft.train"][0] == "120"
     # 141,184 parameters of the tiny model, and adapters of rank 4.
     adapters = run["models"]["model"]["trained"]
