@@ -18,8 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -44,40 +44,31 @@ SCRIPTS = Path(__file__).resolve().parents[2]
 # --- text -----------------------------------------------------------------------------------------
 
 
-def is_verified(verify: Callable[[str], bool], response: str) -> bool:
-    """Return whether a verifier accepts a response: False if it raises or takes over MAX_SECONDS.
-
-    Each reason is printed once.
-    """
-    try:
-        with _time_limit(MAX_SECONDS):
-            return bool(verify(response))
-    except (Exception, TimeLimit) as error:
-        _print_once(f"{getattr(verify, '__name__', 'verifier')}: {type(error).__name__}: {error}")
-        return False
-
-
 class TimeLimit(BaseException):
     """A verifier took too long. Not an Exception, which the verifier may catch."""
 
 
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeLimit after some seconds, in the main thread.
+def is_verified(verify: Callable[[str], bool], response: str) -> bool:
+    """Return whether a verifier accepts a response: False if it raises or takes over MAX_SECONDS.
 
-    Python's regular expressions also look for signals while they search.
+    Each reason is printed once. The main thread alone may call it. Python's regular expressions
+    also look for signals while they search.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeLimit(f"took more than {seconds:g} s")
+        raise TimeLimit(f"took more than {MAX_SECONDS:g} s")
 
     previous = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, previous)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, MAX_SECONDS)
+            return bool(verify(response))
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, previous)
+    except (Exception, TimeLimit) as error:
+        _print_once(f"{getattr(verify, '__name__', 'verifier')}: {type(error).__name__}: {error}")
+        return False
 
 
 @cache
