@@ -24,8 +24,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -83,22 +84,6 @@ class Attributes:
         vars(self).update(state)
 
 
-class State(NamedTuple):
-    """The state of this process after a step.
-
-    outcome: Of the step, JSON values.
-    tensors: By component and name. The small ones are copies.
-    values: JSON values by component and name.
-    log_bytes: Sizes of the logs by name.
-    """
-
-    step: int
-    outcome: Any
-    tensors: dict[str, torch.Tensor]
-    values: dict[str, Any]
-    log_bytes: dict[str, int]
-
-
 class Checkpointer:
     """Iterates over the steps of a run and saves checkpoints.
 
@@ -106,24 +91,22 @@ class Checkpointer:
     its context, signals end the run after the state is saved.
 
     Attributes:
-        last_step: The last step of the restored checkpoint; 0 without a checkpoint.
-        outcome: Of that step, as it was kept.
+        step: The last step of the state; at first that of the restored checkpoint, or 0.
+        outcome: Of that step, JSON values.
+        state: Of this process after that step, by COMPONENT.NAME: JSON values and tensors, of which
+            the small ones are copies.
+        log_bytes: Sizes of the logs then, by name.
     """
 
     def __init__(self, job: Job[Any], **components: Stateful) -> None:
         self.job, self.lock = job, StateLock()
-        self.outcome: Any = None
         self.components: dict[str, Stateful] = {**components, "generators": Generators()}
         for component in components.values():
             if hasattr(component, "state_lock"):
                 component.state_lock = self.lock
-        self.next_save = 0.0
-        self.last_step = self._restore()
-        self.seconds: list[float] = []
-        job.record.update(
-            resumed_after_step=self.last_step, steps=self.last_step, saving_seconds=0.0
-        )
-        self._keep_state(self.last_step, self.outcome)
+        self.next_save, self.seconds = 0.0, list[float]()
+        self._keep_state(*self._restore())
+        job.record.update(resumed_after_step=self.step, steps=self.step, saving_seconds=0.0)
         self.rung_number = noted_number(job.states)
         self.signal, self.line, self.closed = 0, "", threading.Event()
 
@@ -143,10 +126,14 @@ class Checkpointer:
         if is_out_of_memory(error) and not self.lock.is_changing:
             # The run goes on with another placement.
             self._save_part()
+        record = self.job.record
         if self.seconds:
-            self.job.record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
+            record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
         if peak := torch.cuda.max_memory_allocated():
-            self.job.record |= {**gpu_record(), "peak_gpu_memory_mb": round(peak / 2**20)}
+            record |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+            record["peak_gpu_memory_mb"] = round(peak / 2**20)
+            if torch.distributed.is_nccl_available():
+                record["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
         self.closed.set()
         self.lock.end()
         signal.set_wakeup_fd(self.previous)
@@ -160,9 +147,7 @@ class Checkpointer:
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
         """Yield (step, batch) of the remaining steps; `keep` has to be called in each."""
-        for step, batch in enumerate(batches, start=1):
-            if step <= self.last_step:
-                continue
+        for step, batch in islice(enumerate(batches, start=1), self.step, None):
             self.job.record["steps"] = step
             started = time.monotonic()
             yield step, batch
@@ -189,17 +174,16 @@ class Checkpointer:
 
     def _keep_state(self, step: int, outcome: Any) -> None:
         self.lock.begin()
-        tensors: dict[str, torch.Tensor] = {}
-        values: dict[str, Any] = {}
-        for name, component in self.components.items():
-            for key, value in component.state_dict().items():
-                if torch.is_tensor(value):
-                    is_small = value.nbytes <= MAX_COPIED_BYTES
-                    tensors[f"{name}.{key}"] = value.detach().clone() if is_small else value
-                else:
-                    values[f"{name}.{key}"] = copy.deepcopy(value)
-        logs = {path.name: path.stat().st_size for path in self.job.result.glob("*.jsonl")}
-        self.state = State(step, outcome, tensors, values, logs)
+        state: dict[str, Any] = {}
+        for component, each in self.components.items():
+            for name, value in each.state_dict().items():
+                if not torch.is_tensor(value):
+                    value = copy.deepcopy(value)
+                elif value.nbytes <= MAX_COPIED_BYTES:
+                    value = value.detach().clone()
+                state[f"{component}.{name}"] = value
+        self.step, self.outcome, self.state = step, outcome, state
+        self.log_bytes = {log.name: log.stat().st_size for log in self.job.result.glob("*.jsonl")}
         self.lock.end()
 
     def _save(self) -> None:
@@ -252,7 +236,9 @@ class Checkpointer:
                 # Another process, which may have no part.
                 self.line = OUT_OF_MEMORY_LINE
             elif saved:
-                self.line = stopped_line(number, saved[0])
+                after = f"after step {saved[0]}" if saved[0] else "before the first step ended"
+                name = signal.Signals(number).name
+                self.line = f"stopped by {name} {after}: run the same command again to resume"
             elif self.closed.wait(POLL_SECONDS):
                 return
         for _ in range(EXIT_SIGNALS):
@@ -266,26 +252,27 @@ class Checkpointer:
 
     def _save_part(self) -> Path:
         """Save the part of this process of the checkpoint of the state; return the checkpoint."""
-        state = self.state
-        folder = self.job.states / f"{state.step:08}"
+        folder = self.job.states / f"{self.step:08}"
         own, temporary = folder / process_folder(), folder / f".{process_folder()}"
-        if not state.step or own.exists():
+        if not self.step or own.exists():
             return folder
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        write_tensors(temporary, state.tensors)
-        values = {**state.values, "step": state.step, "outcome": state.outcome}
+        tensors = {name: value for name, value in self.state.items() if torch.is_tensor(value)}
+        write_tensors(temporary, tensors)
+        values = {name: value for name, value in self.state.items() if name not in tensors}
+        values |= {"step": self.step, "outcome": self.outcome}
         (temporary / "values.json").write_text(json.dumps(values))
         if rank() == 0:
-            for name, size in state.log_bytes.items():
+            for name, size in self.log_bytes.items():
                 shutil.copyfile(self.job.result / name, temporary / name)
                 os.truncate(temporary / name, size)
         (temporary / "files.json").write_text(json.dumps(result_files(temporary)))
         os.replace(temporary, own)
         return folder
 
-    def _restore(self) -> int:
-        """Restore the last undamaged checkpoint; return its step, or 0 without a checkpoint."""
+    def _restore(self) -> tuple[int, Any]:
+        """Restore the last undamaged checkpoint; return its step, or 0, and outcome."""
         for folder in reversed(checkpoints(self.job.states)):
             check_num_processes(folder)
             own = folder / process_folder()
@@ -296,25 +283,19 @@ class Checkpointer:
                         print(f"warning: {folder} is damaged and ignored", file=sys.stderr)
                     shutil.rmtree(folder)
                 continue
-            values = json.loads((own / "values.json").read_text())
-            self.outcome = values.pop("outcome")
-            tensors = {path.stem: torch.from_numpy(np.load(path)) for path in own.glob("*.npy")}
-            state = {**tensors, **values}
+            state = json.loads((own / "values.json").read_text())
+            state |= {path.stem: torch.from_numpy(np.load(path)) for path in own.glob("*.npy")}
             for name, component in self.components.items():
-                prefix = f"{name}."
+                names = {key.removeprefix(f"{name}."): key for key in state}
                 component.load_state_dict(
-                    {
-                        key.removeprefix(prefix): state[key]
-                        for key in state
-                        if key.startswith(prefix)
-                    }
+                    {own_name: state[key] for own_name, key in names.items() if own_name != key}
                 )
             if rank() == 0:
                 for log in own.glob("*.jsonl"):
                     shutil.copyfile(log, self.job.result / log.name)
-                print(f"resuming after step {values['step']}", file=sys.stderr)
-            return values["step"]
-        return 0
+                print(f"resuming after step {state['step']}", file=sys.stderr)
+            return state["step"], state["outcome"]
+        return 0, None
 
 
 class Generators:
@@ -333,14 +314,6 @@ class Generators:
         """Restore the generators of the devices that this machine has."""
         for name in state.keys() & self.generators:
             self.generators[name].set_state(state[name])
-
-
-def gpu_record() -> dict[str, str]:
-    """Return the GPU of this process and the versions of its software, as far as they are known."""
-    versions = {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    if torch.distributed.is_nccl_available():
-        versions["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    return {name: version for name, version in versions.items() if version}
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -398,10 +371,3 @@ def is_undamaged(folder: Path) -> bool:
     files = result_files(folder)
     del files["files.json"]
     return files == saved
-
-
-def stopped_line(number: int, step: int) -> str:
-    """Return what a run prints that a signal ends after a step."""
-    after = f"after step {step}" if step else "before the first step ended"
-    name = signal.Signals(number).name
-    return f"stopped by {name} {after}: run the same command again to resume"

@@ -111,9 +111,8 @@ def partition_weights(module: nn.Module, config: Mapping[str, Any]) -> None:
 
 def register_external_parameters(module: nn.Module) -> None:
     """Let ZeRO 3 gather the parameters that a module reads without calling their modules."""
-    if hasattr(module, "external_parameters"):
-        for weight in cast(Any, module).external_parameters():
-            deepspeed.zero.register_external_parameter(module, weight)
+    for weight in getattr(module, "external_parameters", list)():
+        deepspeed.zero.register_external_parameter(module, weight)
 
 
 @contextlib.contextmanager
@@ -236,24 +235,22 @@ class DeepSpeedEngine(Engine[M]):
             register_external_parameters(module)
 
     def _prepare_weights(self, groups: list[dict[str, Any]], dtype: torch.dtype) -> None:
-        # DeepSpeed does, when it initializes the module; so it allocates moments.
+        # DeepSpeed does, when it initializes the module.
         pass
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         # A direct call of the module would accumulate gradients incorrectly under ZeRO 3.
         return self.engine(*args, **kwargs)
 
-    def _backward(self, loss: torch.Tensor, last: bool) -> None:
+    def backward(self, loss: torch.Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
         # DeepSpeed averages over processes; losses here add up.
-        self.engine.backward(loss * world_size(), scale_wrt_gas=False)
+        self.engine.backward(self.loss_factor * loss * world_size(), scale_wrt_gas=False)
         if not last:
             self.engine.step()
 
-    def _allocate_moments(self) -> None:
-        pass
-
-    def _step(self) -> None:
+    def step(self) -> None:
+        self.state_lock.begin()
         skipped_steps = self.skipped_steps
         self.engine.step()
         was_skipped = self.skipped_steps > skipped_steps
@@ -263,18 +260,14 @@ class DeepSpeedEngine(Engine[M]):
     def metrics(self) -> dict[str, float | None]:
         metrics = super().metrics
         if self.fp16:
-            metrics |= {"loss_scale": self.loss_scale, "skipped_steps": self.skipped_steps}
+            scale = self.engine.optimizer.loss_scale
+            metrics |= {"loss_scale": scale, "skipped_steps": self.skipped_steps}
         return metrics
 
     @property
     def skipped_steps(self) -> int:
         """Number of steps so far that were skipped because gradients overflowed in fp16."""
         return self.engine.skipped_steps
-
-    @property
-    def loss_scale(self) -> float:
-        """Factor that keeps the gradients of fp16 losses from underflowing."""
-        return self.engine.optimizer.loss_scale
 
     @property
     def master_weights(self) -> list[torch.Tensor]:
@@ -312,9 +305,6 @@ class DeepSpeedEngine(Engine[M]):
 
     @contextlib.contextmanager
     def sampling(self) -> Iterator[None]:
-        with super().sampling():
-            if self.stage < 3:
-                yield
-                return
-            with sampling_partitioned(self.engine, self.module.model):
-                yield
+        partitioned = sampling_partitioned(self.engine, self.module.model)
+        with super().sampling(), partitioned if self.stage == 3 else contextlib.nullcontext():
+            yield

@@ -92,6 +92,7 @@ class Engine(Generic[M]):
     Attributes:
         state_lock: Held from an optimizer step until the state of the training is whole again.
         master_weights: The fp32 tensors that the optimizer updates in this process.
+        loss_factor: Of all losses; 0 in a trial.
         grad_norm: Gradient norm of the last step over all weights, before clipping; None if the
             step was skipped.
     """
@@ -108,7 +109,7 @@ class Engine(Generic[M]):
     ) -> None:
         self.module, self.state_lock = module, StateLock()
         self.grad_norm: float | None = None
-        self.is_trial, self.max_grad_norm = False, settings.max_grad_norm
+        self.loss_factor, self.max_grad_norm = 1.0, settings.max_grad_norm
         groups = parameter_groups(module, settings, learning_rate)
         self._prepare_weights(groups, DTYPES[settings.dtype])
         if num_steps < settings.warmup_steps:
@@ -155,19 +156,13 @@ class Engine(Generic[M]):
 
     def backward(self, loss: torch.Tensor, last: bool) -> None:
         """Add the gradients of a micro-batch; with last, reduce them over all processes."""
-        self._backward(0 * loss if self.is_trial else loss, last)
-
-    def _backward(self, loss: torch.Tensor, last: bool) -> None:
-        loss.backward()
+        (self.loss_factor * loss).backward()
         if last and world_size() > 1:
             torch.distributed.all_reduce(self.gradients)
 
     def step(self) -> None:
         """Update the weights, unless fp16 gradients overflowed."""
         self.state_lock.begin()
-        self._step()
-
-    def _step(self) -> None:
         self.grad_norm = nn.utils.get_total_norm(_chunks(self.gradients, NORM_CHUNK)).item()
         if self.grad_norm > self.max_grad_norm:
             self.gradients *= self.max_grad_norm / self.grad_norm
@@ -180,30 +175,22 @@ class Engine(Generic[M]):
     def trial(self) -> Iterator[None]:
         """Context in which steps take the memory of a training, and change nothing.
 
-        Its losses are multiplied by 0, and learning rates are 0.
+        It precedes the first step. Its losses are multiplied by 0, and learning rates are 0.
         """
         values = {k: value for k, value in self.state_dict().items() if not torch.is_tensor(value)}
-        counts = [
-            self.optimizer.state[master].get("step", torch.zeros(())).clone()
-            for master in self.master_weights
-        ]
         for group in self.optimizer.param_groups:
             group["lr"] = 0.0
-        self.is_trial = True
-        self._allocate_moments()
+        self.loss_factor = 0.0
+        # Allocates the moments of Adam at stage 0.
+        self.optimizer.step()
         yield
-        self.is_trial = False
-        for master, count in zip(self.master_weights, counts, strict=True):
-            for moment in self.optimizer.state[master].values():
-                moment.zero_()
-            self.optimizer.state[master]["step"].copy_(count)
+        self.loss_factor = 1.0
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
         self._load_values(values)
         self.grad_norm = None
         self.state_lock.end()
-
-    def _allocate_moments(self) -> None:
-        """Allocate what the first step of the optimizer would allocate."""
-        self.optimizer.step()
 
     def update_weights(self) -> None:
         """Copy the master weights into the module."""
@@ -239,8 +226,7 @@ class Engine(Generic[M]):
     def sampling(self) -> Iterator[None]:
         """Context in which this process may call the model any number of times.
 
-        All processes enter the context, and leave it together. Inside, nothing but calls of the
-        model communicates.
+        All processes enter and leave it together. Inside, only calls of the model communicate.
         """
         # With activation checkpointing, a module in training mode generates without a KV cache.
         self.module.eval()
@@ -273,15 +259,12 @@ class Engine(Generic[M]):
                 " folder .KEY/state of the job in the store"
             )
         for index, master in enumerate(self.master_weights):
-            saved = {
-                name.removeprefix(f"{index}."): value
-                for name, value in state.items()
-                if name.startswith(f"{index}.")
-            }
-            master.data.copy_(saved.pop("weights"))
-            self.optimizer.state[master] = {
-                name: value.to(master.device) for name, value in saved.items()
-            }
+            prefix = f"{index}."
+            for key in state:
+                if key.startswith(prefix) and key != f"{index}.weights":
+                    value = state[key].to(master.device)
+                    self.optimizer.state[master][key.removeprefix(prefix)] = value
+            master.data.copy_(state[f"{index}.weights"])
         self._load_values(state)
         self.update_weights()
 
@@ -386,9 +369,8 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
             self.module.to(device)
             return
         for tensor in (*module.parameters(), *module.buffers()):
-            kept = tensor.data.cpu().pin_memory()
-            self.offloaded.append((tensor, kept))
-            tensor.data = kept
+            tensor.data = tensor.data.cpu().pin_memory()
+            self.offloaded.append((tensor, tensor.data))
 
     @contextlib.contextmanager
     def on_device(self) -> Iterator[M]:
@@ -400,14 +382,11 @@ class FrozenModel(AbstractContextManager["FrozenModel[M]"], Generic[M]):
             tensor.data = kept
 
     def sampling(self) -> AbstractContextManager[None]:
-        """Return a context in which this process may call the model any number of times.
-
-        All processes enter the context, and leave it together.
-        """
+        """Return a context as Engine.sampling does."""
         return contextlib.nullcontext()
 
     def gathered(self, weights: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-        """Return a context in which every process has the whole of some weights."""
+        """Return a context as Engine.gathered does."""
         return contextlib.nullcontext()
 
     def close(self) -> None:

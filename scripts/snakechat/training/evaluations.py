@@ -79,9 +79,9 @@ class Evaluations(Attributes):
         """Keep a copy of the model and evaluate it, if they are due; return the metrics."""
         if self.settings.keep_steps and step % self.settings.keep_steps == 0:
             self._copy_model(f"step-{step}")
-        return self.run(step) if self.is_due(step) else {}
+        return self.evaluate_after(step) if self.is_due(step) else {}
 
-    def run(self, step: int) -> dict[str, float]:
+    def evaluate_after(self, step: int) -> dict[str, float]:
         """Evaluate the model after a step; return its metrics as `eval_NAME`.
 
         Copies the model if it is the best one so far. The model before training (step 0) never is.

@@ -29,8 +29,6 @@ MICRO_BATCH_TOKENS = (SERIAL.micro_batch_tokens, 4096, 2048)
 CHOICES = sorted(
     product(range(4), (False, True)), key=lambda pair: (pair[0] == 3, pair[1], pair[0])
 )
-
-
 # Largest fraction of a GPU's memory that the whole weights of a model may take while it samples.
 MAX_WHOLE_WEIGHTS = 1 / 3
 
@@ -66,16 +64,14 @@ class Ladder:
     """
 
     def __init__(self, states: Path, placement: Placement, dtype: str) -> None:
-        self.file, self.placement = states / FILE, placement
-        self.rungs = possible_rungs(placement, dtype)
+        self.file, self.rungs = states / FILE, possible_rungs(placement, dtype)
         # With another placement, all rungs are open again.
         self.identity: dict[str, Any] = json.loads(json.dumps(changed_values(placement)))
         self.read()
 
     def read(self) -> None:
         """Read what the file says, if it is about this placement."""
-        self.rung, self.number = self.rungs[0], 0
-        self.state: Literal["open", "trying", "tried"] = "open"
+        self.rung, self.number, self.state = self.rungs[0], 0, "open"
         noted = _read(self.file)
         if noted.get("placement") == self.identity and Rung(*noted["rung"]) in self.rungs:
             self.rung, self.number = Rung(*noted["rung"]), noted["number"]
@@ -84,23 +80,27 @@ class Ladder:
     def note(self, state: Literal["open", "trying", "tried"]) -> None:
         """Write the file, with another state of the current rung."""
         self.state = state
-        names = "rung", "number", "state"
-        values = {"placement": self.identity} | {name: getattr(self, name) for name in names}
+        values = {"placement": self.identity, "rung": self.rung, "number": self.number}
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.file, json.dumps(values))
+        write_atomically(self.file, json.dumps(values | {"state": state}))
 
     def go_down(self, zero_stage: int | None = None) -> bool:
-        """Note the next rung; return False, and forget all, if there is none.
+        """Note the next rung, unless another process has; return False if there is none.
 
         zero_stage: That of the last checkpoint, which has to stay.
         """
-        following = self.rungs[self.rungs.index(self.rung) + 1 :]
+        failed, number = self.rung, self.number
+        self.read()
+        if self.number > number:
+            return True
+        following = self.rungs[self.rungs.index(failed) + 1 :]
         if zero_stage is not None:
             following = [rung for rung in following if rung.zero_stage == zero_stage]
-        if not following:
+        # Another process, for which there was none, has removed the file.
+        if self.number < number or not following:
             self.file.unlink(missing_ok=True)
             return False
-        self.rung, self.number = following[0], self.number + 1
+        self.rung, self.number = following[0], number + 1
         self.note("open")
         return True
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -71,7 +71,7 @@ def trainer(main: Callable[["Training[S]"], None]) -> Callable[[Job[S]], None]:
     """Make a program of a function that trains."""
 
     @functools.wraps(main)
-    def run(job: Job[S]) -> None:
+    def train(job: Job[S]) -> None:
         training = Training(job)
         try:
             main(training)
@@ -82,7 +82,7 @@ def trainer(main: Callable[["Training[S]"], None]) -> Callable[[Job[S]], None]:
             # Other processes may wait in a collective operation: the launcher ends them.
             os._exit(1)
 
-    return run
+    return train
 
 
 class Step(NamedTuple):
@@ -127,12 +127,12 @@ class Training(Generic[S]):
         if self._is_untried:
             settings, weights = self.settings, 0
             # With adapters, few weights are trained.
-            if (
-                not (settings.lora_rank and settings.train_base == "none")
-                and not settings.train_only
-            ):
+            adapts = settings.lora_rank and settings.train_base == "none"
+            if not adapts and not settings.train_only:
                 weights = count_stored_weights(self.base)
-            rungs = without_hopeless(rungs, self.given, weights, _gpu_memory())
+            memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 62
+            smallest = -all_reduce_max(-float(memory))
+            rungs = without_hopeless(rungs, self.given, weights, smallest)
         # A checkpoint has the ZeRO stage of its engines, also where the rung was forgotten.
         saved = next(saved_values(job.states), {})
         stages = [value for key, value in saved.items() if key.endswith(".zero_stage")][:1]
@@ -152,13 +152,11 @@ class Training(Generic[S]):
         return goes_down(self.given) and self.ladder.state != "tried"
 
     def _try(self, engines: Sequence[Engine[Any]], step: Callable[[], object]) -> None:
-        """Take a step that changes nothing, unless an earlier run did, or there is no choice.
+        """Take a step that changes nothing.
 
         Raises:
             OutOfMemoryError: A process has too little memory.
         """
-        if not self._is_untried:
-            return
         generators = Generators()
         state = generators.state_dict()
         self._note("trying")
@@ -169,7 +167,7 @@ class Training(Generic[S]):
         self._note("tried")
         generators.load_state_dict(state)
 
-    def _note(self, state: Any) -> None:
+    def _note(self, state: Literal["trying", "tried"]) -> None:
         """Note the state of the rung, once all processes are here."""
         barrier()
         if rank() == 0:
@@ -178,20 +176,12 @@ class Training(Generic[S]):
 
     def goes_down(self) -> bool:
         """Return whether the next rung is noted, after this process has run out of memory."""
-        ladder = self.ladder
-        failed, number = ladder.rung, ladder.number
-        if not goes_down(self.given):
-            return False
-        ladder.read()
-        if ladder.number > number:
-            # Another process has noted it.
-            return True
-        ladder.rung = failed
+        failed = self.ladder.rung
         # A checkpoint has a ZeRO stage.
         stage = failed.zero_stage if checkpoints(self.job.states) else None
-        if ladder.number < number or not ladder.go_down(stage):
+        if not goes_down(self.given) or not self.ladder.go_down(stage):
             return False
-        print(f"out of memory with {failed}: starting again with {ladder.rung}", flush=True)
+        print(f"out of memory with {failed}: starting again with {self.ladder.rung}", flush=True)
         return True
 
     # --- one model ------------------------------------------------------------------------------
@@ -289,16 +279,16 @@ class Training(Generic[S]):
         """
         checkpointer = Checkpointer(self.job, evaluations=evaluations, **components)
         engines = [each for each in components.values() if isinstance(each, Engine)]
-        outcome: Any = checkpointer.outcome
-        last_step = checkpointer.last_step
+        last_step, outcome = checkpointer.step, checkpointer.outcome
         with checkpointer, MetricsLogger(self.job, len(batches), last_step) as logger:
             if last_step:
                 # The interrupted run may not have evaluated and logged it.
                 logger.log(last_step, **outcome, evaluation=evaluations.after_step(last_step))
             else:
-                self._try(engines, try_step)
+                if self._is_untried:
+                    self._try(engines, try_step)
                 if evaluations.is_due(0):
-                    logger.log(0, evaluation=evaluations.run(0))
+                    logger.log(0, evaluation=evaluations.evaluate_after(0))
             for number, rows in checkpointer.steps(batches):
                 if evaluations.should_stop:
                     break
@@ -329,16 +319,15 @@ class Training(Generic[S]):
         models = [engine.module.model for engine in engines if engine.stage < 3]
         models = [model for model in models if model_size(model)["weights"] > COMPILED_WEIGHTS]
         seconds = steps_left * sum(self.timer.seconds.values())
-        is_worth_it = seconds > COMPILED_SECONDS and can_compile()
+        is_worth_it = bool(models) and seconds > COMPILED_SECONDS and can_compile()
         if self.job.spec.get("deterministic") or not broadcast_from_first(is_worth_it):
             return
-        if rank() == 0 and models:
+        if rank() == 0:
             print(f"compile: true: the {steps_left} steps left take {seconds / 60:.0f} minutes")
         for model in models:
             compile_layers(model)
-        if models:
-            self.job.placement = replace(placement, compile=True)
-            choose_device(self.job.placement)
+        self.job.placement = replace(placement, compile=True)
+        choose_device(self.job.placement)
 
 
 def load_trained(
@@ -382,9 +371,3 @@ def save_trained(
     """Write the model of an engine, in save_dtype, into a folder that from_pretrained loads."""
     master = engine.master if settings.save_dtype == "fp32" else None
     save_model(engine.module.model, tokenizer, folder, engine.gathered, master)
-
-
-def _gpu_memory() -> float:
-    """Return the bytes of the smallest GPU of all processes."""
-    memory = torch.cuda.mem_get_info()[1] if torch.cuda.is_available() else 1 << 62
-    return -all_reduce_max(-float(memory))

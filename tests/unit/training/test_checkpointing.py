@@ -294,7 +294,7 @@ def test_a_state_has_the_logs_and_the_outcome_of_its_step(expected):
             time.sleep(60)
     log.unlink()
     again = Checkpointer(make_job(save_steps=100), walk=Walk())
-    assert (again.last_step, again.outcome) == (1, {"loss": 0.1 + 0.2})
+    assert (again.step, again.outcome) == (1, {"loss": 0.1 + 0.2})
     assert log.read_text() == "step 1\n"
 
 

@@ -126,14 +126,14 @@ def layer(dtype, zero_stage=0, **changes):
 @pytest.mark.parametrize("zero_stage", [0, 3])
 def test_an_fp16_step_that_overflows_is_skipped_and_the_loss_scale_halved(zero_stage, fp16_on_cpu):
     module, engine, inputs = layer("fp16", zero_stage, lr_schedule="linear")
-    assert engine.loss_scale == 65536
+    assert engine.metrics["loss_scale"] == 65536
     # The largest fp16 number is 65,504; DeepSpeed lowers the scale at the second overflow.
     for skipped in (1, 2):
         engine.backward(engine(inputs).float().sum(), last=True)
         engine.step()
         assert (engine.skipped_steps, engine.grad_norm) == (skipped, None)
     assert weights_of(module).tolist() == [0.5, 0.5]
-    assert (engine.loss_scale, engine.learning_rate) == (32768, RATE)
+    assert (engine.metrics["loss_scale"], engine.learning_rate) == (32768, RATE)
     # A state has what decides when the scale changes again.
     state = engine.state_dict()
     _, resumed, _ = layer("fp16", zero_stage, lr_schedule="linear")
@@ -152,7 +152,7 @@ def test_the_loss_scale_grows_after_100_steps(fp16_on_cpu):
     for _ in range(120):
         engine.backward(engine(inputs).float().sum() / 1024, last=True)
         engine.step()
-    assert engine.loss_scale == 131072
+    assert engine.metrics["loss_scale"] == 131072
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def best(job):
 def evaluate(best, step, loss):
     model = best.save.__self__
     model.step, model.loss = step, loss
-    return best.run(step)
+    return best.evaluate_after(step)
 
 
 def copies(job):
