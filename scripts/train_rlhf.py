@@ -251,7 +251,8 @@ class RlhfTrainer:
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
                 self.checks.check_scores(scores.sum, step)
-            normalized_scores = self.normalization.normalize(scores.sum, rollouts)
+            self.normalization.add(scores.sum)
+            normalized_scores = self.normalization.normalized(scores.sum, rollouts)
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
         in_update = evaluated_in_update(settings, rollouts.num_responses, step)

@@ -72,13 +72,9 @@ def make_experience(
 ) -> Experience:
     """Return the experience of a step.
 
-    Rewards are normalized scores, of which NaN adds nothing; kl_in: rewards adds the KL penalty.
-    The rewards of `distill` have no part of the scores.
-
-    Args:
-        scores: [B], normalized. They determine which groups are uniform: with kl_in: rewards, the
-            KL penalty makes the rewards of equal scores differ.
-        in_update: Whether the update evaluates the actor by itself.
+    Rewards are normalized scores [B], of which NaN adds nothing; kl_in: rewards adds the KL
+    penalty. The rewards of `distill` have no part of the scores. Scores determine which groups are
+    uniform: the KL penalty makes the rewards of equal scores differ.
     """
     logprobs, _, ref_logprobs, values = evaluation
     mask = rollouts.response_mask
@@ -89,21 +85,14 @@ def make_experience(
         coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
         rewards = policy_gradient.token_rewards(scores.nan_to_num(), penalties, mask, coefficient)
     advantages, returns = compute_advantages(settings, rewards, values, mask, ~scores.isnan())
-    importance_weights = torch.ones_like(logprobs)
+    weights = torch.ones_like(logprobs)
     if rollouts.sampler_logprobs is not None:
-        importance_weights = policy_gradient.importance_weights(
+        weights = policy_gradient.importance_weights(
             logprobs, rollouts.sampler_logprobs, settings.importance_sampling_cap
         )
     is_uniform = policy_gradient.uniform_groups(scores.view(settings.num_generations, -1))
     return Experience(
-        evaluation,
-        rewards,
-        advantages,
-        importance_weights,
-        returns,
-        is_uniform,
-        kl_coef,
-        in_update,
+        evaluation, rewards, advantages, weights, returns, is_uniform, kl_coef, in_update
     )
 
 
@@ -169,28 +158,26 @@ class ScoreNormalization(Attributes):
         critic_weight: The weight of the reward model that a critic is initialized from, or None.
 
     Attributes:
-        moments: Of the scores by whose mean and standard deviation scores are normalized; None
-            before the first ones.
+        moments: Of the scores by whose mean and standard deviation scores are normalized.
     """
 
     saved = ("moments",)
 
     def __init__(self, settings: RlhfSettings, critic_weight: float | None = None) -> None:
         self.settings, self.critic_weight = settings, critic_weight
-        self.moments: policy_gradient.Moments | None = None
+        self.moments: policy_gradient.Moments = (0, 0.0, 0.0)
 
-    def normalize(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
-        """Return normalized scores [B] as `normalized` does.
+    def add(self, scores: Tensor) -> None:
+        """Add the scores of a step to the moments, until two of them differ.
 
-        standardize_scores: first adds scores to the moments, until two of them differ.
+        With standardize_scores: first.
         """
         judged = scores[~scores.isnan()]
-        if self.settings.standardize_scores == "first" and not self._differ and len(judged):
+        # Scores are float32: equal ones have squares of exactly 0 in float64.
+        if self.settings.standardize_scores == "first" and not self.moments[2] and len(judged):
             added = policy_gradient.moments(judged)
-            self.moments = (
-                policy_gradient.merged_moments(self.moments, added) if self.moments else added
-            )
-        return self.normalized(scores, rollouts)
+            merged = policy_gradient.merged_moments(self.moments, added)
+            self.moments = merged if self.moments[0] else added
 
     def normalized(self, scores: Tensor, rollouts: Rollouts) -> Tensor:
         """Return scores [B] normalized and clipped, minus the penalty of responses that are long.
@@ -216,18 +203,10 @@ class ScoreNormalization(Attributes):
             return values
         return self._standardized(self.critic_weight * values)
 
-    @property
-    def _differ(self) -> bool:
-        """Whether two different scores have the moments."""
-        # Scores are float32: equal ones have squares of exactly 0 in float64.
-        return self.moments is not None and self.moments[2] > 0
-
     def _standardized(self, scores: Tensor) -> Tensor:
         """Return scores minus the mean of the moments, divided by their standard deviation."""
-        if self.moments is None or not self._differ:
-            return scores
         count, mean, squares = self.moments
-        return (scores - mean) / math.sqrt(squares / count)
+        return (scores - mean) / math.sqrt(squares / count) if squares else scores
 
 
 class SanityChecks(Attributes):
@@ -277,13 +256,13 @@ class SanityChecks(Attributes):
         judged = scores[~scores.isnan()]
         if self.score is None and len(judged):
             self.score = judged[0].item()
-        if self.score is not None and (judged != self.score).any():
+        if len(judged) and (judged != self.score).any():
             self.num_equal = -1
             return
         self.num_equal += len(scores)
         if self.num_equal >= self.max_equal:
+            score = "no score" if self.score is None else f"the score {self.score:g}"
             raise InputError(
-                f"step {step}: all {self.num_equal:,} responses so far have"
-                f" {'no score' if self.score is None else f'the score {self.score:g}'}: the"
-                " policy cannot learn from equal scores: check the reward model and functions"
+                f"step {step}: all {self.num_equal:,} responses so far have {score}: the policy"
+                " cannot learn from equal scores: check the reward model and functions"
             )

@@ -65,20 +65,15 @@ def policy_gradients(
     weights[trained] = policy_gradient.token_weights(
         rollouts.lengths[trained], settings.loss_aggregation, settings.max_response_length
     )
-    evaluation = experience.evaluation
-    actor_tables = evaluation.logprobs, evaluation.entropies
+    actor_tables = experience.evaluation[:2]
     tables = (
-        evaluation.logprobs,
-        evaluation.ref_logprobs,
-        experience.advantages,
-        experience.importance_weights,
+        *(experience.evaluation.logprobs, experience.evaluation.ref_logprobs),
+        *(experience.advantages, experience.importance_weights),
     )
     sums = torch.zeros(len(POLICY_METRICS), device=rollouts.device)
     packing = engine.module.supports_packing
     for micro_batch, responses, tokens in rollouts.micro_batches(rows, packing):
-        old, ref_logprobs, advantages, importance_weights = (
-            table.flatten()[tokens] for table in tables
-        )
+        old, ref_logprobs, advantages, importance = (table.flatten()[tokens] for table in tables)
         if experience.in_update:
             logprobs, entropies = engine(
                 micro_batch.batch, settings.temperature, return_entropies=True
@@ -89,22 +84,16 @@ def policy_gradients(
                     table.view(-1).index_copy_(0, tokens, values)
         else:
             logprobs = engine(micro_batch.batch, settings.temperature)
-        log_ratios = logprobs - old
+        log_ratios, lengths = logprobs - old, rollouts.lengths[responses]
         if settings.importance_sampling_level == "sequence":
-            log_ratios = policy_gradient.sequence_log_ratios(
-                log_ratios, rollouts.lengths[responses]
-            )
-        losses = importance_weights * policy_gradient.policy_loss(
-            log_ratios, advantages, *clip_ranges
-        )
+            log_ratios = policy_gradient.sequence_log_ratios(log_ratios, lengths)
+        losses = importance * policy_gradient.policy_loss(log_ratios, advantages, *clip_ranges)
         if settings.kl_in == "loss":
             penalties = policy_gradient.weighted_kl_penalty(
                 logprobs, old, ref_logprobs, settings.kl_estimator
             )
-            losses = losses + experience.kl_coef * importance_weights * penalties
-        token_weights = weights[responses].repeat_interleave(
-            rollouts.lengths[responses], output_size=len(tokens)
-        )
+            losses = losses + experience.kl_coef * importance * penalties
+        token_weights = weights[responses].repeat_interleave(lengths, output_size=len(tokens))
         loss = micro_batch.counted / num_tokens * (token_weights * losses).sum()
         engine.backward(loss, micro_batch.is_last and text is None)
         statistics = policy_gradient.ratio_statistics(log_ratios.detach(), advantages, *clip_ranges)
@@ -240,13 +229,12 @@ def response_metrics(
     algorithm: str, rollouts: Rollouts, evaluation: TokenEvaluation, scores: Scores, rewards: Tensor
 ) -> dict[str, float]:
     """Return the metrics that steps and evaluations have. rewards: Of each response [B]."""
+    entropy = policy_gradient.masked_mean(evaluation.entropies, rollouts.response_mask)
     return {
         **scores.metrics(),
         kl_name(algorithm): evaluation.kl(rollouts).mean().item(),
         "objective/rlhf_reward": rewards.mean().item(),
-        "objective/entropy": policy_gradient.masked_mean(
-            evaluation.entropies, rollouts.response_mask
-        ).item(),
+        "objective/entropy": entropy.item(),
         **rollouts.length_metrics(),
     }
 

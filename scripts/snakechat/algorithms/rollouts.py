@@ -47,6 +47,7 @@ def sample_on_all_ranks(
     first, step = rank() // sampler.num_ranks, world_size() // sampler.num_ranks
     own_rows = range(first, len(prompts), step)
     shape = sampler.num_generations, len(prompts), sampler.max_response_length
+    # Token id + 1, so that 0 marks the end.
     ids, logprobs = torch.zeros(shape, dtype=torch.int64), torch.zeros(shape)
     share_random_numbers()
     with contextlib.nullcontext() if sampler.has_copy else sampling():
@@ -54,9 +55,10 @@ def sample_on_all_ranks(
             responses, own_logprobs = sampler.sample(prompts, own_rows)
             # The other ranks of the sampler have the same responses.
             if rank() % sampler.num_ranks == 0:
-                # Token id + 1, so that 0 marks the end.
-                _fill(ids, own_rows, responses, 1)
-                _fill(logprobs, own_rows, own_logprobs or [], 0)
+                for table, values, offset in (ids, responses, 1), (logprobs, own_logprobs or [], 0):
+                    for number, sequences in enumerate(values):
+                        for row, sequence in zip(own_rows, sequences, strict=True):
+                            table[number, row, : len(sequence)] = torch.tensor(sequence) + offset
     shifted_ids = all_reduce_sum(ids)
     gathered = [[row[row > 0].sub(1).tolist() for row in rows] for rows in shifted_ids]
     return gathered, all_reduce_sum(logprobs) if sampler.has_copy else None
@@ -70,13 +72,6 @@ def share_random_numbers() -> None:
     if world_size() > 1:
         state = torch.get_rng_state()
         torch.set_rng_state(all_reduce_sum(state if rank() == 0 else torch.zeros_like(state)))
-
-
-def _fill(table: Tensor, columns: range, values: TokenLists, offset: int) -> None:
-    """Write values [A][columns] of tokens, plus an offset, to a table [A, n, tokens]."""
-    for number, sequences in enumerate(values):
-        for column, sequence in zip(columns, sequences, strict=True):
-            table[number, column, : len(sequence)] = torch.as_tensor(sequence) + offset
 
 
 class Rollouts:
@@ -116,7 +111,7 @@ class Rollouts:
         self.response_mask = columns < self.lengths[:, None]
         self.sampler_logprobs = None
         if sampler_logprobs is not None:
-            table = sampler_logprobs.flatten(end_dim=1)[:, : self.response_mask.shape[1]]
+            table = sampler_logprobs.flatten(end_dim=1)[:, : len(columns)]
             self.sampler_logprobs = copy_to_device(table, device)
 
     @property
@@ -134,17 +129,12 @@ class Rollouts:
 
         With the rows [b] of their responses in tables, and flat indices [N] of their tokens.
         """
+        width, all_lengths = self.response_mask.shape[1], self.examples.response_lengths.flatten()
         for micro_batch in self.examples.micro_batches(rows, packing, self.device):
             # On the host: a mask would wait for the device to count its tokens.
             responses = self._responses_to(micro_batch.rows)
-            width = self.response_mask.shape[1]
-            lengths = self.examples.response_lengths.flatten()[responses]
-            tokens = np.concatenate(
-                [
-                    row * width + np.arange(length)
-                    for row, length in zip(responses, lengths, strict=True)
-                ]
-            )
+            ranges = zip(responses * width, all_lengths[responses], strict=True)
+            tokens = np.concatenate([start + np.arange(length) for start, length in ranges])
             yield micro_batch, self._on_device(responses), self._on_device(tokens)
 
     def responses_to(self, rows: np.ndarray) -> Tensor:
@@ -178,11 +168,9 @@ class Rollouts:
         response.
         """
         pairs = zip(self.response_ids, self.ended.tolist(), strict=True)
-        texts: list[str] = self.tokenizer.batch_decode(
-            [ids[:-1] if is_ended else ids for ids, is_ended in pairs],
-            skip_special_tokens=False,
-            clean_up_tokenization_spaces=False,
-        )
+        ids = [ids[:-1] if is_ended else ids for ids, is_ended in pairs]
+        options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
+        texts: list[str] = self.tokenizer.batch_decode(ids, **options)
         return texts
 
     def length_metrics(self) -> dict[str, float]:
@@ -215,15 +203,13 @@ class Rollouts:
         self, module: Policy | Scorer, function: Callable[[TokenBatch], Sequence[Tensor]]
     ) -> Tensor:
         """Return tables [k, B, R] of the k values [N] that a function returns for each batch."""
-        tables: Tensor | None = None
+        tables: Any = None
         rows = np.arange(self.num_prompts)
         for micro_batch, _, tokens in self.micro_batches(rows, module.supports_packing):
             values = function(micro_batch.batch)
             if tables is None:
-                shape = len(values), *self.response_mask.shape
-                tables = torch.zeros(shape, device=self.device)
+                tables = torch.zeros(len(values), *self.response_mask.shape, device=self.device)
             if micro_batch.counted:
                 for table, column in zip(tables, values, strict=True):
                     table.view(-1).index_copy_(0, tokens, column.float())
-        assert tables is not None
         return all_reduce_sum(tables)

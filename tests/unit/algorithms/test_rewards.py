@@ -206,7 +206,8 @@ def normalize(normalization, *scores):
     """Return normalized scores of four responses, the last of which has no eos."""
     ended, lengths = torch.tensor([True, True, True, False]), torch.tensor([2, 8, 9, 10])
     rollouts = SimpleNamespace(ended=ended, lengths=lengths)
-    return normalization.normalize(torch.tensor(scores), rollouts).tolist()
+    normalization.add(torch.tensor(scores))
+    return normalization.normalized(torch.tensor(scores), rollouts).tolist()
 
 
 def test_scores_are_normalized_by_the_moments_of_the_first_different_ones():
