@@ -18,7 +18,8 @@ import inspect
 import math
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
@@ -34,7 +35,6 @@ from snakechat.workflow.errors import InputError, denied_line
 FOLDER = Path(__file__).resolve().parents[3] / "rewards"
 # Characters of a text that an error message quotes.
 MAX_QUOTED = 60
-
 
 # Lists with the cell of each response, by column.
 Columns = Mapping[str, list[Any]]
@@ -85,70 +85,54 @@ class RewardFunction:
     """
 
     def __init__(self, name: str, arguments: Mapping[str, Any] | None = None) -> None:
-        self.path = FOLDER / f"{name}.py"
-        try:
-            module = load_module(name, {})
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._exception_error(error) from error
-        if not callable(getattr(module, "score", None)):
+        self.path, self.arguments = FOLDER / f"{name}.py", arguments or {}
+        with self._errors():
+            self.score: Any = getattr(load_module(name, {}), "score", None)
+        if not callable(self.score):
             raise self._error("has no function score(prompts, responses)")
-        self.score: Callable[..., Any] = module.score
-        self.arguments = arguments or {}
         # Without the first two.
         self.parameters = [*inspect.signature(self.score).parameters.values()][2:]
 
     def __call__(self, prompts: list[str], responses: list[str], columns: Columns) -> np.ndarray:
         """Return the score of each response, float64 [n]; NaN where the function returned None."""
-        given = {**self._accepted(columns), **self.arguments}
-        try:
+        if not any(parameter.kind == parameter.VAR_KEYWORD for parameter in self.parameters):
+            names = {parameter.name for parameter in self.parameters}
+            columns = {name: cells for name, cells in columns.items() if name in names}
+        with self._errors():
             # Copies, which it may change.
-            scores = self.score([*prompts], [*responses], **given)
-        except InputError:
-            raise
-        except (Exception, SystemExit) as error:
-            raise self._exception_error(error) from error
+            scores = self.score([*prompts], [*responses], **{**columns, **self.arguments})
         # Converts arrays and tensors on any device to Python numbers.
         scores = scores.tolist() if hasattr(scores, "tolist") else scores
-        if not isinstance(scores, (list, tuple)):
+        if not isinstance(scores, (list, tuple)) or len(scores) != len(responses):
             raise self._error(
                 f"score returned {shorten(repr(scores))}, expected a number for each of"
                 f" {len(responses)} responses"
             )
-        if len(scores) != len(responses):
-            raise self._error(
-                f"score returned {len(scores)} numbers for {len(responses)} responses"
-            )
         for score, response in zip(scores, responses, strict=True):
-            if score is not None and not is_finite_number(score):
+            is_number = isinstance(score, (Real, np.bool_)) and math.isfinite(score)
+            if score is not None and not is_number:
                 raise self._error(
                     f"score returned {shorten(repr(score))} for the response"
-                    f" {shorten(response)!r}, expected a finite number or"
-                    " None"
+                    f" {shorten(response)!r}, expected a finite number or None"
                 )
         return np.array(scores, dtype=np.float64)
-
-    def _accepted(self, columns: Columns) -> Columns:
-        """Return the columns that score takes."""
-        if any(parameter.kind == parameter.VAR_KEYWORD for parameter in self.parameters):
-            return columns
-        names = {parameter.name for parameter in self.parameters}
-        return {name: cells for name, cells in columns.items() if name in names}
 
     def _error(self, message: str) -> InputError:
         return InputError(f"rewards/{self.path.name}: {message}")
 
-    def _exception_error(self, error: BaseException) -> InputError:
-        """Return the error for an exception of the program, with the program's innermost line."""
-        lines = [
-            frame.lineno
-            for frame in traceback.extract_tb(error.__traceback__)
-            if frame.filename == str(self.path)
-        ]
-        place = f"line {lines[-1]}: " if lines else ""
-        reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
-        return self._error(f"{place}{reason}")
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Context in which an exception becomes one line, with the program's innermost line."""
+        try:
+            yield
+        except InputError:
+            raise
+        except (Exception, SystemExit) as error:
+            frames = traceback.extract_tb(error.__traceback__)
+            lines = [frame.lineno for frame in frames if frame.filename == str(self.path)]
+            place = f"line {lines[-1]}: " if lines else ""
+            reason = denied_line(error) or f"{type(error).__name__}: {shorten(str(error))}"
+            raise self._error(f"{place}{reason}") from error
 
 
 def load_module(name: str, loaded: dict[str, ModuleType]) -> ModuleType:
@@ -197,14 +181,6 @@ def shorten(text: str) -> str:
     """Return the start of a text, on one line."""
     text = " ".join(text.split())
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
-
-
-def is_finite_number(score: Any) -> bool:
-    """Return whether a score is a number that a float can hold."""
-    try:
-        return isinstance(score, (Real, np.bool_)) and math.isfinite(score)
-    except OverflowError:
-        return False
 
 
 def main() -> None:

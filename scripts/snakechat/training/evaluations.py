@@ -70,22 +70,21 @@ class Evaluations(Attributes):
 
     def is_due(self, step: int) -> bool:
         """Return whether the model is evaluated after a step; step 0 is before training."""
+        interval = self.settings.eval_steps
         if step == 0 and self.evaluates_first:
             return True
-        interval = self.settings.eval_steps
         return interval > 0 and (step % interval == 0 or step == self.num_steps)
 
     def after_step(self, step: int) -> dict[str, float]:
-        """Keep a copy of the model and evaluate it, if they are due; return the metrics."""
-        if self.settings.keep_steps and step % self.settings.keep_steps == 0:
-            self._copy_model(f"step-{step}")
-        return self.evaluate_after(step) if self.is_due(step) else {}
-
-    def evaluate_after(self, step: int) -> dict[str, float]:
-        """Evaluate the model after a step; return its metrics as `eval_NAME`.
+        """Keep a copy of the model and evaluate it, if they are due; return metrics as `eval_NAME`.
 
         Copies the model if it is the best one so far. The model before training (step 0) never is.
         """
+        keep_steps = self.settings.keep_steps
+        if step and keep_steps and step % keep_steps == 0:
+            self._copy_model(f"step-{step}")
+        if not self.is_due(step):
+            return {}
         metrics = self.evaluate()
         if step:
             self._update(step, metrics[self.best_metric])
@@ -167,12 +166,8 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
         return
     facts["changed_weights"] = share
     print(f"{share:.1%} of the trained weights differ from those of {base}")
-    rates = [
-        line.get("learning_rate", line.get("policy/learning_rate", 0))
-        for line in steps
-        if line["step"] <= saved_step
-    ]
-    if not any(rates):
+    names = "learning_rate", "policy/learning_rate"
+    if not any(line.get(name) for line in steps if line["step"] <= saved_step for name in names):
         facts["unchanged_because"] = "learning_rate"
         warn(
             f"the saved model is from step {saved_step}, and the learning rate was 0 until then:"
@@ -188,10 +183,9 @@ def record_changed_weights(job: Job[Any], model: PreTrainedModel, base: Path) ->
 
 
 def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -> float | None:
-    """Return which share of the trained weights has another value in a saved model.
+    """Return which share of the trained weights of a model has another value in a saved model.
 
     Args:
-        model: The model in training, which says which weights are trained.
         base: The folder that it was loaded from, in any dtype.
         saved: The folder that it was saved in.
         dtype: The dtype that it was loaded in.
@@ -206,13 +200,9 @@ def changed_share(model: PreTrainedModel, base: Path, saved: Path, dtype: str) -
         source = sources[name]
         if source is None or not source.is_trained:
             continue
-        old, new = (_read(files[name], name) for files in (before, after))
+        with safe_open(before[name], "pt") as old_file, safe_open(after[name], "pt") as new_file:
+            old, new = old_file.get_tensor(name), new_file.get_tensor(name)
         if old.shape == new.shape:
             changed += int((old.to(DTYPES[dtype]).to(new.dtype) != new).sum())
             total += new.numel()
     return changed / total if total else None
-
-
-def _read(path: Path, name: str) -> Any:
-    with safe_open(path, "pt") as file:
-        return file.get_tensor(name)

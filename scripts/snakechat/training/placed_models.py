@@ -69,9 +69,8 @@ def init_process_group(placement: Placement) -> torch.device:
     if not torch.distributed.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
         # A process alone needs no port.
-        store = torch.distributed.HashStore() if is_alone else None
-        rank, size = (0, 1) if is_alone else (-1, -1)
-        torch.distributed.init_process_group(backend, None, TIMEOUT, size, rank, store)
+        alone = (1, 0, torch.distributed.HashStore()) if is_alone else ()
+        torch.distributed.init_process_group(backend, None, TIMEOUT, *alone)
     # Threads of gloo that outlive the group occasionally end the process with SIGABRT.
     atexit.register(leave_process_group)
     return device

@@ -288,7 +288,7 @@ class Training(Generic[S]):
                 if self._is_untried:
                     self._try(engines, try_step)
                 if evaluations.is_due(0):
-                    logger.log(0, evaluation=evaluations.evaluate_after(0))
+                    logger.log(0, evaluation=evaluations.after_step(0))
             for number, rows in checkpointer.steps(batches):
                 if evaluations.should_stop:
                     break

@@ -133,7 +133,10 @@ MISTAKES = {
         "[1.0, 'good', 2.0]",
         "score returned 'good' for the response 'Hello Pia', expected a finite number or None",
     ),
-    "too few": ("[1.0, 2.0]", "score returned 2 numbers for 3 responses"),
+    "too few": (
+        "[1.0, 2.0]",
+        "score returned [1.0, 2.0], expected a number for each of 3 responses",
+    ),
     "NaN": (
         "[1.0, 2.0, float('nan')]",
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"

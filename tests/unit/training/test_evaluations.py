@@ -49,7 +49,8 @@ def best(job):
 def evaluate(best, step, loss):
     model = best.save.__self__
     model.step, model.loss = step, loss
-    return best.evaluate_after(step)
+    best.job.settings.eval_steps = 1
+    return best.after_step(step)
 
 
 def copies(job):
