@@ -266,7 +266,11 @@ class RlhfTrainer:
 
         # 5. Update actor and critic.
         with self.timer("train"):
-            updates = self.update(step, rollouts, experience)
+            sizes = self.minibatch, settings.ppo_epochs, settings.seed + step
+            updates = [
+                self.update(step, number, prompts, rollouts, experience)
+                for number, prompts in enumerate(global_batches(rollouts.num_prompts, *sizes))
+            ]
         self.sampler.step_ended()
         if self.sampler.asleep_bytes:
             self.job.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
@@ -279,18 +283,7 @@ class RlhfTrainer:
             logged = response_lines(settings.algorithm, rollouts, scores, kl)
         return Step(metrics, shown, int(rollouts.lengths.sum()), logged)
 
-    def update(self, step: int, rollouts: Rollouts, experience: Experience) -> list[Metrics]:
-        """Update actor and critic on each minibatch, ppo_epochs times; return metrics of each."""
-        settings = self.settings
-        minibatches = global_batches(
-            rollouts.num_prompts, self.minibatch, settings.ppo_epochs, settings.seed + step
-        )
-        return [
-            self.update_minibatch(step, number, rows, rollouts, experience)
-            for number, rows in enumerate(minibatches)
-        ]
-
-    def update_minibatch(
+    def update(
         self, step: int, number: int, rows: np.ndarray, rollouts: Rollouts, experience: Experience
     ) -> Metrics:
         """Update actor and critic on the responses to the given prompts; return metrics.
@@ -337,7 +330,7 @@ class RlhfTrainer:
         minibatch = np.arange(min(len(rows), self.minibatch))
         # After the warmup of the critic, actor and critic are updated.
         step = settings.critic_warmup_steps + 1
-        self.update_minibatch(step, 0, minibatch, rollouts, experience)
+        self.update(step, 0, minibatch, rollouts, experience)
         self.sampler.step_ended()
 
     def evaluate(self) -> dict[str, float]:

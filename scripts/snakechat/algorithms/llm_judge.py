@@ -223,10 +223,10 @@ class LlmJudge:
         progress = ProgressLines(self.place, "replies", len(bodies), next_line=FIRST_LINE)
         replies: dict[str, str] = {}
         free = asyncio.Semaphore(self.concurrency)
+        own = {"Authorization": f"Bearer {self.key}"} if self.key else {}
 
         async def keep_headers(request: httpx2.Request) -> None:
             sent = {name: request.headers[name] for name in HEADERS if name in request.headers}
-            own = {"Authorization": f"Bearer {self.key}"} if self.key else {}
             request.headers = httpx2.Headers(sent | own)
 
         async def ask(key: str, body: Request) -> None:

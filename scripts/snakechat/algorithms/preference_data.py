@@ -43,10 +43,12 @@ class PreferenceData:
         self.reference = self.mismatched = self.mismatched_reference = None
         if has_reference_point(settings.loss):
             self.mismatched = self.rows.mismatched(settings.max_length, split)
+        # Log-probabilities [E, A, n] of the reference model.
         if self.folder:
-            self.reference = _load(self.folder / f"{split}.npy")
+            self.reference = torch.from_numpy(np.load(self.folder / f"{split}.npy"))
             if self.mismatched is not None:
-                self.mismatched_reference = _load(self.folder / f"{split}.mismatched.npy")
+                table = np.load(self.folder / f"{split}.mismatched.npy")
+                self.mismatched_reference = torch.from_numpy(table)
 
     def compute_reference(self, policy: Policy) -> None:
         """Compute the log-probabilities under the reference model."""
@@ -116,8 +118,3 @@ class PreferenceData:
     def _of_epoch(self, logprobs: Tensor) -> Tensor:
         """Return those [A, n] of the current epoch of log-probabilities [E, A, n]."""
         return logprobs[min(self.epoch, len(logprobs) - 1)]
-
-
-def _load(path: Path) -> Tensor:
-    """Return log-probabilities [E, A, n] of the reference model."""
-    return torch.from_numpy(np.load(path))

@@ -25,7 +25,7 @@ SHOWN = {
 EVALUATED = "eval_"
 
 
-class MetricsLogger:
+class MetricsLogger(contextlib.ExitStack):
     """Writes metrics.jsonl and responses.jsonl into the result, and metrics to TensorBoard.
 
     The lines contain no times, so that two builds give the same bytes. A resumed run appends to the
@@ -35,16 +35,16 @@ class MetricsLogger:
     """
 
     def __init__(self, job: Job[Any], num_steps: int, last_step: int = 0) -> None:
-        self.resources = contextlib.ExitStack()
+        super().__init__()
         if rank() > 0:
             return
-        self.file = self.resources.enter_context((job.result / "metrics.jsonl").open("a+"))
+        self.file = self.enter_context((job.result / "metrics.jsonl").open("a+"))
         # Evaluations, which log no metrics, import this module too.
         from torch.utils.tensorboard import SummaryWriter
 
         tensorboard = job.log_folder / "tensorboard"
         shutil.rmtree(tensorboard, ignore_errors=True)
-        self.tensorboard = self.resources.enter_context(SummaryWriter(tensorboard))
+        self.tensorboard = self.enter_context(SummaryWriter(tensorboard))
         self.responses = job.result / "responses.jsonl"
         self.file.seek(0)
         for metrics in map(json.loads, self.file):
@@ -55,12 +55,6 @@ class MetricsLogger:
         self.times = job.log_folder / "times.jsonl"
         if last_step == 0:
             self.times.unlink(missing_ok=True)
-
-    def __enter__(self) -> "MetricsLogger":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.resources.close()
 
     def log(
         self,
