@@ -1,6 +1,5 @@
 """Checkpoints: a run that is interrupted anywhere resumes as if it had not been interrupted."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -240,13 +239,6 @@ def test_a_run_that_fails_while_it_saves_keeps_earlier_checkpoints(when_saved, e
     assert (job.states / "00000006/.0-of-1").exists()
     assert saved_steps(job) == [2, 4]
     assert outcome(make_job()) == expected
-
-
-@pytest.mark.parametrize("at", [{}, {3: kill}])
-def test_signal_handlers_are_restored_when_a_run_ends_or_fails(at, handlers):
-    with pytest.raises(KilledError) if at else contextlib.nullcontext():
-        walk(make_job(), at=at)
-    assert [signal.getsignal(which) for which in SIGNALS] == [handlers] * len(SIGNALS)
 
 
 @pytest.mark.parametrize(("save_steps", "at", "step"), [(6, {}, 6), (100, {3: SIGNALS}, 3)])

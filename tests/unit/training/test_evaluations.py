@@ -10,23 +10,10 @@ import pytest
 from snakechat.training.evaluations import Evaluations
 
 
-@pytest.fixture
-def job(tmp_path):
-    (tmp_path / "states").mkdir()
-    settings = {"eval_steps": 10, "save_strategy": "best", "early_stopping_patience": 2}
-    return SimpleNamespace(
-        states=tmp_path / "states",
-        result=tmp_path / "result",
-        settings=SimpleNamespace(**settings, keep_steps=0),
-        facts={},
-    )
-
-
 class Model:
     """Stands for a model: a file that contains the step."""
 
-    step = 0
-    loss = math.inf
+    step, loss = 0, math.inf
 
     def save(self, folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,6 +21,15 @@ class Model:
 
     def evaluate(self):
         return {"loss": self.loss, "accuracy": 0.5}
+
+
+@pytest.fixture
+def job(tmp_path):
+    settings = {"eval_steps": 1, "save_strategy": "best", "early_stopping_patience": 2}
+    settings = SimpleNamespace(**settings, keep_steps=0)
+    states, result = tmp_path / "states", tmp_path / "result"
+    states.mkdir()
+    return SimpleNamespace(states=states, result=result, settings=settings, facts={})
 
 
 def evaluations_of(job, **options):
@@ -49,8 +45,7 @@ def best(job):
 def evaluate(best, step, loss):
     model = best.save.__self__
     model.step, model.loss = step, loss
-    best.job.settings.eval_steps = 1
-    return best.after_step(step)
+    best.after_step(step)
 
 
 def copies(job):
@@ -95,16 +90,6 @@ def test_the_lowest_loss_or_the_highest_value_is_the_best(sign, job):
     assert "best-4" in copies(job)
 
 
-def test_without_best_no_copies_are_kept(job):
-    job.settings.save_strategy, job.settings.early_stopping_patience = "last", 0
-    best = evaluations_of(job)
-    for step, loss in enumerate(LOSSES, start=1):
-        evaluate(best, step, loss)
-    assert not copies(job) and not best.should_stop
-    best.save_result()
-    assert (job.result / "model").read_text() == "step 6"
-
-
 def test_copies_to_which_a_checkpoint_refers_are_kept(best, job):
     evaluate(best, 10, 3.0)
     save(best, job, 10)
@@ -121,12 +106,6 @@ def test_copies_to_which_a_checkpoint_refers_are_kept(best, job):
     shutil.rmtree(job.states / f"{10:08}")
     evaluate(best, 50, 0.5)
     assert copies(job) == {"best-45": "step 45", "best-50": "step 50"}
-
-
-def test_the_first_process_decides_whether_a_model_is_the_best(best, monkeypatch):
-    monkeypatch.setattr("snakechat.training.evaluations.broadcast_from_first", lambda _: True)
-    evaluate(best, 10, math.nan)
-    assert best.best_step == 10
 
 
 def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):
@@ -146,7 +125,9 @@ def test_a_run_resumed_from_an_earlier_checkpoint_repeats_its_copies(best, job):
 def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
     evaluate(best, 10, 3.0)
     monkeypatch.setattr("snakechat.training.evaluations.rank", lambda: 1)
-    evaluate(best, 20, 2.0)
+    # The first one decides whether a model is the best.
+    monkeypatch.setattr("snakechat.training.evaluations.broadcast_from_first", lambda _: True)
+    evaluate(best, 20, math.nan)
     assert best.best_step == 20
     assert copies(job) == {"best-10": "step 10", ".copy": "step 20"}
     best.save_result()
@@ -155,10 +136,10 @@ def test_only_the_first_process_moves_and_copies(best, job, monkeypatch):
 
 def keep(job, steps):
     """Run steps of a training that keeps its model at each second one."""
-    job.settings.keep_steps, job.settings.eval_steps, model = 2, 0, Model()
-    evaluations = Evaluations(job, 25, model.evaluate, model.save)
-    for model.step in steps:
-        evaluations.after_step(model.step)
+    job.settings.keep_steps, job.settings.eval_steps = 2, 0
+    job.settings.save_strategy, evaluations = "last", evaluations_of(job)
+    for step in steps:
+        evaluate(evaluations, step, math.nan)
     return evaluations
 
 
@@ -169,8 +150,8 @@ def test_a_resumed_run_keeps_the_models_of_earlier_steps(job):
     half.mkdir()
     (half / "other").write_text("half of a copy")
     # From a checkpoint of step 3, after the result folder was lost.
-    job.settings.save_strategy = "last"
     keep(job, range(4, 7)).save_result()
-    found = {path.parent.name: path.read_text() for path in job.result.glob("*/model")}
-    assert found == {f"step-{step}": f"step {step}" for step in (2, 4, 6)}
+    found = {path.parent.name: path.read_text() for path in job.result.glob("**/model")}
+    steps = {f"step-{step}": f"step {step}" for step in (2, 4, 6)}
+    assert found == {"result": "step 6", **steps}
     assert not (job.result / "step-6/other").exists()

@@ -9,7 +9,6 @@ from snakechat.training.rungs import (
     REPRODUCED,
     Ladder,
     Rung,
-    goes_down,
     possible_rungs,
     reproduced_rung,
     without_hopeless,
@@ -44,18 +43,15 @@ def test_smaller_micro_batches_come_before_checkpointing_and_stage_3_comes_last(
         ({"gpus_per_node": 1}, "bf16", [0]),
         # A CPU takes the first rung.
         ({"gpus_per_node": 0}, "bf16", [0]),
+        ({"activation_checkpointing": True, "micro_batch_tokens": 1000}, "bf16", [0, 2, 3]),
     ],
 )
 def test_a_placement_allows_some_rungs(changes, dtype, stages):
     rungs = possible_rungs(replace(NODE, **changes), dtype)
     assert sorted({rung.zero_stage for rung in rungs}) == stages
-
-
-def test_keys_that_are_given_stay():
-    placement = replace(NODE, activation_checkpointing=True, micro_batch_tokens=1000)
-    rungs = possible_rungs(placement, "bf16")
-    assert {rung[1:] for rung in rungs} == {(True, 1000)}
-    assert not goes_down(replace(ONE_GPU, micro_batch_tokens=1000))
+    # Keys that are given stay.
+    for key in changes.keys() & Rung._fields:
+        assert {getattr(rung, key) for rung in rungs} == {changes[key]}
 
 
 def test_rungs_without_memory_for_16_bytes_of_each_weight_are_skipped():
