@@ -26,29 +26,23 @@ def pairwise_loss(chosen_scores: Tensor, rejected_scores: Tensor) -> Tensor:
     return -functional.logsigmoid(chosen_scores - rejected_scores)
 
 
-def dpo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: float) -> Tensor:
+def dpo_loss(
+    chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: float, robust: bool = False
+) -> Tensor:
     """Return the loss of each pair [B] from implicit rewards [B] (Rafailov et al. 2023, eq. 7).
 
-    label_smoothing: the probability that a pair is labeled the wrong way round; 0 is plain DPO
-    (Mitchell 2023, "A note on DPO with noisy preferences", eq. 3).
+    Args:
+        label_smoothing: The probability that a pair is labeled the wrong way round; 0 is plain DPO
+            (Mitchell 2023, "A note on DPO with noisy preferences", eq. 3).
+        robust: The mean over pairs with such labels is the mean of plain DPO's loss over correct
+            ones (Chowdhury et al. 2024, eq. 12).
     """
     as_labeled = pairwise_loss(chosen_rewards, rejected_rewards)
     flipped = pairwise_loss(rejected_rewards, chosen_rewards)
+    if robust:
+        difference = (1 - label_smoothing) * as_labeled - label_smoothing * flipped
+        return difference / (1 - 2 * label_smoothing)
     return (1 - label_smoothing) * as_labeled + label_smoothing * flipped
-
-
-def robust_dpo_loss(
-    chosen_rewards: Tensor, rejected_rewards: Tensor, label_smoothing: float
-) -> Tensor:
-    """Return the loss of each pair [B] from implicit rewards [B] (Chowdhury et al. 2024, eq. 12).
-
-    Its mean over pairs of which a share of label_smoothing is labeled the wrong way round is the
-    mean of plain DPO's loss over correct labels.
-    """
-    as_labeled = pairwise_loss(chosen_rewards, rejected_rewards)
-    flipped = pairwise_loss(rejected_rewards, chosen_rewards)
-    difference = (1 - label_smoothing) * as_labeled - label_smoothing * flipped
-    return difference / (1 - 2 * label_smoothing)
 
 
 def ipo_loss(chosen_rewards: Tensor, rejected_rewards: Tensor, beta: float) -> Tensor:
@@ -165,10 +159,8 @@ def preference_losses(
         losses = pairwise_loss(chosen - settings.margin, rejected)
     elif settings.loss == "ipo":
         losses = ipo_loss(chosen, rejected, settings.beta)
-    elif settings.loss == "robust":
-        losses = robust_dpo_loss(chosen, rejected, settings.label_smoothing)
     else:
-        losses = dpo_loss(chosen, rejected, settings.label_smoothing)
+        losses = dpo_loss(chosen, rejected, settings.label_smoothing, settings.loss == "robust")
     # Pang et al. 2024, eq. 1; with a coefficient of 1, the loss of ORPO.
     return rewards, losses - settings.sft_coef * (logprobs / lengths.clamp(min=1))[0]
 

@@ -45,11 +45,7 @@ WeightedFunctions = Mapping[str, tuple[float, TextScorer]]
 
 
 def load_functions(functions: Mapping[str, Any]) -> WeightedFunctions:
-    """Return the reward functions of the key `reward_functions`.
-
-    Raises:
-        InputError: As RewardFunction does.
-    """
+    """Return the reward functions of the key `reward_functions`."""
     return {
         name: (weight, RewardFunction(name, arguments))
         for name, (weight, arguments) in weighted_functions(functions).items()

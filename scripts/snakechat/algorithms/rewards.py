@@ -104,9 +104,6 @@ def choose_encoder(
     Args:
         is_foreign: Whether the model was trained elsewhere, by its own chat template.
         template: Its prompt template.
-
-    Raises:
-        InputError: As conversation_encoder does.
     """
     encode = conversation_encoder(tokenizer, template, is_foreign)
     shared = is_same_tokenizer(actor_tokenizer, tokenizer)
@@ -145,9 +142,6 @@ def load_reward(
         split: The split of the prompts.
         offload: As for load_frozen.
         longest: Tokens of the longest sequence of the actor; conversations in text are truncated.
-
-    Raises:
-        InputError: As choose_encoder and load_frozen do.
     """
     settings, folder = job.settings, job.inputs[key]
     weights = weighted_references(getattr(settings, key.partition(".")[0]))

@@ -107,9 +107,6 @@ def load_model(
         wrapper: Policy for a language model, Scorer for a reward model or critic.
         deferred: As for load_causal.
         new_head: As for load_scorer.
-
-    Raises:
-        InputError: As load_causal, load_scorer and check_sequence_length do.
     """
     if wrapper is Policy:
         model = load_causal(folder, dtype, tokenizer, deferred)
@@ -171,9 +168,6 @@ def load_frozen(
         examples, samples: As for check_model; None for a model that was checked already.
         offload: Keep the weights in CPU memory while they are not in use; defaults to what the
             placement's `offload` says.
-
-    Raises:
-        InputError: As load_model and check_model do.
     """
     partitioned = placement.evaluates_partitioned(dtype)
     if offload is None:

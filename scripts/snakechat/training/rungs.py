@@ -119,14 +119,14 @@ def _read(file: Path) -> dict[str, Any]:
     return values
 
 
-def goes_down(placement: Placement) -> bool:
-    """Return whether a training may go down the ladder; a CPU takes the first rung."""
-    return is_open(placement) and placement.gpus_per_node > 0
-
-
 def is_open(placement: Placement) -> bool:
     """Return whether a placement has `auto` for a key."""
     return any(getattr(placement, key) == AUTO for key in Rung._fields)
+
+
+def goes_down(placement: Placement) -> bool:
+    """Return whether a training may go down the ladder; a CPU takes the first rung."""
+    return is_open(placement) and placement.gpus_per_node > 0
 
 
 def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
@@ -141,16 +141,13 @@ def possible_rungs(placement: Placement, dtype: str) -> list[Rung]:
     if placement.num_processes == 1:
         # There is nothing to partition.
         del stages[1:]
-    given: dict[str, object] = {key: getattr(placement, key) for key in Rung._fields}
-    if given["zero_stage"] != AUTO:
-        stages = [placement.zero_stage]
-    tokens = [placement.micro_batch_tokens]
-    if given["micro_batch_tokens"] == AUTO:
-        tokens = [*MICRO_BATCH_TOKENS]
+    # Values of the type that the placement declares, or `auto`.
+    stage, recomputes, number = (getattr(placement, key) for key in Rung._fields)
+    tokens = MICRO_BATCH_TOKENS if number == AUTO else (number,)
     rungs = [
-        Rung(stage, recomputes, number)
-        for stage, recomputes in CHOICES
-        if stage in stages and given["activation_checkpointing"] in (AUTO, recomputes)
+        Rung(*choice, number)
+        for choice in CHOICES
+        if choice[0] in (stages if stage == AUTO else [stage]) and recomputes in (AUTO, choice[1])
         for number in tokens
     ]
     return rungs if goes_down(placement) else rungs[:1]

@@ -192,9 +192,6 @@ class Training(Generic[S]):
         Args:
             wrapper: Policy for a language model, Scorer for one with a new score head.
             examples: Rows of the training.
-
-        Raises:
-            InputError: As load_trained does.
         """
         job, settings = self.job, cast(Any, self.settings)
         self.examples = examples
@@ -350,9 +347,6 @@ def load_trained(
         settings: Settings of the recipe, or those of its critic.
         examples, samples: As for check_model.
         learning_rate, num_steps: As for make_engine.
-
-    Raises:
-        InputError: As load_model, select_trained, make_engine and check_model do.
     """
     deferred = placement.is_partitioned(settings.dtype)
     model = load_model(wrapper, folder, settings.dtype, tokenizer, deferred, longest, new_head)
