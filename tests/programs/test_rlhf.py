@@ -8,9 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train_rlhf
 from snakechat.algorithms import reward_functions
-from snakechat.modeling.generation import HfSampler
 from snakechat.training import placed_models
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import result_files
@@ -110,11 +108,9 @@ def test_responses_are_logged_every_log_responses_steps(train):
     lines = lines_of(job.result / "responses.jsonl")
     # Two responses to the first eight prompts of steps 1, 2 and 4.
     assert [line["step"] for line in lines] == [1] * 16 + [2] * 16 + [4] * 16
-    assert all(line["prompt"].startswith("\n\nHuman: ") for line in lines)
-    first = lines[:16]
-    assert [line["prompt"] for line in first[:8]] == [line["prompt"] for line in first[8:]]
+    assert [line["prompt"] for line in lines[:8]] == [line["prompt"] for line in lines[8:16]]
     assert len({line["score"] for line in lines}) > 16
-    assert {line["kl"] for line in first} == {0.0}
+    assert {line["kl"] for line in lines[:16]} == {0.0}
 
 
 def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, monkeypatch):
@@ -189,28 +185,3 @@ def test_zero_stages_agree(train):
         assert line == pytest.approx(expected, rel=1e-3, abs=1e-4)
     for folder in (".", "ema"):
         assert (weights_of(other, folder) - weights_of(first, folder)).abs().max() < 1e-3
-
-
-def test_importance_weights_correct_for_the_samplers_logprobs(train, monkeypatch):
-    sample, plain = HfSampler.sample, train()
-
-    def certain(self, prompts, own_rows):
-        """Claim that each token had probability 1."""
-        responses, _ = sample(self, prompts, own_rows)
-        return responses, [[[0.0] * len(ids) for ids in row] for row in responses]
-
-    monkeypatch.setattr(HfSampler, "sample", certain)
-    monkeypatch.setattr(HfSampler, "has_copy", True)
-    make = train_rlhf.make_sampler
-    monkeypatch.setattr(
-        train_rlhf,
-        "make_sampler",
-        lambda settings, *of: make(settings.model_copy(update={"generation_backend": "hf"}), *of),
-    )
-    job = train(generation_backend="vllm", importance_sampling_cap=2.0)
-    for line in job.metrics:
-        # The entropy is the mean of -log p.
-        assert line["policy/sampler_difference"] == pytest.approx(line["objective/entropy"], 0.1)
-    # The same responses, but unlikely tokens have small weights.
-    assert job.metrics[0]["objective/scores"] == plain.metrics[0]["objective/scores"]
-    assert job.metrics[0]["policy/grad_norm"] < plain.metrics[0]["policy/grad_norm"] / 4

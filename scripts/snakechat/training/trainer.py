@@ -30,7 +30,6 @@ from snakechat.modeling.models import model_size
 from snakechat.modeling.saving import count_stored_weights, save_model
 from snakechat.training.checkpointing import (
     Checkpointer,
-    Generators,
     Stateful,
     checkpoints,
     saved_values,
@@ -157,15 +156,13 @@ class Training(Generic[S]):
         Raises:
             OutOfMemoryError: A process has too little memory.
         """
-        generators = Generators()
-        state = generators.state_dict()
         self._note("trying")
-        with contextlib.ExitStack() as trials:
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices), contextlib.ExitStack() as trials:
             for engine in engines:
                 trials.enter_context(engine.trial())
             step()
         self._note("tried")
-        generators.load_state_dict(state)
 
     def _note(self, state: Literal["trying", "tried"]) -> None:
         """Note the state of the rung, once all processes are here."""

@@ -12,7 +12,6 @@ from snakechat.algorithms.policy_updates import (
     informative_rows,
     mean_metrics,
     policy_gradients,
-    text_gradients,
     value_gradients,
 )
 from snakechat.algorithms.rollouts import Rollouts
@@ -177,28 +176,24 @@ def test_only_prompts_with_different_scores_are_informative():
     assert informative_rows(rows, of(True, True, False, True)).tolist() == [3, 0, 1]
 
 
-def test_the_last_backward_pass_of_an_update_is_that_of_the_text(model):
+def test_text_adds_the_gradients_of_its_mean_loss_over_all_tokens(model):
     policy, rollouts = Policy(model).eval(), make_rollouts()
     experience = random_experience(rollouts, rollouts.logprobs(policy))
-    for text, expected in ((None, [False, True]), (TEXT, [False, False, False, True])):
-        engine = Engine(policy)
-        metrics = policy_gradients(engine, rollouts, ROWS, experience, make_settings(), text)
-        assert engine.last == expected
-        assert ("ptx/loss" in metrics) == (text is not None)
-
-
-def test_text_gradients_are_those_of_the_mean_loss_over_all_tokens(model):
-    policy, losses = Policy(model).eval(), []
+    engine = Engine(policy)
+    policy_gradients(engine, rollouts, ROWS, experience, make_settings())
+    without = gradients_of(policy)
+    logprobs = []
     for ids in ([0, 9, 7, 6], [0, 8, 5]):
         logits = policy.model(input_ids=torch.tensor([ids])).logits[0, :-1]
-        losses.append(
-            torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:]), reduction="sum")
-        )
-    loss = sum(losses) / 5
+        logprobs.append(logits.log_softmax(dim=1)[range(len(ids) - 1), ids[1:]])
+    loss = -torch.cat(logprobs).mean()
     (2 * loss).backward()
-    expected = gradients_of(policy)
-    assert text_gradients(Engine(policy), TEXT, 2.0) == pytest.approx(loss.item(), rel=1e-5)
+    expected = without + gradients_of(policy)
+    metrics = policy_gradients(engine, rollouts, ROWS, experience, make_settings(), TEXT)
     torch.testing.assert_close(gradients_of(policy), expected, rtol=1e-3, atol=1e-5)
+    assert metrics["ptx/loss"] == pytest.approx(loss.item(), rel=1e-5)
+    # The last backward pass of the update ends its gradients.
+    assert engine.last == [False, True] + [False] * 3 + [True]
 
 
 def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):

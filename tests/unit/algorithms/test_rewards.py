@@ -19,7 +19,6 @@ from snakechat.algorithms.rewards import (
     conversation_encoder,
     sequence_examples,
 )
-from snakechat.algorithms.rollouts import Rollouts
 from snakechat.data.encoder import CLOSE, OPEN, Encoder
 from snakechat.workflow.errors import InputError
 from support.chat_templates import as_chatml
@@ -81,14 +80,6 @@ def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, ch
         assert encode([PROMPT], [RESPONSE]) == [prompt + response]
 
 
-def test_responses_lose_the_token_that_ends_them_and_no_other(chatml):
-    end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
-    pie = chatml(" pie", add_special_tokens=False).input_ids
-    responses = [[[*pie, end]], [pie], [[*pie, start, *pie, end]]]
-    rollouts = Rollouts([pie], responses, chatml, [end], 1.0, torch.device("cpu"))
-    assert rollouts.response_texts() == [" pie", " pie", " pie<|im_start|> pie"]
-
-
 def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer):
     assert choose_encoder(tokenizer, False, "dialogue", tokenizer, "dialogue") == (None, True)
     encoder, shared = choose_encoder(toy(290), True, "dialogue", tokenizer, "dialogue")
@@ -148,21 +139,19 @@ def test_only_rank_0_calls_functions(monkeypatch):
     assert reduced == [[[1, 2, 3, 4]], [[0, 0, 0, 0]]]
 
 
-@pytest.mark.parametrize(("index", "row", "value"), [(0, 70, math.nan), (3, 50, -math.inf)])
-def test_a_non_finite_score_is_an_error_that_names_its_row(index, row, value, monkeypatch):
+@pytest.mark.parametrize(
+    ("weight", "index", "value"),
+    [(1.0, 0, math.nan), (1.0, 3, -math.inf), (1.0, 3, 1e39), (-1e38, 1, 5.0)],
+)
+def test_a_sum_that_is_not_finite_is_an_error_that_names_its_row(weight, index, value, monkeypatch):
     scores = np.ones((2, 2))
     scores.flat[index] = value
     monkeypatch.setattr(rewards, "response_scores", lambda *_: scores)
     module = SimpleNamespace(on_device=lambda: contextlib.nullcontext())
-    reward = RewardModel("reward/0", module, 1.0, None, True)
+    reward = RewardModel("reward/0", module, weight, None, True)
+    row = ROWS[index % 2]
     with pytest.raises(InputError, match=f"step 12: the score of a response to row {row} is"):
         RewardSum([reward], {}, None).score(ROLLOUTS, 12, ROWS)
-
-
-@pytest.mark.parametrize(("weight", "value"), [(1.0, 1e39), (-1e38, 5.0)])
-def test_a_sum_that_overflows_is_an_error(weight, value, monkeypatch):
-    with pytest.raises(InputError, match=r"row 50 is -?inf, expected a finite number"):
-        score(monkeypatch, mine=(weight, [0.0, np.nan, 0.0, value]))
 
 
 def test_none_of_a_function_is_no_part_of_the_sum(monkeypatch):

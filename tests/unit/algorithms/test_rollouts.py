@@ -15,6 +15,7 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.families import FAMILIES, spread
+from support.talking import as_chatml
 
 CPU = torch.device("cpu")
 EOS = 2
@@ -100,6 +101,15 @@ def test_values_of_all_ranks_are_those_of_the_states_before_each_token(family, m
         monkeypatch.setenv("RANK", str(rank))
         shares.append(make().values(family.scorer))
     assert_table(sum(shares), rows)
+
+
+def test_texts_lose_the_token_that_ends_a_response_and_no_other(tokenizer):
+    chatml = as_chatml(tokenizer)
+    end, start = chatml.convert_tokens_to_ids(["<|im_end|>", "<|im_start|>"])
+    pie = chatml(" pie", add_special_tokens=False).input_ids
+    responses = [[[*pie, end]], [pie], [[*pie, start, *pie, end]]]
+    rollouts = Rollouts([pie], responses, chatml, [end], 1.0, CPU)
+    assert rollouts.response_texts() == [" pie", " pie", " pie<|im_start|> pie"]
 
 
 def test_length_metrics_are_mean_95th_percentile_and_share_with_eos():

@@ -32,6 +32,9 @@ from support.engines import (
 
 # After snakechat, which sets DS_ACCELERATOR.
 
+# After snakechat, which sets DS_ACCELERATOR.
+from deepspeed.accelerator import get_accelerator  # isort: skip
+
 # DeepSpeed calls functions of torch that are deprecated.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
