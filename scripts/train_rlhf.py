@@ -26,9 +26,7 @@ from torch import Tensor
 
 from snakechat.algorithms.experience import (
     Experience,
-    KLController,
-    SanityChecks,
-    ScoreNormalization,
+    RlhfState,
     TokenEvaluation,
     make_experience,
 )
@@ -140,9 +138,6 @@ class RlhfTrainer:
         if "ptx" in job.inputs:
             self.ptx = Examples.read(job.inputs["ptx"], "train", "chosen")
         self.ema = Ema(self.actor, settings.ema_decay) if settings.ema_decay else None
-        self.kl_controller = KLController(settings)
-        self.checks = SanityChecks(has_rewards=bool(self.rewards))
-        self.components |= {"kl_controller": self.kl_controller, "checks": self.checks}
         if self.ema:
             self.components["ema"] = self.ema
 
@@ -184,7 +179,7 @@ class RlhfTrainer:
         }
         origin = next((key for key, each in self.rewards.items() if each.shares_tokenizer), None)
         weight = self.rewards[origin].weight if origin else None
-        self.normalization = self.components["scorer"] = ScoreNormalization(settings, weight)
+        self.state = self.components["state"] = RlhfState(settings, bool(self.rewards), weight)
         self.critic: Engine[Scorer] | None = None
         if settings.algorithm == "ppo":
             stage = placement.critic_zero_stage
@@ -200,7 +195,7 @@ class RlhfTrainer:
                 longest,
                 new_head=origin is None,
             )
-            self.critic.module.normalizer = self.normalization.normalize_values
+            self.critic.module.normalizer = self.state.normalize_values
         trained = {"actor": self.actor, "critic": self.critic}
         job.record["models"] = {
             name: model_size(engine.module.model) for name, engine in trained.items() if engine
@@ -244,15 +239,15 @@ class RlhfTrainer:
         # 1. Sample responses.
         with self.timer("generate"):
             rollouts = self.sample([self.prompts[row] for row in rows])
-        self.checks.check_responses(rollouts, step)
+        self.state.check_responses(rollouts, step)
 
         # 2. Score the responses.
         with self.timer("score"):
             scores = self.scorer.score(rollouts, step, rows)
             if settings.algorithm != "distill":
-                self.checks.check_scores(scores.sum, step)
-            self.normalization.add(scores.sum)
-            normalized_scores = self.normalization.normalized(scores.sum, rollouts)
+                self.state.check_scores(scores.sum, step)
+            self.state.add_scores(scores.sum)
+            normalized_scores = self.state.normalized(scores.sum, rollouts)
 
         # 3. Evaluate log-probabilities, entropies and values of each token.
         in_update = evaluated_in_update(settings, rollouts.num_responses, step)
@@ -261,7 +256,7 @@ class RlhfTrainer:
 
         # 4. Compute rewards, advantages and returns.
         experience = make_experience(
-            settings, rollouts, evaluation, normalized_scores, self.kl_controller.coef, in_update
+            settings, rollouts, evaluation, normalized_scores, self.state.kl_coef, in_update
         )
 
         # 5. Update actor and critic.
@@ -275,7 +270,7 @@ class RlhfTrainer:
         if self.sampler.asleep_bytes:
             self.job.record["vllm_asleep_gb"] = round(self.sampler.asleep_bytes / 1e9, 2)
         kl = evaluation.kl(rollouts)
-        self.kl_controller.update(kl)
+        self.state.adapt_kl_coef(kl)
         metrics = step_metrics(settings.algorithm, rollouts, experience, scores, updates)
         shown = ["objective/scores", kl_name(settings.algorithm)]
         logged: list[dict[str, Any]] = []
@@ -341,7 +336,7 @@ class RlhfTrainer:
         rollouts = self.sample([self.eval_prompts[row] for row in self.eval_rows])
         torch.default_generator.set_state(generator_state)
         scores = self.eval_scorer.score(rollouts, 0, self.eval_rows)
-        normalized = self.normalization.normalized(scores.sum, rollouts)
+        normalized = self.state.normalized(scores.sum, rollouts)
         evaluation = self.evaluate_tokens(rollouts, with_values=False)
         return evaluation_metrics(self.settings, rollouts, evaluation, scores, normalized)
 

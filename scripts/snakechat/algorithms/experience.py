@@ -133,45 +133,47 @@ def compute_advantages(
     return advantages.view(-1, 1) * mask, None
 
 
-class KLController(Attributes):
-    """Holds kl_coef: constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2)."""
-
-    saved = ("coef",)
-
-    def __init__(self, settings: RlhfSettings) -> None:
-        self.settings, self.coef = settings, settings.kl_coef
-
-    def update(self, kl: Tensor) -> None:
-        """Adapt the coefficient to the KL of the responses of a step [B], in nats."""
-        target, horizon = self.settings.kl_target, self.settings.kl_horizon
-        if target is not None:
-            self.coef = policy_gradient.adapted_kl_coef(
-                self.coef, kl.mean().item(), target, horizon, len(kl)
-            )
-
-
-class ScoreNormalization(Attributes):
-    """Normalizes the scores of each step, clips them and subtracts penalties.
+class RlhfState(Attributes):
+    """What steps change besides the models: kl_coef, moments of the scores, counts of responses.
 
     Args:
         settings: The settings of the recipe.
+        has_rewards: Whether reward models score, whose scores always differ.
         critic_weight: The weight of the reward model that a critic is initialized from, or None.
 
     Attributes:
+        kl_coef: Constant, or adapted towards kl_target (Ziegler et al. 2019, section 2.2).
         moments: Of the scores by whose mean and standard deviation scores are normalized.
+        num_unended: Responses since the last one with eos.
+        num_equal: Responses with the same score, or none, since the first step; -1 after two
+            different scores.
+        score: The first score.
     """
 
-    saved = ("moments",)
+    saved = ("kl_coef", "moments", "num_unended", "num_equal", "score")
 
-    def __init__(self, settings: RlhfSettings, critic_weight: float | None = None) -> None:
+    def __init__(
+        self, settings: RlhfSettings, has_rewards: bool = False, critic_weight: float | None = None
+    ) -> None:
         self.settings, self.critic_weight = settings, critic_weight
+        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
+        self.kl_coef = settings.kl_coef
         self.moments: policy_gradient.Moments = (0, 0.0, 0.0)
+        self.num_unended = self.num_equal = 0
+        self.score: float | None = None
 
-    def add(self, scores: Tensor) -> None:
-        """Add the scores of a step to the moments, until two of them differ.
+    def adapt_kl_coef(self, kl: Tensor) -> None:
+        """Adapt kl_coef to the KL of the responses of a step [B], in nats, if it has a target."""
+        target, horizon = self.settings.kl_target, self.settings.kl_horizon
+        if target is not None:
+            self.kl_coef = policy_gradient.adapted_kl_coef(
+                self.kl_coef, kl.mean().item(), target, horizon, len(kl)
+            )
 
-        With standardize_scores: first.
-        """
+    # --- normalization --------------------------------------------------------------------------
+
+    def add_scores(self, scores: Tensor) -> None:
+        """With standardize_scores: first, add scores to the moments, until two of them differ."""
         judged = scores[~scores.isnan()]
         # Scores are float32: equal ones have squares of exactly 0 in float64.
         if self.settings.standardize_scores == "first" and not self.moments[2] and len(judged):
@@ -204,29 +206,13 @@ class ScoreNormalization(Attributes):
         return self._standardized(self.critic_weight * values)
 
     def _standardized(self, scores: Tensor) -> Tensor:
-        """Return scores minus the mean of the moments, divided by their standard deviation."""
         count, mean, squares = self.moments
         return (scores - mean) / math.sqrt(squares / count) if squares else scores
 
-
-class SanityChecks(Attributes):
-    """Checks that responses end and that scores differ; counts responses until they do.
-
-    has_rewards: Whether reward models score, whose scores always differ.
-    """
-
-    saved = ("num_unended", "num_equal", "score")
-
-    def __init__(self, has_rewards: bool) -> None:
-        self.num_unended = 0
-        self.max_equal = 1 if has_rewards else MAX_EQUAL_SCORES
-        # Responses with the same score, or none, since the first step; -1 after two different
-        # scores.
-        self.num_equal = 0
-        self.score: float | None = None
+    # --- checks ---------------------------------------------------------------------------------
 
     def check_responses(self, rollouts: Rollouts, step: int) -> None:
-        """Check the responses of the next step.
+        """Check that the responses of the next step are not all empty, and that some end.
 
         Raises:
             InputError: All responses are empty, or the last MAX_UNENDED ones have no eos.
@@ -246,7 +232,7 @@ class SanityChecks(Attributes):
             )
 
     def check_scores(self, scores: Tensor, step: int) -> None:
-        """Check the scores [B] of the next step. A response may have none, NaN.
+        """Check that scores [B] differ over the steps. A response may have none, NaN.
 
         Raises:
             InputError: All scores so far are equal, of max_equal responses or more.

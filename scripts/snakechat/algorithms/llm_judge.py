@@ -216,7 +216,7 @@ class LlmJudge:
     async def _replies(
         self, bodies: dict[str, Request], read: Callable[[str], object]
     ) -> dict[str, str]:
-        """Return the replies to requests by their keys."""
+        """Return the stored replies to requests, or send them; by their keys."""
         # It takes half a second, in which a job without LLM judges can start.
         import openai
 
@@ -231,7 +231,15 @@ class LlmJudge:
 
         async def ask(key: str, body: Request) -> None:
             async with free:
-                replies[key] = await self._reply(client, body, read)
+                if reply := find_reply(self.folder, body):
+                    self.counts["cache_hits"] += 1
+                else:
+                    for _ in range(READ_ATTEMPTS):
+                        reply = self._parse(await self._send(client, body))
+                        if read(reply.text) is not None:
+                            break
+                    reply = store_reply(self.folder, body, reply)
+            replies[key] = reply.text
             if rank() == 0:
                 progress.update(len(replies))
 
@@ -251,19 +259,6 @@ class LlmJudge:
                 for task in tasks:
                     task.cancel()
         return replies
-
-    async def _reply(
-        self, client: "openai.AsyncOpenAI", body: Request, read: Callable[[str], object]
-    ) -> str:
-        """Return the stored reply to a request, or send it."""
-        if stored := find_reply(self.folder, body):
-            self.counts["cache_hits"] += 1
-            return stored.text
-        for _ in range(READ_ATTEMPTS):
-            reply = self._parse(await self._send(client, body))
-            if read(reply.text) is not None:
-                break
-        return store_reply(self.folder, body, reply).text
 
     async def _send(self, client: "openai.AsyncOpenAI", body: Request) -> str:
         """Return the text of the endpoint's response to a request.

@@ -97,10 +97,9 @@ class MetricsLogger(contextlib.ExitStack):
 
     def log_responses(self, step: int, lines: Sequence[Mapping[str, Any]]) -> None:
         """Append responses of a step, with any keys, to responses.jsonl."""
-        if rank() > 0 or not lines:
-            return
-        with self.responses.open("a") as file:
-            file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)
+        if rank() == 0 and lines:
+            with self.responses.open("a") as file:
+                file.writelines(json.dumps({"step": step, **line}) + "\n" for line in lines)
 
     def log_times(self, step: int, seconds: Mapping[str, float], tokens: int) -> None:
         """Append the times of a step to times.jsonl in the log folder.

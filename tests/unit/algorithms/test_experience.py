@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import experience as module
-from snakechat.algorithms.experience import SanityChecks, TokenEvaluation, make_experience
+from snakechat.algorithms.experience import RlhfState, TokenEvaluation, make_experience
 from snakechat.config.rlhf import RlhfSettings, evaluated_in_update
 from snakechat.workflow.errors import InputError
 from support.configs import load
@@ -86,6 +86,10 @@ def test_importance_weights_are_1_unless_the_sampler_has_logprobs():
 # --- checks ---------------------------------------------------------------------------------------
 
 
+def state_of(has_rewards):
+    return RlhfState(SimpleNamespace(kl_coef=0.1), has_rewards)
+
+
 def rollouts_of(*responses):
     """Rollouts of responses, given as (number of tokens, whether the last one is eos)."""
     lengths, ended = zip(*responses, strict=True)
@@ -94,15 +98,15 @@ def rollouts_of(*responses):
 
 def test_only_empty_responses_are_an_error():
     with pytest.raises(InputError, match="step 4: all 2 responses are empty"):
-        SanityChecks(True).check_responses(rollouts_of((1, True), (1, True)), 4)
+        state_of(True).check_responses(rollouts_of((1, True), (1, True)), 4)
     for other in ((2, True), (1, False)):
-        SanityChecks(True).check_responses(rollouts_of((1, True), other), 4)
+        state_of(True).check_responses(rollouts_of((1, True), other), 4)
 
 
 def test_unended_responses_are_counted_until_one_ends(monkeypatch):
     monkeypatch.setattr(module, "MAX_UNENDED", 6)
     unended, one_ended = rollouts_of((4, False), (4, False)), rollouts_of((4, False), (2, True))
-    check = SanityChecks(True)
+    check = state_of(True)
     for rollouts in (unended, unended, one_ended, unended, unended):
         check.check_responses(rollouts, 1)
     with pytest.raises(InputError, match="step 6: none of the last 6 responses ended"):
@@ -114,10 +118,10 @@ def test_a_function_may_return_equal_scores_for_a_while(monkeypatch):
     equal = torch.zeros(4)
     with pytest.raises(InputError, match="step 1: all 4 responses so far have the score"):
         # Those of a reward model always differ.
-        SanityChecks(has_rewards=True).check_scores(equal, 1)
-    check = SanityChecks(has_rewards=False)
+        state_of(has_rewards=True).check_scores(equal, 1)
+    check = state_of(has_rewards=False)
     check.check_scores(equal, 1)
-    restored = SanityChecks(has_rewards=False)
+    restored = state_of(has_rewards=False)
     restored.load_state_dict(json.loads(json.dumps(check.state_dict())))
     restored.check_scores(equal, 2)
     with pytest.raises(InputError, match="step 3: all 12 responses so far have the score 0:"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from snakechat.algorithms import rewards
-from snakechat.algorithms.experience import ScoreNormalization, TokenEvaluation
+from snakechat.algorithms.experience import RlhfState, TokenEvaluation
 from snakechat.algorithms.policy_updates import evaluation_metrics
 from snakechat.algorithms.rewards import (
     RewardModel,
@@ -186,16 +186,21 @@ def test_the_metric_of_the_best_model_is_without_responses_that_nothing_judges()
 
 
 def make(mode="none", critic_weight=1.0, **changes):
-    settings = {"standardize_scores": mode, "score_clip": None, "missing_eos_penalty": 0.0}
+    settings = {
+        "kl_coef": 0,
+        "standardize_scores": mode,
+        "score_clip": None,
+        "missing_eos_penalty": 0.0,
+    }
     settings |= {"overlong_buffer": 0, "max_response_length": 10}
-    return ScoreNormalization(SimpleNamespace(**settings | changes), critic_weight)
+    return RlhfState(SimpleNamespace(**settings | changes), critic_weight=critic_weight)
 
 
 def normalize(normalization, *scores):
     """Return normalized scores of four responses, the last of which has no eos."""
     ended, lengths = torch.tensor([True, True, True, False]), torch.tensor([2, 8, 9, 10])
     rollouts = SimpleNamespace(ended=ended, lengths=lengths)
-    normalization.add(torch.tensor(scores))
+    normalization.add_scores(torch.tensor(scores))
     return normalization.normalized(torch.tensor(scores), rollouts).tolist()
 
 
