@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from support.talking import as_chatml
 
 from snakechat.algorithms import rollouts as module
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
@@ -15,7 +16,6 @@ from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from support.families import FAMILIES, spread
-from support.talking import as_chatml
 
 CPU = torch.device("cpu")
 EOS = 2
