@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from support.talking import as_chatml
 
 from snakechat.algorithms import rollouts as module
 from snakechat.algorithms.rollouts import Rollouts, sample_on_all_ranks
@@ -15,6 +14,7 @@ from snakechat.modeling.forward import Policy, Scorer
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
+from support.chat_templates import as_chatml
 from support.families import FAMILIES, spread
 
 CPU = torch.device("cpu")
