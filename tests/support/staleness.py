@@ -1,9 +1,7 @@
-"""Tables of edits to a build and the rules that must run after each.
+"""Edits to a build and the rules that must run after each.
 
-A row is an edit and the rules that a build has to run after it, no more and no less. Each kind of
-edit has a row. A program reads the settings of its spec alone, so none can be missing there.
-
-The fixture `plans` compares the specs before and after an edit. With the fixture `dry_runs`,
+A row is an edit and the rules that a build has to run after it, no more and no less. The fixture
+`plans` compares the keys of all jobs before and after an edit. With the fixture `dry_runs`,
 Snakemake plans in a copy of `built`: the quick build, and what OURS adds to its config.
 """
 
@@ -14,17 +12,14 @@ from collections.abc import Callable
 from typing import NamedTuple
 from unittest import mock
 
-import pytest
 import yaml
 
 from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, project_files, update
-from snakechat.data.limited_yaml import load_yaml
 from snakechat.jobs.planner import jobs_of_target, with_upstream
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.staleness import Specs
 from snakechat.workflow import code_digests
-from snakechat.workflow.code_digests import read_source
 from snakechat.workflow.manifest import store_key
 from support.configs import project_values
 
@@ -32,46 +27,35 @@ TOKENIZERS = {f"tokenize_{stage}" for stage in ("sft", "reward", "dpo", "rlhf", 
 # The rules that read the result of a rule, in the tiny recipes: their reward model and their DPO
 # model start from the SFT model; their base model is not fetched. Nothing reads the other results.
 READERS = {
-    "import_dataset": {
-        *TOKENIZERS,
-        *("split_dataset", "label_pairs", "init_model", "evaluate_rlhf", "draw_report"),
-    },
-    "split_dataset": {*TOKENIZERS, "evaluate_rlhf", "draw_report"},
-    "init_model": {
-        *TOKENIZERS,
-        *("train_sft", "evaluate_sft", "evaluate_rlhf", "prompt_eval"),
-    },
-    "tokenize_sft": {"train_sft", "evaluate_sft", "train_rlhf", "draw_report"},
-    "train_sft": {
-        *("evaluate_sft", "train_reward", "compute_reference", "train_dpo", "evaluate_dpo"),
-        *("train_rlhf", "evaluate_rlhf", "generate_responses", "score_responses"),
-        *("draw_report", "prompt_eval", "rw_eval"),
-    },
-    "evaluate_sft": {"draw_report"},
-    "tokenize_reward": {"train_reward", "evaluate_reward", "train_rlhf", "draw_report"},
-    "train_reward": {
-        *("evaluate_reward", "train_rlhf", "score_responses", "evaluate_rlhf"),
-        *("draw_report", "rw_eval"),
-    },
-    "evaluate_reward": {"draw_report"},
-    "tokenize_dpo": {"compute_reference", "train_dpo", "evaluate_dpo", "draw_report"},
-    "compute_reference": {"train_dpo"},
-    "train_dpo": {"evaluate_dpo", "draw_page", "draw_report"},
-    "evaluate_dpo": {"draw_page", "draw_report", "check_gate"},
-    "tokenize_rlhf": {"train_rlhf", "evaluate_rlhf", "draw_report"},
-    "train_rlhf": {"evaluate_rlhf", "draw_report", "prompt_eval"},
-    "evaluate_rlhf": {"draw_report"},
-    "prompt_eval": {"draw_page"},
-    "rw_eval": {"draw_page"},
-    "tokenize_generations": {"generate_responses", "score_responses"},
-    "generate_responses": {"score_responses"},
-    "score_responses": {"select_responses"},
+    "import_dataset": "split_dataset label_pairs init_model evaluate_rlhf draw_report",
+    "split_dataset": "evaluate_rlhf draw_report",
+    "init_model": "train_sft evaluate_sft evaluate_rlhf prompt_eval",
+    "tokenize_sft": "train_sft evaluate_sft train_rlhf draw_report",
+    "train_sft": "evaluate_sft train_reward compute_reference train_dpo evaluate_dpo train_rlhf"
+    " evaluate_rlhf generate_responses score_responses draw_report prompt_eval rw_eval",
+    "evaluate_sft": "draw_report",
+    "tokenize_reward": "train_reward evaluate_reward train_rlhf draw_report",
+    "train_reward": "evaluate_reward train_rlhf score_responses evaluate_rlhf draw_report rw_eval",
+    "evaluate_reward": "draw_report",
+    "tokenize_dpo": "compute_reference train_dpo evaluate_dpo draw_report",
+    "compute_reference": "train_dpo",
+    "train_dpo": "evaluate_dpo draw_page draw_report",
+    "evaluate_dpo": "draw_page draw_report check_gate",
+    "tokenize_rlhf": "train_rlhf evaluate_rlhf draw_report",
+    "train_rlhf": "evaluate_rlhf draw_report prompt_eval",
+    "evaluate_rlhf": "draw_report",
+    "prompt_eval": "draw_page",
+    "rw_eval": "draw_page",
+    "tokenize_generations": "generate_responses score_responses",
+    "generate_responses": "score_responses",
+    "score_responses": "select_responses",
 }
 
 
 def readers(rule):
     """Return the rules that read the result of a rule."""
-    return READERS.get(rule, set())
+    tokenizers = TOKENIZERS if rule in ("import_dataset", "split_dataset", "init_model") else set()
+    return {*READERS.get(rule, "").split(), *tokenizers}
 
 
 def stale(*rules):
@@ -87,13 +71,9 @@ FETCHED = {"fetch_model", *TOKENIZED}
 # The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
 # from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
 TINY = (
-    "output/rlhf/tiny",
-    "output/dpo/tiny",
-    "output/compare/dpo/tiny-vs-other.html",
-    "output/prompt_eval/rlhf/tiny.html",
-    "output/rw_eval/reward/tiny.html",
-    "output/data/picked.manifest.json",
-    "output/data/labelled.manifest.json",
+    *("output/rlhf/tiny", "output/dpo/tiny", "output/compare/dpo/tiny-vs-other.html"),
+    *("output/prompt_eval/rlhf/tiny.html", "output/rw_eval/reward/tiny.html"),
+    *("output/data/picked.manifest.json", "output/data/labelled.manifest.json"),
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
@@ -103,23 +83,21 @@ TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
 
 
 class Row(NamedTuple):
-    """An edit, the rules that must run after it, and the targets.
+    """An edit, which is a function of the folder of a build, and the rules that must run after it.
 
-    edit: a function of the folder of a build.
+    By default, none must run of all targets.
     """
 
     edit: Callable
-    rules: set
-    targets: tuple = TINY
+    rules: set = frozenset()
+    targets: tuple = TARGETS
 
 
-def rows(table):
-    """Parametrize a test with the rows of a table."""
-    return pytest.mark.parametrize("row", table.values(), ids=table)
-
+# --- the config ---------------------------------------------------------------------------------
 
 CONFIG = project_values()
-QUICK = yaml.safe_load((ROOT / "tests/configs/quick.yaml").read_text())
+QUICK_FILE = ROOT / "tests/configs/quick.yaml"
+QUICK = yaml.safe_load(QUICK_FILE.read_text())
 
 
 def merged(config, *changes):
@@ -150,56 +128,55 @@ RECIPES = {
     for stage in ("sft", "reward", "dpo", "rlhf", "generations")
 }
 MODEL = CONFIG["models"]["tiny"]
-
-# Added to the config: what TARGETS need besides the tiny recipes, and one `other` of each kind.
+# Added to the config: what TARGETS need besides the tiny recipes, and one `other` of each kind,
+# which differs in one setting from the tiny recipe; a `twin` does not.
+OTHER = {"sft": {"seed": 5}, "reward": {"seed": 5}, "dpo": {"beta": 0.3}}
+OTHER["generations"] = {"temperature": 0.5}
 OURS = {
-    "datasets": {
-        "mine": {"path": "mine", "format": "plain"},
-        "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
-        "other": {"generate": "shop", "rows": 500, "eval_rows": 100},
-        "picked": {"generations": "tiny", "select": "best"},
-        "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
-    },
-    "llm_judges": {"wise": {"url": "http://judge/v1", "model": "wise", "rubric": "Be kind."}},
-    "models": {
-        "far": {"hub": "lab/far", "revision": "main"},
-        "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
-        "near": {"path": "model"},
-        "classifier": {"path": "classifier"},
-        "other": {**MODEL, "init": {**MODEL["init"], "init_std": 0.05}},
-    },
-    "sft": {
-        "recipes": {
-            "mine": {
-                **RECIPES["sft"],
-                "model": "far",
-                "datasets": ["mine"],
-            },
-            "other": {**RECIPES["sft"], "seed": 5},
-            "twin": RECIPES["sft"],
-        },
-    },
-    "reward": {
-        "recipes": {"other": {**RECIPES["reward"], "seed": 5}, "twin": RECIPES["reward"]},
-    },
-    "dpo": {
-        "recipes": {
-            "other": {**RECIPES["dpo"], "beta": 0.3},
-            "tiny": {"gate": {"metric": "loss", "min": 0, "max": 99}},
-        }
-    },
-    "generations": {
-        "recipes": {
-            "other": {**RECIPES["generations"], "temperature": 0.5},
-            "twin": RECIPES["generations"],
-        }
-    },
+    stage: {"recipes": {"other": RECIPES[stage] | other, "twin": RECIPES[stage]}}
+    for stage, other in OTHER.items()
+}
+OURS["sft"]["recipes"]["mine"] = {**RECIPES["sft"], "model": "far", "datasets": ["mine"]}
+OURS["dpo"]["recipes"]["tiny"] = {"gate": {"metric": "loss", "min": 0, "max": 99}}
+OURS["llm_judges"] = {"wise": {"url": "http://judge/v1", "model": "wise", "rubric": "Be kind."}}
+OURS["datasets"] = {
+    "mine": {"path": "mine", "format": "plain"},
+    "far": {"hub": "lab/far", "revision": "main", "format": "plain"},
+    "other": {"generate": "shop", "rows": 500, "eval_rows": 100},
+    "picked": {"generations": "tiny", "select": "best"},
+    "labelled": {"label": "toy", "llm_judge": "wise", "max_rows": 20},
+}
+OURS["models"] = {
+    "far": {"hub": "lab/far", "revision": "main"},
+    "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
+    "near": {"path": "model"},
+    "classifier": {"path": "classifier"},
+    "other": merged(MODEL, {"init": {"init_std": 0.05}}),
 }
 
 
 def write_config(folder, *changes):
     """Write mine.yaml: OURS with changes."""
     (folder / "mine.yaml").write_text(yaml.safe_dump(merged(OURS, *changes)))
+
+
+def setting(path, value):
+    """Return an edit of one setting."""
+    return lambda folder: write_config(folder, nested(path, value))
+
+
+def replaced(path, old, new):
+    """Return an edit of a text in a file."""
+
+    def edit(folder):
+        text = (folder / path).read_text()
+        assert old in text, f"{old!r} is not in {path}"
+        (folder / path).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+# --- builds and their plans -----------------------------------------------------------------------
 
 
 def lines(*numbers):
@@ -213,47 +190,12 @@ FILES = {
     "mine/train-2.jsonl": lines(*range(40, 50)),
     "mine/test.jsonl": lines(*range(50, 70)),
     "mine/.one/rows.jsonl": lines(*range(80, 90)),
+    "model/config.json": '{"architectures": ["OPTForCausalLM"]}',
+    "classifier/config.json": '{"architectures": ["OPTForSequenceClassification"],'
+    ' "id2label": {"0": "SCORE"}}',
+    **{f"{name}/model.safetensors": "weights" for name in ("model", "classifier")},
+    **{f"{name}/tokenizer.json": '"<unk>"' for name in ("model", "classifier", "tokenizer")},
 }
-
-
-def config(*changes):
-    """Change the config."""
-    return lambda folder: write_config(folder, *changes)
-
-
-def setting(path, value):
-    """Change one setting."""
-    return config(nested(path, value))
-
-
-def replaced(path, *replacements):
-    """Replace texts in a file."""
-
-    def edit(folder):
-        text = (folder / path).read_text()
-        for old, new in replacements:
-            assert old in text, f"{old!r} is not in {path}"
-            text = text.replace(old, new, 1)
-        (folder / path).write_text(text)
-
-    return edit
-
-
-# --- plans from specs ---------------------------------------------------------------------------
-
-QUICK_FILE = ROOT / "tests/configs/quick.yaml"
-
-
-@functools.cache
-def source_of(data, is_reward):
-    """Return read_source of the bytes of a module, each version of which is parsed once."""
-    return read_source(data, "a module", is_reward)
-
-
-@functools.cache
-def parsed(content):
-    """Return the values of a config file, given its bytes."""
-    return load_yaml(content.decode())
 
 
 def write_inputs(folder):
@@ -263,14 +205,11 @@ def write_inputs(folder):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     (folder / "mine/train-3.jsonl").symlink_to(".one/rows.jsonl")
-    for name in ("tokenizer", "model", "classifier"):
-        (folder / name).mkdir()
-        (folder / name / "tokenizer.json").write_text('{"unk": "<unk>"}')
-    for name in ("model", "classifier"):
-        (folder / name / "model.safetensors").write_text("weights")
-    (folder / "model/config.json").write_text('{"architectures": ["OPTForCausalLM"]}')
-    config = {"architectures": ["OPTForSequenceClassification"], "id2label": {"0": "SCORE"}}
-    (folder / "classifier/config.json").write_text(json.dumps(config))
+
+
+# Each version of a module and of a config file is parsed once.
+parsed = functools.cache(yaml.safe_load)
+read_source = functools.cache(code_digests.read_source)
 
 
 def keys_of(folder, targets):
@@ -281,27 +220,20 @@ def keys_of(folder, targets):
     values = {}
     for file in (*project_files(folder), QUICK_FILE, folder / "mine.yaml"):
         update(values, copy.deepcopy(parsed(file.read_bytes())))
-    config = load_config(values, folder, folder, {})
-    specs = Specs(config, folder)
-    wanted = [job for target in targets for job in jobs_of_target(config, target)]
-    jobs = with_upstream(specs, wanted)
+    specs = Specs(load_config(values, folder, folder, {}), folder)
+    wanted = [job for target in targets for job in jobs_of_target(specs.config, target)]
 
     def read(data, path, is_reward):
-        return source_of(data, is_reward)
+        return read_source(data, "a module", is_reward)
 
     keys = {}
     with mock.patch.object(code_digests, "read_source", read):
-        for job in jobs:
-            inputs = specs.describe(*job).inputs.items()
+        for job in with_upstream(specs, wanted):
             # The key of an input stands for its content.
+            inputs = specs.describe(*job).inputs.items()
             digests = {name: keys[upstream] for name, upstream in inputs}
             keys[job] = store_key(specs.spec(*job)[0], digests)
     return {(rule, key) for (rule, _), key in keys.items()}
-
-
-def fresh(edit):
-    """A row with an edit after which nothing must run."""
-    return Row(edit, set(), TARGETS)
 
 
 # A program that writes a constant, and the files that rules and model cards read: it builds in no

@@ -152,32 +152,23 @@ def _command(config: Config, keys: Mapping[str, Any], place: str) -> Description
 # --- evaluations --------------------------------------------------------------------------------
 
 
-def evaluate_sft(config: Config, name: str) -> Description:
-    return Description(
-        settings={
-            "dtype": config.recipe("sft", name)["dtype"],
-            "datasets": _held_out_datasets(config, "sft", name),
-        },
-        inputs={"base": config.base_model("sft", name), **_trained("sft", name)},
-    )
-
-
-def evaluate_reward(config: Config, name: str) -> Description:
-    return Description(
-        settings={"datasets": _held_out_datasets(config, "reward", name)},
-        inputs=_trained("reward", name),
-    )
-
-
-def _trained(stage: str, name: str) -> Jobs:
-    """Return the model that a recipe trains, and its tokens."""
-    return {"model": (f"train_{stage}", name), "tokens": (f"tokenize_{stage}", name)}
-
-
-def _held_out_datasets(config: Config, stage: str, name: str) -> list[str]:
-    """Return the datasets that the metrics of a recipe name: several ones."""
-    names = [dataset for dataset, _ in config.blend(stage, name)]
-    return names if len(names) > 1 else []
+def evaluate(config: Config, name: str, stage: str) -> Description:
+    """Describe an evaluation of sft, reward or dpo, on held-out rows."""
+    settings, datasets = config.used_settings(stage, name), config.blend(stage, name)
+    # Metrics name several datasets.
+    found = {"datasets": [dataset for dataset, _ in datasets] if len(datasets) > 1 else []}
+    inputs = {"model": (f"train_{stage}", name), "tokens": (f"tokenize_{stage}", name)}
+    if stage == "sft":
+        found["dtype"] = settings["dtype"]
+    if stage == "dpo":
+        keys = settings.keys() & PreferenceSettings.model_fields.keys()
+        found |= PreferenceSettings(**{key: settings[key] for key in keys}).model_dump()
+        if has_reference_point(settings["loss"]):
+            # Of the responses to other prompts.
+            found["max_length"] = settings["max_length"]
+    if stage == "sft" or (stage == "dpo" and has_reference(settings["loss"])):
+        inputs["base"] = config.base_model(stage, name)
+    return Description(found, inputs)
 
 
 def compute_reference(config: Config, name: str) -> Description:
@@ -198,25 +189,16 @@ def compute_reference(config: Config, name: str) -> Description:
     )
 
 
-def evaluate_dpo(config: Config, name: str) -> Description:
-    settings = config.used_settings("dpo", name)
-    keys = settings.keys() & PreferenceSettings.model_fields.keys()
-    loss = PreferenceSettings(**{key: settings[key] for key in keys}).model_dump()
-    if has_reference_point(settings["loss"]):
-        # Of the responses to other prompts.
-        loss["max_length"] = settings["max_length"]
-    inputs = _trained("dpo", name)
-    if has_reference(settings["loss"]):
-        inputs["base"] = config.base_model("dpo", name)
-    return Description({"datasets": _held_out_datasets(config, "dpo", name), **loss}, inputs)
-
-
 def evaluate_rlhf(config: Config, name: str) -> Description:
     recipe = config.recipe("rlhf", name)
     datasets = config.blend("rlhf", name)
     generators = {config.values["datasets"][dataset].get("generate") for dataset, _ in datasets}
     keys = ("seed", "dtype", "max_response_length", "reward_functions")
     trained_on = phases_of_datasets(config, name)
+    evaluation = {**config.values["evaluation"], **recipe.get("evaluation", {})}
+    if not evaluation["llm_judge"]:
+        # No number of its prompts.
+        del evaluation["llm_judge_prompts"]
     return Description(
         settings={
             **{key: recipe[key] for key in keys},
@@ -227,7 +209,7 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             "llm_judges": judge_settings(config.values["llm_judges"], config.llm_judges(name)),
             # The generator of all datasets, which defines correct responses.
             "exact_check": generators.pop() if len(generators) == 1 else None,
-            **_evaluation_settings(config, recipe.get("evaluation", {})),
+            **evaluation,
         },
         inputs={
             **{f"records.{dataset}": config.records_job(dataset) for dataset in trained_on},
@@ -238,17 +220,6 @@ def evaluate_rlhf(config: Config, name: str) -> Description:
             "tokens": ("tokenize_rlhf", name),
         },
     )
-
-
-def _evaluation_settings(config: Config, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of `evaluation`; without an LLM judge, no number of its prompts.
-
-    changes: Those of a recipe.
-    """
-    settings: dict[str, Any] = {**config.values["evaluation"], **changes}
-    if not settings["llm_judge"]:
-        settings.pop("llm_judge_prompts")
-    return settings
 
 
 def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:

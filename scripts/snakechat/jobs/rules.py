@@ -60,29 +60,36 @@ class Rule(NamedTuple):
     model: str | None = None
 
 
-def _stage(
-    stage: str,
-    evaluate: Callable[..., Description],
-    model: str,
-    loss: Loss = "policy",
-) -> dict[str, Rule]:
+# What the model card says that the model of a stage is.
+MODELS = {
+    "sft": "a chat model, fine-tuned on chosen responses",
+    "reward": "a reward model, trained on pairs of responses",
+    "dpo": "a chat model, trained on pairs of responses with DPO",
+    "rlhf": "a chat model, trained with RLHF on scores of its own responses",
+}
+
+
+def _stage(stage: str, loss: Loss = "policy") -> dict[str, Rule]:
     """Return the rules of a stage that trains."""
-    train = partial(model_jobs.train, stage=stage)
+    train, evaluate = partial(model_jobs.train, stage=stage), model_jobs.evaluate_rlhf
+    if stage != "rlhf":
+        evaluate = partial(model_jobs.evaluate, stage=stage)
     evaluated: Loss = "score" if loss == "score" else "policy"
     return {
-        **_tokenization(stage),
-        f"train_{stage}": Rule(train, stage, stage=stage, work="training", loss=loss, model=model),
+        f"tokenize_{stage}": _tokenization(stage),
+        f"train_{stage}": Rule(
+            train, stage, stage=stage, work="training", loss=loss, model=MODELS[stage]
+        ),
         f"evaluate_{stage}": Rule(
             evaluate, f"eval/{stage}", stage=stage, work="evaluation", loss=evaluated
         ),
     }
 
 
-def _tokenization(stage: str) -> dict[str, Rule]:
+def _tokenization(stage: str) -> Rule:
     """Return the rule that tokenizes the phase of a stage."""
-    describe, program = partial(model_jobs.tokenize, stage=stage), "tokenize_phase"
-    rule = Rule(describe, f"tokens/{stage}", program=program, stage=stage)
-    return {f"tokenize_{stage}": rule}
+    describe = partial(model_jobs.tokenize, stage=stage)
+    return Rule(describe, f"tokens/{stage}", program="tokenize_phase", stage=stage)
 
 
 RULES: dict[str, Rule] = {
@@ -95,33 +102,15 @@ RULES: dict[str, Rule] = {
     # For commands of users.
     "render_rows": Rule(model_jobs.render_rows, "rows", f"{STAGE}/{NAME}"),
     # Stages.
-    **_stage(
-        "sft",
-        model_jobs.evaluate_sft,
-        model="a chat model, fine-tuned on chosen responses",
-        loss="sft",
-    ),
-    **_stage(
-        "reward",
-        model_jobs.evaluate_reward,
-        model="a reward model, trained on pairs of responses",
-        loss="score",
-    ),
+    **_stage("sft", loss="sft"),
+    **_stage("reward", loss="score"),
     "compute_reference": Rule(
         model_jobs.compute_reference, "reference", stage="dpo", work="evaluation"
     ),
-    **_stage(
-        "dpo",
-        model_jobs.evaluate_dpo,
-        model="a chat model, trained on pairs of responses with DPO",
-    ),
-    **_stage(
-        "rlhf",
-        model_jobs.evaluate_rlhf,
-        model="a chat model, trained with RLHF on scores of its own responses",
-    ),
+    **_stage("dpo"),
+    **_stage("rlhf"),
     # Responses to train on.
-    **_tokenization("generations"),
+    "tokenize_generations": _tokenization("generations"),
     "generate_responses": Rule(
         model_jobs.generate_responses, "generations", stage="generations", work="sampling"
     ),
