@@ -1,8 +1,6 @@
 """Create a model with random weights from a config, and its tokenizer."""
 
-import shutil
 from collections.abc import Iterable
-from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
@@ -15,17 +13,13 @@ from snakechat.workflow.job import Job, run
 
 def main(job: Job) -> None:
     """Create the tokenizer, then the model with the tokenizer's vocabulary and special ids."""
-    if "records" in job.inputs:
-        settings, folder = job.settings.tokenizer, job.inputs["records"]
-        paths = {path.stem: path for path in folder.glob("*.parquet")}
-        removed = set(removed_rows(job, settings, paths)["train"].tolist())
-        rows = enumerate(read_texts(paths["train"]))
-        kept = (row for number, row in rows if number not in removed)
-        texts = (text for row in kept for text in row if text is not None)
-        train_tokenizer(texts, settings["vocab_size"]).save_pretrained(job.result)
-    else:
-        for name in job.spec["files"]:
-            shutil.copyfile(Path(job.options.source, name), job.result / name)
+    settings, folder = job.settings.tokenizer, job.inputs["records"]
+    paths = {path.stem: path for path in folder.glob("*.parquet")}
+    removed = set(removed_rows(job, settings, paths)["train"].tolist())
+    rows = enumerate(read_texts(paths["train"]))
+    kept = (row for number, row in rows if number not in removed)
+    texts = (text for row in kept for text in row if text is not None)
+    train_tokenizer(texts, settings["vocab_size"]).save_pretrained(job.result)
     arguments = getattr(job.settings, "template_arguments", {})
     tokenizer = load_tokenizer(job.result, arguments)
     if arguments:

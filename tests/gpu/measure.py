@@ -51,10 +51,11 @@ from gpu.workloads import (  # noqa: E402
     train,
     write_reference,
 )
+from snakechat.config import recipes  # noqa: E402
 from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
 from snakechat.estimates.job_estimate import job_workload  # noqa: E402
 from snakechat.estimates.memory import peak_memory  # noqa: E402
-from snakechat.jobs.model_jobs import TOKENS  # noqa: E402
+from snakechat.jobs.model_jobs import FIELDS  # noqa: E402
 from snakechat.jobs.planner import Plan, PlannedJob  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
@@ -372,7 +373,9 @@ def plan_of_inputs(job):
     planned = {}
     for entry in job.spec["inputs"].values():
         stage = entry.get("rule", "").removeprefix("tokenize_")
-        settings = {"fields": TOKENS[stage][1]} if stage in TOKENS else {"hub": ""}
+        settings = (
+            {"fields": FIELDS[recipes.PHASES[stage]]} if stage in recipes.PHASES else {"hub": ""}
+        )
         planned[entry["path"]] = PlannedJob({"rule": "fetch_model", "settings": settings})
     return Plan(planned, set())
 

@@ -69,7 +69,7 @@ SPLIT = {"split_dataset", *TOKENIZED}
 IMPORTED = {"import_dataset", *SPLIT}
 FETCHED = {"fetch_model", *TOKENIZED}
 # The tiny recipes and their pages; a model from the hub, fine-tuned on a local dataset; a dataset
-# from the hub; a model whose tokenizer is copied from a folder; a model from a folder.
+# from the hub; a model from a folder.
 TINY = (
     *("output/rlhf/tiny", "output/dpo/tiny", "output/compare/dpo/tiny-vs-other.html"),
     *("output/prompt_eval/rlhf/tiny.html", "output/rw_eval/reward/tiny.html"),
@@ -77,9 +77,8 @@ TINY = (
 )
 MINE = "output/sft/mine.manifest.json"
 FAR = "output/data/far.manifest.json"
-COPIED = "output/models/copied.manifest.json"
 NEAR = "output/models/near.manifest.json"
-TARGETS = (*TINY, MINE, FAR, COPIED, NEAR)
+TARGETS = (*TINY, MINE, FAR, NEAR)
 
 
 class Row(NamedTuple):
@@ -148,7 +147,6 @@ OURS["datasets"] = {
 }
 OURS["models"] = {
     "far": {"hub": "lab/far", "revision": "main"},
-    "copied": {"init": MODEL["init"], "tokenizer": {"path": "tokenizer"}},
     "near": {"path": "model"},
     "classifier": {"path": "classifier"},
     "other": merged(MODEL, {"init": {"init_std": 0.05}}),
@@ -194,7 +192,7 @@ FILES = {
     "classifier/config.json": '{"architectures": ["OPTForSequenceClassification"],'
     ' "id2label": {"0": "SCORE"}}',
     **{f"{name}/model.safetensors": "weights" for name in ("model", "classifier")},
-    **{f"{name}/tokenizer.json": '"<unk>"' for name in ("model", "classifier", "tokenizer")},
+    **{f"{name}/tokenizer.json": '"<unk>"' for name in ("model", "classifier")},
 }
 
 

@@ -35,8 +35,6 @@ def built(quick, make_once, tmp_path_factory):
         model = {path.name: path.read_bytes() for path in (folder / "output/models/tiny").iterdir()}
         for name, content in model.items():
             (folder / "model" / name).write_bytes(content)
-        for name in ("tokenizer.json", "tokenizer_config.json"):
-            (folder / "tokenizer" / name).write_bytes(model[name])
         with serving() as hub, llm_endpoint.serving() as endpoint:
             endpoint.replies = [llm_endpoint.prefer_first_in_alphabet]
             # Its address changes no result.

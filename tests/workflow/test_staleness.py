@@ -12,7 +12,6 @@ from snakechat.config.recipes import STAGES
 from snakechat.workflow.pins import LOCK, read_lock
 from support.staleness import (
     CONFIG,
-    COPIED,
     FAR,
     FETCHED,
     IMPORTED,
@@ -227,9 +226,6 @@ ROWS |= {
     ),
     "a row": Row(replaced("mine/train-1.jsonl", " 0007.", " 7777."), IMPORTED, (MINE,)),
     "weights": Row(edit_the_weights, {"fetch_model"}, (NEAR,)),
-    "a tokenizer": Row(
-        replaced("tokenizer/tokenizer.json", "<unk>", "<UNK>"), {"init_model"}, (COPIED,)
-    ),
     "prompts": Row(replaced("prompts/toy.yaml", "Pia", "Max"), stale("prompt_eval"), TINY),
     "pairs": Row(replaced("prompts/pairs/toy.yaml", "Pia", "Max"), stale("rw_eval"), TINY),
     "prompts of another set": Row(replaced("prompts/en.yaml", "basil", "mint")),

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from snakechat.config.recipes import RECIPE_NAME, RECIPES, Config, ConfigError, checked
+from snakechat.config.recipes import PHASES, RECIPE_NAME, RECIPES, Config, ConfigError, checked
 from snakechat.config.references import MESSAGES, Reference, input_names, weighted_functions
 from snakechat.config.sections import RecipePlacement, Sections
 from snakechat.config.settings import has_reference_point
@@ -205,25 +205,15 @@ def _problems(config: Config) -> Iterator[str]:
             config.entry("generations.recipes", dataset["generations"], f"{place}.generations")
         if "label" in dataset:
             config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
-            if not _has_pairs(config.entry("datasets", dataset["label"], f"{place}.label")):
-                yield (
-                    f"{place}.label names {dataset['label']}, which has no pairs of responses of"
-                    " its own: name a dataset with rejected responses"
-                )
+            config.entry("datasets", dataset["label"], f"{place}.label")
     for name, model in config.values["models"].items():
         if "template_arguments" in model and config.template("models", name) == "dialogue":
             yield (
                 f"models.{name}.template_arguments have no effect: the template dialogue"
                 " is not a chat template and takes no arguments: remove them"
             )
-        train_on = model.get("tokenizer", {}).get("train_on")
-        if train_on is not None:
-            config.entry("datasets", train_on, f"models.{name}.tokenizer")
-            if config.generated_by(train_on) is not None:
-                yield (
-                    f"models.{name}.tokenizer.train_on names {train_on}, whose responses a model"
-                    " generates: train the tokenizer on a dataset that is imported"
-                )
+        if "tokenizer" in model:
+            config.entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):
@@ -287,18 +277,14 @@ def _recipes_of(config: Config, recipe: Reference) -> Iterator[Reference]:
 def _dataset_problem(config: Config, name: str, stage: str, recipe: dict[str, Any]) -> str | None:
     """Return why a stage cannot use the rows of a dataset, and what to do; None if it can."""
     entry = config.values["datasets"][name]
-    phase = {"dpo": "reward", "generations": "rlhf"}.get(stage, stage)
+    phase = PHASES[stage]
     if not config.split_weights(name)[phase]:
         return f"whose split gives no rows to {phase}"
     format = entry.get("format", "")
     if phase != "rlhf" and format == PROMPTS:
         return f"which has no responses (format {format}): use it for rlhf"
-    if format == TEXTS:
-        problem = f"whose rows are texts instead of dialogues (format {format})"
-        if stage != "sft":
-            return f"{problem}: use it for sft"
-        if recipe["train_on"] != "all_tokens":
-            return f"{problem}: set train_on: all_tokens"
+    if format == TEXTS and recipe.get("train_on") != "all_tokens":
+        return f"whose rows are texts (format {format}): use it for sft, with train_on: all_tokens"
     if phase != "reward" or "label" in entry or _has_pairs(entry):
         return None
     if stage != "dpo" or format not in UNPAIRED:
@@ -327,11 +313,6 @@ def _model_problem(config: Config, name: str, scores: bool) -> str | None:
 
     scores: Whether it must be a reward model; otherwise it must be a language model.
     """
-    if scores and "init" in config.values["models"][name]:
-        return (
-            "is a language model with random weights, expected a sequence classifier: use one, or"
-            " a reward recipe"
-        )
     source = config.source_of("models", name)
     keys = source and read_model_config(source)
     return model_problem(keys, scores) if keys else None

@@ -45,13 +45,18 @@ RECIPES: dict[str, type[Settings]] = {
     "rlhf": RlhfRecipe,
     "generations": GenerationRecipe,
 }
+# The phase whose rows each reads. As in DeepSpeed-Chat, DPO has the rows of the reward phase.
+PHASES = {stage: stage for stage in RECIPES} | {"dpo": "reward", "generations": "rlhf"}
 # Those that train.
 STAGES = ("sft", "reward", "dpo", "rlhf")
-# Rates that may be written for the adapters alone: the settings of all weights, and of adapters.
-RATES = (
-    ("learning_rate", "lora_learning_rate"),
-    ("actor_learning_rate", "lora_learning_rate"),
-    ("critic_learning_rate", "critic_lora_learning_rate"),
+# Settings that may be null; with another one, they are the same if they are null or equal to it.
+SAME_AS = (
+    ("lora_learning_rate", "learning_rate"),
+    ("lora_learning_rate", "actor_learning_rate"),
+    ("critic_lora_learning_rate", "critic_learning_rate"),
+    ("clip_range_high", "clip_range"),
+    ("lora_target_modules", ""),
+    ("train_only", ""),
 )
 # As settings.Name; a recipe of a sweep is named after its values.
 RECIPE_NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,199}}{NAME_END}")
@@ -277,16 +282,12 @@ class Config:
         settings = self.recipe(stage, name)
         unread = RECIPES[stage].without_effect(settings)
         used = {key: value for key, value in settings.items() if key not in unread}
-        for general, of_adapters in RATES:
-            if general in unread and used.get(of_adapters):
-                used[general] = used[of_adapters]
-            if general in used and used.get(of_adapters) in (None, used[general]):
-                used.pop(of_adapters, None)
-        for key in ("lora_target_modules", "train_only"):
-            if used.get(key) is None:
+        for key, general in SAME_AS:
+            if general in unread and used.get(key):
+                # The rate of adapters, which are all that is trained.
+                used[general] = used[key]
+            if used.get(key) in (None, used.get(general)):
                 used.pop(key, None)
-        if used.get("clip_range_high") in (None, used.get("clip_range")):
-            used.pop("clip_range_high", None)
         if used.get("save_dtype") == used["dtype"]:
             used["save_dtype"] = None
         return used
@@ -387,8 +388,7 @@ class Config:
         _, model = self.tokenizer_model(stage, name)
         entry = self.values["models"][model]
         template: str = entry.get("template", self.values["template"])
-        is_trained = "train_on" in entry.get("tokenizer", {})
-        return "dialogue" if is_trained and template == "auto" else template
+        return "dialogue" if "init" in entry and template == "auto" else template
 
     def selection(self, dataset: str) -> dict[str, Any]:
         """Return what the config says of the files of a dataset: train and eval, name, split."""

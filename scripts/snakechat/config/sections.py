@@ -11,7 +11,6 @@ from pydantic import (
     Discriminator,
     Field,
     GetPydanticSchema,
-    HttpUrl,
     StringConstraints,
     Tag,
 )
@@ -72,14 +71,6 @@ def _form_by_key(**forms: Any) -> Any:
 EnvironmentVariable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 
 
-def _check_address(url: str) -> str:
-    try:
-        HttpUrl(url)
-    except ValueError:
-        raise ValueError("expected an address such as http://host:8000/v1") from None
-    return url
-
-
 def _check_scale(scale: list[float]) -> list[float]:
     if scale[0] >= scale[1]:
         raise ValueError("expected the lowest rating before the highest one")
@@ -131,7 +122,6 @@ Glob = Annotated[str, StringConstraints(pattern=r"^(?!/|(.*/)?[.][.](/|\Z)).+\Z"
 Url = Annotated[
     str,
     StringConstraints(pattern=r"^https?://[^@?#/\s]+(/[^@?#\s]*)?\Z"),
-    AfterValidator(_check_address),
 ]
 
 ColumnList = Annotated[list[NonEmptyText], Field(min_length=1)]
@@ -189,11 +179,6 @@ class Source(Entry):
         yield from super().problems()
         if self.path is None and self.hub is None:
             yield "expected path or hub"
-        if "://" in (self.path or ""):
-            yield (
-                "path: expected a local path, found a URL: copy the files first"
-                " (docs/en/datasets.md#object-stores)"
-            )
 
 
 OF_DIALOGUES = ReadIf(lambda settings: settings["format"] != TEXTS, "with format: text")
@@ -272,15 +257,6 @@ class TrainedTokenizer(Settings):
     vocab_size: Annotated[int, Field(ge=260), IS_NUMBER]
 
 
-class CopiedTokenizer(Settings):
-    """A tokenizer from a local folder."""
-
-    path: str
-
-
-Tokenizer = _form_by_key(train_on=TrainedTokenizer, path=CopiedTokenizer)
-
-
 class Architecture(Settings):
     """A transformers config; it takes any further key."""
 
@@ -306,7 +282,7 @@ class InitializedModel(ModelKeys):
     """A base model with random weights."""
 
     init: Architecture
-    tokenizer: Tokenizer  # type: ignore[valid-type]
+    tokenizer: TrainedTokenizer
 
 
 Model = _form_by_key(path=PretrainedModel, init=InitializedModel)

@@ -22,7 +22,7 @@ from snakechat.data.dataset_files import (
 )
 from snakechat.data.formats import columns_of, named_columns
 from snakechat.data.hub import card_configs, card_facts
-from snakechat.data.model_files import CARD, TEXTS, model_files
+from snakechat.data.model_files import CARD, model_files
 from snakechat.workflow.errors import InputError, warn
 
 # The default of huggingface_hub.
@@ -117,17 +117,14 @@ def fetch_model(config: Config, name: str) -> Description:
 
 def init_model(config: Config, name: str) -> Description:
     model = config.values["models"][name]
-    tokenizer = {key: value for key, value in model["tokenizer"].items() if key != "path"}
-    inputs: Jobs = {}
-    if "train_on" in tokenizer:
-        dataset = tokenizer.pop("train_on")
-        tokenizer |= _present(config.values["datasets"][dataset], "exclude")
-        inputs = {"records": config.records_job(dataset)}
+    tokenizer = dict(model["tokenizer"])
+    dataset = tokenizer.pop("train_on")
+    tokenizer |= _present(config.values["datasets"][dataset], "exclude")
     settings = {"seed": config.values["seed"], "init": model["init"], "tokenizer": tokenizer}
-    described = _from_folder(
-        settings | _present(model, "template_arguments"), *tokenizer_files(config, name)
+    return Description(
+        settings | _present(model, "template_arguments"),
+        inputs={"records": config.records_job(dataset)},
     )
-    return described._replace(inputs=inputs)
 
 
 def _from_folder(settings: dict[str, Any], folder: Path | None, files: Files) -> Description:
@@ -202,20 +199,6 @@ def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
             raise InputError("it has no *.safetensors and no pytorch_model*.bin")
         _check_files(folder, names)
     return folder, {name: folder / name for name in names}
-
-
-def tokenizer_files(config: Config, name: str) -> tuple[Path | None, Files]:
-    """Return the files of the tokenizer that an initialized model copies."""
-    path = config.values["models"][name]["tokenizer"].get("path")
-    if path is None:
-        return None, {}
-    folder = config.local_path(path)
-    found = {path.name for each in ("*.json", "*.jinja", *TEXTS) for path in folder.glob(each)}
-    with _errors_at(f"config: models.{name}.tokenizer.path: {folder}"):
-        if not found:
-            raise InputError("it has no tokenizer files")
-        _check_files(folder, found)
-    return folder, {name: folder / name for name in sorted(found)}
 
 
 def _check_files(folder: Path, paths: Iterable[str]) -> None:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from snakechat.config.recipes import STAGES, Config, ConfigError, available
+from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, available
 from snakechat.config.references import Reference
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
@@ -18,14 +18,11 @@ from snakechat.jobs.data_jobs import Description, Jobs
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
 from snakechat.workflow.errors import InputError
 
-# What a stage reads of datasets: the phase whose rows it has, and its arrays of tokens. As in
-# DeepSpeed-Chat, DPO has the rows of the reward phase.
-TOKENS = {
-    "sft": ("sft", ["prompt", "chosen"]),
-    "reward": ("reward", ["prompt", "chosen", "rejected"]),
-    "dpo": ("reward", ["prompt", "chosen", "rejected"]),
-    "rlhf": ("rlhf", ["prompt"]),
-    "generations": ("rlhf", ["prompt"]),
+# The arrays of tokens of a phase.
+FIELDS = {
+    "sft": ["prompt", "chosen"],
+    "reward": ["prompt", "chosen", "rejected"],
+    "rlhf": ["prompt"],
 }
 
 
@@ -37,7 +34,6 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
     recipe = config.recipe(stage, name)
     names, weights = zip(*config.blend(stage, name), strict=True)
     length = "max_length" if stage in ("sft", "reward", "dpo") else "max_prompt_length"
-    phase, fields = TOKENS[stage]
     inputs = {"tokenizer": config.tokenizer_model(stage, name)}
     skipping = []
     for number, dataset in enumerate(names, start=1):
@@ -50,8 +46,8 @@ def tokenize(config: Config, name: str, stage: str) -> Description:
             skipping.append(number)
     return Description(
         settings={
-            "phase": phase,
-            "fields": fields,
+            "phase": PHASES[stage],
+            "fields": FIELDS[PHASES[stage]],
             # It draws the rows that a weight with a fraction repeats.
             "seed": recipe["seed"] if any(weight % 1 for weight in weights) else None,
             # Of each dataset, in the order of the inputs.
@@ -227,9 +223,8 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     phases: dict[str, set[str]] = {}
     trained = [Reference("rlhf", name)]
     for recipe in trained:
-        phase = "reward" if recipe.section == "dpo" else recipe.section
         for dataset, _ in config.blend(*recipe):
-            phases.setdefault(dataset, set()).add(phase)
+            phases.setdefault(dataset, set()).add(PHASES[recipe.section])
         named = config.references(*recipe)
         models = chain(*(named.get(key, {}).values() for key in TRAINED_FROM))
         trained += [model for model in models if model.section in STAGES]

@@ -11,7 +11,6 @@ from snakechat.config.sections import PlacementKeys
 from snakechat.workflow.processes import Placement
 from support.configs import config_values, load, tiny
 
-MY_TOKENIZER = {"train_on": "mine", "vocab_size": 300}
 TEXTS = {"datasets": {"texts": {"path": "x", "format": "text"}}}
 JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
 
@@ -57,13 +56,6 @@ MISTAKES = [
         "dpo.recipes.mine.datasets",
         {"datasets": {"mine": GENERATED}, "dpo": {"recipes": {"mine": OF_MINE}}},
     ),
-    (
-        "models.mine.tokenizer.train_on",
-        {
-            "models": {"mine": {"init": {"model_type": "opt"}, "tokenizer": MY_TOKENIZER}},
-            "datasets": {"mine": GENERATED},
-        },
-    ),
     # Recipes that depend on themselves.
     ("rlhf.recipes.tiny", tiny("rlhf", algorithm="distill", teacher="rlhf/tiny")),
     (
@@ -97,7 +89,6 @@ MISTAKES = [
     ("sft.recipes.tiny.datasets", TEXTS | tiny("sft", datasets=["texts"], train_on="response")),
     ("llm_judges.wise.parameters", with_judge(parameters={"logprobs": 1})),
     ("llm_judges.wise.scale", with_judge(scale=[1, 1])),
-    ("llm_judges.wise.url", with_judge(url="http://host:99999/v1")),
     ("sft.recipes.tiny.gate", tiny("sft", gate={"metric": "loss", "min": 2, "max": 1})),
     (
         "datasets.mine.min_margin",

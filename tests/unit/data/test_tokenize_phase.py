@@ -8,11 +8,12 @@ import pytest
 
 import render_rows
 import tokenize_phase
+from snakechat.config.recipes import PHASES
 from snakechat.data.dialogues import messages_of, render_prompt
 from snakechat.data.ragged_arrays import Ragged, whole_lengths_path
 from snakechat.data.records import open_records
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.jobs.model_jobs import TOKENS
+from snakechat.jobs.model_jobs import FIELDS
 from snakechat.workflow.errors import InputError, warn
 from support.chat_templates import CHATML, WITHOUT_SYSTEM
 from support.dialogues import make_record
@@ -37,10 +38,11 @@ class Phase:
         kept = settings.pop("kept", {})
         self.tokenizer, self.result, self.facts = tokenizer, folder / "result", {}
         self.result.mkdir()
-        phase, fields = TOKENS[name]
+        phase = PHASES[name]
         self.inputs = {"tokenizer": tokenizer}
         weights = [dict(weights).get(dataset, 1) for dataset in datasets]
-        settings = {**DEFAULTS, "weights": weights, "phase": phase, "fields": fields, **settings}
+        defaults = {"weights": weights, "phase": phase, "fields": FIELDS[phase]}
+        settings = {**DEFAULTS, **defaults, **settings}
         self.settings = SimpleNamespace(**settings)
         names = {f"records.{number}": {"name": name} for number, name in enumerate(datasets, 1)}
         self.spec = {"inputs": names}

@@ -8,7 +8,6 @@ from conftest import ROOT
 from snakechat.jobs.data_jobs import (
     base_model_files,
     dataset_files,
-    tokenizer_files,
 )
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
 from snakechat.jobs.page_jobs import prompt_eval
@@ -241,22 +240,19 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
 
 
 def test_missing_files_are_errors(load, tmp_path):
-    copied = {"init": {"model_type": "opt"}, "tokenizer": {"path": "tokenizer"}}
-    models = {"opt-125m": {"path": "model"}, "mine": copied}
+    models = {"opt-125m": {"path": "model"}}
     config = load({"models": models, "datasets": {"local": {"path": "mine"}}})
     functions = {
         (dataset_files, "local"): r"datasets\.local\.path: mine: it does not exist",
         (base_model_files, "opt-125m"): r"models\.opt-125m\.path: model: there is no such folder",
-        (tokenizer_files, "mine"): "tokenizer: it has no tokenizer files",
         (prompt_eval, "sft", "tiny"): r"prompts has no toy\.yaml",
     }
     for (function, *names), message in functions.items():
         with pytest.raises(InputError, match=message):
             function(config, *names)
-    write_files(tmp_path, "model/config.json", "tokenizer/tokenizer.json", "prompts/toy.yaml")
+    write_files(tmp_path, "model/config.json", "prompts/toy.yaml")
     with pytest.raises(InputError, match=r"no \*\.safetensors"):
         base_model_files(config, "opt-125m")
-    assert tokenizer_files(config, "mine")[1].keys() == {"tokenizer.json"}
     assert prompt_eval(config, "sft", "tiny").files.keys() == {"prompts/toy.yaml"}
 
 
