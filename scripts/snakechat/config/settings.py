@@ -85,13 +85,11 @@ class Settings(BaseModel):
         unknown = [key for key in values if key not in known] if isinstance(values, dict) else []
         if not unknown or cls.model_config["extra"] == "allow":
             return values
-        hints = []
+        message = ""
         for key in unknown:
             similar = difflib.get_close_matches(str(key), known)
             guess = f"did you mean {' or '.join(similar)}?" if similar else ALL_KEYS
-            hints.append(f"unknown key ({guess})")
-        others = zip(unknown[1:], hints[1:], strict=True)
-        message = "; ".join([hints[0], *(f"{key!r}: {hint}" for key, hint in others)])
+            message += f"; {key!r}: unknown key ({guess})" if message else f"unknown key ({guess})"
         context = {"key": unknown[0], "number": len(unknown), "message": message}
         raise PydanticCustomError("unknown_key", "{message}", context)
 

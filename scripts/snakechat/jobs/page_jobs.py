@@ -12,7 +12,6 @@ from snakechat.config.recipes import STAGES, Config, ConfigError
 from snakechat.data.hub import normalized_license
 from snakechat.jobs.data_jobs import Description, Jobs
 from snakechat.jobs.model_jobs import benchmarks_of, models_of
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import find_version, is_version
 from snakechat.workflow.manifest import MANIFEST
 
@@ -62,42 +61,33 @@ def declared_licenses(config: Config) -> dict[str, str]:
 
 def prompt_eval(config: Config, stage: str, name: str) -> Description:
     settings = {"dtype": config.recipe(stage, name)["dtype"], **config.values["prompt_eval"]}
-    described = _on_prompts(config, stage, name, "prompts")
-    return described._replace(
-        settings=described.settings | settings, inputs=models_of(config, stage, name)
-    )
+    return _on_prompts(config, stage, name, "prompts", models_of(config, stage, name), settings)
 
 
 def rw_eval(config: Config, name: str) -> Description:
     models = {"base": config.base_model("reward", name), "model": ("train_reward", name)}
-    return _on_prompts(config, "reward", name, "prompts/pairs")._replace(inputs=models)
+    return _on_prompts(config, "reward", name, "prompts/pairs", models, {})
 
 
-def _on_prompts(config: Config, stage: str, name: str, folder: str) -> Description:
-    """Return the description, without inputs, of a job that runs models on sets of prompts.
+def _on_prompts(
+    config: Config, stage: str, name: str, folder: str, models: Jobs, settings: dict[str, Any]
+) -> Description:
+    """Return the description of a job that runs models on sets of prompts.
 
     folder: Where the sets are, in the folder of the user or else of the workflow.
-
-    Raises:
-        InputError: A set does not exist.
     """
     source = config.root if (config.root / "prompts").is_dir() else config.sources
-    existing = sorted(path.stem for path in (source / folder).glob("*.yaml"))
     _, model = config.tokenizer_model(stage, name)
     names = config.values["models"][model].get("prompt_sets", config.values["prompt_sets"])
-    for prompt_set in names:
-        if prompt_set not in existing:
-            raise InputError(
-                f"config: prompt_sets names {prompt_set!r}, and {folder} has no {prompt_set}.yaml"
-                f" (it has: {', '.join(existing) or 'none'})"
-            )
     paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
     return Description(
         settings={
             "seed": config.recipe(stage, name)["seed"],
             "prompt_sets": names,
             "template": config.template(stage, name),
+            **settings,
         },
+        inputs=models,
         files={path: source / path for path in paths},
         options={"source": os.path.relpath(source)},
     )
@@ -133,8 +123,6 @@ def _comparison(config: Config, stage: str, names: str) -> Description:
     for name in filter(logs.__contains__, recipes):
         path = files[f"{name}/log"] = config.local_path(logs[name])
         places[name] = {"log": str(path)}
-        if not path.is_file():
-            raise ConfigError(f"config: logs.{name}: {path} does not exist: correct the path")
     return Description(
         settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
         inputs=inputs,
