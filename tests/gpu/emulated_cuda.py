@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from snakechat.modeling import attention as attention_module
-from snakechat.modeling import forward, logprobs
+from snakechat.modeling import forward
 from snakechat.modeling.generation import FixedDecoder
 from support.varlen import loop_over_segments
 
@@ -422,7 +422,7 @@ def rehearsal():
     with (
         mock.patch.object(FixedDecoder, "run_graph", FixedDecoder.sample),
         mock.patch.object(forward, "compile_layers", lambda model: None),
-        mock.patch.object(logprobs, "compiled", lambda function: function),
+        mock.patch.object(forward, "compiled", lambda function: function),
         emulation() as counts,
     ):
         yield counts

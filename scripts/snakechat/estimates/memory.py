@@ -26,7 +26,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from snakechat.modeling import acceleration, logprobs
+from snakechat.modeling import acceleration, forward
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.attention import Segments, Spans
 from snakechat.modeling.batching import TokenBatch
@@ -216,9 +216,9 @@ def build_model(model: ModelSpec, layers: int) -> Policy | Scorer:
 def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool) -> int:
     """Return the peak bytes of a pass of a model with a number of layers, of fake tensors."""
     module = build_model(model, layers)
-    # The fake tensors are on the CPU: see modeling/logprobs.py.
-    chunks = logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS
-    logprobs.CHUNK_LOGITS = logprobs.FP32_CHUNK_LOGITS = logprobs.GPU_CHUNK_LOGITS
+    # The fake tensors are on the CPU: see modeling/forward.py.
+    chunks = forward.CHUNK_LOGITS, forward.FP32_CHUNK_LOGITS
+    forward.CHUNK_LOGITS = forward.FP32_CHUNK_LOGITS = forward.GPU_CHUNK_LOGITS
     choices = Acceleration(attn_implementation="sdpa" if shape.dense_mask else "auto")
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), acceleration.using(choices):
@@ -237,7 +237,7 @@ def _measure_peak(model: ModelSpec, layers: int, shape: BatchShape, trains: bool
                 if trains:
                     loss.backward()
     finally:
-        logprobs.CHUNK_LOGITS, logprobs.FP32_CHUNK_LOGITS = chunks
+        forward.CHUNK_LOGITS, forward.FP32_CHUNK_LOGITS = chunks
     return tracker.peak
 
 

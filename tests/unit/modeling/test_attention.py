@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounter
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from snakechat.modeling import acceleration, attention, logprobs
+from snakechat.modeling import acceleration, attention, forward
 from snakechat.modeling.acceleration import Acceleration, choose_device, compile_layers
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
@@ -160,7 +160,7 @@ def test_gradients_of_adapters_with_checkpointed_activations_are_equal(policy, a
 @pytest.fixture
 def forget_compiled_code():
     torch.compiler.reset()
-    logprobs.compiled.cache_clear()
+    forward.compiled.cache_clear()
 
 
 @pytest.mark.slow

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from snakechat.modeling import acceleration, logprobs
-from snakechat.modeling.logprobs import sum_of_logprobs, token_logprobs
+from snakechat.modeling import acceleration, forward
+from snakechat.modeling.forward import sum_of_logprobs, token_logprobs
 
 TOKENS, VOCABULARY, DIMENSIONS = 7, 11, 5
 # Tokens of a chunk of logits, and of a chunk in fp32: 3, 3 and 1, each in 2 and 1; all at once; all
@@ -20,7 +20,7 @@ SIZES = [(3, 2), (100, 100), (100, 3)]
 def chunks(request, monkeypatch):
     """Set the tokens of a chunk of logits and of a chunk in fp32."""
     for name, size in zip(("CHUNK_LOGITS", "FP32_CHUNK_LOGITS"), request.param, strict=True):
-        monkeypatch.setattr(logprobs, name, size * VOCABULARY)
+        monkeypatch.setattr(forward, name, size * VOCABULARY)
     return request.param
 
 
@@ -68,7 +68,7 @@ def test_logprobs_and_entropies_by_hand():
 def compiled(request, monkeypatch):
     """Choose the functions that are compiled, as they are; test_attention.py compiles them."""
     monkeypatch.setattr(acceleration, "_current", acceleration.Acceleration(compile=request.param))
-    monkeypatch.setattr(logprobs, "compiled", lambda function: function)
+    monkeypatch.setattr(forward, "compiled", lambda function: function)
 
 
 @pytest.mark.usefixtures("compiled")
@@ -122,7 +122,7 @@ def test_bf16_states_have_fp32_logprobs_and_bf16_gradients(chunks, by):
 
 @pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
 def test_gradients_of_a_bf16_weight_are_summed_in_fp32(by, monkeypatch):
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", VOCABULARY)
+    monkeypatch.setattr(forward, "CHUNK_LOGITS", VOCABULARY)
     hidden, weight, bias, tokens = layer(number=1, dtype=torch.bfloat16)
     single = gradients_of(by(hidden, weight, bias, tokens).sum(), weight, bias)
     # A sum in bf16 stops growing at 256 times the summand.
@@ -141,7 +141,7 @@ def test_logits_exist_for_a_chunk_of_the_tokens(by, times, monkeypatch):
         sizes.append(len(hidden))
         return functional.linear(hidden, weight, bias)
 
-    monkeypatch.setattr(logprobs, "functional", SimpleNamespace(linear=linear))
-    monkeypatch.setattr(logprobs, "CHUNK_LOGITS", 3 * VOCABULARY + 1)
+    monkeypatch.setattr(forward, "functional", SimpleNamespace(linear=linear))
+    monkeypatch.setattr(forward, "CHUNK_LOGITS", 3 * VOCABULARY + 1)
     by(*layer()).sum().backward()
     assert sizes == [3, 3, 1] * times
