@@ -34,7 +34,6 @@ def folders(tokenizer, tmp_path):
 
 @pytest.fixture
 def dialogue(folders):
-    """A session with the dialogue template."""
     return load(folders["rlhf"])
 
 

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 def select_trained(model: PreTrainedModel, settings: LoraSettings) -> PreTrainedModel:
     """Add the adapters of a recipe, or freeze the weights that it does not train.
 
-    Raises:
-        InputError: As add_lora, or the recipe names layers or weights that the model has not.
+    Raises InputError if the recipe names layers or weights that the model has not.
     """
     if settings.lora_rank:
         targets = settings.lora_target_modules
@@ -59,17 +58,14 @@ def add_lora(
     """Add adapters to linear layers of the transformer blocks, and return the model.
 
     Only the adapters and a score head (if any) are trained. The experts of a mixture get no
-    adapters: they are not linear layers.
+    adapters: they are not linear layers. Raises InputError if no layer is left, or peft does not
+    support one.
 
     Args:
         train_base: "embeddings_and_norms" also trains the biases of these layers, and all other
             weights; "none" trains nothing else.
         target_modules: The layers that get adapters: the last parts of their names, or a regular
             expression that matches whole names. Defaults to all.
-
-    Raises:
-        InputError: The blocks have no linear layers, or none that target_modules names, or peft
-            does not support one.
     """
     # It takes .3 s, in which a training without adapters can start.
     from peft import LoraConfig, inject_adapter_in_model

@@ -47,11 +47,7 @@ class VllmSampler(Sampler):
     def __init__(
         self, settings: Any, stop_ids: Sequence[int], folder: Path, num_ranks: int
     ) -> None:
-        """Import vLLM; see placed_models.make_sampler for the arguments.
-
-        Raises:
-            InputError: vLLM cannot be imported.
-        """
+        """Import vLLM; see placed_models.make_sampler for the arguments."""
         if processes.uses_deterministic_kernels() and torch.cuda.is_available():
             # Each response is computed as it would be alone. Read when vllm is imported.
             os.environ["VLLM_BATCH_INVARIANT"] = "1"
