@@ -1,6 +1,5 @@
 """Pins of programs: which changes of a lock count, and the check of what is installed."""
 
-import ast
 import importlib.metadata
 import re
 import sys
@@ -13,6 +12,7 @@ from packaging.requirements import Requirement
 
 from conftest import ROOT
 from snakechat.workflow import pins
+from snakechat.workflow.code_digests import Modules
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.pins import (
     DISTRIBUTIONS,
@@ -176,21 +176,11 @@ def test_every_direct_requirement_is_locked_at_a_version_that_satisfies_it():
             assert requirement.specifier.contains(version), requirement
 
 
-def imports_of(path):
-    """The top-level names of the modules that a program imports by a statement."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.module.partition(".")[0]
-
-
 def test_every_library_that_a_program_imports_is_locked():
-    scripts = ROOT / "scripts"
-    own = {path.stem for path in scripts.iterdir()} | set(sys.stdlib_module_names)
-    imported = {name for path in scripts.rglob("*.py") for name in imports_of(path)} - own
-    # Optional libraries; that of Kubernetes has a lock of its own.
-    imported -= {"vllm", "kubernetes"}
+    modules = Modules(ROOT / "scripts")
+    programs = [modules.code(path.stem).imports for path in modules.scripts.glob("*.py")]
+    # That of Kubernetes has a lock of its own.
+    imported = set().union(*programs) - {"kubernetes"}
     versions, _ = read_lock(LOCK)
     distributions = importlib.metadata.packages_distributions()
     for module in imported:
