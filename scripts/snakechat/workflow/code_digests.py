@@ -70,10 +70,12 @@ class Code(NamedTuple):
     Attributes:
         digests: Digests of its files by path: relative to scripts/, or rewards/NAME.
         imports: Top-level names of the libraries that it imports, without the standard library.
+        files: The files that it may read: those that count, and WITHOUT_EFFECT.
     """
 
     digests: dict[str, str]
     imports: frozenset[str]
+    files: frozenset[Path]
 
 
 # Level, module and attribute of an import. The attribute is "" in `import module`.
@@ -177,27 +179,17 @@ class Modules:
             FileNotFoundError: A module of ours does not exist.
             SyntaxError, ValueError, OSError: A file cannot be read.
         """
-        started = self._started(program, reward_functions)
+        started = [self.scripts / f"{program}.py"]
+        started += [self.rewards / f"{name}.py" for name in reward_functions]
+        if (launched_by := self.scripts / LAUNCHED_BY).exists():
+            started.append(launched_by)
         modules = self.imported_by(started, uses_vllm, WITHOUT_EFFECT)
+        data = self._data_files(modules)
         digests = {self.name(path): module.digest for path, module in modules.items()}
-        digests |= {self.name(path): file_digest(path) for path in self._data_files(modules)}
+        digests |= {self.name(path): file_digest(path) for path in data}
         libraries = frozenset[str]().union(*(each.libraries for each in modules.values()))
-        return Code(dict(sorted(digests.items())), libraries)
-
-    def files(
-        self, program: str, reward_functions: Iterable[str] = (), uses_vllm: bool = False
-    ) -> set[Path]:
-        """Return the files that a program may read: what counts, and WITHOUT_EFFECT.
-
-        Takes the arguments of code.
-        """
-        modules = self.imported_by(self._started(program, reward_functions), uses_vllm)
-        return modules.keys() | self._data_files(modules)
-
-    def _started(self, program: str, reward_functions: Iterable[str]) -> list[Path]:
-        rewards = [self.rewards / f"{name}.py" for name in reward_functions]
-        launched_by = self.scripts / LAUNCHED_BY
-        return [self.scripts / f"{program}.py", *rewards, *([launched_by] * launched_by.exists())]
+        files = frozenset(data).union(self.imported_by(started, uses_vllm))
+        return Code(dict(sorted(digests.items())), libraries, files)
 
     def name(self, path: Path) -> str:
         """Return the path of a file relative to scripts/; with rewards/ if it is there."""

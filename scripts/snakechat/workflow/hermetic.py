@@ -69,7 +69,7 @@ def limits_of(
 ) -> dict[str, Any]:
     """Return what the program of a job may do, as the arguments of `confine` (confined.py)."""
     spec, settings, options = job.spec, job.spec["settings"], job.options
-    code = modules.files(Path(program).stem, *selected_code(settings))
+    code = modules.code(Path(program).stem, *selected_code(settings)).files
     versions = [folder for kinds in options.versions.values() for folder in kinds.values()]
     manifests = [manifest_path(entry["path"]) for entry in spec["inputs"].values()]
     read = [spec_file, program, *code, *external_files(job), *job.inputs.values(), *manifests]
@@ -165,7 +165,7 @@ def import_reward_functions(sources: Path, names: Collection[str], mode: str) ->
     with tempfile.TemporaryDirectory() as folder:
         if hermetic_version(mode):
             path = Path(folder, "limits.json")
-            read = [*map(str, modules.files(PROGRAM, names))]
+            read = [*map(str, modules.code(PROGRAM, names).files)]
             path.write_text(json.dumps({"read": read, "folders": [*map(str, modules.folders)]}))
             program = [str(modules.scripts / "confined.py"), str(path), folder]
             program.append(str(modules.scripts / f"{PROGRAM}.py"))

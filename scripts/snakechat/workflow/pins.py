@@ -29,24 +29,22 @@ PYTHON = "python"
 DISTRIBUTIONS = {"yaml": "pyyaml"}
 
 # Distributions that change no result; nor does what only they require.
-WITHOUT_EFFECT = frozenset(
-    {
-        # Progress, curves and command lines.
-        *("tqdm", "tensorboard", "rich", "typer", "click"),
-        # Transfers and locks: what arrives counts by its digest.
-        *("httpx2", "openai", "requests", "fsspec", "filelock"),
-        # Information about the machine, and build tools.
-        *("psutil", "py-cpuinfo", "ninja", "setuptools"),
-        # Checks of settings.
-        "pydantic",
-        # The workflow itself.
-        "snakemake",
-    }
-)
+WITHOUT_EFFECT = {
+    # Progress, curves and command lines.
+    *("tqdm", "tensorboard", "rich", "typer", "click"),
+    # Transfers and locks: what arrives counts by its digest.
+    *("httpx2", "openai", "requests", "fsspec", "filelock"),
+    # Information about the machine, and build tools.
+    *("psutil", "py-cpuinfo", "ninja", "setuptools"),
+    # Checks of settings.
+    "pydantic",
+    # The workflow itself.
+    "snakemake",
+}
 
 # Distributions that change no result of a program unless it imports them itself: what others use to
 # read their configuration, to compile graphs and to render templates.
-WITHOUT_EFFECT_BEHIND_OTHERS = frozenset({"jinja2", "hjson", "msgpack", "networkx"})
+WITHOUT_EFFECT_BEHIND_OTHERS = {"jinja2", "hjson", "msgpack", "networkx"}
 
 BLOCK = re.compile(r"^([a-z0-9][\w.-]*)==([\w.!+]+)(.*)\n((?:[ \t]+.*\n?)*)", re.MULTILINE)
 VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
