@@ -412,8 +412,9 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
     def shorten(record: logging.LogRecord) -> bool:
         event = getattr(record, "event", None)
         if event == LogEvent.JOB_INFO:
-            written = filter(os.path.exists, record.__dict__["log"])
-            before.update((log, file_identity(log)) for log in written)
+            for log in record.__dict__["log"]:
+                with contextlib.suppress(OSError):
+                    before[log] = file_identity(log)
         text = record.getMessage()
         if text.startswith("RuleException:\nCalledProcessError"):
             # The message about the job has the same command.
@@ -423,8 +424,9 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
             message = getattr(record, "rule_msg", None)
             logs = list(getattr(record, "log", ()))
             text_of_run = ""
-            if logs and os.path.exists(logs[0]) and file_identity(logs[0]) != before.get(logs[0]):
-                text_of_run = Path(logs[0]).read_text(errors="replace")
+            with contextlib.suppress(OSError):
+                if logs and file_identity(logs[0]) != before.get(logs[0]):
+                    text_of_run = Path(logs[0]).read_text(errors="replace")
             error = _error(text_of_run, message, logs)
             errors[f"{error} ({', '.join(logs[:1])})" if logs else error] = None
             # Snakemake would print None.
