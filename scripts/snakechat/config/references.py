@@ -30,15 +30,6 @@ class Reference(NamedTuple):
     name: str
 
 
-def parse_reference(text: str) -> Reference:
-    """Return the section and the name of a reference; a plain NAME is one of `models`.
-
-    The name of a recipe has no slash.
-    """
-    section, slash, name = text.partition("/")
-    return Reference(section, name) if slash else Reference("models", text)
-
-
 def weighted_references(value: RewardReferences) -> dict[str, float]:
     """Return the weight of each reference of `reward` or `judge`."""
     if value is None:
@@ -58,15 +49,19 @@ def input_names(key: str, value: RewardReferences) -> dict[str, str]:
     return {name: f"{key}.{number}" for number, name in enumerate(names, start=1)}
 
 
+def _is_judge(text: str) -> bool:
+    return text.startswith(f"{JUDGES}/")
+
+
 def model_names(value: RewardReferences) -> list[str]:
     """Return what `reward` or `judge` has apart from LLM judges: references or input names."""
-    return [name for name in weighted_references(value) if parse_reference(name).section != JUDGES]
+    return [name for name in weighted_references(value) if not _is_judge(name)]
 
 
 def judge_names(*values: RewardReferences) -> list[str]:
     """Return the names of the LLM judges among values of `reward` or `judge`."""
-    found = (parse_reference(text) for value in values for text in weighted_references(value))
-    return list(dict.fromkeys(name for section, name in found if section == JUDGES))
+    texts = filter(_is_judge, (text for value in values for text in weighted_references(value)))
+    return list(dict.fromkeys(text.removeprefix(f"{JUDGES}/") for text in texts))
 
 
 def in_order(value: RewardReferences) -> RewardReferences:
@@ -74,10 +69,8 @@ def in_order(value: RewardReferences) -> RewardReferences:
 
     LLM judges come last, by name: another order of them is the same sum.
     """
-    pairs = sorted(
-        weighted_references(value).items(),
-        key=lambda pair: pair[0] if parse_reference(pair[0]).section == JUDGES else "",
-    )
+    weights = weighted_references(value)
+    pairs = sorted(weights.items(), key=lambda pair: pair[0] if _is_judge(pair[0]) else "")
     if isinstance(value, str | None) or [weight for _, weight in pairs] == [1]:
         return pairs[0][0] if pairs else None
     return pairs
