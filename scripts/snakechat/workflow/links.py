@@ -14,8 +14,7 @@ the training (`scripts/store.py list output/STAGE/NAME`).
 Each build registers its output/ in STORE/roots. `scripts/store.py gc` keeps what the links of any
 root lead to.
 
-Standard library only: the workflow imports this module while it plans, and jobs use it before their
-program imports anything else.
+Standard library only: the workflow imports this module while it plans.
 """
 
 import os
@@ -98,7 +97,7 @@ def link_result(path: str | Path, folder: Path) -> None:
 
 
 def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
-    """Have the folder of a model contain links to the files of another result, as a folder.
+    """Have the folder of a model contain a folder with links to the files of another result.
 
     Programs that upload a folder follow links to files, and none to folders.
 
@@ -107,9 +106,6 @@ def link_part(path: str | Path, model: Path, part: str, folder: Path) -> None:
         model: Its folder in the store.
         part: Name of the folder of links.
         folder: The other result.
-
-    Raises:
-        InputError, OSError: As replace_link.
     """
     place = versions_folder(path) / model.name / part
     links = {place / file.relative_to(folder): file for file in walk_files(folder)}
@@ -137,8 +133,7 @@ def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
     targets = {version: folder}
     if path.parts[1] in TARGETS:
         # The manifest completes it.
-        files = [file for file in walk_files(folder) if file != folder / MANIFEST]
-        files.append(folder / MANIFEST)
+        files = sorted(walk_files(folder), key=lambda file: file == folder / MANIFEST)
         targets = {version / file.relative_to(folder): file for file in files}
     targets[path] = version
     links = [(link, link_text(link, target)) for link, target in targets.items()]
@@ -146,12 +141,7 @@ def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
 
 
 def replace_link(path: Path, text: str) -> None:
-    """Have a path be a link with a text. One process at a time does this for a path.
-
-    Raises:
-        InputError: The path has a folder or a file of its own.
-        OSError: It cannot be written.
-    """
+    """Have a path be a link with a text. One process at a time does this for a path."""
     if _text_of(path) == text:
         return
     check_link(path)
@@ -266,27 +256,21 @@ def versions_folder(path: str | Path) -> Path:
     return Path(output, VERSIONS, *names)
 
 
-def versions_of(path: str | Path) -> list[Path]:
-    """Return the real folders that the path of a result leads to, or led to once.
-
-    Those that were removed since are not among them.
-    """
-    entries = sorted(versions_folder(path).glob("*"))
-    return [linked_folder(entry) for entry in entries if _is_version(entry)]
-
-
 def named_versions(output: Path) -> dict[Path, list[str]]:
     """Return the paths of results that lead, or led once, to each real folder of the store."""
     found: dict[Path, list[str]] = {}
-    for entry in sorted(filter(_is_version, (output / VERSIONS).rglob("*"))):
-        path = output / entry.parent.relative_to(output / VERSIONS)
-        found.setdefault(linked_folder(entry), []).append(str(path))
+    for entry in sorted((output / VERSIONS).rglob("*")):
+        # Not a name, or a version that was removed.
+        if KEY.fullmatch(entry.name) and (entry / MANIFEST).exists():
+            path = output / entry.parent.relative_to(output / VERSIONS)
+            found.setdefault(linked_folder(entry), []).append(str(path))
     return found
 
 
-def _is_version(entry: Path) -> bool:
-    """Return whether a path in output/versions is a version that exists, and not a name."""
-    return KEY.fullmatch(entry.name) is not None and (entry / MANIFEST).exists()
+def versions_of(path: str | Path) -> list[Path]:
+    """Return the real folders that the path of a result leads to, or led to once."""
+    folders = named_versions(Path(Path(path).parts[0]))
+    return [folder for folder, paths in folders.items() if str(path) in paths]
 
 
 def is_version(recipe: str) -> bool:
@@ -295,17 +279,14 @@ def is_version(recipe: str) -> bool:
 
 
 def find_version(stage: str, recipe: str) -> dict[str, Path]:
-    """Return the folders in the store with the training of a version and with its evaluation.
-
-    Of several evaluations, the newest one counts.
+    """Return the folders in the store with the training of a version and its newest evaluation.
 
     Args:
         stage: sft, reward, dpo or rlhf.
         recipe: NAME@KEY.
 
     Raises:
-        InputError: The name has led to no training with this key, or to several, or to no
-            evaluation of it.
+        InputError: Not one training has this name and key, or it has no evaluation.
     """
     name, _, start = recipe.partition("@")
     path = f"output/{stage}/{name}"

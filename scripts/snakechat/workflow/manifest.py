@@ -109,12 +109,7 @@ def read_sealed(path: str | Path) -> dict[str, Any] | None:
 
 
 def file_digest(path: str | Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Return the sha256 (hex) of the bytes of a file.
-
-    Raises:
-        CancelledError: is_cancelled returned true while the file was read.
-        OSError: The file cannot be read.
-    """
+    """Return the sha256 (hex) of the bytes of a file, unless reading is cancelled."""
     sha = hashlib.sha256()
     with open(path, "rb", buffering=0) as file:
         while chunk := file.read(CHUNK_BYTES):
@@ -129,9 +124,6 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
 
     Several threads read them, because hashlib releases the interpreter's lock. Lines of progress
     appear on standard error if it takes longer than two seconds.
-
-    Raises:
-        OSError: A file cannot be read.
     """
     order = list(dict.fromkeys(paths))
     progress = ProgressLines("reading", "files", len(order), next_line=FIRST_PROGRESS)
@@ -151,11 +143,7 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
 
 
 def file_identity(path: str | Path) -> Identity:
-    """Return what an edit or a replacement of a file changes: see Identity.
-
-    Raises:
-        OSError: The file does not exist or cannot be examined.
-    """
+    """Return what an edit or a replacement of a file changes: see Identity."""
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -173,11 +161,7 @@ class DigestCache:
         self.entries = self._read()
 
     def digests(self, paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
-        """Return the digests of files, in the order of the paths; several threads read them.
-
-        Raises:
-            OSError: A file cannot be read.
-        """
+        """Return the digests of files, in the order of the paths."""
         # An edit after or during the digest must not be hidden by equal times. As git does for its
         # index ("racy git"): on a file system with coarse times, a second edit within the same tick
         # changes no time. Files with a time in the future are omitted, too.
@@ -214,13 +198,10 @@ class DigestCache:
 def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
     """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
 
-    Args:
-        path: The file; missing parent folders are created.
-        text: The content.
-        durable: Whether a power cut after this call must not lose the text, nor a power cut during
-            it leave an empty file. It costs some milliseconds (4 ms on the disk of a laptop), which
-            a thousand spec files need not spend: their names contain their digests, so that a
-            damaged one is noticed and rewritten.
+    durable: Whether a power cut after this call must not lose the text, nor a power cut during it
+        leave an empty file. It costs some milliseconds (4 ms on the disk of a laptop), which a
+        thousand spec files need not spend: their names contain their digests, so that a damaged one
+        is noticed and rewritten.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -243,9 +224,7 @@ def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
 def fsync(path: str | Path) -> None:
     """Store a file, or the names in a folder, on disk: a rename in it then survives a power cut.
 
-    Raises:
-        OSError: The disk failed. File systems that cannot do this (some network file systems) raise
-            nothing.
+    File systems that cannot do this (some network file systems) raise nothing.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:

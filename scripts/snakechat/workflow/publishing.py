@@ -46,7 +46,7 @@ from snakechat.workflow.pins import PYTHON, check_installed, installed_versions
 from snakechat.workflow.processes import Placement, RunOptions, changed_values
 from snakechat.workflow.store import (
     AlreadyLocked,
-    checked_digests,
+    acquire_lock,
     complete_result,
     delete_lock,
     delete_work,
@@ -56,7 +56,6 @@ from snakechat.workflow.store import (
     publish,
     result_damage,
     set_aside,
-    wait_for_lock,
     work_path,
 )
 
@@ -75,10 +74,11 @@ def prepare(
     connects: bool = False,
     node: int | None = None,
 ) -> Job[Any] | None:
-    """Prepare a job for its program, unless its result exists: then link it.
+    """Prepare a job for its program, unless its result exists: then link it, and return None.
 
-    The job is locked, what its program will read is checked, and its folders are made. Variables
-    name the job and the file of its limits to the processes that this one starts.
+    The job is locked until this process and those that it starts end, what its program will read is
+    checked, and its folders are made. Variables name the job and the file of its limits to these
+    processes.
 
     A result exists if the inputs were rebuilt and came out the same, if the job was killed between
     the end of its program and the end of publishing, or if another job makes the same one at the
@@ -93,17 +93,13 @@ def prepare(
         node: Number of this node, if several ones decide separately, and have to decide the same:
             then the result exists only if the store has it.
 
-    Returns:
-        The job, whose program has to run; None if its result is linked. This process and those that
-        it starts hold the lock until they end.
-
     Raises:
         InputError: The spec, the code, a library or an input is not what was planned.
     """
     spec = read_spec(spec_file)
     job: Job[Any] = Job(spec, read_manifests(spec), placement, options, SimpleNamespace)
     if not node:
-        os.set_inheritable(wait_for_lock(work_path(job.place, "lock")), True)
+        os.set_inheritable(acquire_lock(work_path(job.place, "lock"), waits=True), True)
     if node is None and complete_result(job.place) is None and not result_damage(job.result):
         # It was killed after its result was complete.
         publish(job.place)
@@ -183,17 +179,16 @@ def result_exists(job: Job[Any]) -> bool:
 
 
 def check_inputs(folders: Iterable[Path]) -> None:
-    """Check the result folders that a job reads, whose files are read as in is_undamaged.
+    """Check the result folders that a job reads; set a damaged one aside.
 
     Raises:
         InputError: A file is not the one in the manifest.
     """
-    digests = checked_digests()
     for folder in folders:
-        if damage := result_damage(folder, digests):
+        if not is_undamaged(folder):
             with suppress(OSError):
                 set_aside(folder)
-            raise InputError(f"{folder}: {damage}: start the build again, which makes it again")
+            raise InputError(f"{folder} is damaged: start the build again, which makes it again")
 
 
 def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
@@ -282,13 +277,14 @@ def run_record(
         measured: What the program knows: placement, throughput, memory.
         started: Unix time of the start, in seconds.
     """
+    model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     record = {
         "spec": digest(spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
         "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
         **measured,
         "host": platform.node(),
-        "cpu": cpu_name(),
+        "cpu": model[1] if model else platform.machine(),
         "cpus": os.cpu_count(),
         "platform": platform.platform(),
         "options": changed_values(options),
@@ -301,13 +297,6 @@ def run_record(
         },
     }
     return sealed_json(record)
-
-
-def cpu_name() -> str:
-    """Return the model name of the CPU, or its architecture if the system does not name it."""
-    text = Path("/proc/cpuinfo").read_text()
-    match = re.search(r"^model name\s*: (.+)$", text, re.MULTILINE)
-    return match[1] if match else platform.machine()
 
 
 def replaces_stored(job: Job[Any]) -> bool:

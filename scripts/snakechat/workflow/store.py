@@ -13,8 +13,7 @@ builds that use one store, share what is equal. A result appears by one rename. 
 
 A store is as trustworthy as everyone who can write to it: its results are used.
 
-Standard library only: the workflow imports this module while it plans, and jobs use it before their
-program imports anything else.
+Standard library only: the workflow imports this module while it plans.
 """
 
 import errno
@@ -99,7 +98,7 @@ class AlreadyLocked(Exception):
     """Another process holds the lock; the message names it."""
 
 
-def acquire_lock(path: str | Path) -> int:
+def acquire_lock(path: str | Path, waits: bool = False) -> int:
     """Lock a file for the lifetime of this process, and write the process's name into it.
 
     The system releases a flock when the process ends, however it ends, so that no lock is ever left
@@ -107,6 +106,7 @@ def acquire_lock(path: str | Path) -> int:
 
     Args:
         path: The file, which is created.
+        waits: Whether to wait for the end of another process that holds the lock, and print a line.
 
     Returns:
         A file descriptor; os.close releases the lock earlier.
@@ -114,7 +114,7 @@ def acquire_lock(path: str | Path) -> int:
     Raises:
         AlreadyLocked: Another process holds the lock.
     """
-    path = Path(path)
+    path, holder = Path(path), ""
     while True:
         # The holder may delete the file and its folder at any moment: then this starts again.
         with suppress(FileNotFoundError):
@@ -125,14 +125,20 @@ def acquire_lock(path: str | Path) -> int:
             except BlockingIOError:
                 os.close(descriptor)
                 # The file is empty between the moment the holder locks it and the moment it writes.
-                raise AlreadyLocked(path.read_text().strip() or "another process") from None
+                name = path.read_text().strip() or "another process"
+                if not waits:
+                    raise AlreadyLocked(name) from None
+                if name != holder:
+                    print(f"waiting for {name}, which makes the same result", flush=True)
+                holder = name
+                time.sleep(INTERVAL)
+                continue
             except OSError as error:
                 if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
                     raise
                 warn(f"{path}: this file system has no locks: do not start the same build twice")
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), path.stat()):
-                    break
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                break
             os.close(descriptor)
     with suppress(PermissionError):
         os.fchmod(descriptor, path.parent.stat().st_mode & 0o666)
@@ -141,19 +147,6 @@ def acquire_lock(path: str | Path) -> int:
         os.truncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {platform.node()}\n".encode())
     return descriptor
-
-
-def wait_for_lock(path: str | Path) -> int:
-    """Lock a file as acquire_lock does, after the process that holds it; print a line then."""
-    holder = ""
-    while True:
-        try:
-            return acquire_lock(path)
-        except AlreadyLocked as other:
-            if str(other) != holder:
-                holder = str(other)
-                print(f"waiting for {holder}, which makes the same result", flush=True)
-        time.sleep(INTERVAL)
 
 
 @contextmanager
@@ -238,21 +231,13 @@ def _damage(folder: Path, manifest: Manifest, digests: FileDigests | None) -> st
 def is_undamaged(folder: Path) -> bool:
     """Return whether nothing is wrong with a result; print a warning otherwise.
 
-    Files are read as checked_digests does.
-    """
-    damage = result_damage(folder, checked_digests())
-    if damage:
-        warn(f"{folder} is damaged and is made again: {damage}")
-    return not damage
-
-
-def checked_digests() -> FileDigests:
-    """Return the function that reads files of results which jobs read.
-
     A file of which the size, the times and the inode are those of an earlier check is not read
     again: the jobs of a build read the same models and tokens again and again.
     """
-    return DigestCache(MEMORY / "results.json").digests
+    damage = result_damage(folder, DigestCache(MEMORY / "results.json").digests)
+    if damage:
+        warn(f"{folder} is damaged and is made again: {damage}")
+    return not damage
 
 
 def publish(folder: Path) -> None:

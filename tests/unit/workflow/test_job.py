@@ -229,7 +229,7 @@ def test_a_job_whose_store_was_changed_goes_on_from_its_checkpoints(alone, tmp_p
 def test_a_damaged_input_is_named_and_set_aside(job):
     write_result(job, job.place, "good")
     (job.place / "weights").write_text("ouch")
-    with pytest.raises(InputError, match="weights has other content: start the build again"):
+    with pytest.raises(InputError, match="is damaged: start the build again"):
         check_inputs([job.place])
     assert not job.place.exists()
 
