@@ -31,8 +31,8 @@ from snakechat.workflow.manifest import (
     fsync,
     manifest_path,
     read_manifest,
+    result_id,
     sealed_json,
-    store_key,
     without_names,
     write_atomically,
 )
@@ -110,10 +110,9 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
         "from": digest(manifest["spec"]),
         "to": digest(spec),
     }
-    accepted = [*manifest.get("accepted", ()), entry]
-    text = sealed_json({**manifest, "spec": spec, "accepted": accepted})
-    digests = {key: entry["digest"] for key, entry in manifest["inputs"].items()}
-    folder = Path(job.options.stores[0], spec["rule"], store_key(spec, digests))
+    entries = [*manifest.get("accepted", ()), entry]
+    accepted = {**manifest, "spec": spec, "accepted": entries}
+    folder = Path(job.options.stores[0], result_id(accepted))
     with locked(folder):
         delete_work(folder)
         unfinished = work_path(folder, "result")
@@ -121,7 +120,7 @@ def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str)
         ignored = shutil.ignore_patterns(*UNLISTED_FILES - {RUN_RECORD})
         source = linked_folder(job.spec["path"])
         shutil.copytree(source, unfinished, False, ignored, link_or_copy, dirs_exist_ok=True)
-        write_atomically(unfinished / MANIFEST, text)
+        write_atomically(unfinished / MANIFEST, sealed_json(accepted))
         publish(folder)
         link_result(job.spec["path"], folder)
 

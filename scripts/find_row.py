@@ -38,12 +38,9 @@ from snakechat.workflow.manifest import (
 RECORD_RULES = {"import_dataset", "select_responses", "label_pairs"}
 READ_SPLITS = {"init_model": "train", "label_pairs": ""}
 
-# The digests of the rows that match: in each split of records, or each DATASET PHASE.SPLIT.
-Places = dict[str, set[str]]
-
 
 class Row(NamedTuple):
-    """A row of records that matches. number: from 1."""
+    """A row that matches. split: of records, or DATASET PHASE.SPLIT. number: from 1."""
 
     digest: str
     split: str
@@ -72,28 +69,26 @@ def main() -> None:
         for path, folder in find_results(tree).items()
         if (manifest := read_manifest(folder / MANIFEST))
     }
-    # By the content of the result.
-    records, places = dict[str, list[Row]](), dict[str, Places]()
+    # By the content of records, and of splits, whose rows are among those of records.
+    rows: dict[str, list[Row]] = {}
     for folder, manifest, content in results.values():
         if manifest["spec"]["rule"] in RECORD_RULES:
-            records[content], places[content] = list(matching_rows(folder, words)), {}
-            for row in records[content]:
-                places[content].setdefault(row.split, set()).add(row.digest)
+            rows[content] = list(matching_rows(folder, words))
     for name, (folder, manifest, content) in results.items():
         if manifest["spec"]["rule"] == "split_dataset":
-            of_records = manifest["inputs"]["records"]["digest"]
-            if of_records in records:
-                places[content] = phase_places(Path(name).name, folder, records[of_records])
+            of_records = rows.get(manifest["inputs"]["records"]["digest"])
+            if of_records is not None:
+                rows[content] = list(phase_rows(Path(name).name, folder, of_records))
     are_made = []
     for name, (_, manifest, content) in sorted(results.items()):
-        rows = records.get(content, [])
-        digests, phases, unknown = usage_of(manifest, places)
-        digests |= {row.digest for row in rows}
+        own = rows[content] if manifest["spec"]["rule"] in RECORD_RULES else []
+        used, unknown = usage_of(manifest, rows)
+        digests = {row.digest for row in (*own, *used)}
         if digests or unknown:
-            are_made.append(not rows)
-            listed = f" ({', '.join(sorted(phases))})" if phases else ""
-            print(f"{name}: rows: {len(digests):,}{listed}")
-            for row in rows:
+            are_made.append(not own)
+            phases = ", ".join(sorted({row.split for row in used if "." in row.split}))
+            print(f"{name}: rows: {len(digests):,}{f' ({phases})' if phases else ''}")
+            for row in own:
                 print(f"  {row.digest}  {row.split} row {row.number}")
             for path in sorted(unknown):
                 print(f"  unknown: no copy of {path} was found")
@@ -122,45 +117,39 @@ def matching_rows(folder: Path, words: Collection[str]) -> Iterator[Row]:
                 yield Row(digest.hex(), split, number)
 
 
-def phase_places(dataset: str, folder: Path, rows: Sequence[Row]) -> Places:
-    """Return the digests of the rows that a split has in each phase."""
-    found = {}
+def phase_rows(dataset: str, folder: Path, rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield the rows that a split has in each phase."""
     for path in folder.glob("*.npy"):
         numbers, split = set(np.load(path).tolist()), path.stem.rpartition(".")[2]
-        found[f"{dataset} {path.stem}"] = {
-            row.digest for row in rows if split in row.split and row.number - 1 in numbers
-        }
-    return found
+        for row in rows:
+            if split in row.split and row.number - 1 in numbers:
+                yield row._replace(split=f"{dataset} {path.stem}")
 
 
-def usage_of(
-    manifest: Manifest, places: Mapping[str, Places]
-) -> tuple[set[str], set[str], set[str]]:
-    """Return the digests of the rows that a result was made from, their phases, and missing files.
+def usage_of(manifest: Manifest, rows: Mapping[str, Sequence[Row]]) -> tuple[set[Row], set[str]]:
+    """Return the rows that a result was made from, and missing files.
 
     Missing files are records and splits that the lineage names and the store does not contain.
-
     Other jobs of its lineage read no rows, or statistics of them, or write row numbers.
 
-    places: The rows that match, by the content of records and splits.
+    rows: The rows that match, by the content of records and splits.
     """
     jobs = merge_lineages([manifest])
-    rows, phases, unknown = set[str](), set[str](), set[str]()
+    used, unknown = set[Row](), set[str]()
     for job, path in [(each, path) for each in jobs.values() for path in each["inputs"].values()]:
         rule, content, settings = jobs[path]["rule"], jobs[path]["content"], job["settings"]
         part = READ_SPLITS.get(job["rule"]) if rule in RECORD_RULES else None
-        if is_split := rule == "split_dataset" and "phase" in settings:
+        if rule == "split_dataset" and "phase" in settings:
             part = f" {settings['phase']}."
         if part is None:
             continue
-        if content not in places:
+        if content not in rows:
             unknown.add(path)
         excluded = settings.get("tokenizer", settings).get("exclude", ())
-        for name, digests in places.get(content, {}).items():
-            if part in name and (read := digests.difference(excluded)):
-                rows |= read
-                phases |= {name} if is_split else set()
-    return rows, phases, unknown
+        used |= {
+            row for row in rows.get(content, ()) if part in row.split and row.digest not in excluded
+        }
+    return used, unknown
 
 
 if __name__ == "__main__":

@@ -20,15 +20,7 @@ sys.path[:0] = [str(ROOT / "scripts"), str(ROOT / "tests")]
 
 from snakechat.training import trainer  # noqa: E402
 from snakechat.training.evaluations import Evaluations  # noqa: E402
-from snakechat.training.trainer import Step, Training  # noqa: E402
-from snakechat.workflow.processes import (  # noqa: E402  # noqa: E402
-    Placement,
-    RunOptions,
-    all_reduce_sum,
-    barrier,
-    rank,
-    world_size,
-)
+from snakechat.workflow import processes  # noqa: E402
 from support.engines import engine_for, network, rows, squared_error  # noqa: E402
 
 STEPS, SLOW_STEP = 6, 4
@@ -37,12 +29,12 @@ SETTINGS |= {"dtype": "fp32", "seed": 1}
 
 
 def main(folder):
-    placement = Placement(nodes=world_size())
+    rank, number = processes.rank(), processes.world_size()
     job = SimpleNamespace(
         spec={"rule": "train_sft", "name": "slow"},
         settings=SimpleNamespace(**SETTINGS),
-        placement=placement,
-        options=RunOptions(save_steps=100),
+        placement=processes.Placement(nodes=number),
+        options=processes.RunOptions(save_steps=100),
         inputs={"model": None},
         states=folder / "states",
         result=folder / "result",
@@ -51,37 +43,36 @@ def main(folder):
         record={},
     )
     job.result.mkdir(parents=True, exist_ok=True)
-    training = Training(job)
+    training = trainer.Training(job)
     engine = engine_for(network())
     # Its weights are not those of a model in a folder.
     engine.module.model, trainer.record_changed_weights = None, lambda *_: None
-    torch.manual_seed(rank())
+    torch.manual_seed(rank)
     inputs, targets = rows(8)
 
     def evaluate():
-        if rank() == 0 and "SLOW" in os.environ and engine.scheduler.last_epoch == SLOW_STEP:
+        if rank == 0 and "SLOW" in os.environ and engine.scheduler.last_epoch == SLOW_STEP:
             (folder / "waiting").touch()
             time.sleep(60)
-        barrier()
+        processes.barrier()
         return {"loss": squared_error(engine.module(inputs), targets, 8).item()}
 
     def save(target):
         target.mkdir(parents=True, exist_ok=True)
-        if rank() == 0:
+        if rank == 0:
             torch.save(engine.module.state_dict(), target / "model.pt")
 
     def take_step(step, _):
-        draws = torch.rand(1)
+        draws, own = torch.rand(1), slice(rank, None, number)
         with training.timer("train"):
-            own = slice(rank(), None, world_size())
             loss = squared_error(engine(inputs[own]), targets[own], 8) + 0 * draws.sum()
             engine.backward(loss, last=True)
             engine.step()
-        metrics = {"loss": all_reduce_sum(loss.detach()).item(), "draws": draws.item()}
-        return Step(metrics, ["loss"], 8)
+        loss = processes.all_reduce_sum(loss.detach()).item()
+        return trainer.Step({"loss": loss, "draws": draws.item()}, ["loss"], 8)
 
-    evaluations, batches = Evaluations(job, STEPS, evaluate, save), [np.arange(8)] * STEPS
-    training.take_steps(batches, take_step, None, evaluations, {"policy": engine})
+    evaluations = Evaluations(job, STEPS, evaluate, save)
+    training.run([np.arange(8)] * STEPS, take_step, None, evaluations, {"policy": engine})
 
 
 if __name__ == "__main__":
