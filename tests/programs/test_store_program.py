@@ -2,14 +2,12 @@
 
 import os
 import re
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
+import store
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import STORE, digest, read_manifest, sealed_json
 from snakechat.workflow.store import stored_folders
@@ -17,7 +15,6 @@ from support.specs import EMPTY_RUN
 from support.stored_results import make_result
 
 TIME = r"\d{4}-\d\d-\d\d \d\d:\d\d"
-RESULT = Path("output/sft/tiny")
 
 
 @pytest.fixture
@@ -31,7 +28,7 @@ def versions(tmp_path, monkeypatch):
         record = {"spec": digest(spec), "seconds": 60, "host": f"node{number}"}
         record["started"] = f"2026-01-0{number + 1}T12:00:00+00:00"
         (folder / "run.json").write_text(sealed_json(EMPTY_RUN | record))
-        link_result(RESULT, folder)
+        link_result("output/sft/tiny", folder)
         folders.append(folder)
     folders.append(make_result(STORE, name="other"))
     for number, folder in enumerate(folders):
@@ -39,30 +36,29 @@ def versions(tmp_path, monkeypatch):
     return folders
 
 
-def run(*arguments):
-    """Run store.py; return its exit code, and its output by lines."""
-    process = subprocess.run(
-        [sys.executable, ROOT / "scripts/store.py", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "TZ": "UTC"},
-    )
-    return process.returncode, process.stdout.splitlines()
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """A function that runs store.py, and returns its output by lines."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+
+    def run_program(*arguments):
+        monkeypatch.setattr(sys, "argv", ["store.py", *arguments])
+        store.main()
+        return capsys.readouterr().out.splitlines()
+
+    yield run_program
+    monkeypatch.undo()
+    time.tzset()
 
 
-def test_results_are_listed(versions):
-    code, [tiny, other, total] = run("list")
-    assert code == 0
+def test_results_and_versions_are_listed_with_what_changed(versions, run):
+    tiny, other, total = run("list")
     assert re.fullmatch(r"2026-01-03 12:01 .* KiB     3 versions  output/sft/tiny", tiny)
     # A result that another output folder uses has no name here.
     assert re.fullmatch(rf"{TIME} .* 1 version   train_sft/{versions[3].name}", other)
     assert total.startswith("4 results, ")
-
-
-def test_versions_are_listed_with_what_changed(versions):
-    code, lines = run("list", "output/sft/tiny/")
-    assert code == 0
+    lines = run("list", "output/sft/tiny/")
     assert [re.sub(r"  +[\d.]+ (KiB|B)", "", line) for line in lines] == [
         "2026-01-03 12:01  node2  current",
         f"  {versions[2]}",
@@ -75,9 +71,8 @@ def test_versions_are_listed_with_what_changed(versions):
     ]
 
 
-def test_what_no_link_leads_to_is_removed(versions):
-    code, [*removed, total] = run("gc", "--max-size", "0")
-    assert code == 0
+def test_what_no_link_leads_to_is_removed(versions, run):
+    *removed, total = run("gc", "--max-size", "0")
     assert [re.sub(TIME, "TIME", line) for line in removed] == [
         f"removed train_sft/{versions[0].name}, last used TIME: output/sft/tiny",
         f"removed train_sft/{versions[1].name}, last used TIME: output/sft/tiny",
@@ -87,15 +82,16 @@ def test_what_no_link_leads_to_is_removed(versions):
     assert stored_folders(STORE) == [versions[2]]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (("list", "output/sft/none"), "no version of output/sft/none"),
-        (("list", "--store", "nowhere"), "nowhere does not exist: set --store"),
-        (("gc", "--max-size", "much"), "'much' is not a size: write a number and K, M, G or T,"),
-    ],
-)
-def test_mistakes_are_one_line(versions, arguments, error):
-    code, [line] = run(*arguments)
-    assert code == 1 and line.startswith(f"error: {error}")
+MISTAKES = {
+    "no version of output/sft/none": ("list", "output/sft/none"),
+    "nowhere does not exist: set --store": ("list", "--store", "nowhere"),
+    "'much' is not a size: write a number and K, M, G or T,": ("gc", "--max-size", "much"),
+}
+
+
+@pytest.mark.parametrize("error", MISTAKES)
+def test_mistakes_are_one_line(versions, run, capsys, error):
+    with pytest.raises(SystemExit):
+        run(*MISTAKES[error])
+    assert capsys.readouterr().err.startswith(f"error: {error}")
     assert len(stored_folders(STORE)) == 4

@@ -2,13 +2,7 @@
 
 from pathlib import Path
 
-from snakechat.workflow.manifest import (
-    recorded_inputs,
-    result_files,
-    sealed_json,
-    store_key,
-    without_names,
-)
+from snakechat.workflow.manifest import recorded_inputs, result_files, result_id, sealed_json
 from support.specs import EMPTY_SPEC
 
 FILES = {"model": "weights", "adapter/config": "{}"}
@@ -26,14 +20,12 @@ def make_result(store, files=FILES, rule="train_sft", inputs=None, **settings):
     """
     inputs = inputs or {}
     rules = {name: {"rule": upstream["spec"]["rule"]} for name, upstream in inputs.items()}
-    spec = without_names(EMPTY_SPEC | {"rule": rule, "settings": settings, "inputs": rules})
-    recorded = recorded_inputs(spec, inputs)
-    digests = {name: entry["digest"] for name, entry in recorded.items()}
-    result = Path(store, rule, store_key(spec, digests))
+    spec = EMPTY_SPEC | {"rule": rule, "settings": settings, "inputs": rules}
+    manifest = {"spec": spec, "inputs": recorded_inputs(spec, inputs), "lineage": {}, "facts": {}}
+    result = Path(store, result_id(manifest))
     for path, text in files.items():
         (result / path).parent.mkdir(parents=True, exist_ok=True)
         (result / path).write_text(text)
-    manifest = {"spec": spec, "inputs": recorded, "lineage": {}, "facts": {}}
     manifest["files"] = result_files(result)
     (result / "manifest.json").write_text(sealed_json(manifest))
     return result

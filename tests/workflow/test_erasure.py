@@ -35,11 +35,11 @@ def phases_of(folder):
     return {name: np.load(folder / f"output/split/mine/{name}.npy").tolist() for name in PHASES}
 
 
-def row(folder, phase, index=0):
-    """Return the number, the digest and the prompt of a row of a phase of `mine`."""
-    number = phases_of(folder)[phase][index]
+def row(folder, phase, index=0, dataset="mine"):
+    """Return the number, the digest and the prompt of a row of a phase."""
+    number = np.load(folder / f"output/split/{dataset}/{phase}.npy").tolist()[index]
     split = phase.partition(".")[2]
-    record = pq.read_table(folder / f"output/data/mine/{split}.parquet").to_pylist()[number]
+    record = pq.read_table(folder / f"output/data/{dataset}/{split}.parquet").to_pylist()[number]
     return number, record["digest"].hex(), record["prompt"][0]["content"]
 
 
@@ -58,17 +58,12 @@ def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, 
     phase = ["mine sft.train"]
     # `far` has the first rows of `mine`, too.
     assert number < 40
-    expected = {
-        "output/data/far": [],
-        "output/data/mine": [],
-        "output/tokens/sft/mine": phase,
-        "output/sft/mine": phase,
-    }
+    expected = {"output/data/far": [], "output/data/mine": []}
+    expected |= {"output/tokens/sft/mine": phase, "output/sft/mine": phase}
     assert results_with(built, prompt) == results_with(built, digest) == expected
     # Rows of other phases reached no tokens: no recipe uses these phases of the dataset.
-    unused = results_with(built, row(built.folder, "rlhf.train", -1)[2])
-    assert unused == {"output/data/mine": []}
-    assert find(built, row(built.folder, "rlhf.train", -1)[2])[0] == 1
+    unused = row(built.folder, "rlhf.train", -1)[2]
+    assert results_with(built, unused) == {"output/data/mine": []}
     # A copy of a model has its lineage.
     shutil.copytree(built.folder / "output/sft/mine", tmp_path / "copy")
     assert str(tmp_path / "copy") in results_with(built, digest, "--in", tmp_path)
@@ -76,17 +71,13 @@ def test_rows_are_found_by_text_and_digest_in_all_results_made_from_them(built, 
 
 
 def test_a_tokenizer_that_was_trained_on_a_row_counts(built):
-    folder = built.folder
-    split = np.load(folder / "output/split/toy/rlhf.train.npy")
-    record = pq.read_table(folder / "output/data/toy/train.parquet").to_pylist()[split[0]]
-    found = results_with(built, record["digest"].hex())
+    found = results_with(built, row(built.folder, "rlhf.train", dataset="toy")[1])
     assert {"output/models/tiny", "output/sft/tiny", "output/rlhf/tiny"} <= set(found)
     assert found["output/sft/tiny"] == []
     assert found["output/rlhf/tiny"] == ["toy rlhf.train"]
     # The tokenizer reads no row of the eval split.
-    held_out = pq.read_table(folder / "output/data/toy/eval.parquet").to_pylist()
-    number = np.load(folder / "output/split/toy/sft.eval.npy")[0]
-    assert "output/models/tiny" not in results_with(built, held_out[number]["digest"].hex())
+    held_out = row(built.folder, "sft.eval", dataset="toy")[1]
+    assert "output/models/tiny" not in results_with(built, held_out)
 
 
 def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
