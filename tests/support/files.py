@@ -17,23 +17,12 @@ def as_jsonl(rows):
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
 
 
-def as_gz(rows):
-    """Return compressed JSON lines."""
-    return gzip.compress(as_jsonl(rows), mtime=0)
-
-
 def as_zst(rows):
     """Return compressed JSON lines in two frames, as tools that append write them."""
-    codec, content = pa.Codec("zstd"), as_jsonl(rows)
-    middle = content.index(b"\n") + 1
+    codec = pa.Codec("zstd")
     return b"".join(
-        codec.compress(part, asbytes=True) for part in (content[:middle], content[middle:]) if part
+        codec.compress(as_jsonl(part), asbytes=True) for part in (rows[:1], rows[1:]) if part
     )
-
-
-def as_json(rows):
-    """Return a JSON array."""
-    return json.dumps(rows, indent=1, ensure_ascii=False).encode()
 
 
 def as_csv(rows, delimiter=","):
@@ -67,11 +56,11 @@ def as_arrow(rows):
 
 KINDS = {
     "jsonl": as_jsonl,
-    "jsonl.gz": as_gz,
+    "jsonl.gz": lambda rows: gzip.compress(as_jsonl(rows), mtime=0),
     "jsonl.zst": as_zst,
     "ndjson": as_jsonl,
-    "json": as_json,
-    "json.xz": lambda rows: lzma.compress(as_json(rows)),
+    "json": lambda rows: json.dumps(rows, indent=1, ensure_ascii=False).encode(),
+    "json.xz": lambda rows: lzma.compress(json.dumps(rows).encode()),
     "csv": as_csv,
     "csv.bz2": lambda rows: bz2.compress(as_csv(rows)),
     "tsv": lambda rows: as_csv(rows, "\t"),

@@ -1,6 +1,7 @@
 """accept.py on a small build: results that a person declares equivalent."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,10 @@ def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_p
     page = (workflow.folder / "output/report/sft/tiny/report.html").read_text()
     assert "the refactoring | keeps all losses (train_sft.py changed)" in page
     process = workflow.run("python", "scripts/verify.py", "output/sft")
-    assert process.returncode == 0
-    line = process.stdout.splitlines()[0]
-    assert line.startswith("output/sft/tiny: accepted on ")
-    assert line.endswith("because the refactoring | keeps all losses: train_sft.py changed")
+    line = (
+        "output/sft/tiny: accepted on .* because the refactoring . keeps all losses: train_sft.py"
+    )
+    assert process.returncode == 0 and re.match(line, process.stdout)
     listing = ("python", "scripts/store.py", "list", "output/sft/tiny")
     assert "  current\n" in workflow.run(*listing).stdout
 
@@ -51,12 +52,8 @@ def test_an_accepted_result_is_not_built_again_and_shows_the_reason(quick, tmp_p
 def test_changed_settings_cannot_be_accepted_and_without_changes_nothing_is(quick):
     before = (quick.folder / "output/sft/tiny.manifest.json").read_bytes()
     process = accept(quick, "--config", "sft={defaults: {weight_decay: 0.5}}")
-    assert process.returncode == 1
-    assert process.stdout.startswith(
-        "error: train_sft tiny: only changes of code and libraries can be accepted: weight_decay"
-        " changed from"
-    )
-    assert process.stdout.endswith("build it again\n")
+    line = "error: train_sft tiny: only changes of code and .*: weight_decay changed from .* again$"
+    assert process.returncode == 1 and re.match(line, process.stdout)
     assert (quick.folder / "output/sft/tiny.manifest.json").read_bytes() == before
     process = accept(quick)
     assert (process.returncode, process.stdout) == (0, f"{TARGET}: nothing to accept\n")

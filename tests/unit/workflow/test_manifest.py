@@ -20,15 +20,12 @@ from snakechat.workflow.manifest import (
     file_digest,
     file_digests,
     fsync,
-    manifest_path,
     merge_lineages,
     named_lineage,
     planned_files,
     read_manifest,
     read_run_record,
     recorded_inputs,
-    require_manifest,
-    result_files,
     result_id,
     sealed_json,
     upstream_first,
@@ -266,23 +263,6 @@ def test_the_record_of_another_spec_counts_only_if_its_result_was_accepted(tmp_p
     assert read_run_record(tmp_path, {"spec": "after"}) is None
     accepted = [{"from": "before", "to": "between"}, {"from": "between", "to": "after"}]
     assert read_run_record(tmp_path, {"spec": "after", "accepted": accepted}) == record
-
-
-def test_an_input_without_a_readable_manifest_is_an_error(tmp_path):
-    path = manifest_path(tmp_path / "toy")
-    with pytest.raises(InputError, match=r"toy.manifest.json cannot be read: delete it"):
-        require_manifest(path)
-    path.write_text(sealed_json(MANIFEST))
-    assert require_manifest(path) == MANIFEST
-
-
-def test_files_of_a_result_have_their_size_and_digest(tmp_path):
-    (tmp_path / "deep").mkdir()
-    # A model card, which people edit.
-    for name in ("weights", "deep/config", ".snakemake_timestamp", "README.md"):
-        (tmp_path / name).write_text("12")
-    properties = {"size": 2, "sha256": file_digest(tmp_path / "weights")}
-    assert result_files(tmp_path) == {"deep/config": properties, "weights": properties}
 
 
 # --- lineage ------------------------------------------------------------------------------------
