@@ -72,7 +72,8 @@ def main(folder):
         return trainer.Step({"loss": loss, "draws": draws.item()}, ["loss"], 8)
 
     evaluations = Evaluations(job, STEPS, evaluate, save)
-    training.run([np.arange(8)] * STEPS, take_step, None, evaluations, {"policy": engine})
+    batches = [np.arange(8)] * STEPS
+    training.take_steps(batches, take_step, None, evaluations, {"policy": engine})
 
 
 if __name__ == "__main__":

@@ -162,7 +162,8 @@ def test_a_training_that_receives_a_signal_saves_and_resumes(tree, built):
 
 
 def test_a_second_build_stops_and_dry_runs_do_not_disturb_a_build(tree, built):
-    results = [Result(tree, job) for job in ("tokenize_sft", "train_sft")]
+    jobs = ("tokenize_sft", "train_sft")
+    results, expected = ([Result(each, job) for job in jobs] for each in (tree, built[0]))
     for result in results:
         result.delete()
     target = results[-1].target
@@ -180,5 +181,5 @@ def test_a_second_build_stops_and_dry_runs_do_not_disturb_a_build(tree, built):
             tree.planned(target, "--config", "seed=7")
         status, output = first.end()
     assert status == 0, output[-5000:]
-    for result in results:
-        result.check(Result(built[0], result.job))
+    for result, uninterrupted in zip(results, expected, strict=True):
+        result.check(uninterrupted)
