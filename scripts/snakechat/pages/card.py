@@ -136,7 +136,7 @@ def card_data(
     task = "text-classification" if stage == "reward" else "text-generation"
     # The Hub names one licence, if all base models have the same.
     found = {
-        declared.get(path) or job["facts"].get("licence", "")
+        declared.get(path) or job["facts"].get("licence") or ""
         for path, job in jobs.items()
         if job["rule"] == "fetch_model"
     }
