@@ -96,9 +96,6 @@ def confine(
         connects: Whether the job has several processes, which connect to each other.
         nodes: Whether they are on several nodes, whose names they may have to ask a server for.
         gpus: Whether they use GPUs; then they also connect by Unix sockets.
-
-    Raises:
-        OSError: The kernel denies a call.
     """
     variables = FOLDER_VARIABLES if network else (*FOLDER_VARIABLES, "HF_HOME")
     os.environ.update(dict.fromkeys(variables, folder))

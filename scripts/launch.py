@@ -170,10 +170,8 @@ def claim_gpus(number: int) -> None:
 
     Snakemake counts GPUs but does not say which ones a job may use. Each job locks the GPUs that it
     uses, by files in a folder of the user under the temporary directory. Does nothing if the
-    machine has fewer GPUs: the program that needs them reports that.
-
-    Raises:
-        InputError: Other jobs use too many of the GPUs.
+    machine has fewer GPUs: the program that needs them reports that. Raises InputError if other
+    jobs use too many of the GPUs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:

@@ -10,8 +10,7 @@ from snakechat.workflow.job import Job, run
 def main(job: Job[Any]) -> None:
     """Run the command, and check what it wrote.
 
-    Raises:
-        InputError: As run_command, or the model is not what the stage trains.
+    Raises InputError as run_command, or if the model is not what the stage trains.
     """
     run_command(job, job.result)
     # It imports torch, which the command has no use for.

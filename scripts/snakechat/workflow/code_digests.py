@@ -83,7 +83,7 @@ Import = tuple[int, str, str]
 
 
 def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Import], list[str]]:
-    """Return what counts of a module.
+    """Return what counts of a module. Raises SyntaxError or ValueError if it is not valid Python.
 
     Args:
         data: The bytes of its file.
@@ -93,9 +93,6 @@ def read_source(data: bytes, path: str, is_reward: bool) -> tuple[str, list[Impo
     Returns:
         Digest of the syntax tree, or of the bytes if the module can read them; its imports; the
         strings that may be names of data files.
-
-    Raises:
-        SyntaxError, ValueError: It is not valid Python.
     """
     imports: list[Import] = []
     strings: set[str] = set()

@@ -55,8 +55,7 @@ UNREAD = re.compile("Permission denied|No such file or directory|ModuleNotFoundE
 def names_in(command: str) -> set[str]:
     """Return the names in braces of a command. {{ and }} are single braces.
 
-    Raises:
-        ValueError: A brace is neither closed nor doubled.
+    Raises ValueError if a brace is neither closed nor doubled.
     """
     fields = [field for _, *field in Formatter().parse(command) if field[0] is not None]
     # A format is a part of the name, which is unknown then.
@@ -66,8 +65,7 @@ def names_in(command: str) -> set[str]:
 def command_words(command: str, values: Mapping[str, str]) -> list[str]:
     """Return the words of a command, in which values replace names in braces. There is no shell.
 
-    Raises:
-        ValueError: A quote or a brace is not closed, or braces have another name.
+    Raises ValueError if a quote or a brace is not closed, or braces have another name.
     """
     if unknown := names_in(command) - values.keys():
         names = ", ".join(f"{{{name}}}" for name in values)
@@ -82,8 +80,7 @@ def command_words(command: str, values: Mapping[str, str]) -> list[str]:
 def read_interpreter(python: str) -> tuple[dict[str, str], list[str]]:
     """Return the versions of an interpreter (python) and of its distributions, and its folders.
 
-    Raises:
-        InputError: It does not exist, or is not Python.
+    Raises InputError if it does not exist, or is not Python.
     """
     try:
         done = subprocess.run([python, "-I", "-c", QUERY], capture_output=True, timeout=60)
@@ -104,8 +101,7 @@ def pins_in(lock: Path) -> dict[str, str]:
 def check_versions(python: str, settings: Any) -> dict[str, str]:
     """Check that an interpreter has the planned versions, and return all of its versions.
 
-    Raises:
-        InputError: It has others, or none of them.
+    Raises InputError if it has others, or none of them.
     """
     (found, _), planned = read_interpreter(python), settings.distributions
     # A lock may lack some, and have those of other platforms.
@@ -138,8 +134,7 @@ def named_files(root: Path, patterns: Sequence[str]) -> Iterator[str]:
 def run_command(job: Job[Any], output: Path) -> None:
     """Run the command of a job, which fills an output folder.
 
-    Raises:
-        InputError: The interpreter or a file is not what was planned, or the command failed.
+    Raises InputError if the interpreter or a file is not what was planned, or the command failed.
     """
     settings, root = job.settings, Path(job.options.source)
     python = os.path.abspath(job.options.python or sys.executable)

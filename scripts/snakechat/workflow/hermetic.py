@@ -40,11 +40,7 @@ CERTIFICATES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_
 def hermetic_version(mode: str) -> int:
     """Return the version of Landlock under which jobs run; 0 if they run without limits.
 
-    Args:
-        mode: `auto`: limited where the kernel can; `require`: an error where it cannot; `off`.
-
-    Raises:
-        InputError: The mode is `require`, and the kernel has no Landlock or an older one.
+    mode: `auto`: limited where the kernel can; `require`: InputError where it cannot; `off`.
     """
     if mode == "off":
         return 0
@@ -152,10 +148,7 @@ def check_limits(mode: str) -> None:
 def import_reward_functions(sources: Path, names: Collection[str], mode: str) -> None:
     """Import the reward functions rewards/NAME.py below a folder, within limits as jobs will.
 
-    mode: As of hermetic_version.
-
-    Raises:
-        InputError: One of them cannot be imported.
+    Raises InputError if one of them cannot be imported. mode: As of hermetic_version.
     """
     if not names:
         return

@@ -212,11 +212,7 @@ def report_errors(work: Callable[[], T], spec_file: str) -> T:
 
 
 def read_spec(path: str | Path) -> dict[str, Any]:
-    """Return the spec in a file.
-
-    Raises:
-        InputError: The file is not the spec that it is named after.
-    """
+    """Return the spec in a file; raise InputError if it is not the one that it is named after."""
     planned = re.search("-([0-9a-f]{16})$", Path(path).stem)
     with suppress(ValueError, RecursionError):
         spec: dict[str, Any] = json.loads(Path(path).read_text(errors="replace"))

@@ -72,7 +72,7 @@ def restrict(
     """Limit this thread, and what it starts from now on, for good.
 
     The rights that the kernel's version of Landlock does not know stay unlimited. A path that does
-    not exist is skipped.
+    not exist is skipped. Raises OSError if the kernel has no Landlock, or denies a call.
 
     Args:
         read: Files, and folders below which all may be read and run.
@@ -82,9 +82,6 @@ def restrict(
         ports: TCP ports to which it may connect; None for all. It may bind the free port that the
             kernel chooses (port 0), and with None any.
         listens: Further ports that it may bind.
-
-    Raises:
-        OSError: The kernel has no Landlock, or denies a call.
     """
     version = landlock_version()
     if not version:
@@ -221,11 +218,7 @@ def _instruction(operation: int, value: int, if_true: int = 0, if_false: int = 0
 
 
 def install_filter(program: bytes) -> None:
-    """Deny system calls to this process for good.
-
-    Raises:
-        OSError: The kernel rejects the filter.
-    """
+    """Deny system calls to this process for good."""
     buffer = ctypes.create_string_buffer(program, len(program))
     # struct sock_fprog: the number of instructions and their address.
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer))
@@ -247,9 +240,6 @@ def deny_uncovered_calls(has_network: bool, has_unix_sockets: bool) -> None:
     Args:
         has_network: Whether the process may open any socket.
         has_unix_sockets: Whether it may open Unix sockets, as NCCL does between processes.
-
-    Raises:
-        OSError: The kernel rejects the filter.
     """
     column = list(AUDIT_ARCH).index(platform.machine())
     denied = FAIL | errno.EPERM

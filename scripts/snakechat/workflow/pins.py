@@ -71,9 +71,6 @@ def pins_of(
         imports: Top-level names of the modules that the program imports.
         lock: The lock of the program's environment.
         digests: Returns the digests of files.
-
-    Raises:
-        InputError, OSError: As read_lock.
     """
     versions, requires = read_lock(lock)
     pins = {PYTHON: python_version()}
@@ -120,10 +117,8 @@ def files_pin(module: str, digests: FileDigests = file_digests) -> str:
 def check_installed(pins: Mapping[str, str]) -> None:
     """Check that the installed versions are those that a result is keyed by.
 
-    The build of a version does not matter: 2.13.0+cpu is 2.13.0.
-
-    Raises:
-        InputError: Versions differ, or distributions are missing.
+    The build of a version does not matter: 2.13.0+cpu is 2.13.0. Raises InputError if versions
+    differ, or distributions are missing.
     """
     # Python and torch decide about many others.
     for name in sorted(pins, key=lambda name: name not in (PYTHON, "torch")):
@@ -156,14 +151,12 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 def read_lock(path: Path) -> tuple[dict[str, str], dict[str, set[str]]]:
     """Return the content of a lock and of the torch lock in the same folder.
 
+    Raises InputError if one of them has no comments on what requires what.
+
     Returns:
         Locked versions by distribution, without those that only some platforms or versions of
         Python need, so that pins are the same on every machine; direct requirements by
         distribution.
-
-    Raises:
-        InputError: One of them has no comments on what requires what.
-        OSError: One cannot be read.
     """
     versions, requires = dict[str, str](), dict[str, set[str]]()
     for part in (path, path.with_name(TORCH_LOCK)):

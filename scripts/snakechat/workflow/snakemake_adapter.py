@@ -280,13 +280,10 @@ def _parse(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
 
 
 def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Parse options of Snakemake, on the command line and in its profiles.
+    """Return the options of a command line with its profiles, and the values of --config.
 
-    Returns:
-        The options, and the values of --config, which are text below the top level.
-
-    Raises:
-        InputError: An option selects jobs by something else than what is stale.
+    Values are text below the top level. Raises InputError if an option selects jobs by something
+    else than what is stale.
     """
     options, config = _parse(words)
     for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):
@@ -322,8 +319,7 @@ REFUSED = {
 def check_options(workflow: Any) -> bool:
     """Return whether Snakemake writes a report, at the first question of its plan.
 
-    Raises:
-        InputError: An option would leave results in a wrong state, or say what is wrong of them.
+    Raises InputError if an option would leave results in a wrong state, or say what is wrong.
     """
     used = {"cache": workflow.workflow_settings.cache is not None}
     is_report = False
