@@ -119,7 +119,9 @@ def register_external_parameters(module: nn.Module) -> None:
 def sampling_partitioned(engine: Any, model: PreTrainedModel) -> Iterator[None]:
     """Context in which a process may call the model of a ZeRO 3 engine any number of times.
 
-    The processes gather the whole model, or one layer at a time if it is large.
+    The processes gather the whole model. Of a large one, they gather each layer when it is called,
+    in all processes at once: every process waits for the others before each call. At the end, a
+    process repeats calls with a token that nobody reads until all others have ended.
     """
     weights = list(model.parameters())
     size = sum(whole_shape(weight).numel() * weight.element_size() for weight in weights)
@@ -130,19 +132,6 @@ def sampling_partitioned(engine: Any, model: PreTrainedModel) -> Iterator[None]:
         return
     # Of an engine without optimizer, DeepSpeed stores it in the place of the optimizer.
     offload = getattr(engine.optimizer, "parameter_offload", engine.optimizer)
-    with calls_in_step(offload, model):
-        yield
-
-
-@contextlib.contextmanager
-def calls_in_step(offload: Any, model: PreTrainedModel) -> Iterator[None]:
-    """Context in which a model gathers each layer when it is called, in all processes at once.
-
-    Every process waits for the others before each call. At the end, a process repeats calls with a
-    token that nobody reads until all others have ended.
-
-    offload: DeepSpeed's object that gathers the weights.
-    """
 
     def start(*_: Any) -> None:
         # DeepSpeed does this when the whole module is called.

@@ -111,8 +111,12 @@ class Evaluations(Attributes):
 
     def _update(self, step: int, value: float) -> None:
         self.since_best += 1
+        best = self.best_value
+        is_best = math.isfinite(value)
+        if best is not None:
+            is_best = value > best if self.greater_is_better else value < best
         # Rounding may differ between processes, which decide together.
-        if not broadcast_from_first(self._is_best(value)):
+        if not broadcast_from_first(is_best):
             return
         if self.keeps_best:
             self._copy_model(f"best-{step}")
@@ -123,11 +127,6 @@ class Evaluations(Attributes):
                 if copy.name not in {f"best-{each}" for each in {step, self.best_step, *saved}}:
                     shutil.rmtree(copy)
         self.best_step, self.best_value, self.since_best = step, value, 0
-
-    def _is_best(self, value: float) -> bool:
-        if self.best_value is None:
-            return math.isfinite(value)
-        return value > self.best_value if self.greater_is_better else value < self.best_value
 
     def _copy_model(self, name: str) -> None:
         """Write the model into a folder next to the checkpoints."""
