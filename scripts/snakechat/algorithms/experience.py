@@ -73,18 +73,40 @@ def make_experience(
     """Return the experience of a step.
 
     Rewards are normalized scores [B], of which NaN adds nothing; kl_in: rewards adds the KL
-    penalty. The rewards of `distill` have no part of the scores. Scores determine which groups are
-    uniform: the KL penalty makes the rewards of equal scores differ.
+    penalty. Scores determine which groups are uniform: the KL penalty makes the rewards of equal
+    scores differ.
+
+    With values of a critic, advantages and returns are those of GAE, whitened with
+    whiten_advantages (Huang et al. 2024). Without a critic, all tokens of a response have the same
+    advantage, which compares its summed rewards with the other responses to the same prompt. The
+    rewards of `distill` have no part of the scores; each is the advantage of its token.
     """
     logprobs, _, ref_logprobs, values = evaluation
-    mask = rollouts.response_mask
+    mask, returns = rollouts.response_mask, None
     if settings.algorithm == "distill":
         rewards = policy_gradient.distillation_rewards(logprobs, ref_logprobs, mask)
+        advantages = rewards
     else:
         penalties = policy_gradient.kl_penalty(logprobs, ref_logprobs, settings.kl_estimator)
         coefficient = kl_coef if settings.kl_in == "rewards" else 0.0
         rewards = policy_gradient.token_rewards(scores.nan_to_num(), penalties, mask, coefficient)
-    advantages, returns = compute_advantages(settings, rewards, values, mask, ~scores.isnan())
+        if values is not None:
+            advantages, returns = policy_gradient.gae(
+                rewards, values, mask, settings.gamma, settings.gae_lambda
+            )
+            if settings.whiten_advantages:
+                advantages = policy_gradient.whiten(advantages, mask)
+        else:
+            # Not whitened: to subtract the mean over all prompts would give a prompt whose
+            # responses have equal scores advantages other than 0.
+            totals = rewards.sum(dim=1).masked_fill(scores.isnan(), math.nan)
+            # All first responses, then all second ones.
+            groups = totals.view(settings.num_generations, -1)
+            if settings.algorithm == "rloo":
+                compared = policy_gradient.rloo_advantages(groups)
+            else:
+                compared = policy_gradient.grpo_advantages(groups, settings.scale_by_std)
+            advantages = compared.view(-1, 1) * mask
     weights = torch.ones_like(logprobs)
     if rollouts.sampler_logprobs is not None:
         weights = policy_gradient.importance_weights(
@@ -94,43 +116,6 @@ def make_experience(
     return Experience(
         evaluation, rewards, advantages, weights, returns, is_uniform, kl_coef, in_update
     )
-
-
-def compute_advantages(
-    settings: RlhfSettings,
-    rewards: Tensor,
-    values: Tensor | None,
-    mask: Tensor,
-    judged: Tensor,
-) -> tuple[Tensor, Tensor | None]:
-    """Return advantages [B, R] and returns [B, R] of rewards [B, R].
-
-    With values of a critic, by GAE, whitened with whiten_advantages (Huang et al. 2024). Without a
-    critic, the returns are None. The advantage of a token is its reward with `distill`. Otherwise,
-    all tokens of a response have the same advantage, which compares its summed rewards with the
-    other responses to the same prompt.
-
-    judged: bool [B], which responses have a score; the others are not compared.
-    """
-    if settings.algorithm == "distill":
-        return rewards, None
-    if values is not None:
-        advantages, returns = policy_gradient.gae(
-            rewards, values, mask, settings.gamma, settings.gae_lambda
-        )
-        if settings.whiten_advantages:
-            advantages = policy_gradient.whiten(advantages, mask)
-        return advantages, returns
-    # Not whitened: to subtract the mean over all prompts would give a prompt whose responses have
-    # equal scores advantages other than 0.
-    totals = rewards.sum(dim=1).masked_fill(~judged, math.nan)
-    # All first responses, then all second ones.
-    groups = totals.view(settings.num_generations, -1)
-    if settings.algorithm == "rloo":
-        advantages = policy_gradient.rloo_advantages(groups)
-    else:
-        advantages = policy_gradient.grpo_advantages(groups, settings.scale_by_std)
-    return advantages.view(-1, 1) * mask, None
 
 
 class RlhfState(Attributes):
