@@ -52,13 +52,10 @@ class PreferenceData:
 
     def compute_reference(self, policy: Policy) -> None:
         """Compute the log-probabilities under the reference model."""
-
-        def computed(rows: Examples) -> Tensor:
-            return torch.from_numpy(response_logprobs(policy, rows))[None]
-
-        self.reference = computed(self.rows)
+        self.reference = torch.from_numpy(response_logprobs(policy, self.rows))[None]
         if self.mismatched is not None:
-            self.mismatched_reference = computed(self.mismatched)
+            logprobs = response_logprobs(policy, self.mismatched)
+            self.mismatched_reference = torch.from_numpy(logprobs)[None]
 
     def reference_point(self, policy: Policy, rows: np.ndarray) -> Tensor | None:
         """Return the reward with which KTO compares the rewards of rows; None for other losses.

@@ -100,7 +100,7 @@ class Checkpointer:
 
     def __init__(self, job: Job[Any], **components: Stateful) -> None:
         self.job, self.lock = job, StateLock()
-        self.components: dict[str, Stateful] = {**components, "generators": Generators()}
+        self.components = components
         for component in components.values():
             if hasattr(component, "state_lock"):
                 component.state_lock = self.lock
@@ -182,6 +182,7 @@ class Checkpointer:
                 elif value.nbytes <= MAX_COPIED_BYTES:
                     value = value.detach().clone()
                 state[f"{component}.{name}"] = value
+        state |= {name: each.get_state() for name, each in random_generators().items()}
         self.step, self.outcome, self.state = step, outcome, state
         self.log_bytes = {log.name: log.stat().st_size for log in self.job.result.glob("*.jsonl")}
         self.lock.end()
@@ -290,6 +291,9 @@ class Checkpointer:
                 component.load_state_dict(
                     {own_name: state[key] for own_name, key in names.items() if own_name != key}
                 )
+            for name, generator in random_generators().items():
+                if name in state:
+                    generator.set_state(state[name])
             if rank() == 0:
                 for log in own.glob("*.jsonl"):
                     shutil.copyfile(log, self.job.result / log.name)
@@ -298,22 +302,13 @@ class Checkpointer:
         return 0, None
 
 
-class Generators:
-    """The random number generators of torch."""
-
-    def __init__(self) -> None:
-        self.generators = {"cpu": torch.default_generator}
-        if torch.cuda.is_available():
-            self.generators["cuda"] = torch.cuda.default_generators[torch.cuda.current_device()]
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the state of each generator, as bytes."""
-        return {name: generator.get_state() for name, generator in self.generators.items()}
-
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Restore the generators of the devices that this machine has."""
-        for name in state.keys() & self.generators:
-            self.generators[name].set_state(state[name])
+def random_generators() -> dict[str, torch.Generator]:
+    """Return the random number generators of torch on the devices that this machine has."""
+    generators = {"generators.cpu": torch.default_generator}
+    if torch.cuda.is_available():
+        device = torch.cuda.current_device()
+        generators["generators.cuda"] = torch.cuda.default_generators[device]
+    return generators
 
 
 def write_tensors(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -35,7 +35,6 @@ class Evaluations(Attributes):
     model are kept there until the end: a resumed run starts with an empty result folder.
 
     Args:
-        job: The training job.
         num_steps: Optimizer steps of the run, unless it stops early.
         evaluate: Returns metrics on the eval split by name.
         save: Writes the model into a folder.
