@@ -80,18 +80,14 @@ def test_a_reward_recipe_reads_the_sequence_that_it_was_trained_on(tokenizer, ch
         assert encode([PROMPT], [RESPONSE]) == [prompt + response]
 
 
-def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer):
+def test_a_reward_model_with_another_vocabulary_or_template_reads_text(tokenizer, chatml):
     assert choose_encoder(tokenizer, False, "dialogue", tokenizer, "dialogue") == (None, True)
     encoder, shared = choose_encoder(toy(290), True, "dialogue", tokenizer, "dialogue")
     assert encoder and not shared
     # With the vocabulary of the actor, it can start a critic.
-    both = as_chatml(tokenizer)
-    encoder, shared = choose_encoder(both, False, "chat", both, "dialogue")
+    encoder, shared = choose_encoder(chatml, False, "chat", chatml, "dialogue")
     assert encoder and shared
-
-
-def test_a_classifier_reads_ids_only_if_its_template_ends_as_responses_do(chatml):
-    # Behind <|im_end|>, ChatML has a line break, at which such a classifier scores.
+    # Behind <|im_end|>, ChatML has a line break, at which a classifier scores.
     assert choose_encoder(chatml, True, "chat", chatml, "chat")[0]
     assert choose_encoder(chatml, False, "chat", chatml, "chat") == (None, True)
     chatml.chat_template = chatml.chat_template.replace(
