@@ -9,8 +9,6 @@ Shao et al. 2024 (GRPO), Liu et al. 2025 (Dr. GRPO), Yu et al. 2025 (DAPO), Zhen
 (GSPO).
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -309,16 +307,6 @@ def ratio_statistics(
         "clipfrac_low": low.sum(dtype=torch.float32),
         "clipfrac_high": high.sum(dtype=torch.float32),
     }
-
-
-def num_clipped_values(values: Tensor, old_values: Tensor, clip_range: float) -> Tensor:
-    """Return the number of values that moved by more than clip_range.
-
-    Inputs of any shape; the number is a scalar tensor. As in value_loss, a clip_range of 0 clips
-    none.
-    """
-    limit = clip_range if clip_range > 0 else math.inf
-    return ((values - old_values).abs() > limit).sum(dtype=torch.float32)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -7,6 +7,7 @@ in TRL.
 Shapes: B and R as in snakechat/algorithms/rollouts.py.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -150,7 +151,8 @@ def value_gradients(
         losses = policy_gradient.value_loss(values, old_values, returns, clip_range)
         loss = micro_batch.counted / num_tokens * losses.sum()
         engine.backward(loss, micro_batch.is_last)
-        clipped = policy_gradient.num_clipped_values(values.detach(), old_values, clip_range)
+        # As in value_loss, a clip_range of 0 clips none.
+        clipped = ((values.detach() - old_values).abs() > (clip_range or math.inf)).sum()
         sums += micro_batch.counted * torch.stack([loss.detach(), clipped / num_tokens])
     loss_sum, clipfrac_sum = all_reduce_sum(sums).tolist()
     return {"value/loss": loss_sum, "value/clipfrac": clipfrac_sum}

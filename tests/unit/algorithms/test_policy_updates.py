@@ -214,6 +214,8 @@ def test_value_gradients_equal_those_of_the_plain_loss(folder, tokenizer):
     metrics = value_gradients(Engine(critic), rollouts, ROWS, experience, make_settings())
     torch.testing.assert_close(gradients_of(critic), expected, rtol=1e-3, atol=1e-5)
     assert metrics["value/loss"] == pytest.approx(loss.item(), rel=1e-4)
+    clipped = ((torch.cat(values) - old_values).abs() > 0.2).float().mean().item()
+    assert metrics["value/clipfrac"] == pytest.approx(clipped) and clipped > 0
 
 
 def test_mean_metrics_skip_updates_without_a_value():
