@@ -227,7 +227,7 @@ class RlhfState(Attributes):
         judged = scores[~scores.isnan()]
         if self.score is None and len(judged):
             self.score = judged[0].item()
-        if len(judged) and (judged != self.score).any():
+        if self.score is not None and (judged != self.score).any():
             self.num_equal = -1
             return
         self.num_equal += len(scores)

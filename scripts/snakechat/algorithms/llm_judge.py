@@ -235,10 +235,10 @@ class LlmJudge:
                     self.counts["cache_hits"] += 1
                 else:
                     for _ in range(READ_ATTEMPTS):
-                        reply = self._parse(await self._send(client, body))
-                        if read(reply.text) is not None:
+                        sent = self._parse(await self._send(client, body))
+                        if read(sent.text) is not None:
                             break
-                    reply = store_reply(self.folder, body, reply)
+                    reply = store_reply(self.folder, body, sent)
             replies[key] = reply.text
             if rank() == 0:
                 progress.update(len(replies))

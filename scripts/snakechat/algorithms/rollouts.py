@@ -55,13 +55,18 @@ def sample_on_all_ranks(
             responses, own_logprobs = sampler.sample(prompts, own_rows)
             # The other ranks of the sampler have the same responses.
             if rank() % sampler.num_ranks == 0:
-                for table, values, offset in (ids, responses, 1), (logprobs, own_logprobs or [], 0):
-                    for number, sequences in enumerate(values):
-                        for row, sequence in zip(own_rows, sequences, strict=True):
-                            table[number, row, : len(sequence)] = torch.tensor(sequence) + offset
+                _fill(ids, own_rows, responses, 1)
+                _fill(logprobs, own_rows, own_logprobs or [], 0)
     shifted_ids = all_reduce_sum(ids)
     gathered = [[row[row > 0].sub(1).tolist() for row in rows] for rows in shifted_ids]
     return gathered, all_reduce_sum(logprobs) if sampler.has_copy else None
+
+
+def _fill(table: Tensor, columns: range, values: TokenLists, offset: int) -> None:
+    """Write values [A][columns] of tokens, plus an offset, to a table [A, n, tokens]."""
+    for number, sequences in enumerate(values):
+        for column, sequence in zip(columns, sequences, strict=True):
+            table[number, column, : len(sequence)] = torch.tensor(sequence) + offset
 
 
 def share_random_numbers() -> None:
