@@ -81,19 +81,6 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
-@pytest.fixture
-def opt_hub(monkeypatch):
-    """A Hub that has the configs of OPT, without a connection."""
-    # They import torch.
-    from snakechat.estimates import job_estimate
-    from support.specs import OPT_CONFIGS
-
-    def config_of(name, revision):
-        return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
-
-    monkeypatch.setattr(job_estimate, "hub_config", config_of)
-
-
 @pytest.fixture(autouse=True)
 def process_state():
     """Restore the handlers that a training in the process of the test replaces, and the variables

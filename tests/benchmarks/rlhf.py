@@ -21,6 +21,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from measuring import (
     MODEL,
     RATE,
@@ -69,8 +70,6 @@ def prepare(vocabulary, folder, rounds):
 
     ROUND.json contains the case and the prompts of each step, in the order of train_rlhf.
     """
-    import torch
-
     from gpu.workloads import write_tokens
     from snakechat.data.dialogues import parse_prompt
     from snakechat.data.encoder import Encoder
@@ -110,8 +109,6 @@ def prepare(vocabulary, folder, rounds):
 
 def make_eos_likely(model, prompts, eos_id, likelihood):
     """Change a model so that the mean probability of eos after prompts is likelihood."""
-    import torch
-
     eos = model.get_output_embeddings().weight[eos_id]
     with torch.no_grad():
         # Iterate, because the bias of the last norm changes the other logits slightly, too.
@@ -123,48 +120,41 @@ def make_eos_likely(model, prompts, eos_id, likelihood):
 
 
 def ours(folder, case, turn):
-    """Run main of train_rlhf for the steps of a case."""
+    """Run main of train_rlhf for the steps of a case, with the default settings otherwise."""
     from transformers import OPTForSequenceClassification  # noqa: F401
 
-    from gpu.workloads import train
+    from gpu.workloads import make_job, train
 
     importlib.import_module("train_rlhf")
     folder = Path(folder, case)
     case, idle = json.loads((folder / f"{turn}.json").read_text()), rss_mb()
+    number = case["prompts"] * case["num_generations"]
+    in_loss = {"kl_in": "loss", "kl_estimator": "k3"} if case["algorithm"] == "grpo" else {}
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        job = rlhf_job(case, folder, Path(work, "result"), SEED + int(turn))
+        job = make_job(
+            "rlhf",
+            {name: folder / name for name in ("actor", "reward", "tokens")},
+            Path(work, "result"),
+            {"gpus_per_node": 0, "threads": THREADS, "micro_batch_tokens": MICRO_BATCH_TOKENS},
+            algorithm=case["algorithm"],
+            num_generations=case["num_generations"],
+            rollout_batch_size=case["prompts"],
+            global_batch_size=number,
+            max_prompt_length=PROMPT_LIMIT,
+            max_response_length=case["limit"],
+            actor_learning_rate=RATE,
+            critic_learning_rate=RATE,
+            kl_coef=KL_COEF,
+            lora_rank=0,
+            seed=SEED + int(turn),
+            **in_loss,
+            **SETTINGS,
+        )
         ends = train(job, WARM_UP + STEPS)
         times = map(json.loads, (job.log_folder / "times.jsonl").read_text().splitlines())
         tokens = [step["tokens"] for step in times]
-    number = case["prompts"] * case["num_generations"]
     mean = sum(tokens) / len(tokens) / number
     return measured(ends, WARM_UP, STEPS * number, idle, mean_response_tokens=mean)
-
-
-def rlhf_job(case, folder, result, seed):
-    """Return a job of train_rlhf with the default settings, except for those of the case."""
-    from gpu.workloads import make_job
-
-    in_loss = {"kl_in": "loss", "kl_estimator": "k3"} if case["algorithm"] == "grpo" else {}
-    return make_job(
-        "rlhf",
-        {name: folder / name for name in ("actor", "reward", "tokens")},
-        result,
-        {"gpus_per_node": 0, "threads": THREADS, "micro_batch_tokens": MICRO_BATCH_TOKENS},
-        algorithm=case["algorithm"],
-        num_generations=case["num_generations"],
-        rollout_batch_size=case["prompts"],
-        global_batch_size=case["prompts"] * case["num_generations"],
-        max_prompt_length=PROMPT_LIMIT,
-        max_response_length=case["limit"],
-        actor_learning_rate=RATE,
-        critic_learning_rate=RATE,
-        kl_coef=KL_COEF,
-        lora_rank=0,
-        seed=seed,
-        **in_loss,
-        **SETTINGS,
-    )
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import torch
 from measuring import (
     BETAS,
     MODEL,
@@ -34,25 +35,12 @@ from measuring import (
     rss_mb,
     run,
 )
+from torch.nn.functional import logsigmoid
 
 CASES = [f"{name} {stage}" for name in VOCABULARIES for stage in ("sft", "reward", "dpo")]
 BATCH, LIMIT, WARM_UP, STEPS = 8, 512, 2, 8
 # micro_batch_tokens of Snakechat: a step has one or a few micro-batches.
 MICRO_BATCH_TOKENS = 4096
-
-
-def responses_of(stage):
-    return ["chosen"] if stage == "sft" else ["chosen", "rejected"]
-
-
-def num_tokens(steps, stage):
-    """Return the number of tokens in the measured steps."""
-    return sum(
-        len(row["prompt"]) + len(row[response])
-        for step in steps[WARM_UP:]
-        for row in step
-        for response in responses_of(stage)
-    )
 
 
 def prepare(vocabulary, folder, rounds):
@@ -71,7 +59,7 @@ def prepare(vocabulary, folder, rounds):
     prompts, chosen, rejected = zip(*rows, strict=True)
     encoded = accepted(encoder.conversations([*map(parse_prompt, prompts)], chosen, rejected))
     fitting = [
-        {"prompt": prompt, **dict(zip(("chosen", "rejected"), responses, strict=True))}
+        {"prompt": prompt, "chosen": responses[0], "rejected": responses[1]}
         for prompt, responses in encoded
         if len(prompt) + max(map(len, responses)) <= LIMIT
     ]
@@ -84,6 +72,20 @@ def prepare(vocabulary, folder, rounds):
     steps = [[rows[row] for row in batch] for batch in batches]
     (folder / "steps.json").write_text(json.dumps(steps))
     write_reference(training_job("dpo", folder, folder / "result"))
+
+
+def read_case(folder, case):
+    """Return the folder and the stage of a case; the sequences of each step, chosen ones first; and
+    the number of tokens in the measured steps.
+    """
+    vocabulary, stage = case.split()
+    folder = Path(folder, vocabulary)
+    responses = ["chosen"] if stage == "sft" else ["chosen", "rejected"]
+    steps = [
+        [row["prompt"] + row[response] for response in responses for row in rows]
+        for rows in json.loads((folder / "steps.json").read_text())
+    ]
+    return folder, stage, steps, sum(len(ids) for step in steps[WARM_UP:] for ids in step)
 
 
 def training_job(stage, folder, result):
@@ -108,93 +110,51 @@ def ours(folder, case, turn):
 
     from gpu.workloads import metrics, train
 
-    vocabulary, stage = case.split()
-    folder = Path(folder, vocabulary)
-    steps = json.loads((folder / "steps.json").read_text())
+    folder, stage, _, tokens = read_case(folder, case)
     importlib.import_module(f"train_{stage}")
     idle = rss_mb()
     with tempfile.TemporaryDirectory(dir=folder) as work:
         job = training_job(stage, folder, Path(work, "result"))
         ends = train(job, WARM_UP + STEPS)
         loss = next(step["loss"] for step in metrics(job) if step.get("loss") is not None)
-    return measured(ends, WARM_UP, num_tokens(steps, stage), idle, first_loss=loss)
+    return measured(ends, WARM_UP, tokens, idle, first_loss=loss)
 
 
 def deepspeed_chat(folder, case, turn):
     """Train with the batches and losses of DeepSpeed-Chat in a plain loop."""
-    import torch
-    from transformers import (  # noqa: F401 imported before idle memory
-        AutoModel,
-        AutoModelForCausalLM,
-        AutoTokenizer,
-        OPTForCausalLM,
-        OPTModel,
-    )
+    from transformers import AutoTokenizer, OPTForCausalLM, OPTModel
 
     torch.manual_seed(SEED)
-    vocabulary, stage = case.split()
-    folder = Path(folder, vocabulary)
-    steps = json.loads((folder / "steps.json").read_text())
+    folder, stage, steps, tokens = read_case(folder, case)
     pad_id = AutoTokenizer.from_pretrained(folder / "model").pad_token_id
-    idle, ends, first = rss_mb(), [], None
-
-    def load(kind):
-        return kind.from_pretrained(folder / "model", dtype=torch.bfloat16)
-
+    idle, ends, losses = rss_mb(), [], []
+    # A backbone and its score head, or a model, for DPO with its reference.
+    kinds = {"sft": [OPTForCausalLM], "reward": [OPTModel], "dpo": [OPTForCausalLM] * 2}[stage]
+    models = [kind.from_pretrained(folder / "model", dtype=torch.bfloat16) for kind in kinds]
+    weights = [*models[0].parameters()]
     if stage == "reward":
-        backbone = load(AutoModel)
-        size = backbone.config.hidden_size
-        head = torch.nn.Linear(size, 1, bias=False, dtype=torch.bfloat16)
-        weights = [*backbone.parameters(), *head.parameters()]
-        models = (backbone, head)
-    else:
-        models = (load(AutoModelForCausalLM),)
-        weights = list(models[0].parameters())
-        if stage == "dpo":
-            models += (load(AutoModelForCausalLM),)
-    masters = Masters(weights)
-    for rows in steps:
-        loss = LOSSES[stage](*models, *padded(rows, responses_of(stage), pad_id))
+        size = models[0].config.hidden_size
+        models.append(torch.nn.Linear(size, 1, bias=False, dtype=torch.bfloat16))
+        weights += models[1].parameters()
+    masters = [weight.detach().float() for weight in weights]
+    optimizer = torch.optim.AdamW(masters, RATE, BETAS, weight_decay=0.0, fused=True)
+    for sequences in steps:
+        ids = torch.tensor([each + [pad_id] * (LIMIT - len(each)) for each in sequences])
+        mask = torch.tensor([[1] * len(each) + [0] * (LIMIT - len(each)) for each in sequences])
+        loss = LOSSES[stage](*models, ids, mask)
         loss.backward()
-        masters.step()
-        first = loss.item() if first is None else first
-        ends.append(time.perf_counter())
-    return measured(ends, WARM_UP, num_tokens(steps, stage), idle, first_loss=first)
-
-
-class Masters:
-    """fp32 master copies of 16-bit weights, updated by torch's fused AdamW."""
-
-    def __init__(self, weights):
-        import torch
-
-        self.weights = weights
-        self.masters = [weight.detach().float() for weight in weights]
-        self.optimizer = torch.optim.AdamW(self.masters, RATE, BETAS, weight_decay=0.0, fused=True)
-
-    def step(self):
-        """Update the weights with their gradients, clipped to a norm of 1; free the gradients."""
-        import torch
-
-        for master, weight in zip(self.masters, self.weights, strict=True):
+        for master, weight in zip(masters, weights, strict=True):
             # A weight that no loss reads has no gradient.
             master.grad = None if weight.grad is None else weight.grad.float()
             weight.grad = None
-        torch.nn.utils.clip_grad_norm_(self.masters, 1.0)
-        self.optimizer.step()
+        torch.nn.utils.clip_grad_norm_(masters, 1.0)
+        optimizer.step()
         with torch.no_grad():
-            for master, weight in zip(self.masters, self.weights, strict=True):
+            for master, weight in zip(masters, weights, strict=True):
                 weight.copy_(master)
-
-
-def padded(rows, responses, pad_id):
-    """Return input_ids and attention_mask [B, LIMIT]: chosen sequences, then any rejected ones."""
-    import torch
-
-    sequences = [row["prompt"] + row[response] for response in responses for row in rows]
-    ids = [sequence + [pad_id] * (LIMIT - len(sequence)) for sequence in sequences]
-    mask = [[1] * len(sequence) + [0] * (LIMIT - len(sequence)) for sequence in sequences]
-    return torch.tensor(ids), torch.tensor(mask)
+        losses.append(loss.item())
+        ends.append(time.perf_counter())
+    return measured(ends, WARM_UP, tokens, idle, first_loss=losses[0])
 
 
 def sft_loss(model, ids, mask):
@@ -204,25 +164,18 @@ def sft_loss(model, ids, mask):
 
 def reward_loss(backbone, head, ids, mask):
     """Compare the scores at all positions from the first difference to the longer end."""
-    import torch
-
     hidden = backbone(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
-    losses = []
-    for scores, tokens, real in zip(
-        *(zip(*table.chunk(2), strict=True) for table in (head(hidden).squeeze(-1), ids, mask)),
-        strict=True,
-    ):
-        start = (tokens[0] != tokens[1]).nonzero()[0]
-        end = max(sequence.sum() for sequence in real)
-        margins = scores[0][start:end] - scores[1][start:end]
-        losses.append(-torch.nn.functional.logsigmoid(margins).mean())
+    losses, scores, half = [], head(hidden).squeeze(-1), len(ids) // 2
+    for chosen, rejected in zip(range(half), range(half, 2 * half), strict=True):
+        start = (ids[chosen] != ids[rejected]).nonzero()[0]
+        end = max(mask[chosen].sum(), mask[rejected].sum())
+        margins = scores[chosen][start:end] - scores[rejected][start:end]
+        losses.append(-logsigmoid(margins).mean())
     return torch.stack(losses).mean()
 
 
 def dpo_loss(model, reference, ids, mask, beta=0.1):
     """Compare log-probabilities of the tokens from the first difference on, under both models."""
-    import torch
-
     chosen, rejected = ids.chunk(2)
     differs = (chosen != rejected).int().cummax(dim=1).values
     targets = (mask * torch.cat([differs, differs]))[:, 1:]
@@ -235,7 +188,7 @@ def dpo_loss(model, reference, ids, mask, beta=0.1):
     with torch.no_grad():
         ref_logprobs = logprobs(reference)
     chosen, rejected = (logprobs(model) - ref_logprobs).chunk(2)
-    return -torch.nn.functional.logsigmoid(beta * (chosen - rejected)).mean()
+    return -logsigmoid(beta * (chosen - rejected)).mean()
 
 
 LOSSES = {"sft": sft_loss, "reward": reward_loss, "dpo": dpo_loss}

@@ -8,15 +8,16 @@ import pytest
 
 from conftest import ROOT
 from snakechat.data.ragged_arrays import open_ragged
+from snakechat.estimates import job_estimate
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate, model_config, total_flops
 from snakechat.estimates.memory import SCORE
 from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
 from snakechat.jobs.staleness import Specs
 from support.configs import load
-from support.specs import ONE_GPU, SMALL
+from support.specs import ONE_GPU, OPT_CONFIGS, SMALL
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("opt_hub")]
+pytestmark = pytest.mark.slow
 
 OPT_1_3B_WEIGHTS = 1_315_758_080
 # A dataset whose number of rows is unknown, and a model that is not of OPT.
@@ -27,8 +28,13 @@ TRAINED, TOKENS = "output/sft/mine", "output/tokens/sft/mine"
 
 @pytest.fixture(autouse=True)
 def fresh_folder(tmp_path, monkeypatch):
-    """A folder of the build, without results."""
+    """A folder of the build, without results, and a Hub that has the configs of OPT."""
     monkeypatch.chdir(tmp_path)
+
+    def config_of(name, revision):
+        return json.dumps(OPT_CONFIGS[name.removeprefix("facebook/")])
+
+    monkeypatch.setattr(job_estimate, "hub_config", config_of)
 
 
 def plan_of(rule, stage, recipe, **placement):
