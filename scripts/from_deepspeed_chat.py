@@ -10,6 +10,7 @@ and why. config/deepspeed_chat_flags.yaml has the flags.
 
 import argparse
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,13 +79,8 @@ def stage_of(program: str, words: Sequence[str]) -> str:
 
 def gpus_of(launcher: Sequence[str]) -> int:
     """Return the number of GPUs of the launcher `deepspeed`: 8 where it takes all of a node."""
-    if not launcher:
-        return 1
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--num_gpus", type=int, default=8)
-    parser.add_argument("--num_nodes", type=int, default=1)
-    options, _ = parser.parse_known_args(launcher)
-    return options.num_gpus * options.num_nodes
+    given = dict(re.findall(r"--num_(gpus|nodes)[ =](\d+)", " ".join(launcher)))
+    return int(given.get("gpus", 8)) * int(given.get("nodes", 1)) if launcher else 1
 
 
 def given_flags(stage: str, words: Sequence[str], flags: Sequence[Flag]) -> dict[str, Any]:
