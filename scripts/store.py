@@ -88,13 +88,22 @@ class Entry(NamedTuple):
         folder: Its folder, or the one that it would have; named after its key.
         is_finished: Whether it is a result.
         num_bytes: The size of its files.
-        used: Unix time of the last use: when it was made, or when a path was linked to it.
+        used: Unix time at which it was made, or a path was linked to it last.
     """
 
     folder: Path
     is_finished: bool
     num_bytes: int
     used: float
+
+    @classmethod
+    def of(cls, folder: Path, is_finished: bool = True) -> "Entry":
+        """Return what is in a folder of a store now."""
+        place = folder if is_finished else work_path(folder)
+        # A job that runs changes what is in its folder.
+        places = [place] if is_finished else [place, *place.iterdir()]
+        used = max(path.stat().st_mtime for path in places)
+        return cls(folder, is_finished, size_of(place), used)
 
     @property
     def id(self) -> str:
@@ -116,17 +125,13 @@ class Entry(NamedTuple):
         return started.timestamp() + record["seconds"], record["host"]
 
 
-def examine(folders: Iterable[Path], is_finished: bool = True) -> list[Entry]:
-    """Return results, or what jobs make or left of them, by their folders."""
+def examine(store: Path, is_finished: bool = True) -> list[Entry]:
+    """Return the results in a store, or what jobs make or left of them."""
     entries = []
-    for folder in folders:
-        place = folder if is_finished else work_path(folder)
+    for folder in stored_folders(store, is_finished=is_finished):
         # Another process may remove it.
         with suppress(FileNotFoundError):
-            # A job that runs changes what is in its folder.
-            places = [place] if is_finished else [place, *place.iterdir()]
-            used = max(path.stat().st_mtime for path in places)
-            entries.append(Entry(folder, is_finished, size_of(place), used))
+            entries.append(Entry.of(folder, is_finished))
     return entries
 
 
@@ -137,7 +142,7 @@ def total_of(entries: Iterable[Entry]) -> str:
 
 def format_time(seconds: float) -> str:
     """Return a Unix time in the local time zone, to the minute."""
-    return datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
 
 
 # --- list -------------------------------------------------------------------------------------
@@ -147,7 +152,7 @@ def list_results(store: Path) -> None:
     """Print a line for each result with the number of its versions."""
     names = named_versions(Path("output"))
     versions: dict[str, list[Entry]] = {}
-    entries = examine(stored_folders(store))
+    entries = examine(store)
     for entry in entries:
         # A result without a name belongs to another output folder.
         for path in names.get(entry.folder.resolve(), [entry.id]):
@@ -166,7 +171,7 @@ def list_versions(target: str) -> None:
         InputError: There are none.
     """
     path = target.rstrip("/").removesuffix(f".{MANIFEST}")
-    entries = sorted(examine(versions_of(path)), key=Entry.made)
+    entries = sorted(map(Entry.of, versions_of(path)), key=Entry.made)
     if not entries:
         raise InputError(f"no version of {path}")
     current = linked_folder(path)
@@ -217,12 +222,12 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     for entry in removed:
         paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
         print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
-    left = examine(stored_folders(store))
+    left = examine(store)
     print(
         f"{len(removed):,} results removed, {total_of(removed)};"
         f" {len(left):,} left, {total_of(left)}"
     )
-    unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
+    unfinished = examine(store, is_finished=False)
     if kept := [entry for entry in unfinished if entry.is_interrupted]:
         print(
             f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {total_of(kept)}:"
@@ -245,8 +250,8 @@ def collect(
     Returns:
         What was removed.
     """
-    unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
-    entries = [*examine(stored_folders(store)), *unfinished]
+    unfinished = examine(store, is_finished=False)
+    entries = [*examine(store), *unfinished]
     num_bytes = sum(entry.num_bytes for entry in entries)
     # A job may wait in the queue of a cluster to go on from its checkpoints.
     kept = [entry for entry in unfinished if entry.is_interrupted and not interrupted]

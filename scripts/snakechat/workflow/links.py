@@ -121,7 +121,7 @@ def is_linked(path: str | Path, folder: Path) -> bool:
     """Return whether the path of a result leads to a folder of a store."""
     # A version is complete with its last link; people may replace links to its files.
     *_, last, of_path, of_manifest = _links(Path(path), folder)
-    return all(_text_of(link) == text for link, text in (last, of_path, of_manifest))
+    return all(_has_text(link, text) for link, text in (last, of_path, of_manifest))
 
 
 def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
@@ -142,7 +142,7 @@ def _links(path: Path, folder: Path) -> list[tuple[Path, str]]:
 
 def replace_link(path: Path, text: str) -> None:
     """Have a path be a link with a text. One process at a time does this for a path."""
-    if _text_of(path) == text:
+    if _has_text(path, text):
         return
     check_link(path)
     make_folders(path.parent)
@@ -155,6 +155,10 @@ def replace_link(path: Path, text: str) -> None:
         # The error names the target.
         raise OSError(error.errno, error.strerror, str(temporary)) from None
     os.replace(temporary, path)
+
+
+def _has_text(link: Path, text: str) -> bool:
+    return link.is_symlink() and os.readlink(link) == text
 
 
 def check_link(path: Path) -> None:
@@ -177,13 +181,6 @@ def link_text(link: Path, target: Path) -> str:
     return os.path.relpath(there, here) if is_inside else there
 
 
-def _text_of(link: Path) -> str | None:
-    try:
-        return os.readlink(link)
-    except OSError:
-        return None
-
-
 # --- where links lead -------------------------------------------------------------------------
 
 
@@ -204,7 +201,9 @@ def find_results(tree: Path) -> dict[Path, Path]:
     found = {
         path: linked_folder(path)
         for path in _links_and_copies(tree)
-        if (_leads_to_result(path) if path.is_symlink() else path.is_dir())
+        # A link may lead to a result that was removed.
+        if not path.is_file()
+        and (os.path.lexists(path / MANIFEST) or KEY.fullmatch(Path(os.readlink(path)).name))
     }
     stored = [*stored_folders(tree), *stored_folders(tree / STORE.name)]
     linked = set(found.values())
@@ -238,13 +237,6 @@ def _links_and_copies(tree: Path) -> Iterator[Path]:
 def is_manifest(path: Path) -> bool:
     """Return whether a path has the name of a manifest beside the path of a result."""
     return path.name.endswith(f".{MANIFEST}")
-
-
-def _leads_to_result(path: Path) -> bool:
-    """Return whether a link leads to a result or to one that was removed; not those to files."""
-    return not path.is_file() and (
-        os.path.lexists(path / MANIFEST) or KEY.fullmatch(Path(os.readlink(path)).name) is not None
-    )
 
 
 # --- versions ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +51,7 @@ from snakechat.workflow.store import (
     delete_lock,
     delete_work,
     is_undamaged,
+    is_writable,
     locked,
     make_folders,
     publish,
@@ -141,14 +142,11 @@ def take_checkpoints(job: Job[Any]) -> None:
     """
     for store in job.options.stores[1:]:
         other = Path(store, job.spec["rule"], job.key)
-        if any(job.states.glob("*")) or not any(work_path(other, "state").glob("*")):
+        is_left = any(work_path(other, "state").glob("*")) and is_writable(other)
+        if any(job.states.glob("*")) or not is_left:
             continue
-        with ExitStack() as lock:
-            try:
-                lock.enter_context(locked(other))
-            except (AlreadyLocked, OSError):
-                # The job runs there, or the store is read-only.
-                continue
+        # It may run there.
+        with suppress(AlreadyLocked), locked(other):
             moved = work_path(job.place, "moved")
             shutil.rmtree(moved, ignore_errors=True)
             shutil.copytree(work_path(other, "state"), moved)

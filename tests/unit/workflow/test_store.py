@@ -94,15 +94,6 @@ def test_on_a_file_system_without_locks_a_warning_is_printed(tmp_path, monkeypat
 # --- publishing and damage --------------------------------------------------------------------
 
 
-def test_a_result_is_published_in_place_of_a_damaged_one(store):
-    folder = make_result(store)
-    shutil.copytree(folder, work_path(folder, "result"))
-    (folder / "model").write_text("damaged")
-    publish(folder)
-    assert not result_damage(folder) and complete_result(folder)
-    assert stored_folders(store) == [folder]
-
-
 def put_a_link(path):
     # The text of the link is as long as the model.
     path.rename(path.parent.with_name("link"))
@@ -144,11 +135,14 @@ def test_damage_is_noticed(store, name):
     # The record of a run differs from run to run.
     (folder / "run.json").write_text("{}")
     assert not result_damage(folder) and complete_result(folder)
+    shutil.copytree(folder, work_path(folder, "result"))
     DAMAGES[name](folder)
     assert result_damage(folder)
     # Planning reads no file.
     assert bool(complete_result(folder)) == (name in UNREAD)
     assert set(find_results(Path("output"))) == set(find_results(store)) == {folder}
+    publish(folder)
+    assert not result_damage(folder) and stored_folders(store) == [folder]
 
 
 # --- space ------------------------------------------------------------------------------------
