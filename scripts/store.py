@@ -213,11 +213,17 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
     interrupted: As for collect.
 
     Raises:
-        InputError: As paths_by_key.
+        InputError: As paths_by_key. Or the store has results, and nothing leads to one.
     """
     names = named_versions(Path("output"))
     started = time.time() - CLOCK_DIFFERENCE
     needed = paths_by_key(store, Path("output"))
+    results = stored_folders(store)
+    if results and needed.keys().isdisjoint(folder.name for folder in results):
+        raise InputError(
+            f"no path leads to a result in {store}: start a build in each folder that uses it,"
+            " which links its results; or delete the store, if nobody needs it"
+        )
     removed = collect(store, needed, started, max_bytes, interrupted)
     for entry in removed:
         paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))

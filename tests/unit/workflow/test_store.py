@@ -27,7 +27,7 @@ from snakechat.workflow.store import (
     warn_of_size,
     work_path,
 )
-from store import collect
+from store import collect, remove
 from support.specs import EMPTY_SPEC
 from support.stored_results import make_result
 
@@ -324,7 +324,7 @@ def test_nothing_is_removed_where_what_is_needed_is_unknown(store, aged, message
     register(store)
     UNKNOWN[message](Path("output"))
     with pytest.raises(InputError, match=message):
-        collect_unneeded(store)
+        remove(store, 0, interrupted=False)
     assert stored_folders(store) == sorted(aged)
 
 
