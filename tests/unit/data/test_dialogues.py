@@ -64,15 +64,17 @@ def test_empty_prompts(text):
     assert is_empty(parse_prompt(text))
 
 
-def test_a_prompt_with_turns_gets_the_marker_of_the_response():
-    for text in ("\n\nHuman: Hello.", "\n\nHuman: Hello.\n\nAssistant: \n"):
-        assert parse_prompt(text) == [("user", "Hello.")]
-        assert render_prompt(parse_prompt(text)) == "\n\nHuman: Hello.\n\nAssistant:"
-
-
-def test_the_space_after_a_marker_belongs_to_the_marker():
-    turns = parse_prompt("\n\nHuman:Hello. \n\nAssistant:  Hi.")
-    assert turns == [("user", "Hello. "), ("assistant", " Hi.")]
+@pytest.mark.parametrize(
+    ("text", "turns"),
+    [
+        ("\n\nHuman: Hello.", [("user", "Hello.")]),
+        ("\n\nHuman: Hello.\n\nAssistant: \n", [("user", "Hello.")]),
+        # The space after a marker belongs to it.
+        ("\n\nHuman:Hello. \n\nAssistant:  Hi.", [("user", "Hello. "), ("assistant", " Hi.")]),
+    ],
+)
+def test_markers_and_the_space_behind_them_are_no_text(text, turns):
+    assert parse_prompt(text) == turns
 
 
 def metaspace():

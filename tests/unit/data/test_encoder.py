@@ -49,11 +49,10 @@ def test_special_tokens_in_a_dialogue_are_text(trained):
 
 
 def test_truncation_and_padding_of_tokenizer_json_are_disabled(trained):
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(trained.backend_tokenizer.to_str()), eos_token="</s>"
-    )
-    tokenizer.backend_tokenizer.enable_truncation(5)
-    tokenizer.backend_tokenizer.enable_padding(length=40)
+    backend = Tokenizer.from_str(trained.backend_tokenizer.to_str())
+    backend.enable_truncation(5)
+    backend.enable_padding(length=40)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>")
     encoder = Encoder(tokenizer, "dialogue")
     # <s> or </s>, and a token for each letter.
     assert [len(ids) for ids in encoder.prompts(map(parse_prompt, ["Qwertzuio", "Q"]))] == [10, 2]
@@ -66,12 +65,10 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trai
     assert first.chat_template == chat_template(first)
     first.save_pretrained(tmp_path / "sft")
     found = Encoder(load_training_tokenizer(tmp_path / "sft", "auto"), "auto")
-    expected = Encoder(trained, "dialogue")
     assert found.template == "dialogue"
-    turns = list(map(parse_prompt, TEXTS))
-    assert found.prompts(turns) == expected.prompts(turns)
-    texts = [" Yes."] * len(turns)
-    assert [*found.conversations(turns, texts)] == [*expected.conversations(turns, texts)]
+    turns, texts = list(map(parse_prompt, TEXTS)), [" Yes."] * len(TEXTS)
+    expected = Encoder(trained, "dialogue").conversations(turns, texts)
+    assert [*found.conversations(turns, texts)] == [*expected]
 
 
 def test_slow_tokenizer_is_an_error():

@@ -10,6 +10,8 @@ import re
 import subprocess
 import sys
 import time
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
@@ -32,16 +34,6 @@ UNKNOWN = {"licence": None}
         (b"# Mine", UNKNOWN),
         (b"---\nlicense: [mit\n---\n", UNKNOWN),
         (b"---\nlicense: 'mit | [x](http://x)'\n---\n", UNKNOWN),
-        # No tag creates an object of Python.
-        (b"---\nlicense: mit\nx: !!python/name:os.system\n---\n", UNKNOWN),
-        # Numbers and aliases that would take hours.
-        (b"---\nx: 1" + b":1" * 400_000 + b"\nlicense: mit\n---\n", UNKNOWN),
-        (
-            b"---\na: &a [1, 2]\n"
-            + b"".join(b"%c: &%c [%b]\n" % (n, n, b"*%c," % (n - 1) * 9) for n in range(98, 120))
-            + b"license: mit\n---\n",
-            UNKNOWN,
-        ),
     ],
 )
 def test_facts_are_words_of_the_metadata(tmp_path, card, facts):
@@ -50,15 +42,23 @@ def test_facts_are_words_of_the_metadata(tmp_path, card, facts):
     assert card_facts(tmp_path) == facts
 
 
-# Of the first keys, all have the same hash.
-EQUAL_HASHES = ", ".join(f"{number * (2**61 - 1)}: 1" for number in range(15_000))
+ENDLESS = {
+    "a tag that creates an object of Python": "x: !!python/name:os.system",
+    "a tag that does not fit": "x: !!timestamp x",
+    "a number in base 60": "x: 1" + ":1" * 400_000,
+    "aliases": "\n".join(
+        ["a: &a [1, 2]", *(f"{b}: &{b} [{f'*{a},' * 9}]" for a, b in pairwise("abcdefghijklmnopq"))]
+    ),
+    "levels": "x: " + "[" * 100_000,
+    "keys with one hash": f"x: {{{', '.join(f'{n * (2**61 - 1)}: 1' for n in range(15_000))}}}",
+}
 
 
-@pytest.mark.parametrize("text", ["!!timestamp x", "[" * 100_000, f"{{{EQUAL_HASHES}}}"])
-def test_metadata_that_cannot_be_read_are_none_at_once(tmp_path, text):
-    (tmp_path / "README.md").write_text(f"---\nlicense: mit\nother: {text}\n---\n")
+@pytest.mark.parametrize("case", ENDLESS)
+def test_metadata_that_cannot_be_read_are_none_at_once(tmp_path, case):
+    (tmp_path / "README.md").write_text(f"---\n{ENDLESS[case]}\nlicense: mit\n---\n")
     start = time.process_time()
-    assert card_facts(tmp_path) == {"licence": None}
+    assert card_facts(tmp_path) == UNKNOWN
     assert time.process_time() - start < 2
 
 
@@ -109,8 +109,7 @@ def check(result, commit):
     folder, found, found_commit = result
     assert (found, found_commit) == (sorted(CHOSEN), commit)
     for name in CHOSEN:
-        with open(os.path.join(folder, name), "rb") as file:
-            assert file.read() == DATA[name], name
+        assert Path(folder, name).read_bytes() == DATA[name]
 
 
 @pytest.fixture
@@ -153,18 +152,14 @@ def test_files_are_downloaded_once_and_then_read_from_the_cache(hub, tmp_path):
 @pytest.mark.parametrize(("name", "replaced"), [("a.parquet", False), ("folder/c.txt", True)])
 def test_an_edited_file_of_the_cache_is_an_error_and_then_downloaded(hub, tmp_path, name, replaced):
     ((folder, *_),), _ = fetch(hub.endpoint, tmp_path, "lab/data")
-    path = os.path.join(folder, name)
+    path = Path(folder, name)
     if replaced:
         # As an editor does that renames: the link to the file is gone.
-        os.unlink(path)
-    with open(path, "wb") as file:
-        file.write(DATA[name][:-1] + b"!")
+        path.unlink()
+    path.write_bytes(DATA[name][:-1] + b"!")
     for environment in (OFFLINE, {}):
         (line,), _ = fetch(hub.endpoint, tmp_path, "lab/data", **environment)
-        assert line == (
-            f"hub dataset lab/data at main: {path} was edited or is damaged: start the build again,"
-            " without HF_HUB_OFFLINE, to download it again"
-        )
+        assert line.startswith(f"hub dataset lab/data at main: {path} was edited or is damaged: ")
     (result,), _ = fetch(hub.endpoint, tmp_path, "lab/data")
     check(result, hub.commit(DATASET))
 

@@ -23,8 +23,6 @@ from snakechat.data.records import (
 from support.dialogues import make_record
 
 ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
-# A row group and one row more than two of them.
-SEVERAL = 2 * ROWS_AT_A_TIME + 1
 
 
 def write(path, rows):
@@ -32,15 +30,6 @@ def write(path, rows):
         for row in rows:
             append(make_record(*row))
     return path
-
-
-def numbered(path, number):
-    """Write records with the prompts "0", "1", ..., which are their row numbers."""
-    return write(path, ((str(i), " yes", None) for i in range(number)))
-
-
-def chosen_rows(path, rows):
-    return [int(turns[0][1]) for turns, _, _ in read_records(path, np.array(rows, dtype=np.int64))]
 
 
 TEXTS = ["", "\t \u3000", " é中🙂", "a\x00b", "\u2028\u2029\r\n", ' "b"', "\ufffd\ufeff"]
@@ -77,17 +66,14 @@ def test_a_part_of_the_rows_is_in_memory(tmp_path, monkeypatch):
             assert pa.total_allocated_bytes() - before < 3_000_000
 
 
-@pytest.mark.parametrize(
-    "rows",
-    [
-        # The last row of a row group and the first of the next.
-        [0, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME - 1, ROWS_AT_A_TIME, ROWS_AT_A_TIME],
-        # None of the second row group, and the only row of the third.
-        [5, SEVERAL - 1],
-    ],
-)
-def test_selected_rows_are_repeated_as_often_as_selected(tmp_path, rows):
-    assert chosen_rows(numbered(tmp_path / "train.parquet", SEVERAL), rows) == rows
+def test_selected_rows_are_repeated_as_often_as_selected(tmp_path):
+    # A row group and one row more than two of them. The prompts are the row numbers.
+    end = ROWS_AT_A_TIME
+    path = write(tmp_path / "train.parquet", ((f"{i}", "", None) for i in range(2 * end + 1)))
+    # The last row of a group and the first of the next; the only row of the third.
+    for rows in ([0, end - 1, end - 1, end, end], [5, 2 * end]):
+        found = read_records(path, np.array(rows, np.int64))
+        assert [int(turns[0][1]) for turns, _, _ in found] == rows
 
 
 def test_a_few_records_are_counted_as_by_hand(tmp_path):
@@ -107,45 +93,31 @@ def test_fingerprints_ignore_whitespace_around_texts_only():
     assert fingerprint(" \n Why not?\t") == fingerprint("Why not?")
     # blake2b of no bytes, 8 bytes long, in every process.
     assert fingerprint("  ") == 0xE4A6A0577479B2B4
-    texts = ["", "Why not?", "Why  not?", "why not?", "Why not", "为什么不呢?", "Why not?\0"]
-    assert len({fingerprint(text) for text in texts}) == len(texts)
+    assert fingerprint("Why not?") != fingerprint("Why  not?")
 
 
 # --- ragged arrays ----------------------------------------------------------------------------
 
 
-def write_ragged(folder, *pieces, vocab_size=300):
-    with open_ragged(folder, "ids", vocab_size) as write_rows:
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
+@pytest.mark.parametrize("longest", [0, 9, 123456])
+def test_batches_are_read_as_one_array_of_views_that_cannot_be_written(
+    tmp_path, longest, vocab_size, dtype
+):
+    # After the first batch, the header would say 2 tokens; in the end, the number has six digits.
+    pieces = [[[1, 2], []], [], [[3]], [[], []], [[4, 5, vocab_size - 1], [7] * longest]]
+    with open_ragged(tmp_path, "ids", vocab_size) as write_rows:
         for piece in pieces:
             write_rows(piece)
-    return Ragged(folder, "ids")
-
-
-def test_batches_are_read_as_one_array_of_views_that_cannot_be_written(tmp_path):
-    pieces = [[[1, 2], []], [], [[3]], [[], []], [[4, 5, 6]]]
-    ragged = write_ragged(tmp_path, *pieces)
+    ragged = Ragged(tmp_path, "ids")
     rows = [row for piece in pieces for row in piece]
     assert [ragged[row].tolist() for row in range(len(ragged))] == rows
-    assert isinstance(ragged.ids, np.memmap)
+    assert ragged.lengths.tolist() == list(map(len, rows))
+    # The smallest type for the vocabulary.
+    assert isinstance(ragged.ids, np.memmap) and ragged.ids.dtype == dtype
+    assert len(ragged.ids) == longest + 6
     with pytest.raises(ValueError, match="read-only"):
         ragged[0][0] = 7
-
-
-# From the first piece on the header would say 9 tokens; in the end the number has six digits.
-@pytest.mark.parametrize("tokens", [0, 10, 123456])
-def test_headers_have_the_number_of_tokens(tmp_path, tokens):
-    write_ragged(tmp_path, [[7] * min(tokens, 9)], [[8] * (tokens - min(tokens, 9))])
-    ids = np.load(tmp_path / "ids.ids.npy", allow_pickle=False)
-    offsets = np.load(tmp_path / "ids.offsets.npy", allow_pickle=False)
-    assert ids.tolist() == [7] * min(tokens, 9) + [8] * (tokens - min(tokens, 9))
-    assert offsets.tolist() == [0, min(tokens, 9), tokens]
-
-
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, np.uint16), (65537, np.uint32)])
-def test_ids_have_the_smallest_type_for_the_vocabulary(tmp_path, vocab_size, dtype):
-    ragged = write_ragged(tmp_path, [[0, vocab_size - 1]], vocab_size=vocab_size)
-    assert ragged.ids.dtype == dtype
-    assert ragged[0].tolist() == [0, vocab_size - 1]
 
 
 # numpy.save itself truncates the smaller one.
