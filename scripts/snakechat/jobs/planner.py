@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import RECIPE_NAME, STAGES, Config, JobId
-from snakechat.jobs.page_jobs import PAGES
+from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE, job_placement, recipe_of, run_options
 from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow.errors import InputError

@@ -3,7 +3,7 @@
 To add a rule, write
 
 1. a function that describes its jobs: their settings, inputs, external files and options. It is in
-   data_jobs.py, model_jobs.py or page_jobs.py and has the name of the rule;
+   data_jobs.py or model_jobs.py and has the name of the rule;
 2. its row in RULES;
 3. its program, scripts/RULE.py, or the name of another one in the row;
 4. the rule itself in rules/*.smk: `use rule job as RULE with` its inputs, its output
@@ -20,9 +20,9 @@ from typing import Literal, NamedTuple
 
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
 from snakechat.config.sections import judge_access
-from snakechat.jobs import data_jobs, model_jobs, page_jobs
+from snakechat.jobs import data_jobs, model_jobs
 from snakechat.jobs.data_jobs import Description
-from snakechat.jobs.page_jobs import PAGES
+from snakechat.jobs.model_jobs import PAGES
 from snakechat.workflow.processes import SERIAL, Placement, RunOptions
 
 Loss = Literal["sft", "policy", "score"]
@@ -128,13 +128,15 @@ RULES: dict[str, Rule] = {
     ),
     # Gates and pages.
     "check_gate": Rule(model_jobs.check_gate, "gate", f"{STAGE}/{NAME}"),
-    "prompt_eval": Rule(page_jobs.prompt_eval, "prompt_eval", f"{STAGE}/{NAME}", work="evaluation"),
-    "rw_eval": Rule(page_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
+    "prompt_eval": Rule(
+        model_jobs.prompt_eval, "prompt_eval", f"{STAGE}/{NAME}", work="evaluation"
+    ),
+    "rw_eval": Rule(model_jobs.rw_eval, "rw_eval/reward", stage="reward", work="evaluation"),
     "draw_report": Rule(
-        page_jobs.draw_report, "report", f"{STAGE}/{NAME}", "draw_page", shows_provenance=True
+        model_jobs.draw_report, "report", f"{STAGE}/{NAME}", "draw_page", shows_provenance=True
     ),
     "draw_page": Rule(
-        page_jobs.draw_page,
+        model_jobs.draw_page,
         "pages",
         f"({'|'.join(PAGES)})/{STAGE}/{COMPARISON_NAME.pattern}",
         shows_provenance=True,

@@ -15,7 +15,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 
 from snakechat.data.model_files import CARD
-from snakechat.jobs.page_jobs import declared_licenses
+from snakechat.jobs.data_jobs import declared_licenses
 from snakechat.jobs.rules import RULES
 from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.pages.metrics import (

@@ -8,7 +8,7 @@ import pytest
 
 from snakechat.config.loading import check_config_text, parse_command_line_values, update
 from snakechat.config.recipes import STAGES, ConfigError
-from snakechat.jobs.page_jobs import declared_licenses
+from snakechat.jobs.data_jobs import declared_licenses
 from support.configs import load, project_values, tiny
 
 # --- text -------------------------------------------------------------------------------------

@@ -9,8 +9,7 @@ from snakechat.jobs.data_jobs import (
     base_model_files,
     dataset_files,
 )
-from snakechat.jobs.model_jobs import models_of, phases_of_datasets
-from snakechat.jobs.page_jobs import prompt_eval
+from snakechat.jobs.model_jobs import models_of, phases_of_datasets, prompt_eval
 from snakechat.jobs.planner import FIRST_TARGET, default_targets
 from snakechat.jobs.rules import RULES
 from snakechat.workflow.errors import InputError
