@@ -375,9 +375,15 @@ class RlhfTrainer:
 
 def critic_settings(settings: RlhfSettings) -> RlhfSettings:
     """Return the settings of the optimizer and the adapters of the critic."""
-    names = "lr_schedule", "lora_rank", "lora_alpha", "lora_learning_rate"
-    changes = {name: getattr(settings, f"critic_{name}") for name in names}
-    changes |= {"train_base": "none", "lora_target_modules": None, "train_only": None}
+    changes = {
+        "lr_schedule": settings.critic_lr_schedule,
+        "lora_rank": settings.critic_lora_rank,
+        "lora_alpha": settings.critic_lora_alpha,
+        "lora_learning_rate": settings.critic_lora_learning_rate,
+        "train_base": "none",
+        "lora_target_modules": None,
+        "train_only": None,
+    }
     return settings.model_copy(update=changes)
 
 
