@@ -20,6 +20,8 @@ REASONS = {
     "rungs.goes_down": PLACEMENT,
     "rungs.is_open": PLACEMENT,
     "rungs.noted_number": PLACEMENT,
+    "store.replies_folder": "where replies are stored",
+    "store.work_path": "where a job works",
 }
 
 
