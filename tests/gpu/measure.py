@@ -376,7 +376,8 @@ def plan_of_inputs(job):
         settings = (
             {"fields": FIELDS[recipes.PHASES[stage]]} if stage in recipes.PHASES else {"hub": ""}
         )
-        planned[entry["path"]] = PlannedJob({"rule": "fetch_model", "settings": settings})
+        spec = {"rule": "fetch_model", "name": "random", "settings": settings}
+        planned[entry["path"]] = PlannedJob(spec)
     return Plan(planned, set())
 
 
