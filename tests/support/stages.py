@@ -21,7 +21,7 @@ from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
 from snakechat.workflow.job import Job, read_manifests
-from snakechat.workflow.manifest import manifest_path, result_files, sealed_json
+from snakechat.workflow.manifest import MANIFEST, manifest_path, result_files, sealed_json
 from snakechat.workflow.publishing import publish_result
 from support.configs import load
 from support.dialogues import make_record
@@ -144,4 +144,5 @@ def write_manifest(path):
     spec = EMPTY_SPEC | {"rule": path.name, "name": path.name, "path": str(path)}
     manifest = {"spec": spec, "inputs": {}, "lineage": {}, "facts": {}}
     manifest["files"] = result_files(path)
-    manifest_path(path).write_text(sealed_json(manifest))
+    for file in (manifest_path(path), path / MANIFEST):
+        file.write_text(sealed_json(manifest))
