@@ -5,9 +5,11 @@ vLLM itself (tests/programs/test_vllm.py), on a CPU: only the stub sleeps, like 
 """
 
 import contextlib
+import gc
 import itertools
 import os
 import sys
+import weakref
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 
@@ -139,6 +141,14 @@ def test_the_engine_sleeps_between_samples_and_gets_one_weight_at_a_time(sampler
     ends = ["wake up kv_cache", "reset"]
     assert sampler.llm.events == ["sleep", "wake up weights", *weights, *ends]
     sampler.sample(PROMPTS, range(3))
+
+
+def test_an_engine_exists_until_the_process_ends(sampler, model):
+    sampler.update(model)
+    engine = weakref.ref(sampler.llm.llm_engine.engine_core.shutdown)
+    sampler.llm = None
+    gc.collect()
+    assert engine()
 
 
 def test_processes_of_an_engine_use_the_seeds_of_a_single_process(sampler, folder, model):
