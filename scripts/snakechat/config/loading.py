@@ -205,7 +205,11 @@ def _problems(config: Config) -> Iterator[str]:
             config.entry("generations.recipes", dataset["generations"], f"{place}.generations")
         if "label" in dataset:
             config.entry("llm_judges", dataset["llm_judge"], f"{place}.llm_judge")
-            config.entry("datasets", dataset["label"], f"{place}.label")
+            if not _has_pairs(config.entry("datasets", dataset["label"], f"{place}.label")):
+                yield (
+                    f"{place}.label names {dataset['label']}, which has no pairs of responses of"
+                    " its own: name a dataset with rejected responses"
+                )
     for name, model in config.values["models"].items():
         if "template_arguments" in model and config.template("models", name) == "dialogue":
             yield (
@@ -213,7 +217,14 @@ def _problems(config: Config) -> Iterator[str]:
                 " is not a chat template and takes no arguments: remove them"
             )
         if "tokenizer" in model:
-            config.entry("datasets", model["tokenizer"]["train_on"], f"models.{name}.tokenizer")
+            train_on = model["tokenizer"]["train_on"]
+            config.entry("datasets", train_on, f"models.{name}.tokenizer")
+            # The model may be what generates them.
+            if config.generated_by(train_on) is not None:
+                yield (
+                    f"models.{name}.tokenizer.train_on names {train_on}, whose responses a model"
+                    " generates: train the tokenizer on a dataset that is imported"
+                )
     for (stage, name), place in config.places.items():
         checked(config.recipe(stage, name)["placement"], RecipePlacement, f"{place}.placement")
         if command := config.recipe(stage, name).get("command"):

@@ -211,6 +211,8 @@ class Config:
         # Another value, or a stage without presets, is an error when the keys are checked.
         if isinstance(name, str) and "presets" in section:
             preset = self.entry(f"{stage}.presets", name, f"{place}.preset")
+            if "preset" in preset:
+                raise ConfigError(f"config: {stage}.presets.{name}.preset: a preset has none")
         settings: dict[str, Any] = checked({**defaults, **preset, **own}, RECIPES[stage], place)
         settings.pop("preset", None)
         if settings.get("algorithm") == "distill" and "reward" not in {*preset, *own}:

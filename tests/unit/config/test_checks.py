@@ -56,6 +56,28 @@ MISTAKES = [
         "dpo.recipes.mine.datasets",
         {"datasets": {"mine": GENERATED}, "dpo": {"recipes": {"mine": OF_MINE}}},
     ),
+    # Rows of a model that has to be there before.
+    (
+        "models.mine.tokenizer.train_on",
+        {
+            "models": {
+                "mine": {
+                    "init": {"model_type": "opt"},
+                    "tokenizer": {"train_on": "mine", "vocab_size": 300},
+                }
+            },
+            "datasets": {"mine": GENERATED},
+        },
+    ),
+    # A dataset that depends on itself.
+    (
+        "datasets.mine.label",
+        {**with_judge(), "datasets": {"mine": {"label": "mine", "llm_judge": "wise"}}},
+    ),
+    (
+        "rlhf.presets.mine.preset",
+        {"rlhf": {"presets": {"mine": {"preset": "ppo"}}, **tiny("rlhf", preset="mine")["rlhf"]}},
+    ),
     # Recipes that depend on themselves.
     ("rlhf.recipes.tiny", tiny("rlhf", algorithm="distill", teacher="rlhf/tiny")),
     (
