@@ -314,7 +314,10 @@ class LlmJudge:
         """
         try:
             completion = json.loads(text)
-            content = completion["choices"][0]["message"]["content"]
+            content = completion["choices"][0]["message"]["content"] or ""
+            if not isinstance(content, str):
+                # Some models that reason reply in parts.
+                raise TypeError
             usage = completion.get("usage") or {}
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InputError(
@@ -323,7 +326,7 @@ class LlmJudge:
             ) from None
         tokens = {name: usage.get(name) or 0 for name in Reply._fields[1:]}
         self.counts.update(tokens)
-        return Reply(self._without_key(content or ""), **tokens)
+        return Reply(self._without_key(content), **tokens)
 
     def _without_key(self, text: str) -> str:
         if self.key is None or len(self.key) < MIN_KEY:

@@ -147,11 +147,7 @@ def model_config(path: str, plan: Plan) -> str:
     spec, source = plan.jobs[path].spec, plan.jobs[path].options.source
     settings = spec["settings"]
     if spec["rule"] == "init_model":
-        size = settings["tokenizer"].get("vocab_size")
-        if size is None:
-            content = json.loads(Path(source, "tokenizer.json").read_text())
-            added = [token["id"] for token in content["added_tokens"]]
-            size = max(*content["model"]["vocab"].values(), *added) + 1
+        size = settings["tokenizer"]["vocab_size"]
         return json.dumps({**settings["init"], "vocab_size": size})
     if spec["rule"] == "fetch_model":
         for folder in (path, source):

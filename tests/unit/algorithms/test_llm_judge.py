@@ -178,6 +178,8 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
         ((401, {}, f"no such key: {SECRET}"), 1, r"status 401: no such key: \*\*\*: check url,"),
         ((307, {"Location": "http://localhost/elsewhere"}, ""), 1, "status 307"),
         ((200, {}, '{"choices": []}'), 1, "expected a chat completion"),
+        # Of a model that reasons, parts of a reply.
+        ([{"type": "text", "text": "7"}], 1, "expected a chat completion"),
     ],
 )
 def test_permanent_failures_are_errors_of_one_line(server, tmp_path, reply, num_requests, message):
