@@ -4,6 +4,7 @@ A build of such models: test_plain_models.py.
 """
 
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +114,25 @@ def test_torch_files_are_converted_and_store_tied_weights_once(model, folder, tm
     copy_model(folder, tmp_path / "copy")
     assert not (tmp_path / "copy/pytorch_model.bin").exists()
     assert (tmp_path / "copy/model.safetensors").read_bytes() == expected
+
+
+class Payload:
+    """An object that creates a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def test_pickled_objects_are_not_run(model, folder, tmp_path):
+    (folder / "model.safetensors").unlink()
+    content = {**model.state_dict(), "payload": Payload(tmp_path / "ran")}
+    torch.save(content, folder / "pytorch_model.bin")
+    with pytest.raises(InputError, match=r"pytorch_model\.bin is damaged or has pickled"):
+        copy_model(folder, tmp_path / "copy")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_weights_that_share_memory_are_all_copied(model, folder, tmp_path):

@@ -1,6 +1,7 @@
 """The build that the tests of staleness share."""
 
 import contextlib
+import json
 import shutil
 import subprocess
 
@@ -48,6 +49,9 @@ def built(quick, make_once, tmp_path_factory):
                 "NO_PROXY": "127.0.0.1,localhost",
             }
             workflow.build(FAR, "output/models/far.manifest.json")
+            for kind, path in (("model", "models"), ("dataset", "data")):
+                manifest = json.loads((folder / f"output/{path}/far/manifest.json").read_text())
+                assert manifest["facts"]["commit"] == hub.commit(f"{kind}/lab/far")
             # Without these variables, programs are forks.
             workflow.environment = {"NO_PROXY": "127.0.0.1,localhost"}
             workflow.build(*TARGETS)

@@ -7,7 +7,6 @@ import numpy as np
 import pyarrow.parquet as pq
 from transformers import AutoTokenizer
 
-import find_row
 from snakechat.data.ragged_arrays import Ragged
 from support.staleness import MINE, SPLIT, setting
 
@@ -112,9 +111,3 @@ def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
     shutil.copytree(old, tmp_path / "models/old")
     code, output = find(copy, *erased, "--in", tmp_path / "models")
     assert code == 0 and "models/old: rows: 0\n  unknown: no copy of " in output
-
-
-def test_a_line_of_a_file_ends_at_a_line_feed_alone(tmp_path):
-    path = tmp_path / "requests.txt"
-    path.write_text("\ufeffWhat\u2028is\x85it?\r\n\n  6b1f \n")
-    assert find_row.lines_of(path) == ["What\u2028is\x85it?", "6b1f"]

@@ -57,20 +57,3 @@ def test_damage_and_inputs_with_other_content_are_causes(quick, tmp_path, monkey
     assert causes_of(trained, []) == ["tokenize_rlhf tiny was rebuilt with other content"]
     # Unless it will be rebuilt.
     assert causes_of(trained, [], ["output/tokens/rlhf/tiny"]) == []
-
-
-def test_results_that_were_never_built_are_listed_upstream_first(sources):
-    assert explain(sources, "output/sft/125m") == (
-        "import_dataset rm-static has never been built\n"
-        "  the same applies to: fetch_model opt-125m, split_dataset rm-static, tokenize_sft 125m,"
-        " train_sft 125m, evaluate_sft 125m, draw_report sft/125m\n"
-    )
-
-
-def test_results_are_read_from_the_working_directory_of_snakemake(built, tmp_path):
-    shutil.copytree(built.folder / "output", tmp_path / "output", symlinks=True)
-    (tmp_path / "output/eval/sft/tiny/metrics.json").unlink()
-    target = "output/eval/sft/tiny.manifest.json"
-    assert explain(built, target, "--directory", str(tmp_path)) == (
-        "evaluate_sft tiny is stale: output/eval/sft/tiny: metrics.json is missing\n"
-    )

@@ -118,25 +118,6 @@ def test_a_training_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, 
     result.check(expected)
 
 
-def test_the_same_command_waits_for_a_program_that_outlives_snakemake(tree, built):
-    expected, result = Result(built[0], "train_sft"), Result(tree, "train_sft")
-    result.delete()
-    with started(tree, result.target) as orphaned:
-        orphaned.wait_until(lambda: result.steps(orphaned.started) > 1)
-        orphaned.process.kill()
-        holder = result.trace(LOCK).read_text().strip()
-        program = int(holder.split()[1])
-        # Paused, so that it still runs when the same command starts.
-        os.kill(program, signal.SIGSTOP)
-        with started(tree, result.target, log="second.log") as second:
-            second.wait_until(lambda: f"waiting for {holder}" in second.log.read_text())
-            os.kill(program, signal.SIGCONT)
-            status, output = second.end()
-    assert status == 0, output[-5000:]
-    assert "output/sft/tiny is kept" in output
-    result.check(expected)
-
-
 def test_a_training_that_receives_a_signal_saves_and_resumes(tree, built):
     expected, result = Result(built[0], "train_rlhf"), Result(tree, "train_rlhf")
     result.delete()

@@ -28,15 +28,37 @@ def test_a_mistake_in_the_config_or_in_a_target_is_one_line(sources, recipe):
     assert not (sources.folder / "output").exists()
 
 
-def test_a_reward_function_that_cannot_be_imported_stops_the_build_before_its_first_job(sources):
+JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind.", "key_env": "JUDGE_KEY"}
+# What a build needs before its first job: a config, a target, and the error.
+NEEDS = [
+    (
+        {"rlhf": {"recipes": {"tiny": {"reward_functions": {"mine": 1}}}}},
+        "rlhf/tiny",
+        "rewards/mine.py: line 1: ModuleNotFoundError",
+    ),
+    ({}, "rlhf/1.3b", ".* needs a GPU.*--config deployment=cpu"),
+    (
+        {
+            "datasets": {"labelled": {"label": "toy", "llm_judge": "wise"}},
+            "llm_judges": {"wise": JUDGE},
+        },
+        "data/labelled.manifest.json",
+        "llm_judges.wise.key_env: environment variable JUDGE_KEY has no key: export it",
+    ),
+]
+
+
+@pytest.mark.parametrize(("config", "target", "error"), NEEDS)
+def test_what_is_missing_ends_the_build_before_its_first_job(sources, config, target, error):
     path = sources.folder / "rewards/mine.py"
     path.write_text("import no_such_library\n\n\ndef score(prompts, responses):\n    return []\n")
-    recipe = {"rlhf": {"recipes": {"tiny": {"reward_functions": {"mine": 1}}}}}
-    (sources.folder / "mine.yaml").write_text(json.dumps(recipe))
-    process = sources.snakemake("output/rlhf/tiny", "--cores", "2", "--configfile", "mine.yaml")
-    assert process.returncode == 1
-    assert "error: rewards/mine.py: line 1: ModuleNotFoundError" in process.stdout
-    assert "Traceback" not in process.stdout
+    (sources.folder / "mine.yaml").write_text(json.dumps(config))
+    # A GPU of this machine is hidden.
+    sources.environment = {"CUDA_VISIBLE_DEVICES": ""}
+    sources.options = ("--configfile", "mine.yaml")
+    process = sources.snakemake(f"output/{target}", "--cores", "1")
+    assert process.returncode == 1 and "Traceback" not in process.stdout
+    assert re.search(f"^error: {error}", process.stdout, re.MULTILINE), process.stdout
     assert not (sources.folder / "output/logs").exists()
 
 
@@ -53,52 +75,17 @@ def test_a_job_refuses_to_run_with_another_version_of_a_library(sources):
     assert not (sources.folder / target).exists()
 
 
-def test_a_missing_gpu_ends_the_build_before_its_first_job(sources):
-    # A GPU of this machine is hidden.
-    sources.environment = {"CUDA_VISIBLE_DEVICES": ""}
-    process = sources.snakemake("--cores", "1", "output/rlhf/1.3b")
-    assert process.returncode == 1
-    assert re.match("error: .* needs a GPU.*--config deployment=cpu", last_line(process))
-    assert not (sources.folder / "output/logs").exists()
-
-
-def test_a_failed_build_ends_with_the_error_of_its_job(sources):
-    (sources.folder / "mine").mkdir()
-    (sources.folder / "mine/train.jsonl").write_text('{"prompt": "x"}\n')
-    config = "datasets={mine: {path: mine, format: plain}}"
-    target = "output/data/mine.manifest.json"
-    process = sources.snakemake("--cores", "1", target, "--config", config)
-    assert process.returncode == 1
-    error = "error: mine/train.jsonl: row 1: column chosen is missing; the row has prompt: check"
-    assert last_line(process).startswith(error)
-    assert last_line(process).endswith(" (output/logs/import_dataset/mine.log)")
-    assert "None" not in process.stdout
-    assert process.stdout.count("--placement") == 1
-
-
-def test_code_or_inputs_that_changed_after_planning_are_an_error(quick, tmp_path):
+def test_code_that_changed_after_planning_is_an_error(quick, tmp_path):
     """On a cluster a job may wait for hours between its planning and its start."""
     copy = quick.copy(tmp_path / "copy")
-
-    def error_of(stage):
-        result = f"output/eval/{stage}/tiny"
-        (copy.folder / "spec.json").write_text(json.dumps(copy.spec_of(result)))
-        # Otherwise it is kept.
-        shutil.rmtree((copy.folder / result).resolve())
-        program = f"scripts/evaluate_{stage}.py"
-        process = copy.run("python", "scripts/launch.py", program, "--spec", "spec.json")
-        assert process.returncode == 1
-        return process.stdout
-
-    with (copy.folder / "scripts/evaluate_reward.py").open("a") as program:
-        program.write("\nassert True\n")
-    assert error_of("reward") == (
-        "error: evaluate_reward.py changed since this build was planned: start it again\n"
-    )
-    weights = copy.folder / "output/sft/tiny/model.safetensors"
-    folder = weights.resolve().parent.relative_to(copy.folder.resolve())
-    weights.write_bytes(weights.read_bytes()[:-1] + b"!")
-    assert error_of("sft") == (
-        f"error: {folder}: model.safetensors has other content: start the build again, which"
-        " makes it again\n"
+    result, program = "output/eval/reward/tiny", "scripts/evaluate_reward.py"
+    (copy.folder / "spec.json").write_text(json.dumps(copy.spec_of(result)))
+    # Otherwise it is kept.
+    shutil.rmtree((copy.folder / result).resolve())
+    with (copy.folder / program).open("a") as file:
+        file.write("\nassert True\n")
+    process = copy.run("python", "scripts/launch.py", program, "--spec", "spec.json")
+    assert (process.returncode, process.stdout) == (
+        1,
+        "error: evaluate_reward.py changed since this build was planned: start it again\n",
     )

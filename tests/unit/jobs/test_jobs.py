@@ -48,17 +48,6 @@ def test_batches_are_settings_of_a_reference_in_16_bits(load, dtype, batches_cou
     assert settings(learning_rate=7.0) == settings()
 
 
-def test_no_training_reads_the_template_of_its_rows(load):
-    """Which one `auto` is, only the files of a model say: it makes rows stale and no training."""
-    models = ({"far": {"hub": "lab/far", "template": each}} for each in ("auto", "dialogue"))
-    configs_of = [load({"models": each, **configs.tiny("sft", model="far")}) for each in models]
-    trained, tokens = (
-        [settings_of(config, rule, "tiny") for config in configs_of]
-        for rule in ("train_sft", "tokenize_sft")
-    )
-    assert trained[0] == trained[1] and tokens[0] != tokens[1]
-
-
 def test_tokenization_drops_rejected_rows_of_datasets_that_skip_bad_rows(load):
     blend = configs.tiny("sft", datasets=["toy", "rm-static"])
     skips = {"on_bad_row": "skip"}
@@ -128,14 +117,6 @@ def test_an_rlhf_evaluation_has_judge_and_exact_check_only_where_they_apply(load
         description = RULES["evaluate_rlhf"].describe(load(), name)
         assert description.inputs.get("judge") == judge
         assert description.settings["exact_check"] == check
-
-
-def test_an_evaluation_samples_as_its_recipe_says(load):
-    changes = {"num_generations": 16, "max_response_length": 99}
-    config = load(configs.tiny("rlhf", evaluation=changes))
-    for rule, own in (("evaluate_rlhf", changes), ("train_rlhf", {})):
-        settings = settings_of(load(), rule, "tiny")
-        assert settings_of(config, rule, "tiny") == {**settings, **own}
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -1,10 +1,7 @@
-"""Training in several processes: ZeRO stages, offloading, resuming, signals, rollouts.
+"""Training in several processes: ZeRO stages, offloading, resuming, rollouts.
 
 tests/support/worker.py runs every case in two processes, and those of ALONE in one as well.
 """
-
-import signal
-import time
 
 import pytest
 import torch
@@ -130,28 +127,3 @@ def test_with_adapters_disabled_a_policy_does_not_change(runs):
         # New adapters change nothing until they are trained.
         assert torch.equal(run["tables"][0][0], first)
         assert (run["tables"][2][0] - first).abs().max() > 0.01
-
-
-# --- signals --------------------------------------------------------------------------------------
-
-SLOW = ROOT / "tests/support/slow_training.py"
-
-
-def outcome(folder):
-    """Train to the end; return the bytes of the result."""
-    code, output = launching.run(2, SLOW, folder)
-    assert code == 0, output
-    return {path.name: path.read_bytes() for path in (folder / "result").iterdir()}
-
-
-def test_a_signal_while_one_process_evaluates_saves_all_steps(tmp_path):
-    process = launching.launch(2, SLOW, tmp_path / "stopped", SLOW="1")
-    while not (tmp_path / "stopped/waiting").exists() and process.poll() is None:
-        time.sleep(0.1)
-    # The other one has reached the barrier.
-    time.sleep(1)
-    process.send_signal(signal.SIGTERM)
-    # Clusters kill a job some 30 seconds later.
-    output, _ = process.communicate(timeout=30)
-    assert "stopped by SIGTERM after step 4: run the same command" in output
-    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "whole")

@@ -31,21 +31,6 @@ def test_values_replace_names_within_words_and_no_shell_reads_them():
     ]
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    {
-        "train {mode}": "{mode} is unknown: expected {model}, {output}, or doubled braces",
-        "train {model:{seed}}": "{model:{seed}} is unknown",
-        "train {": "Single '{' encountered",
-        "train 'a": "No closing quotation",
-        " ": "expected a program",
-    }.items(),
-)
-def test_a_wrong_command_is_an_error(command, message):
-    with pytest.raises(ValueError, match="^" + re.escape(message)):
-        command_words(command, VALUES)
-
-
 def test_an_interpreter_has_its_version_and_the_distributions_of_its_environment():
     versions, folders = read_interpreter(sys.executable)
     assert versions["python"] == sys.version.split()[0]

@@ -61,18 +61,6 @@ def test_what_cannot_be_linked_is_an_error(store, path):
         link_result("output/data/toy", result)
 
 
-@pytest.mark.parametrize("folder", ["data", "sft"])
-def test_any_name_leads_to_its_result(store, folder):
-    names = ("0" * 32, "a.b", "store", "versions", "manifest", "x.link", "n" * 200)
-    paths = [f"output/{folder}/{name}{end}" for name in names for end in ("", "2")]
-    results = {path: make_result(store, name=path).resolve() for path in paths}
-    for path, result in results.items():
-        link_result(path, result)
-    assert {str(path): result for path, result in find_results(OUTPUT).items()} == results
-    assert named_versions(OUTPUT) == {result: [path] for path, result in results.items()}
-    assert all(versions_of(path) == [result] for path, result in results.items())
-
-
 @pytest.mark.parametrize("folder", ["", "data", "versions", "store/train_sft"])
 def test_a_folder_of_output_may_be_a_link_to_another_disk(store, tmp_path, folder):
     disk = tmp_path / "disk/deep/er"

@@ -2,11 +2,9 @@
 
 import errno
 import hashlib
-import io
 import json
 import os
 import stat
-import threading
 import time
 
 import pytest
@@ -129,29 +127,6 @@ def test_digests_are_in_the_order_of_the_paths(tmp_path, later):
     cache = DigestCache(tmp_path / "cache")
     cache.digests(list(contents)[20:])
     assert list(cache.digests(contents)) == list(contents)
-
-
-def test_neither_an_error_nor_an_interrupt_waits_for_a_large_file(tmp_path, monkeypatch):
-    large, missing = tmp_path / "large", tmp_path / "missing"
-    large.write_bytes(bytes(1 << 20))
-    monkeypatch.setattr(manifests, "CHUNK_BYTES", 1 << 10)
-    started, reads = threading.Event(), []
-
-    class Slow(io.FileIO):
-        def read(self, size=-1):
-            started.set()
-            reads.append(size)
-            time.sleep(0.01)
-            return super().read(size)
-
-    def slow_open(path, *_, **__):
-        assert path == large or started.wait(10)
-        return Slow(path)
-
-    monkeypatch.setattr(manifests, "open", slow_open, raising=False)
-    with pytest.raises(FileNotFoundError):
-        file_digests([missing, large])
-    assert len(reads) < 100
 
 
 def test_an_atomic_write_leaves_the_new_text_or_the_old_one_and_nothing_else(tmp_path):

@@ -1,6 +1,5 @@
 """Snapshots of the sources."""
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -58,18 +57,6 @@ def test_a_snapshot_keeps_the_sources_as_they_were(root):
     (snapshot.folder / "scripts/train.py").write_text("# edited\n")
     assert copy_of(root) == snapshot.folder
     assert contents(snapshot.folder) == {name: before[name] for name in NAMES}
-
-
-def test_a_full_disk_leaves_no_part_of_a_copy(root, monkeypatch):
-    def fail(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    snapshot = Snapshot(root)
-    monkeypatch.setattr(Path, "write_bytes", fail)
-    for _ in range(2):
-        with pytest.raises(OSError, match="No space left"):
-            snapshot.write()
-    assert list(snapshot.folder.parent.iterdir()) == []
 
 
 def test_what_no_build_used_for_a_week_is_deleted(root):
