@@ -153,26 +153,6 @@ def test_the_oldest_turns_are_dropped_if_positions_run_out(dialogue):
     assert dialogue.turns == turns
 
 
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        ("config.json", None, "has no config.json: it is not the folder of a model"),
-        ("model.safetensors", lambda data: data[:-4], "deserializing header"),
-        ("chat_template.jinja", None, "is a base model, without a chat template: expected"),
-    ],
-)
-def test_a_folder_without_a_chat_model_is_an_error_of_one_line(folders, file, change, message):
-    path = folders["rlhf"] / file
-    data = path.read_bytes()
-    path.unlink()
-    if change:
-        path.write_bytes(change(data))
-    with pytest.raises(InputError, match=message) as error:
-        load(folders["rlhf"])
-    assert str(folders["rlhf"]) in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 # --- chat.py --------------------------------------------------------------------------------------
 
 

@@ -97,18 +97,3 @@ def test_flags_count_with_those_that_they_need():
     assert "log_responses_steps" not in recipe and "lora_learning_rate" not in recipe
     [texts] = printed["sft"]["recipes"][recipe["ptx"]]["datasets"]
     assert printed["datasets"][texts]["hub"] == "wikitext"
-
-
-@pytest.mark.parametrize(
-    ("command", "line"),
-    [
-        ("main.py --data_path a", "write its path with its folder"),
-        ("step1/main.py --data_path a", "arguments are required: --model_name_or_path"),
-        ("deepspeed", "name a program of DeepSpeed-Chat"),
-    ],
-)
-def test_a_mistake_is_one_line(command, line):
-    done = convert(command)
-    assert done.returncode != 0
-    assert line in done.stderr
-    assert "Traceback" not in done.stderr

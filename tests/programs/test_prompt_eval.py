@@ -1,7 +1,6 @@
 """Prompts of users: responses of models and decoders, scores of pairs, prompt sets."""
 
 import json
-import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -183,23 +182,6 @@ def test_ties_are_counted_and_not_correct(pair_job, monkeypatch):
 
 
 # --- sets of prompts ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "text", "message"),
-    [
-        ("prompts", "- Hi?\n- 12\n", "entry 2: expected a text, found 12: put the text in quotes"),
-        ("prompts/pairs", "- {prompt: a, chosen: b}\n", "found {'prompt': 'a', 'chosen': 'b'}"),
-    ],
-)
-def test_errors_in_a_file_name_it_and_the_entry(tmp_path, kind, text, message):
-    (tmp_path / kind).mkdir(parents=True)
-    path = tmp_path / kind / "mine.yaml"
-    path.write_text(text)
-    read = read_prompts if kind == "prompts" else read_pairs
-    with pytest.raises(InputError, match=re.escape(message)) as error:
-        read(["mine"], tmp_path)
-    assert str(path) in str(error.value)
 
 
 def test_every_set_has_prompts_and_pairs():

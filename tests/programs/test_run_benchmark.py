@@ -1,7 +1,6 @@
 """Metrics of benchmarks, read from the files of a command, and their intervals."""
 
 import json
-import re
 
 import pytest
 
@@ -19,7 +18,6 @@ def folder(tmp_path):
     (tmp_path / "deep/er/results_1.json").write_text(json.dumps({"results": {"task": TASK}}))
     lines = [{"id": number, "score": {"acc": number % 2}} for number in range(10)]
     (tmp_path / "items.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "broken.json").write_text("{")
     (tmp_path / "list.json").write_text("[[1.5, 2]]")
     return tmp_path
 
@@ -55,18 +53,3 @@ def test_results_by_item_have_the_interval_of_their_mean(folder):
     lines = '{"text": "\u2028\u0085", "acc": 1}\n\n{"text": "", "acc": 0}\n\n'
     (folder / "texts.jsonl").write_text(lines)
     assert read_metric(folder, "texts.jsonl", ["acc"])[2] == [1, 0]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "keys", "message"),
-    [
-        ("*.csv", [], "*.csv matches 0 files in {output}, expected 1: none"),
-        ("*.json", [], "*.json matches 2 files in {output}, expected 1: broken"),
-        ("**/results_*", ["results", "task", "f1"], "there is no 'f1' in {'acc,none': 0.5, 'acc_s"),
-        ("**/results_*", ["results"], "results_1.json: expected a number, found {'t"),
-        ("broken.json", [], "broken.json is not JSON"),
-    ],
-)
-def test_what_is_no_metric_is_one_line(pattern, keys, message, folder):
-    with pytest.raises(InputError, match=f"^{re.escape(message)}"):
-        read_metric(folder, pattern, keys)

@@ -80,18 +80,3 @@ def test_what_no_link_leads_to_is_removed(versions, run):
     ]
     assert re.match("3 results removed, .*; 1 left, ", total)
     assert stored_folders(STORE) == [versions[2]]
-
-
-MISTAKES = {
-    "no version of output/sft/none": ("list", "output/sft/none"),
-    "nowhere does not exist: set --store": ("list", "--store", "nowhere"),
-    "'much' is not a size: write a number and K, M, G or T,": ("gc", "--max-size", "much"),
-}
-
-
-@pytest.mark.parametrize("error", MISTAKES)
-def test_mistakes_are_one_line(versions, run, capsys, error):
-    with pytest.raises(SystemExit):
-        run(*MISTAKES[error])
-    assert capsys.readouterr().err.startswith(f"error: {error}")
-    assert len(stored_folders(STORE)) == 4

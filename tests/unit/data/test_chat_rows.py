@@ -14,7 +14,6 @@ from snakechat.data.dialogues import UNMARKED, messages_of, response_turn, tools
 from snakechat.data.encoder import Encoder, accepted
 from snakechat.data.formats import columns_of, record_of
 from snakechat.data.row_encoding import TOO_LONG, drop_reason, encode_batch, fitting_turns
-from snakechat.workflow.errors import InputError
 from support.chat_templates import (
     CHATML,
     CHATML_TOOLS,
@@ -256,37 +255,6 @@ def test_turns_that_do_not_fit_start_a_row_without_older_turns(chat_tokenizer):
     ]
     [short] = encoder.prompts([SIX[0][:1]])
     assert encoded(encoder, SIX, len(short)) == [TOO_LONG] * 3
-
-
-def test_each_turn_follows_the_prompt_that_the_model_has_when_it_responds(chat_tokenizer, trained):
-    dialogue = turns_of("Hu", "yes", "man", "no")
-    # As Qwen3 leaves out thoughts, this template leaves out the first letter of older responses.
-    forgetful = CHATML.replace(
-        "{{ message.content }}",
-        "{{ message.content if loop.last or message.role == 'user' else message.content[1:] }}",
-    )
-    assert encoded(Encoder(chat_tokenizer(forgetful), "chat"), dialogue) == [
-        (question("Hu"), f"yes{END}", ""),
-        (f"{question('Hu')}es{END}\n{question('man')}", f"no{END}", ""),
-    ]
-    # In dialogues of text, no token ends the earlier responses.
-    assert encoded(Encoder(trained, "dialogue"), dialogue) == [
-        ("<s>\n\nHuman: Hu\n\nAssistant:", " yes</s>", ""),
-        ("<s>\n\nHuman: Hu\n\nAssistant: yes\n\nHuman: man\n\nAssistant:", " no</s>", ""),
-    ]
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        # The last five messages; a mark of the last one.
-        CHATML.replace("in messages", "in messages[-5:]"),
-        CHATML.replace("{{ message.role }}", "{{ message.role }}{{ '!' if loop.last }}"),
-    ],
-)
-def test_a_template_that_writes_a_prompt_differently_later_is_rejected(chat_tokenizer, template):
-    with pytest.raises(InputError, match="the chat template renders a dialogue as"):
-        encoded(Encoder(chat_tokenizer(template), "chat"), SIX)
 
 
 def test_turns_before_a_question_without_text_or_with_weight_0_are_not_trained(chat_tokenizer):

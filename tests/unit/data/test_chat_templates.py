@@ -8,7 +8,7 @@ import pytest
 
 from conftest import ROOT
 from launch import describe_kill
-from snakechat.data.chat_templates import TurnsRejected, render_turns
+from snakechat.data.chat_templates import render_turns
 from snakechat.data.tokenizers import load_tokenizer, set_template_defaults
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import limited_memory
@@ -39,12 +39,6 @@ def render(tokenizer, monkeypatch):
             return render_turns(tokenizer, TURNS)
 
     return call
-
-
-def test_a_template_that_ends_is_rendered(render):
-    assert render("{{ messages[0].content }} {{ 1.234|round(1) }}") == "Hello 1.2"
-    with pytest.raises(TurnsRejected, match="the chat template rejects turns of user: no"):
-        render("{{ raise_exception('no') }}")
 
 
 @pytest.mark.parametrize(

@@ -4,29 +4,12 @@ import pytest
 
 from snakechat.data import dataset_files
 from snakechat.data.dataset_files import (
-    kind_of,
     local_paths,
-    matches,
     resolve_splits,
     split_files,
     splits_in_child,
 )
 from snakechat.workflow.errors import InputError
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        ("data-00000-of-00001.arrow", "arrow"),
-        ("train.NDJSON.zst", "jsonl"),
-        ("train.parquet?download=true", "parquet"),
-        ("train.json.zip", None),
-        ("a.parquet/README", None),
-    ],
-)
-def test_kind_is_read_from_the_name(path, kind):
-    assert kind_of(path) == kind
-
 
 NO_ROWS = [
     ".cache/huggingface/download/train.json",
@@ -140,20 +123,6 @@ def test_planning_asks_another_process():
     assert files == resolve_splits(THREE, None, None) == {"test": THREE[:1], "train": THREE[1:]}
     with pytest.raises(InputError, match="expected a config of the card or a folder, found x"):
         splits_in_child(THREE, None, "x")
-
-
-@pytest.mark.parametrize(
-    ("glob", "path", "is_match"),
-    [
-        ("**/*.parquet", "c.parquet", True),
-        ("a/**/c.parquet", "a/b/b/c.parquet", True),
-        ("*.parquet?download=true", "a.parquet?download=true", True),
-        ("*.parquet", "data/train.parquet", False),
-        ("a/**/c.parquet", "a/bc.parquet", False),
-    ],
-)
-def test_globs_match_as_those_of_pathlib(glob, path, is_match):
-    assert matches(path, glob) == is_match
 
 
 def test_a_link_to_a_folder_is_an_error(tmp_path):

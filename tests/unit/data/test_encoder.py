@@ -3,7 +3,7 @@
 import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from snakechat.data.dialogues import chat_template, messages_of, parse_prompt, render_prompt
 from snakechat.data.encoder import Encoder
@@ -69,11 +69,6 @@ def test_auto_keeps_the_dialogue_format_of_a_model_that_was_trained_with_it(trai
     turns, texts = list(map(parse_prompt, TEXTS)), [" Yes."] * len(TEXTS)
     expected = Encoder(trained, "dialogue").conversations(turns, texts)
     assert [*found.conversations(turns, texts)] == [*expected]
-
-
-def test_slow_tokenizer_is_an_error():
-    with pytest.raises(InputError, match=r"no tokenizer\.json"):
-        Encoder(ByT5Tokenizer(), "dialogue")
 
 
 # --- prompt and response as one text -----------------------------------------------------------

@@ -1,7 +1,6 @@
 """Conversion of rows of every format to prompt, chosen and rejected."""
 
 import json
-import re
 
 import pytest
 
@@ -413,20 +412,6 @@ YX = (prompt_of("y"), " x", None)
 )
 def test_columns_of_the_config_are_read(format, row, columns, expected):
     check(read(row, format, **columns), expected)
-
-
-@pytest.mark.parametrize(
-    ("format", "columns", "message"),
-    [
-        ("plain", {**PAIRED, "respones": "b"}, "plain has no field respones (fields: prompt, "),
-        ("instruct", {"prompt": "q"}, "requires chosen (fields: prompt, chosen, rejected)"),
-        # An optional field is listed, but not required.
-        ("messages", {"system": "s"}, "requires messages (fields: messages, system)"),
-    ],
-)
-def test_unknown_and_missing_fields_are_named(format, columns, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        columns_of(format, columns)
 
 
 def test_kept_cells_are_json():

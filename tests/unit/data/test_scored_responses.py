@@ -38,9 +38,3 @@ def test_the_best_and_the_worst_response_that_ended_are_selected():
 )
 def test_other_prompts_are_dropped(scored, select, min_score, min_margin, reason):
     assert select_record(scored, select, min_score, min_margin) == reason
-
-
-def test_text_of_a_response_is_kept():
-    text = "\n    return 1\n\nHuman: And?\n"
-    scored = SCORED._replace(responses=[text] * 5)
-    assert select_record(scored, "best", None, 0.0) == (SCORED.prompt, f" {text}", None)

@@ -125,12 +125,6 @@ def test_a_column_that_occurs_twice_is_an_error(tmp_path, name, content):
     assert [row["b"] for _, row in read_rows(path, ["b"])] == ["y"]
 
 
-def test_a_column_that_a_table_lacks_is_an_error(tmp_path):
-    path = write(tmp_path, "rows.parquet", [ROW])
-    with pytest.raises(InputError, match="column rejected is missing; the file has prompt, chosen"):
-        list(read_rows(path, ["prompt", "rejected"]))
-
-
 def test_a_dataset_that_was_saved_to_disk_is_read(tmp_path):
     conversation = {"messages": [{"role": "user", "content": "你好"}], "source": None}
     rows = [{**row, **conversation} for row in numbered(700)]

@@ -147,11 +147,6 @@ def test_sft_drops_prompts_that_leave_no_room_and_cuts_the_end_of_responses(phas
     assert done.facts == {"dropped": {"train": dropped, "eval": {"empty response": 1}}}
 
 
-def test_the_template_is_recorded_as_what_auto_is(tokenize):
-    stats = tokenize("sft", ROWS, template="auto").stats
-    assert stats["train"]["template"] == stats["eval"]["template"] == "dialogue"
-
-
 def numbered(name, number):
     return [(f"{name}{i}", f" yes {name}{i}") for i in range(number)]
 

@@ -125,14 +125,6 @@ def test_95_of_100_intervals_contain_the_true_value(simulation, truth):
     assert covered > 0.93 - 0.02
 
 
-def test_welchs_interval_by_hand():
-    # Variances 1 and 4, three values each: standard error sqrt(5/3), degrees of freedom (5/3)^2 /
-    # ((1/3)^2 / 2 + (4/3)^2 / 2) = 2.941, between t of 2 (4.303) and of 3 (3.182).
-    low, high = difference_interval([2.0, 3.0, 4.0], [0.0, 2.0, 4.0])
-    assert (low + high) / 2 == pytest.approx(1)
-    assert 3.182 < (high - low) / 2 / math.sqrt(5 / 3) < 3.3
-
-
 def test_interval_of_a_skewed_mean_by_hand():
     # 0, 0, 3: mean 1, standard error 1, adjusted skewness sqrt(3), so that the scaled one is 1.25;
     # t 4.3027: 3 / 1.25 * (cbrt(1 + 1.25 * (4.3027 - 0.2083)) - 1) = 1.9895, less than t, and

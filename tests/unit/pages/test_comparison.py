@@ -12,7 +12,6 @@ from snakechat.pages.comparison import (
 )
 from snakechat.pages.metrics import result_paths
 from snakechat.pages.trainings import Training, read_log
-from snakechat.workflow.errors import InputError
 from support.pages import text_of
 
 
@@ -46,24 +45,6 @@ def test_runs_that_differ_only_in_their_seed_are_one_group_of_a_name_without_it(
     assert [*grouped(*seeds[1:])] == ["mine-beta-1-seed-2", "mine-beta-2"]
     # Names stay distinct.
     assert "mine-beta-1-seed-1" in grouped(*seeds, a_run("mine-beta-1", 1, beta=3))
-
-
-@pytest.mark.parametrize(
-    ("runs", "names"),
-    [
-        (
-            [a_run(f"a-{r}", 1, lr=r, rank=k, epochs=1) for r, k in ((0.1, 4), (0.2, 4), (0.2, 8))],
-            ["lr 0.1, rank 4", "lr 0.2, rank 4", "lr 0.2, rank 8"],
-        ),
-        (
-            [a_run(f"a-{stage}", 1, **{"placement: zero_stage": stage}) for stage in (0, 2)],
-            ["zero_stage 0", "zero_stage 2"],
-        ),
-        ([a_run(f"mine-seed-{seed}", seed, epochs=1) for seed in (1, 2)], ["mine"]),
-    ],
-)
-def test_columns_of_a_sweep_name_the_settings_that_differ(runs, names):
-    assert [*grouped(*runs, by_differences=True)] == names
 
 
 def test_curves_of_seeds_have_the_steps_that_all_of_them_have():
@@ -269,10 +250,3 @@ def test_a_log_has_results_or_a_curve_and_measurements(stage, text, steps, metri
     (tmp_path / "training.log").write_text(text)
     training = read_log(tmp_path / "training.log", "mine", stage)
     assert (training.steps, training.metrics, training.run) == (steps, metrics, run)
-
-
-def test_a_log_of_another_program_is_an_error(tmp_path):
-    (tmp_path / "training.log").write_text("Epoch 1")
-    expected = "of another program: expected one of DeepSpeed-Chat's dpo"
-    with pytest.raises(InputError, match=expected):
-        read_log(tmp_path / "training.log", "mine", "dpo")

@@ -12,7 +12,7 @@ from conftest import ROOT
 from snakechat.config.recipes import STAGES
 from snakechat.pages.metrics import NAMES, TEXTS, Figure, format_duration, format_number, run_value
 from snakechat.pages.page import Cell, Page, Section, Table, figure_cell, write_page, write_record
-from snakechat.pages.trainings import MAX_POINTS, averaged, curves, draw_lines, points_of
+from snakechat.pages.trainings import MAX_POINTS, averaged, curves, draw_lines
 from support.pages import text_of, texts_in
 from support.sources import code_digests
 
@@ -165,12 +165,6 @@ def test_pages_escape_texts_load_nothing_and_follow_the_theme(tmp_path):
 
 
 # --- figures --------------------------------------------------------------------------------------
-
-
-def test_a_curve_has_the_numbers_of_a_metric():
-    values = (None, "a", 2, 0.5)
-    lines = [{"step": 0}, *({"step": n, "loss": value} for n, value in enumerate(values, 1))]
-    assert points_of(lines, "loss") == [(3, 2), (4, 0.5)]
 
 
 def test_neighbouring_steps_and_seeds_are_averaged():

@@ -6,7 +6,7 @@ import pytest
 
 from snakechat.estimates import flops
 from snakechat.pages import trainings
-from snakechat.pages.metrics import label_of, numbers_of, read_benchmarks
+from snakechat.pages.metrics import label_of, read_benchmarks
 from snakechat.pages.report import (
     benchmark_change,
     benchmark_sections,
@@ -68,11 +68,6 @@ METRICS = {
     },
 }
 # --- results --------------------------------------------------------------------------------
-
-
-def test_numbers_lack_the_interval_that_equal_values_do_not_have():
-    values = {"wins": {"mean": 0.5, "interval_95": None}, "items": [1, 2.5]}
-    assert dict(numbers_of(values)) == {"wins.mean": 0.5, "items.0": 1, "items.1": 2.5}
 
 
 def test_the_headline_has_results_intervals_and_n():
