@@ -117,8 +117,10 @@ def render_turns(
     without_calls = [
         {**each, "tool_calls": []} if "tool_calls" in each else each for each in messages
     ]
+    # Templates may leave out white space.
     without_results = [
-        {**each, "content": ""} if each["role"] == "tool" else each for each in messages
+        {**each, "content": ""} if each["role"] == "tool" and each["content"].strip() else each
+        for each in messages
     ]
     # What some templates leave out without an error makes no difference to their text.
     for what, *other in (

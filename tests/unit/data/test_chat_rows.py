@@ -181,6 +181,14 @@ def test_a_template_that_leaves_out_a_part_rejects_the_row(
         encode(encoder, *record(*messages, tools=tools), train_on=train_on)
 
 
+def test_a_template_may_leave_out_the_white_space_of_a_result(chat_tokenizer):
+    template = CHATML_TOOLS.replace("message.content", "message.content | trim")
+    messages = [{**each, "value": each["value"].replace('{"rain": true}', "\n")} for each in TOOLS]
+    encoder = Encoder(chat_tokenizer(template), "chat")
+    [row] = encode(encoder, *record(*messages, tools=[TOOL]))
+    assert not isinstance(row, str)
+
+
 # Behind a prompt that ends in <think>.
 STARTED = CHATML.replace("assistant\n{%", "assistant\n<think>\n{%")
 AGAIN = "{{ '<think>\n' if message.role == 'assistant'%s }}{{ message.content }}"
