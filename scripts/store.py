@@ -129,8 +129,8 @@ def examine(store: Path, is_finished: bool = True) -> list[Entry]:
     """Return the results in a store, or what jobs make or left of them."""
     entries = []
     for folder in stored_folders(store, is_finished=is_finished):
-        # Another process may remove it.
-        with suppress(FileNotFoundError):
+        # Another process may remove it, on another machine too (ESTALE).
+        with suppress(OSError):
             entries.append(Entry.of(folder, is_finished))
     return entries
 

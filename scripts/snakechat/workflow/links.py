@@ -261,7 +261,9 @@ def named_versions(output: Path) -> dict[Path, list[str]]:
 
 def versions_of(path: str | Path) -> list[Path]:
     """Return the real folders that the path of a result leads to, or led to once."""
-    folders = named_versions(Path(Path(path).parts[0]))
+    # Without "./" and the like.
+    path = Path(path)
+    folders = named_versions(Path(path.parts[0]))
     return [folder for folder, paths in folders.items() if str(path) in paths]
 
 

@@ -322,7 +322,7 @@ def size_of(folder: Path) -> int:
     """Return the bytes of the files below a folder, from which another process may remove some."""
     size = 0
     for path in walk_files(folder):
-        with suppress(FileNotFoundError):
+        with suppress(OSError):
             size += path.lstat().st_size
     return size
 

@@ -43,7 +43,8 @@ def test_the_path_of_a_result_leads_to_a_version(store, path):
         assert Path(f"{path}.manifest.json").samefile(folder / "manifest.json")
         assert find_results(OUTPUT)[Path(path)] == folder.resolve()
     assert sorted(os.listdir(Path(path).parent)) == ["tiny", "tiny.manifest.json"]
-    assert set(versions_of(path)) == {first.resolve(), second.resolve()}
+    for written in (path, f"./{path}", Path(path)):
+        assert set(versions_of(written)) == {first.resolve(), second.resolve()}
     assert named_versions(OUTPUT) == {each.resolve(): [path] for each in (first, second)}
     # The links are relative.
     OUTPUT.rename("elsewhere")
