@@ -303,16 +303,35 @@ class Encoder:
         while part := list(islice(rows, ROWS)):
             written = [self._written(turns, texts, sampled) for turns, *texts in part]
             valid = [row for row in written if not isinstance(row, TurnsRejected)]
-            starts = iter(self._prompt_ids([prompt for prompt, _ in valid]))
-            pairs = [
-                (prompt, text) for prompt, texts in valid for text in texts if text is not None
-            ]
-            ids = iter(self._response_ids(pairs))
+            encoded = iter(self._encoded(valid))
             for row in written:
-                if isinstance(row, TurnsRejected):
-                    yield row
-                else:
-                    yield next(starts), [[] if text is None else next(ids) for text in row[1]]
+                yield row if isinstance(row, TurnsRejected) else next(encoded)
+
+    def _encoded(
+        self, written: Sequence[tuple[str, list[str | None]]]
+    ) -> Iterator[tuple[Ids, list[Ids]]]:
+        """Yield the ids of prompts and of their responses, given as texts.
+
+        In a chat, a prompt that continues the row before, as in a dialogue whose turns are all
+        trained, is encoded from the end of that row's response on: else, time would grow with the
+        square of the number of turns.
+        """
+        end = self.writer.end
+        pairs = [(prompt, text) for prompt, texts in written for text in texts if text is not None]
+        ids = iter(self._response_ids(pairs))
+        pieces, continued, whole = [], [], ""
+        for prompt, texts in written:
+            continued.append(self.is_chat and whole != "" and prompt.startswith(whole))
+            pieces.append(prompt[len(whole) - len(end) :] if continued[-1] else prompt)
+            whole = f"{prompt}{texts[0]}{end}" if texts and texts[0] is not None else ""
+        before: Ids = []
+        rows = zip(written, self._prompt_ids(pieces), continued, strict=True)
+        for (_, texts), piece, is_continued in rows:
+            # The response before has the token that ends it.
+            start = [*before, *piece[1:]] if is_continued else piece
+            responses = [[] if text is None else next(ids) for text in texts]
+            before = [*start, *responses[0]] if responses else []
+            yield start, responses
 
     def _written(
         self, turns: list[Turn], responses: Sequence[str | None], sampled: bool

@@ -145,6 +145,19 @@ def test_all_turns_of_the_assistant_are_trained_and_nothing_else(family, name):
     assert trained_text(tokenizer, row) == f"Hi.{end}{CALLS[name]}{end}Yes.{end}"
 
 
+def test_each_turn_of_a_dialogue_is_encoded_once(family, monkeypatch):
+    """Time would otherwise grow with the square of the number of turns."""
+    encoder, encoded = Encoder(family("chatml"), "chat"), []
+    prompt, chosen = record(
+        *[{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}] * 40
+    )
+    ids_of = encoder._ids
+    monkeypatch.setattr(encoder, "_ids", lambda texts: encoded.extend(texts) or ids_of(texts))
+    [row] = encode(encoder, prompt, chosen)
+    assert trained_text(encoder.tokenizer, row) == "Ho<|im_end|>" * 40
+    assert sum(map(len, encoded)) < 3 * len(encoder.writer.prompt(prompt))
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in CALLS])
 def test_a_turn_whose_thoughts_the_template_drops_later_is_a_row_of_its_own(family, name):
     tokenizer = family(name)
