@@ -128,11 +128,6 @@ def test_a_denied_file_is_named_with_the_line_that_reads_it(write, monkeypatch):
 
 MISTAKES = {
     "no function": ("def scores():\n    pass\n", "has no function score(prompts, responses)"),
-    "nothing": ("None", "score returned None, expected a number for each of 3 responses"),
-    "no number": (
-        "[1.0, 'good', 2.0]",
-        "score returned 'good' for the response 'Hello Pia', expected a finite number or None",
-    ),
     "too few": (
         "[1.0, 2.0]",
         "score returned [1.0, 2.0], expected a number for each of 3 responses",
@@ -141,10 +136,6 @@ MISTAKES = {
         "[1.0, 2.0, float('nan')]",
         f"score returned nan for the response {('Long ' * 12)[:60] + '…'!r}, expected a finite"
         " number or None",
-    ),
-    "raises elsewhere": (
-        "import json\n\n\ndef score(prompts, responses):\n    return json.loads('[')\n",
-        "line 5: JSONDecodeError: Expecting value: line 1 column 2 (char 1)",
     ),
     "ends the program": (
         "import sys\n\n\ndef score(prompts, responses):\n    sys.exit(0)\n",
