@@ -8,6 +8,7 @@ Runs cases, all by default, and writes what they returned to FOLDER/RANK.pt.
 import os
 import signal
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,8 +31,6 @@ from snakechat.modeling.lora import add_lora, disable_adapters  # noqa: E402
 from snakechat.modeling.saving import write_weights  # noqa: E402
 from snakechat.modeling.vllm_sampler import merged_weights  # noqa: E402
 from snakechat.training.checkpointing import Checkpointer  # noqa: E402
-from snakechat.training.deepspeed_engine import PartitionedModel  # noqa: E402
-from snakechat.training.engine import FrozenModel  # noqa: E402
 from snakechat.training.placed_models import init_process_group, make_engine  # noqa: E402
 from snakechat.workflow import processes  # noqa: E402
 from snakechat.workflow.processes import Placement, RunOptions  # noqa: E402
@@ -112,37 +111,48 @@ def train_with_torch():
     return run
 
 
-def stop_and_resume(folder, placement, settings=None):
-    """Train until a signal to the last rank stops all ranks after step 4; then resume."""
+def train_and_keep(folder, placement, settings=None, act=lambda step: None, evaluate=None):
+    """Train from the last checkpoint on; return the engine and the losses.
+
+    act, evaluate: Functions to call with each step, before and after its state is kept.
+    """
     job = SimpleNamespace(
         result=folder, states=folder / "states", options=RunOptions(save_steps=3), record={}
     )
     if processes.rank() == 0:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         (folder / "metrics.jsonl").touch()
     processes.barrier()
+    engine, losses = engine_for(Policy(make_model()), placement, settings or {}), []
+    with Checkpointer(job, policy=engine) as checkpointer:
+        for step, _ in checkpointer.steps(range(STEPS)):
+            losses.append(train_step(engine, step - 1))
+            torch.rand(processes.rank() + 1)
+            act(step)
+            checkpointer.keep(step)
+            if evaluate:
+                evaluate(step)
+    return engine, losses
 
-    def train_until(stop_at=None):
-        engine, losses = engine_for(Policy(make_model()), placement, settings or {}), []
-        with Checkpointer(job, policy=engine) as checkpointer:
-            for step, _ in checkpointer.steps(range(STEPS)):
-                losses.append(train_step(engine, step - 1))
-                torch.rand(processes.rank() + 1)
-                if step == stop_at and processes.rank() == processes.world_size() - 1:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                checkpointer.keep(step)
-        return engine, losses
+
+def stop_and_resume(folder, placement, settings=None):
+    """Train until a signal to the last rank stops all ranks after step 4; then resume."""
+
+    def act(step):
+        if step == 4 and processes.rank() == processes.world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     try:
-        train_until(stop_at=4)
+        train_and_keep(folder, placement, settings, act)
     except SystemExit as stopped:
         exit_code = stopped.code
     processes.barrier()
     saved = {
-        path.name: sorted(file.name for file in path.iterdir()) for path in job.states.iterdir()
+        path.name: sorted(file.name for file in path.iterdir())
+        for path in (folder / "states").iterdir()
     }
     processes.barrier()
-    engine, losses = train_until()
+    engine, losses = train_and_keep(folder, placement, settings)
     return {
         "exit_code": exit_code,
         "saved": saved,
@@ -152,27 +162,20 @@ def stop_and_resume(folder, placement, settings=None):
     }
 
 
-def evaluate_frozen(zero_stage, offload):
-    """Evaluate frozen models; return their log-probabilities."""
-    tables = []
-    rollouts = Rollouts(PROMPTS, reversed_prompts(PROMPTS), None, [2], 0.8, CPU)
-    for _ in range(2):
-        policy = Policy(make_model())
-        frozen = (
-            PartitionedModel(policy, "fp32", offload)
-            if zero_stage == 3
-            else FrozenModel(policy, CPU, offload)
-        )
-        with frozen.on_device():
-            tables += [rollouts.logprobs(policy) for _ in range(2)]
-        weights = list(policy.parameters())
-        frozen.close()
-        # DeepSpeed still refers to the partitions, which are empty.
-        partitions = [weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor")]
-        assert len(partitions) == (len(weights) if zero_stage == 3 else 0)
-        if partitions:
-            assert {tensor.numel() for tensor in (*weights, *partitions)} == {0}
-    return torch.stack(tables)
+def train_with_evaluations(folder):
+    """Train; with SLOW in the environment, the first process takes a minute to evaluate step 4.
+
+    The other one waits for it. A file FOLDER/waiting says that it has begun.
+    """
+
+    def evaluate(step):
+        if step == 4 and processes.rank() == 0 and "SLOW" in os.environ:
+            (folder / "waiting").touch()
+            time.sleep(60)
+        processes.barrier()
+
+    engine, losses = train_and_keep(folder, {}, evaluate=evaluate)
+    return {"losses": losses, "weights": weights_of(engine)}
 
 
 # --- rollouts -----------------------------------------------------------------------------------
@@ -255,9 +258,9 @@ def all_cases(folder):
         cases[f"resumed {stage}"] = partial(
             stop_and_resume, folder / f"{stage}", places[stage], bf16 if stage >= 2 else {}
         )
+    cases["evaluated"] = partial(train_with_evaluations, folder / "evaluated")
     for stage in (0, 3):
         cases[f"rollouts lora {stage}"] = partial(train_on_rollouts, places[stage])
-        cases[f"frozen {stage}"] = partial(evaluate_frozen, stage, offload=stage == 3)
     for stage, dtype in ((0, "bf16"), (3, "fp32"), (3, "bf16")):
         cases[f"merged {dtype} {stage}"] = partial(
             train_and_save, folder / f"merged-{dtype}-{stage}", places[stage], {"dtype": dtype}

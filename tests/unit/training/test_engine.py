@@ -14,6 +14,7 @@ from conftest import INIT
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy
 from snakechat.modeling.models import DTYPES, make_causal
+from snakechat.training.deepspeed_engine import PartitionedModel
 from snakechat.training.engine import Ema, FrozenModel
 from snakechat.training.placed_models import init_process_group, make_engine
 from snakechat.workflow.errors import InputError
@@ -31,15 +32,9 @@ from support.engines import (
 )
 
 # After snakechat, which sets DS_ACCELERATOR.
-
-# After snakechat, which sets DS_ACCELERATOR.
 from deepspeed.accelerator import get_accelerator  # isort: skip
 
-# DeepSpeed calls functions of torch that are deprecated.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.usefixtures("group"),
-]
+pytestmark = pytest.mark.usefixtures("group")
 
 
 def test_a_wrong_number_of_processes_is_rejected(monkeypatch):
@@ -219,6 +214,15 @@ def test_an_offloaded_module_is_copied_to_its_device_and_never_back(monkeypatch)
         with frozen.on_device() as moved:
             assert moved is module and not set(places()) & set(kept)
         assert places() == kept and copies == kept * number
+
+
+def test_a_partitioned_model_that_is_closed_has_no_weights(model):
+    frozen = PartitionedModel(model, "fp32", offload=True)
+    weights = list(model.parameters())
+    frozen.close()
+    # DeepSpeed still refers to the partitions.
+    partitions = [weight.ds_tensor for weight in weights]
+    assert {tensor.numel() for tensor in (*weights, *partitions)} == {0}
 
 
 def trained(zero_stage, dtype, shift=0.0):

@@ -21,22 +21,6 @@ def job(tmp_path):
     )
 
 
-def test_lines_about_the_progress_have_what_a_reader_of_a_log_needs(job, capsys):
-    with MetricsLogger(job, 3) as logger:
-        values = {"loss": 2.125, "learning_rate": 4.96e-4, "skipped_steps": 3}
-        logger.log(1, values, shown=["loss"])
-        logger.log_times(1, {"train": 2.0}, 3000)
-        logger.log(2, values, {"eval_loss": 1.78125}, shown=["loss"])
-        logger.log(3, values, shown=["loss"])
-    first, held_out, last = capsys.readouterr().err.splitlines()
-    assert first.startswith(
-        "train_sft mine: 1 of 3 steps, loss 2.125, learning rate 0.000496, skipped 3, "
-    )
-    assert first.endswith(" left") and " GiB of memory" in first
-    assert held_out.startswith("train_sft mine: 2 of 3 steps, on held-out rows: loss 1.781, ")
-    assert " 1,500 tokens/s, " in last
-
-
 def scalars(job, name):
     board = EventAccumulator(str(job.log_folder / "tensorboard"))
     board.Reload()
