@@ -1,37 +1,78 @@
 """CUDA tensors that a CPU computes (emulated_cuda.py): all trainers and measurements.
 
-The trainings run with deterministic kernels, in several micro-batches a step.
+The trainings run with deterministic kernels, in several micro-batches a step. All run in one
+process, which imports torch once:
+
+    test_emulated_cuda.py FOLDER
+
+It prints two lines of JSON: why a graph cannot have the pass of each model family, or null; and of
+each training the waits of the host, the captured decoding steps, the decoders and the error. The
+measurements of measure.py write FOLDER/out.jsonl.
 """
 
+import contextlib
+import gc
 import json
 import os
 import shutil
 import subprocess
 import sys
+import traceback
+import warnings
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from conftest import ROOT
-from gpu.emulated_runs import CASES, STEPS
-from gpu.workloads import ON_PROMPTS
+from gpu import measure
+from gpu.emulated_cuda import DEVICE, emulation, rehearsal
+from gpu.workloads import ON_PROMPTS, tiny_job, train
+from snakechat.modeling import generation
+from snakechat.modeling.generation import FixedDecoder, HfSampler
+from snakechat.training.metric_logs import StepTimer
+from snakechat.workflow import processes
+from support.families import FAMILIES, LLAMA, SIZE, WINDOWS
 
 pytestmark = pytest.mark.slow
 
-HERE = ROOT / "tests/gpu"
-
+STEPS = 3
+# Training of workloads.TINY_CASES, and changes of the placement.
+CASES = {
+    **{name: (name, {}) for name in ("sft", "reward", "dpo", "ppo", "grpo", "gsm8k")},
+    "not captured": ("grpo", {"cuda_graphs": False}),
+    "zero 2": ("sft", {"zero_stage": 2}),
+}
 # Waits of an optimizer step: the gradient norm of each engine, and the metrics of each update.
 # Those of ZeRO 2 are DeepSpeed's.
 WAITS_OF_STEP = {"sft": 2, "reward": 2, "dpo": 2, "ppo": 4, "grpo": 2, "gsm8k": 2}
 WAITS_OF_STEP |= {"not captured": 2, "zero 2": 6}
+HERE = ROOT / "tests/gpu"
 TOKENS = ON_PROMPTS["max_response_length"]
+
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4}
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+CAPTURED = {
+    **FAMILIES,
+    **WINDOWS,
+    "gptj": {**SIZE, "model_type": "gptj", "n_positions": 64, "rotary_dim": 4},
+    "falcon": {**LLAMA, "model_type": "falcon"},
+    "llama, dynamic": {**LLAMA, "model_type": "llama", "rope_parameters": DYNAMIC},
+    "phi3, longrope": {
+        **{**LLAMA, "model_type": "phi3", "rope_scaling": LONGROPE},
+        "original_max_position_embeddings": 32,
+    },
+    "mixtral": {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
+    "mamba": {**SIZE, "model_type": "mamba", "state_size": 8},
+}
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
-    """The folder of emulated_runs.py, and the values that it prints as JSON."""
+    """The folder of the process, and the values that it prints as JSON."""
     if not shutil.which("g++"):
         pytest.skip("needs g++, to compile cuda_guard.cpp")
     if torch.version.cuda:
@@ -48,7 +89,7 @@ def output(tmp_path_factory):
     paths = os.pathsep.join(str(ROOT / name) for name in ("tests", "scripts"))
     environment = {"LD_PRELOAD": str(guard), "DS_ACCELERATOR": "cuda", "PYTHONPATH": paths}
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "emulated_runs.py", str(folder)],
+        [sys.executable, "-W", "ignore", __file__, str(folder)],
         cwd=HERE,
         env={**os.environ, **environment, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -108,7 +149,7 @@ def test_a_decoder_and_its_graphs_serve_all_steps_after_the_first(results):
 def test_families_whose_passes_wait_are_not_captured(output):
     found = output[1][0]
     problem = "takes no mask of four dimensions, or drops tokens"
-    without_mask = ("gptj", "bloom", "mistral, window", "gemma3_text", "mamba")
+    without_mask = ("gptj", "bloom", *WINDOWS, "gemma3_text", "mamba")
     assert {name: problem for name, problem in found.items() if problem} == {
         "falcon": "called a synchronizing CUDA operation: index on the host",
         "llama, dynamic": "called a synchronizing CUDA operation: aten::_local_scalar_dense",
@@ -132,3 +173,103 @@ def test_all_measurements_of_a_gpu_run(output):
     for [case] in (lines["ppo"], lines["grpo"]):
         assert all(case[name] > 0 for name in ("generate", "score", "train"))
     assert [*lines["grpo"][0]["gib_after_steps"]] == ["1", "2"]
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+
+def capture_problem(keys):
+    """Return why a graph cannot have the pass of a family; None if it can."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**keys, vocab_size=64, pad_token_id=0)
+    model = AutoModelForCausalLM.from_config(config).eval()
+    if not generation.takes_dense_mask(model):
+        return "takes no mask of four dimensions, or drops tokens"
+    with emulation():
+        return generation._capture_problem(model.to(DEVICE))
+
+
+def run_measurements(folder):
+    """Run all sections of measure.py, with few of its trainings: `run_training` has the others."""
+    measure.TINY_CASES = ("sft", "grpo")
+    for name, (section, _) in measure.SECTIONS.items():
+        with rehearsal():
+            section(measure.Bench(name, folder / "out.jsonl", folder, measure.REHEARSAL))
+
+
+def run_training(name, folder):
+    """Run the unchanged `main` of a trainer; return what the tests check."""
+    case, changes = CASES[name]
+    with contextlib.ExitStack() as stack:
+        counts, captured, decoders, error = stack.enter_context(emulation()), [], [], None
+        for owner, attribute, value in (
+            (StepTimer, "__call__", timed_phase(StepTimer.__call__, counts)),
+            (FixedDecoder, "run_graph", captured_phase(counts, captured)),
+            (HfSampler, "fixed_decoder", recorded(HfSampler.fixed_decoder, decoders)),
+        ):
+            stack.enter_context(mock.patch.object(owner, attribute, value))
+        try:
+            placement = {"gpus_per_node": 1, **changes}
+            job = tiny_job(case, folder, folder / name / "result", "bf16", **placement)
+            counts.waits.clear()
+            train(job, STEPS)
+        except Exception:
+            error = traceback.format_exc()
+    return {
+        "error": error,
+        "waits": [[*key, number] for key, number in sorted(counts.waits.items())],
+        "captured_steps": len(captured),
+        "decoders": len({*map(id, decoders)}),
+    }
+
+
+def recorded(get, decoders):
+    """Return HfSampler.fixed_decoder, which adds each decoder to a list."""
+
+    def call(*arguments):
+        decoders.append(get(*arguments))
+        return decoders[-1]
+
+    return call
+
+
+def timed_phase(measured, counts):
+    """Return StepTimer.__call__ whose sections are the phases of the counts."""
+
+    @contextlib.contextmanager
+    def section(timer, name):
+        before, counts.phase = counts.phase, name
+        with measured(timer, name):
+            yield
+        counts.phase = before
+
+    return section
+
+
+def captured_phase(counts, steps):
+    """Return FixedDecoder.run_graph, whose steps are a phase of the counts and added to a list."""
+
+    def run(decoder):
+        before, counts.phase = counts.phase, "captured"
+        decoder.sample()
+        counts.phase = before
+        steps.append(decoder.number)
+
+    return run
+
+
+def main(folder):
+    # Of what the imports made, passes of the collector would take minutes.
+    gc.freeze()
+    gc.enable()
+    warnings.simplefilter("ignore")
+    print(json.dumps({name: capture_problem(keys) for name, keys in CAPTURED.items()}))
+    run_measurements(folder)
+    processes.request_deterministic_kernels()
+    trainings = folder / "trainings"
+    trainings.mkdir()
+    print(json.dumps({name: run_training(name, trainings) for name in CASES}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
