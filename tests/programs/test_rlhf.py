@@ -8,15 +8,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from conftest import INIT
 from snakechat.algorithms import reward_functions
+from snakechat.data.tokenizers import load_tokenizer
+from snakechat.modeling.loading import load_scorer
+from snakechat.modeling.saving import save_model
 from snakechat.training import placed_models
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.manifest import result_files
+from support.families import CHECKPOINTS, save_checkpoint
 from support.rlhf_training import lines_of, rlhf_inputs, rlhf_training  # noqa: F401
 from support.stages import write_manifest
-
-# DeepSpeed calls functions of torch that are deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 
 @pytest.fixture
@@ -75,6 +77,31 @@ def test_a_teacher_with_another_vocabulary_is_refused(train, inputs, tmp_path, m
         train(**DISTILL)
 
 
+def test_a_classifier_of_another_family_reads_its_own_rendering(
+    train, inputs, tmp_path, monkeypatch
+):
+    base, folder = save_checkpoint(CHECKPOINTS["qwen2.5"], tmp_path / "base"), tmp_path / "scorer"
+    tokenizer = load_tokenizer(base)
+    torch.manual_seed(2)
+    scorer = load_scorer(base, "fp32", tokenizer, new_head=True).eval()
+    save_model(scorer, tokenizer, folder)
+    write_manifest(folder)
+    monkeypatch.setitem(inputs, "reward", {"rule": "fetch_model", "path": str(folder)})
+    job = train(reward_templates={"reward": "chat"}, max_steps=1, log_responses_steps=1)
+    # A critic cannot start from it, but from the actor: a score for each hidden state more.
+    actor, critic = (job.record["models"][name] for name in ("actor", "critic"))
+    assert critic["weights"] == actor["weights"] + INIT["hidden_size"]
+    for line in lines_of(job.result / "responses.jsonl")[:8]:
+        question = line["prompt"].removeprefix("\n\nHuman:").removesuffix("\n\nAssistant:").strip()
+        messages = [
+            {"role": "user", "content": question},
+            {"role": "assistant", "content": line["response"].removeprefix(" ")},
+        ]
+        ids = tokenizer.apply_chat_template(messages, return_tensors="pt", return_dict=False)
+        with torch.no_grad():
+            assert scorer(ids).logits.item() == pytest.approx(line["score"], abs=1e-4)
+
+
 def test_evaluations_on_held_out_prompts_leave_the_training_as_it_is(train):
     plain, evaluated = train(), train(name="evaluated", **EVALUATIONS)
     added = evaluated.metrics[0].keys() - {"step"}
@@ -117,11 +144,13 @@ def test_with_adapters_the_reference_is_the_base_model_without_a_copy(train, mon
     loaded = []
     load = placed_models.load_causal
     monkeypatch.setattr(placed_models, "load_causal", lambda *a: loaded.append(a[0]) or load(*a))
-    job = train(lora_rank=4, actor_learning_rate=0.01)
+    job = train(lora_rank=4, critic_lora_rank=4, critic_lora_alpha=8, actor_learning_rate=0.01)
     assert len(loaded) == 1
     kl = values(job, "objective/kl")
     assert kl[0] == 0.0 != kl[1]
     assert (job.result / "adapter/adapter_model.safetensors").exists()
+    for model in (job.record["models"][name] for name in ("actor", "critic")):
+        assert model["trained"] < model["weights"] / 2
 
 
 def test_only_the_critic_is_trained_in_its_warmup_steps(train, inputs):
