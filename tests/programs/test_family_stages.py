@@ -28,11 +28,7 @@ from support.configs import load
 from support.families import CHECKPOINTS, save_checkpoint
 from support.stages import Stages
 
-pytestmark = [
-    pytest.mark.slow,
-    # DeepSpeed calls functions of torch that are deprecated.
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-]
+pytestmark = pytest.mark.slow
 
 STAGES = ("sft", "reward", "dpo", "grpo")
 # Two optimizer steps in fp32, where packed and unpacked agree to rounding.

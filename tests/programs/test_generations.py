@@ -1,23 +1,13 @@
 """Generations: responses are sampled, scored and selected, in this process."""
 
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 
 import generate_responses
-from conftest import ROOT
 from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import read_records, read_scored_responses
 from snakechat.modeling.loading import load_scorer
-from snakechat.workflow.processes import changed_values
-from support import launching
-from support.sources import code_digests
 from support.stages import stages_of_small_model, toy_rows
-
-# DeepSpeed calls functions of torch that are deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
 
 COMMON = {"model": "random", "datasets": ["toy"], "dtype": "fp32"}
 COMMON["placement"] = {"deployment": "cpu"}
@@ -93,26 +83,3 @@ def test_scores_are_the_weighted_sum_of_models_and_functions(stages, tokenizer):
                 hidden = reward.base_model(sequence).last_hidden_state[0, -1]
             expected = 0.5 * reward.score(hidden).item() + 2 * (len(text.strip()) >= 12)
             assert score == pytest.approx(expected, abs=1e-4)
-
-
-def test_two_processes_sample_what_one_does(stages):
-    spec = stages.spec("generate_responses", "mine")
-    spec |= {"path": "output/generate_responses/two", "name": "two"}
-    spec |= {"code": code_digests(ROOT / "scripts/generate_responses.py")}
-    (stages.folder / "spec.json").write_text(json.dumps(spec))
-    placement = stages.placement("generate_responses", "mine")
-    # They also share the model.
-    placement = replace(placement, nodes=2, zero_stage=3, threads=1)
-    code, output = launching.run(
-        *(2, ROOT / "scripts/generate_responses.py", "--spec", stages.folder / "spec.json"),
-        *("--placement", json.dumps(changed_values(placement))),
-        folder=stages.folder,
-    )
-    assert code == 0, output
-    found = responses_of(stages.folder / "output/generate_responses/two")
-    assert len(found) == 40 * 8
-    # The first batch of 16 prompts: here, the other ones have no seeds of their own.
-    expected = responses_of(stages.result("generate_responses", "mine"))
-    equal = sum(map(list.__eq__, found[:128], expected))
-    # Rounding decides at a boundary between two tokens.
-    assert equal >= 126

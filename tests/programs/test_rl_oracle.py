@@ -12,8 +12,6 @@ import train_rlhf
 from snakechat.algorithms.rollouts import Rollouts
 from support.rlhf_training import rlhf_inputs, rlhf_training  # noqa: F401
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-
 KL_COEF, TEMPERATURE, GAMMA, GAE_LAMBDA = 0.7, 0.8, 0.9, 0.6
 # One update of all responses in each step. From the second step on, the actor is not its reference.
 SETTINGS = {

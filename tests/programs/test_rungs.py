@@ -33,14 +33,8 @@ def train(tokenizer, tmp_path_factory):
             # Each has a store of its own: the recipes are equal, and so are their keys.
             work = folder / f"work-{name}"
             work.mkdir(exist_ok=True)
-            settings, inputs = stages.describe("train_sft", name)[:2]
-            inputs = {
-                key: {"rule": job[0], "path": str(stages.result(*job))}
-                for key, job in inputs.items()
-            }
-            spec = {"rule": "train_sft", "name": name, "path": f"output/sft/{name}"}
-            spec |= {"settings": settings, "files": {}, "requirements": {}, "code": {}}
-            (work / "spec.json").write_text(json.dumps({**spec, "inputs": inputs}))
+            spec = stages.spec("train_sft", name) | {"path": f"output/sft/{name}"}
+            (work / "spec.json").write_text(json.dumps(spec))
             placement = replace(
                 stages.placement("train_sft", name),
                 gpus_per_node=2,

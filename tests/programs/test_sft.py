@@ -9,9 +9,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from support.stages import stages_of_small_model
 
-# DeepSpeed calls functions of torch that are deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-
 ROWS = [
     ("\n\nHuman: Hello.\n\nAssistant: Hi.\n\nHuman: A fruit?\n\nAssistant:", " An apple."),
     ("\n\nHuman: Name a fruit.\n\nAssistant:", " A pear."),

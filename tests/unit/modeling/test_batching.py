@@ -8,14 +8,11 @@ import torch
 
 from snakechat.modeling import acceleration
 from snakechat.modeling.acceleration import Acceleration
-from snakechat.modeling.attention import packed_attention_mask, sliding_window_mask
 from snakechat.modeling.batching import (
     Examples,
     distribute_rows,
     epoch_batches,
-    first_fit,
     global_batches,
-    pack_rows,
 )
 from snakechat.workflow.errors import InputError
 
@@ -122,30 +119,6 @@ def test_each_epoch_contains_every_row_once():
     assert [[rows.tolist() for rows in epoch] for epoch in begun] == [steps[:3], steps[3:6]]
 
 
-# Bin packing.
-
-
-def test_each_row_goes_into_the_first_sequence_with_space_for_it():
-    # Two sequences of 10: there is no space for the 5, the 4 and the last 3.
-    packed, remaining, _ = first_fit(list(enumerate([10, 7, 5, 4, 3, 3])), 10, 20)
-    assert (packed, remaining) == ([[0], [1, 4]], [(2, 5), (3, 4), (5, 3)])
-
-
-@pytest.mark.parametrize(
-    ("sizes", "limit", "expected"),
-    [
-        # Rows within the limit.
-        ([6, 3, 3, 2], 1000, [[[0], [1, 2], [3]]]),
-        # Wider than the longest row, to save padding: 4 sequences of 10 positions, or 2 of 17.
-        ([10, 7, 7, 6], 1000, [[[0, 1], [2, 3]]]),
-        # A row over the limit.
-        ([500, 3, 3], 100, [[[0]], [[1], [2]]]),
-    ],
-)
-def test_rows_are_packed_into_micro_batches(sizes, limit, expected):
-    assert pack_rows(list(enumerate(sizes)), limit) == expected
-
-
 # Tensors.
 
 
@@ -177,29 +150,3 @@ def test_a_response_may_have_one_token_or_none(packing):
         assert ids[batch.target_index].tolist() == targets
         assert ids[batch.last_index].tolist() == [12, 22, 31]
         assert batch.target_lengths.tolist() == lengths
-
-
-def test_a_sliding_window_counts_positions_and_not_columns():
-    # A prompt of three tokens with responses of two; a prompt of one with two responses of one.
-    rows = Examples([[11, 12, 13], [21]], [[14, 15], [22]], [[16, 17], [23]])
-    batch = rows.collate([[0, 1]], True, CPU)
-    picture = [
-        "x . . . . . . . . .",
-        "x x . . . . . . . .",
-        ". x x . . . . . . .",
-        ". . x x . . . . . .",
-        ". . . x x . . . . .",
-        # Next to the prompt, after another response.
-        ". . x . . x . . . .",
-        ". . . . . x x . . .",
-        ". . . . . . . x . .",
-        ". . . . . . . x x .",
-        ". . . . . . . x . x",
-    ]
-    expected = [[mark == "x" for mark in line.split()] for line in picture]
-    mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
-    assert sliding_window_mask(mask, batch.position_ids, window=2).tolist() == [[expected]]
-    # The softmax over no position is not defined: padding has one in any window.
-    batch = rows.collate([[0, 1], [1]], True, CPU)
-    mask = packed_attention_mask(batch.segments.row_ids, batch.segments.segment_ids)
-    assert sliding_window_mask(mask, batch.position_ids, window=1).any(dim=-1).all()

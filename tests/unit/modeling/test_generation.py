@@ -238,17 +238,6 @@ def test_merged_adapters_sample_what_the_adapters_sample_and_the_weights_come_ba
     assert passes
 
 
-def test_batches_of_a_decoder_are_balanced():
-    sizes = [(row, 8) for row in range(16)]
-    assert list(map(len, generation.bucket_by_size(sizes, 15 * 8))) == [15, 1]
-    equal = generation.bucket_by_size(sizes, 15 * 8, balanced=True)
-    assert equal == [[*range(8)], [*range(8, 16)]]
-    # The largest rows fill the first batch.
-    sizes = [(0, 20), (1, 20), *((row, 8) for row in range(2, 7))]
-    batches = generation.bucket_by_size(sizes, 40)
-    assert generation.bucket_by_size(sizes, 40, balanced=True) == batches
-
-
 def test_deterministic_batches_do_not_depend_on_the_free_memory(monkeypatch):
     config = SimpleNamespace(num_hidden_layers=28, num_attention_heads=16, head_dim=128)
     config.num_key_value_heads = 8

@@ -1,6 +1,5 @@
 """Log-probabilities in chunks, compared with torch's log_softmax and its gradients."""
 
-from math import log
 from types import SimpleNamespace
 
 import pytest
@@ -49,19 +48,6 @@ def gradients_of(value, *inputs):
 def relative_error(actual, expected):
     """Norm of the difference, relative to the expected value."""
     return ((actual.float() - expected.float()).norm() / expected.float().norm()).item()
-
-
-def test_logprobs_and_entropies_by_hand():
-    # Probabilities 1/2, 1/4, 1/4. Temperature 1/2 squares and normalizes them: 4/6, 1/6, 1/6.
-    hidden, weight = torch.ones(2, 1), torch.tensor([[1 / 2], [1 / 4], [1 / 4]]).log()
-    tokens = torch.tensor([0, 2])
-    actual, entropies = token_logprobs(hidden, weight, None, tokens, return_entropies=True)
-    assert actual.tolist() == pytest.approx([log(1 / 2), log(1 / 4)])
-    assert entropies.tolist() == pytest.approx([1.5 * log(2)] * 2)
-    actual, entropies = token_logprobs(hidden, weight, None, tokens, 0.5, return_entropies=True)
-    assert actual.tolist() == pytest.approx([log(4 / 6), log(1 / 6)])
-    assert entropies.tolist() == pytest.approx([log(6) - 4 / 6 * log(4)] * 2)
-    assert sum_of_logprobs(hidden, weight, None, tokens).item() == pytest.approx(log(1 / 8))
 
 
 @pytest.fixture(params=[False, True])

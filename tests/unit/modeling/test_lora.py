@@ -21,9 +21,6 @@ from snakechat.modeling.vllm_sampler import merged_weights
 from snakechat.workflow.errors import InputError
 from support.families import FAMILIES
 
-# DeepSpeed calls deprecated functions of torch.
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")
-
 # The linear layers of the blocks of some families.
 LAYERS = "fc1 fc2 k_proj out_proj q_proj v_proj"
 LINEAR_LAYERS = {"opt": LAYERS, "opt-350m": LAYERS}

@@ -13,23 +13,14 @@ from snakechat.modeling import acceleration, attention
 from snakechat.modeling.acceleration import Acceleration
 from snakechat.modeling.batching import Examples
 from snakechat.modeling.forward import Policy, Scorer
-from snakechat.modeling.model_check import check_model, probe_rows
+from snakechat.modeling.model_check import check_model
 from snakechat.workflow.errors import InputError
-from support.families import spread
+from support.families import LLAMA, spread
 from support.varlen import loop_over_segments
 
-SIZE = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "max_position_embeddings": 64,
-    "pad_token_id": 1,
-}
+SIZE = {**LLAMA, "vocab_size": 300, "pad_token_id": 1}
+SMALL = {"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4}
 WINDOW = {"sliding_window": 6, "head_dim": 8}
-MAMBA = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
 # One of each kind: keys of the config, and whether rows are packed.
 RIGHT = {
     # A window in one of the layers.
@@ -37,17 +28,11 @@ RIGHT = {
     # A mixture of experts.
     "mixtral": ({**SIZE, "num_local_experts": 4}, True),
     # Its attention has no kernel for a boolean mask.
-    "gptj": ({"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4, "rotary_dim": 4}, False),
+    "gptj": ({**SMALL, "rotary_dim": 4}, False),
     # A state besides keys and values, which packing would mix.
     "jamba": (
-        {
-            **SIZE,
-            "attn_layer_offset": 1,
-            "attn_layer_period": 2,
-            "num_experts": 2,
-            "mamba_d_state": 8,
-            "use_mamba_kernels": False,
-        },
+        {**SIZE, "attn_layer_offset": 1, "attn_layer_period": 2, "num_experts": 2}
+        | {"mamba_d_state": 8, "use_mamba_kernels": False},
         False,
     ),
 }
@@ -59,25 +44,21 @@ WRONG = {
     # Our hidden states do not fit the output layer.
     "electra": ({**SIZE, "is_decoder": True}, "the forward pass of training fails"),
     # A state that no cache of keys and values has.
-    "mamba": (MAMBA, CACHE),
+    "mamba": (
+        {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
+        CACHE,
+    ),
     "openai-gpt": (
-        {
-            **{"vocab_size": 300, "n_embd": 32, "n_layer": 2, "n_head": 4},
-            **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
-        },
+        {**SMALL, **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)},
         "sampling with a key-value cache fails",
     ),
 }
 STATEFUL = ("mamba", "openai-gpt")
 
 random = np.random.default_rng(3)
-LENGTHS = [(13, 10, 8), (4, 5, 9), (11, 6, 7)]
-EXAMPLES = Examples(
-    *(
-        [random.integers(10, 290, lengths[field]).tolist() for lengths in LENGTHS]
-        for field in range(3)
-    )
-)
+# Lengths of prompt, chosen and rejected response.
+LENGTHS = [(13, 4, 11), (10, 5, 6), (8, 9, 7)]
+EXAMPLES = Examples(*([random.integers(10, 290, n).tolist() for n in row] for row in LENGTHS))
 
 
 def make_policy(model_type, keys, dtype=torch.float32, large=True):
@@ -151,22 +132,6 @@ def test_scorers_are_compared_with_the_scores_of_transformers():
     scorer.model.forward = changed
     with pytest.raises(InputError, match=HEAD):
         check_model(scorer, EXAMPLES)
-
-
-def test_the_longest_row_is_compared():
-    lengths = [5, 300, 20, 40]
-    examples = Examples([[7] * n for n in lengths], [[8, 9] * 50] * 4)
-
-    def probed(examples, limit):
-        rows = probe_rows(examples, limit)
-        return [*zip(rows.prompt_lengths, rows.response_lengths[0], strict=True)]
-
-    assert probed(examples, 1000) == [(300, 100), (5, 100)]
-    # Responses keep half of the room if they need it.
-    assert probed(examples, 64) == [(32, 32), (5, 59)]
-    assert probed(examples, 250) == [(150, 100), (5, 100)]
-    # A single row stands for both.
-    assert len(probe_rows(examples.select([0]), 1000)) == 2
 
 
 def test_a_window_that_only_long_rows_exceed_is_measured(monkeypatch):
