@@ -80,6 +80,8 @@ def test_a_response_without_a_score_is_not_compared():
     scaled = pg.grpo_advantages(scores, True)
     torch.testing.assert_close(scaled, expected / 2**0.5, rtol=1e-3, atol=0)
     assert pg.uniform_groups(scores).tolist() == [False, True, True]
+    # 1 - (2 + 6) / 2, 2 - (1 + 6) / 2, 6 - (1 + 2) / 2.
+    assert pg.rloo_advantages(torch.tensor([[1.0], [2.0], [6.0]])).T.tolist() == [[-3, -1.5, 4.5]]
     # The constant added to the standard deviation: 2e-4 / (1e-4 * sqrt 2 + 1e-4), not sqrt 2.
     close = pg.grpo_advantages(torch.tensor([[2e-4], [0.0]]), True)
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
