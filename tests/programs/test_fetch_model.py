@@ -1,6 +1,6 @@
 """fetch_model on models of local folders, in this process: copies, and what is checked.
 
-A build of such models: test_plain_models.py.
+RLHF with such models: test_rlhf.py.
 """
 
 import json
