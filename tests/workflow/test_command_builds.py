@@ -47,16 +47,12 @@ RECIPES = {
     "resumed": recipe("{python} programs/resumes.py {model} {output} {state}", "resumes.py"),
     "fails": recipe("{python} programs/fail.py {output}", "fail.py"),
     "empty": {**RECIPE, "command": "true {output}"},
-    "unloadable": {**RECIPE, "command": "touch {output}/config.json"},
-    "no-program": {**RECIPE, "command": "nowhere/train {output}"},
     "imports": recipe("{python} programs/imports.py {output}", "imports.py"),
     "reads": recipe("{python} programs/reads.py $ROOT/programs/helper.py {output}", "reads.py"),
 }
 ERRORS = {
     "fails": "the command ended with exit code 1: the loss is nan",
     "empty": "{output} has no config.json: save model and tokenizer",
-    "unloadable": "{output} has no tokenizer_config.json: save model and tokenizer",
-    "no-program": "the command cannot run nowhere/train: No such file or directory",
     "imports": "the command ended with exit code 1: ModuleNotFoundError: No module named 'helper'"
     ": add the files that it reads to `files`",
     "reads": "the command ended with exit code 1: PermissionError: [Errno 13] Permission denied: ",

@@ -23,7 +23,7 @@ JOBS = {
 }
 
 # Files that the run of a job writes, in the folder of its rule in the store.
-LOCK, METRICS, STATE = ".*/lock", ".*/result/metrics.jsonl", ".*/state/*/.0-of-1"
+METRICS, STATE = ".*/result/metrics.jsonl", ".*/state/*/.0-of-1"
 
 
 class Result:
@@ -46,7 +46,7 @@ class Result:
         self.folder.unlink()
 
     def trace(self, pattern, since=0):
-        """Return the path of LOCK, METRICS or STATE, if it was written at or after a time."""
+        """Return the path of METRICS or STATE, if it was written at or after a time."""
         with contextlib.suppress(FileNotFoundError):
             found = self.stored.glob(pattern)
             return next((path for path in found if path.lstat().st_mtime >= since), None)

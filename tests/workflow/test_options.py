@@ -1,11 +1,8 @@
 """Options of Snakemake whose usual meaning does not fit results that are stale by content."""
 
 import re
-import subprocess
 
 import pytest
-
-from conftest import ROOT
 
 
 @pytest.fixture
@@ -70,11 +67,3 @@ def test_all_jobs_that_are_forced_make_the_same_bytes_again(tree):
     output = tree.build("output/rlhf/tiny", "output/dpo/tiny", "--forceall")
     made = re.findall("^(.*): the forced run made the same bytes$", output, re.MULTILINE)
     assert {*made} == results and output.count("the forced run made") == 18
-
-
-def test_make_clean_output_deletes_results_and_the_state_of_snakemake(tmp_path):
-    for name in ("output/sft/tiny", "output/store", ".snakemake/log", "mydata"):
-        (tmp_path / name).mkdir(parents=True)
-    command = ["make", "--file", ROOT / "Makefile", "clean-output"]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
-    assert [path.name for path in tmp_path.iterdir()] == ["mydata"]

@@ -21,6 +21,7 @@ from support.staleness import (
     QUICK,
     RECIPES,
     SPLIT,
+    STUB,
     TINY,
     TOKENIZED,
     TOKENIZERS,
@@ -28,6 +29,7 @@ from support.staleness import (
     lines,
     merged,
     nested,
+    readers,
     replaced,
     setting,
     stale,
@@ -173,11 +175,6 @@ ROWS |= {
     ),
     "the name of a model from the hub": Row(
         renamed("models", "far", "near-by", NEAR_BY), set(), (MINE,)
-    ),
-    "the name of a local dataset": Row(
-        renamed("datasets", "mine", "ours", nested("sft.recipes.mine.datasets", ["ours"])),
-        set(),
-        (MINE,),
     ),
 }
 
@@ -341,3 +338,30 @@ PLANNED = dict(list(ROWS.items())[:: len(ROWS) // 6]) | {
 @pytest.mark.parametrize("row", PLANNED.values(), ids=PLANNED)
 def test_a_dry_run_plans_these_rules(dry_runs, row):
     assert dry_runs(row) == row.rules
+
+
+# --- builds ---------------------------------------------------------------------------------------
+
+# A refactoring that the digest counts, and the same with other output.
+REFACTORED = STUB.replace('"first"', '"fir" + "st"')
+CHANGED = STUB.replace('"first"', '"second"')
+
+
+def runs(workflow):
+    """Return each run that made a result, by its rule."""
+    paths = (workflow.folder / "output/store").rglob("run.json")
+    return {(path.parts[-3], path.stat().st_mtime_ns, path.read_text()) for path in paths}
+
+
+def test_an_edit_reaches_as_far_as_it_changes_outputs(stubs):
+    """The edit of a program of several rules, and of one that reads what they make."""
+    rules = TOKENIZERS | {"train_sft"}
+    for text, ran in ((REFACTORED, rules), (CHANGED, rules.union(*map(readers, rules)))):
+        for program in ("tokenize_phase.py", "train_sft.py"):
+            (stubs.folder / "scripts" / program).write_text(text)
+        before = runs(stubs)
+        stubs.build(*TINY)
+        # Pages show what results were made from.
+        pages = {reader for rule in ran for reader in readers(rule) & PAGES}
+        assert {rule for rule, *_ in runs(stubs) - before} == ran | pages
+        assert stubs.planned(*TINY) == set()

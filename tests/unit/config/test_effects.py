@@ -6,7 +6,7 @@ from snakechat.config.recipes import ConfigError
 from snakechat.config.sections import judge_settings
 from snakechat.jobs.rules import RULES
 from snakechat.workflow.manifest import digest
-from support.configs import load, tiny
+from support.configs import load
 
 GRPO = {"algorithm": "grpo", "num_generations": 4}
 LORA = {"lora_rank": 4}
@@ -93,48 +93,44 @@ def test_a_sweep_that_varies_a_setting_without_effect_is_a_mistake():
 
 JUDGE = {"url": "http://host/v1", "model": "wise", "rubric": "Be kind."}
 TWO = {"llm_judges": {"a": JUDGE, "b": JUDGE}}
-# Changes that write values of recipe rlhf/tiny otherwise.
+# Settings of a recipe, and other spellings of these.
 SPELLINGS = [
-    *(
-        ({}, tiny("rlhf", **changes))
-        for changes in (
-            {"reward": {"reward/tiny": 1}},
-            {"clip_range_high": 0.2, "save_dtype": "fp32"},
-            {"kl_in": "rewards", "kl_estimator": "k1"},
-            {"critic_lr_schedule": "constant"},
-            {"datasets": [{"toy": 1}]},
-        )
+    ("rlhf", {}, {"reward": {"reward/tiny": 1}}),
+    ("rlhf", {}, {"clip_range_high": 0.2, "save_dtype": "fp32"}),
+    ("rlhf", {}, {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}),
+    ("rlhf", {}, {"datasets": [{"toy": 1}]}),
+    (
+        "rlhf",
+        {"reward_functions": {"shop": 1}},
+        {"reward_functions": {"shop": {"weight": 1, "arguments": {}}}},
     ),
     (
-        recipe("rlhf", {"reward_functions": {"shop": 1}}),
-        recipe("rlhf", {"reward_functions": {"shop": {"weight": 1, "arguments": {}}}}),
+        "rlhf",
+        {"reward": {"llm_judges/a": 1, "reward/tiny": 1, "llm_judges/b": 2}},
+        {"reward": {"reward/tiny": 1, "llm_judges/b": 2, "llm_judges/a": 1}},
+    ),
+    ("sft", {**LORA, "learning_rate": 0.1}, {**LORA, "lora_learning_rate": 0.1}),
+    (
+        "sft",
+        {**LORA, "lora_target_modules": ["k_proj", "q_proj"]},
+        {**LORA, "lora_target_modules": ["q_proj", "k_proj", "q_proj"]},
     ),
     (
-        recipe("sft", {**LORA, "learning_rate": 0.1}),
-        recipe("sft", {**LORA, "lora_learning_rate": 0.1}),
-    ),
-    ({}, {"template": "dialogue"}),
-    ({}, {"evaluation": {"llm_judge_prompts": 7}}),
-    (
-        recipe("sft", {**LORA, "lora_target_modules": ["k_proj", "q_proj"]}),
-        recipe("sft", {**LORA, "lora_target_modules": ["q_proj", "k_proj", "q_proj"]}),
-    ),
-    (
-        recipe("rlhf", {"reward": {"llm_judges/a": 1, "reward/tiny": 1, "llm_judges/b": 2}}) | TWO,
-        recipe("rlhf", {"reward": {"reward/tiny": 1, "llm_judges/b": 2, "llm_judges/a": 1}}) | TWO,
-    ),
-    (
-        recipe("sft", {"weight_decay": 0, "adam_betas": [0, 0.9]}),
-        recipe("sft", {"weight_decay": -0.0, "adam_betas": ["-0e0", 0.9]}),
+        "sft",
+        {"weight_decay": 0, "adam_betas": [0, 0.9]},
+        {"weight_decay": -0.0, "adam_betas": ["-0e0", 0.9]},
     ),
 ]
+UNCHANGED = {"template": "dialogue", "evaluation": {"llm_judge_prompts": 7}}
 
 
-@pytest.mark.parametrize(("changes", "others"), SPELLINGS)
-def test_other_spellings_of_a_value_make_the_same_spec(changes, others):
-    stage = next(iter(changes), "rlhf")
-    name = "mine" if changes else "tiny"
-    found = [descriptions(each, stage, name) for each in (changes, others)]
+@pytest.mark.parametrize(("stage", "settings", "others"), SPELLINGS)
+def test_other_spellings_of_a_value_make_the_same_spec(stage, settings, others):
+    defaults = {"reward": "reward/tiny"} if stage == "rlhf" else {}
+    found = [
+        descriptions(recipe(stage, defaults | each) | more, stage, "mine")
+        for each, more in ((settings, TWO), (others, TWO | UNCHANGED))
+    ]
     assert found[0] == found[1]
     # 0.0 and -0.0 are equal as numbers alone.
     assert len({digest([each.settings for each in both]) for both in found}) == 1
@@ -145,9 +141,8 @@ def test_requests_to_a_judge_have_one_spelling():
     judges = [{**JUDGE, "parameters": each} for each in parameters]
     judges.append({**judges[0], "rubric": f" {JUDGE['rubric']}\n"})
     found = [load({"llm_judges": {"wise": each}}) for each in judges]
-    assert (
-        len({repr(judge_settings(config.values["llm_judges"], ["wise"])) for config in found}) == 1
-    )
+    settings = [judge_settings(config.values["llm_judges"], ["wise"]) for config in found]
+    assert len(set(map(repr, settings))) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,14 +150,12 @@ def test_requests_to_a_judge_have_one_spelling():
     [
         ("offload_frozen", True, "True has no effect outside of rlhf: remove it"),
         ("critic_zero_stage", 2, "2 has no effect without algorithm: ppo: remove it"),
-        ("max_mem_mb", 10, "10 is less than mem_mb (4000)"),
-        ("zero_stage", True, "expected a number, found True"),
-        ("deployment", "", "names '', which is not under deployments"),
+        ("max_mem_mb", 10, r"10 is less than mem_mb \(4000\)"),
     ],
 )
 def test_keys_of_a_placement_without_effect_are_mistakes(key, value, message):
-    place = "" if key == "deployment" else f".{key}"
-    with pytest.raises(ConfigError) as error:
-        load(recipe("sft", {"placement": {"deployment": "cpu", key: value}}))
-    expected = f"config: sft.recipes.mine.placement{place}"
-    assert str(error.value).startswith(f"{expected}{' ' if not place else ': '}{message}")
+    changes = recipe("sft", {"placement": {"deployment": "cpu", key: value}})
+    with pytest.raises(
+        ConfigError, match=rf"^config: sft\.recipes\.mine\.placement\.{key}: {message}"
+    ):
+        load(changes)

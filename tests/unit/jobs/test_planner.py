@@ -72,11 +72,6 @@ def chain(tmp_path, monkeypatch):
     return specs_of_rules(tmp_path, ["make"], {name: rule(name) for name in readers})
 
 
-def test_jobs_follow_their_upstream_jobs(chain):
-    jobs = with_upstream(chain, [("d", "x"), ("b", "x")])
-    assert jobs == [("a", "x"), ("b", "x"), ("c", "x"), ("d", "x")]
-
-
 @pytest.mark.parametrize(
     ("missing", "stale", "made"),
     [

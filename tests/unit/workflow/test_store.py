@@ -258,20 +258,7 @@ def move_to_a_disk(path, disk="disk"):
     path.symlink_to(Path(disk).absolute())
 
 
-def move_a_copy_to_another_disk(tree):
-    copy_a_folder_alone(tree)
-    move_to_a_disk(tree / "sft/tiny")
-
-
-def lose_links_to_folders(tree):
-    resolve_links(tree)
-    shutil.rmtree(tree / "sft/tiny")
-
-
-COPIES = (resolve_links, copy_a_folder_alone, move_a_copy_to_another_disk, lose_links_to_folders)
-
-
-@pytest.mark.parametrize("change", COPIES)
+@pytest.mark.parametrize("change", [resolve_links, copy_a_folder_alone])
 def test_copies_in_place_of_links_name_what_stays(store, aged, change):
     register(store)
     link_result("output/sft/tiny", aged[0])
