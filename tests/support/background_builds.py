@@ -42,11 +42,6 @@ class Build:
                 start_new_session=True,
             )
 
-    @property
-    def age(self):
-        """Return the seconds since the start."""
-        return time.time() - self.started
-
     def runs(self):
         return self.process.poll() is None
 

@@ -3,8 +3,6 @@
 import shutil
 from pathlib import Path
 
-import pytest
-
 from conftest import edited
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.workflow.manifest import read_manifest, sealed_json
@@ -19,21 +17,15 @@ def explain(workflow, *words):
     return process.stdout
 
 
-@pytest.fixture(scope="module")
-def built(quick, tmp_path_factory):
-    """A copy of the quick build. Tests that edit its sources restore them."""
-    return quick.copy(tmp_path_factory.mktemp("explain") / "work")
+def test_results_that_are_up_to_date_take_one_line(quick):
+    assert explain(quick, TARGET) == "output/rlhf/tiny is up to date\n"
+    assert explain(quick) == "all results are up to date\n"
 
 
-def test_results_that_are_up_to_date_take_one_line(built):
-    assert explain(built, TARGET) == "output/rlhf/tiny is up to date\n"
-    assert explain(built) == "all results are up to date\n"
-
-
-def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(built):
+def test_a_changed_setting_is_printed_with_both_values_and_the_downstream_jobs(quick):
     learning_rate = ("learning_rate: 4.0e-3", "learning_rate: 1.0e-5")
-    with edited(built.folder / "config/recipes.yaml", learning_rate):
-        assert explain(built, TARGET) == (
+    with edited(quick.folder / "config/recipes.yaml", learning_rate):
+        assert explain(quick, TARGET) == (
             "train_sft tiny is stale: learning_rate changed from 0.004 to 1e-05\n"
             "  makes stale if the content changes: evaluate_sft tiny, train_reward tiny,"
             " evaluate_reward tiny, train_rlhf tiny, evaluate_rlhf tiny, draw_report rlhf/tiny\n"

@@ -102,8 +102,8 @@ def test_a_training_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, 
         with started(tree, result.target) as build:
             # A moment in the command's duration. Every second kill waits from there until a state
             # is saved, which is too short to be hit by chance.
-            moment = draw.random() * duration / 2
-            build.wait_until(lambda moment=moment: build.age >= moment)
+            moment = build.started + draw.random() * duration / 2
+            build.wait_until(lambda moment=moment: time.time() >= moment)
             if killed % 2:
                 build.wait_until(lambda: result.trace(STATE, build.started))
                 time.sleep(draw.expovariate(200))

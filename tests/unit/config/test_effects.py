@@ -96,7 +96,7 @@ TWO = {"llm_judges": {"a": JUDGE, "b": JUDGE}}
 # Settings of a recipe, and other spellings of these.
 SPELLINGS = [
     ("rlhf", {}, {"reward": {"reward/tiny": 1}}),
-    ("rlhf", {}, {"clip_range_high": 0.2, "save_dtype": "fp32"}),
+    ("rlhf", {"dtype": "fp32"}, {"dtype": "fp32", "clip_range_high": 0.2, "save_dtype": "fp32"}),
     ("rlhf", {}, {"kl_in": "rewards", "kl_estimator": "k1", "critic_lr_schedule": "cosine"}),
     ("rlhf", {}, {"datasets": [{"toy": 1}]}),
     (

@@ -41,21 +41,20 @@ def test_an_interpreter_has_its_version_and_the_distributions_of_its_environment
             read_interpreter(python)
 
 
-# What an interpreter was planned with, by its lock or by itself, and what it lacks.
 TRL = {"trl": "1.16.0", "python": "3"}
-LOCKS = {
-    "trl==1.16.0\n# torch==1\nTorch[cpu]==2.13.0 --hash=a\nother==1": None,
-    "trl==1.15.0": "planned with (trl): install them",
-    "trl>=1": "all of its lock",
-}
-OF_ITSELF = [(TRL, None), ({**TRL, "trl": "2"}, "(trl)"), ({**TRL, "new": "1"}, "(new)")]
+OTHERS = {**TRL, "torch": "2.13.0+cpu"}
 
 
+# The lock or None, what an interpreter has, and what it lacks.
 @pytest.mark.parametrize(
     ("lock", "found", "lacks"),
     [
-        *((lock, {**TRL, "torch": "2.13.0+cpu"}, lacks) for lock, lacks in LOCKS.items()),
-        *((None, found, lacks) for found, lacks in OF_ITSELF),
+        ("trl==1.16.0\n# torch==1\nTorch[cpu]==2.13.0 --hash=a\nother==1", OTHERS, None),
+        ("trl==1.15.0", OTHERS, "planned with (trl): install them"),
+        ("trl>=1", OTHERS, "all of its lock"),
+        (None, TRL, None),
+        (None, {**TRL, "trl": "2"}, "(trl)"),
+        (None, {**TRL, "new": "1"}, "(new)"),
     ],
 )
 def test_an_environment_has_the_versions_of_the_plan(lock, found, lacks, tmp_path, monkeypatch):

@@ -59,14 +59,6 @@ def spec():
     }
 
 
-def make_job(spec, content="a", **facts):
-    """Return a job whose input has a file with this digest and these facts."""
-    upstream = {"rule": "import_dataset", **EMPTY_SPEC}
-    files = {"rows": {"size": 1, "sha256": content}}
-    manifest = {"spec": upstream, "inputs": {}, "lineage": {}, "facts": facts, "files": files}
-    return Job(spec, {"data": manifest}, SERIAL, DEFAULTS, SimpleNamespace)
-
-
 def write_result(job, folder, text):
     """Write a result of a job, with its manifest inside."""
     folder.mkdir(parents=True)
@@ -81,7 +73,10 @@ def job(spec, tmp_path, monkeypatch):
     """A job in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "output/sft").mkdir(parents=True)
-    return make_job(spec)
+    files = {"rows": {"size": 1, "sha256": "a"}}
+    manifest = {"spec": {"rule": "import_dataset", **EMPTY_SPEC}, "inputs": {}, "lineage": {}}
+    manifest |= {"facts": {}, "files": files}
+    return Job(spec, {"data": manifest}, SERIAL, DEFAULTS, SimpleNamespace)
 
 
 def test_files_of_a_result_have_the_permissions_of_its_folder(job, monkeypatch):
