@@ -146,20 +146,10 @@ WEBGPT = {
     "answer_1": "[3] Reverend [it] (2) [a1] Lovejoy [1].\n\nVoiced by x[4] [1][2] (see above).",
     "score_1": 0.25,
 }
-SHP = {
-    "history": "What's the best way to disassemble raspberries?\n\nLike this: [picture]",
-    "human_ref_A": "Pectinex, perhaps?",
-    "human_ref_B": "Raspberry juice will likely work.",
-    "labels": 1,
-}
 MIRACL_ZH = {
     "query": "中国历史上最后一个皇帝是谁?",
     "positive_passages": [{"text": "溥仪是清朝末代皇帝。"}, {"text": "他在位三年。"}],
     "negative_passages": [{"text": "皇帝是君主的称号。"}],
-}
-MKQA = {
-    "queries": {"en": "what is the capital of france", "zh_cn": "法国首都"},
-    "answers": {"en": [{"text": "Paris"}], "zh_cn": [{"text": "巴黎"}, {"text": "巴黎市"}]},
 }
 FINAL = 'Let\'s think step by step and output the final answer after "####".'
 # A row, and the texts of its record. Citation marks are removed from the responses of webgpt.
@@ -170,9 +160,7 @@ REAL_ROWS = {
         " Reverend [it] (2) [a1] Lovejoy.\n\nVoiced by x (see above).",
         " Ned Flanders.",
     ),
-    "SHP": (SHP, SHP["history"], " Pectinex, perhaps?", " Raspberry juice will likely work."),
     "miracl-zh": (MIRACL_ZH, MIRACL_ZH["query"], " 溥仪是清朝末代皇帝。", " 皇帝是君主的称号。"),
-    "mkqa-zh": (MKQA, "法国首都", " 巴黎", None),
     "gsm8k": ({"question": "2 + 3?", "answer": "2 + 3 = 5\n#### 5"}, f"2 + 3? {FINAL}", None, None),
 }
 

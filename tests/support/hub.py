@@ -27,8 +27,6 @@ class Hub(StubServer):
         faults: Fault of a repository:
             "damaged": one byte of each file is wrong
             "list": requests for the list of files get the response 500
-            "html": the list of files is a page of another server
-            "forbidden": 403
     """
 
     def __init__(self):
@@ -63,11 +61,9 @@ class Hub(StubServer):
             return missing("Repo")
         if revision not in ("main", commit):
             return missing("Revision")
-        if fault == "forbidden":
-            return 403, {"X-Error-Message": "not for you"}, b""
         if not path:
-            if fault in ("list", "html"):
-                return 500 if fault == "list" else 200, {}, b"<html>Please log in</html>"
+            if fault == "list":
+                return 500, {}, b""
             with_digests = "blobs" in request.query
             siblings = [listed(file, data, with_digests) for file, data in files.items()]
             return 200, {}, {"id": name, "sha": commit, "siblings": siblings, "private": False}

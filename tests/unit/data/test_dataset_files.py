@@ -13,16 +13,11 @@ from snakechat.workflow.errors import InputError
 
 NO_ROWS = [
     ".cache/huggingface/download/train.json",
-    ".train.parquet",
-    "LICENSE",
     "README.md",
     "cache-1f0a2b3c4d5e6f70_00000_of_00002.arrow",
-    "data/cache-0a1b2c3d4e5f6071/train.json",
     "data/dataset_info.json",
     "data/state.json",
-    "dataset_dict.json",
     "dataset_infos.json",
-    "train.py",
 ]
 THREE = ["test/a.jsonl", "train/a.jsonl", "train/b.jsonl"]
 PREFERENCES = ["d/test_prefs-0.parquet", "d/train_prefs-0.parquet", "d/train_sft-0.parquet"]
@@ -92,7 +87,6 @@ def test_files_that_are_not_read_are_named():
         (["a.jsonl", "b.parquet"], None, {}, "files of several kinds (jsonl, parquet): select"),
         (["a.csv", "a.csv.gz"], None, {}, "a.csv and a.csv.gz have the same name: remove one"),
         ([".git/train.json", "state.json"], None, {}, "no training files: expected parquet, arrow"),
-        (["validation.csv"], None, {}, "no files of the split train, found validation (validation"),
         (
             ["0/train.jsonl", "test/x.jsonl"],
             None,
@@ -100,15 +94,12 @@ def test_files_that_are_not_read_are_named():
             "no files of the split train, found test (test/x.jsonl): set split: {train: NAME}, or",
         ),
         (["train_test.csv"], None, {}, "train_test.csv is both in the train and in the eval split"),
-        (["train.csv"], None, {"train": "*.parquet"}, "train: no file matches '*.parquet'"),
         (["train.txt"], None, {"train": "*.txt"}, "train.txt: unknown kind of file, expected"),
         (PREFERENCES, CARD, {"split": {"train": "sft"}}, "no files of the split sft, found"),
         (PREFERENCES, CONFIGS, {}, "the card has several configs: set name to one of main, socrat"),
-        (PREFERENCES, CONFIGS, {"name": "x"}, "the card has no config x: set name to one of main"),
         (THREE, None, {"name": "x"}, "name: expected a config of the card or a folder, found x"),
         (THREE, [{**A, "data_files": "/etc/*"}], {}, "the card names '/etc/*': expected files"),
         (THREE, [{**A, "data_dir": "../b"}], {}, "the card names '../b': expected files of the"),
-        (THREE, [{**A, "data_files": "https://h/x"}], {}, "the card names 'https://h/x': expect"),
         (THREE, "x", {}, "the card has invalid configs: Expected configs to be a list"),
     ],
 )

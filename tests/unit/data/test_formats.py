@@ -132,18 +132,6 @@ def test_rows_become_records(format, row, expected):
     check(read(row, format), expected)
 
 
-def test_texts_are_kept_as_they_are():
-    text = "    if x:\n        return 1\n\nHuman: b "
-    whole = messages(("user", text), ("assistant", text))
-    for format, row in {
-        "instruct": {"prompt": text, "chosen": text, "rejected": text},
-        "messages": {"messages": whole},
-        "message_pairs": {"chosen": whole, "rejected": whole},
-    }.items():
-        rejected = f" {text}" if "rejected" in row else None
-        assert read(row, format) == ([("user", text)], f" {text}", rejected)
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_row_without_any_column_is_bad_in_every_format(format):
     assert " is missing; the row has x: " in read({"x": 1}, format)
@@ -296,15 +284,17 @@ def test_tools_are_the_first_turn(tools):
     assert read({**PLAIN, "tools": tools}, "plain") == read(PLAIN, "plain")
 
 
-def test_text_that_looks_like_a_message_is_text():
-    text = json.dumps(CALLING)
-    for format, row in (
-        ("instruct", {"prompt": "a", "chosen": text, "rejected": "b"}),
-        ("last_turn", {"prompt": "a", "chosen": f"Assistant:{text}", "rejected": text}),
-        ("dialogues", {"chosen": prompt_of("a") + text, "rejected": prompt_of("a") + "b"}),
-        ("messages", {"messages": messages(A_B[0], ("assistant", text))}),
-    ):
+@pytest.mark.parametrize("text", [json.dumps(CALLING), "    if x:\n        return 1\n\nHuman: b "])
+def test_texts_are_kept_as_they_are(text):
+    whole = messages(("user", text), ("assistant", text))
+    for format, row in {
+        "instruct": {"prompt": text, "chosen": text, "rejected": text},
+        "messages": {"messages": whole},
+        "message_pairs": {"chosen": whole, "rejected": whole},
+        "dialogues": {"chosen": prompt_of(text) + f" {text}", "rejected": prompt_of(text) + " b"},
+    }.items():
         assert read(row, format)[1] == f" {text}"
+    assert read(row | {"prompt": text, "chosen": text}, "instruct")[0] == [("user", text)]
 
 
 @pytest.mark.parametrize(
@@ -426,12 +416,6 @@ def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
     assert named_columns({"solution": "answer"}) == {"solution": "answer"}
     with pytest.raises(ValueError, match="two columns have the name tests"):
         named_columns(["meta.tests", "tests"])
-
-
-@pytest.mark.parametrize("row", [{"other": 1}, {"solution": b"x"}, {"solution": float("nan")}])
-def test_a_cell_that_cannot_be_kept_is_bad(row):
-    with pytest.raises(BadRow, match="column solution"):
-        kept_cells(row, ["solution"])
 
 
 @pytest.mark.parametrize(

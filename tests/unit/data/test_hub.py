@@ -44,7 +44,6 @@ def test_facts_are_words_of_the_metadata(tmp_path, card, facts):
 
 ENDLESS = {
     "a tag that creates an object of Python": "x: !!python/name:os.system",
-    "a tag that does not fit": "x: !!timestamp x",
     "a number in base 60": "x: 1" + ":1" * 400_000,
     "aliases": "\n".join(
         ["a: &a [1, 2]", *(f"{b}: &{b} [{f'*{a},' * 9}]" for a, b in pairwise("abcdefghijklmnopq"))]
@@ -169,12 +168,9 @@ def test_errors_of_the_hub_are_one_line(hub, tmp_path):
     cases = {
         "lab/list": "500 Internal Server Error",
         "lab/damaged": ".*a.parquet was edited or is damaged",
-        "lab/html": "Expecting value: line 1 column 1",
-        "lab/forbidden": "403 Forbidden: not for you",
         "lab/unknown": "404 Client Error. .*Repository Not Found",
-        "lab/no--name": "Cannot have -- or .. in repo_id",
     }
-    for name in [*cases][:4]:
+    for name in [*cases][:2]:
         hub.repositories[f"dataset/{name}"] = DATA
         hub.faults[f"dataset/{name}"] = name.partition("/")[2]
     lines, _ = fetch(hub.endpoint, tmp_path, *cases)

@@ -1,7 +1,6 @@
 """Rows of source files of every kind, bad rows in them, and damaged files."""
 
 import gzip
-import io
 import json
 
 import datasets
@@ -17,7 +16,7 @@ from snakechat.data.formats import columns_of, record_of
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import limited_memory
-from support.files import KINDS, as_arrow, as_jsonl, as_parquet, as_table
+from support.files import KINDS, as_arrow, as_jsonl, as_table
 
 # One object per line in a file named .json, too; a compressed file and a plain one that are named
 # as the other is.
@@ -222,13 +221,6 @@ def replaced(content, start, new=b"\xff\x00\xff\x00"):
     return content[:start] + new + content[start + len(new) :]
 
 
-def with_zeros_in_a_page(_):
-    """Return the rows as two row groups of parquet, the second of which is damaged."""
-    content = as_parquet(ROWS, row_group_size=500)
-    column = pq.ParquetFile(io.BytesIO(content)).metadata.row_group(1).column(1)
-    return replaced(content, column.dictionary_page_offset, bytes(40))
-
-
 def cut_after_five_batches(content):
     file = pa.BufferReader(content)
     batches = pa.ipc.open_stream(file)
@@ -241,10 +233,7 @@ def cut_after_five_batches(content):
 DAMAGES = {
     # The positions of the rows are at the end of the file.
     "parquet, the end is missing": ("rows.parquet", lambda data: data[:-9], 0),
-    "parquet, a page": ("rows.parquet", with_zeros_in_a_page, None),
-    "gzip, the beginning": ("rows.jsonl.gz", lambda data: replaced(data, 0), 0),
     "gzip, the check sum": ("rows.jsonl.gz", lambda data: replaced(data, len(data) - 8), None),
-    "arrow, whole batches": ("rows.arrow", cut_after_five_batches, 500),
     "arrow, a batch": ("rows.arrow", lambda data: cut_after_five_batches(data)[:-200], 400),
 }
 

