@@ -37,15 +37,9 @@ RLHF_13B = (
 )
 
 
-def convert(command, *options):
-    program = [sys.executable, "scripts/from_deepspeed_chat.py", *options, *shlex.split(command)]
-    return subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def printed_by(command, *options):
-    done = convert(command, *options)
-    assert done.returncode == 0, done.stderr
-    return yaml.safe_load(done.stdout)
+    program = [sys.executable, "scripts/from_deepspeed_chat.py", *options, *shlex.split(command)]
+    return yaml.safe_load(subprocess.check_output(program, cwd=ROOT, text=True))
 
 
 # The flag of RLHF_13B trains the adapters alone, at their default rate of 5e-4.

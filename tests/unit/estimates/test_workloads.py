@@ -241,10 +241,6 @@ def test_a_gpu_has_a_name_or_numbers():
         (8 * 800 * 64, 64, 1000, 2),
         # Batches of equal size: 13 + 13 instead of 25 + 1.
         (8 * 800 * 64, None, 52, 13),
-        # A split without rows.
-        (8 * 800 * 64, None, 0, 1),
-        # Too little for micro_batch_tokens.
-        (8 * 100 * 64, None, 1000, 4),
     ],
 )
 def test_the_batch_that_samples_follows_the_memory_of_a_gpu(

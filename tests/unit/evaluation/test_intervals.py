@@ -89,12 +89,6 @@ def means(num_prompts, draw, repeats=1):
     return mean_with_interval(10 + draw(size=num_prompts)[clusters], clusters)[1]
 
 
-def ratios(num_rows):
-    tokens = rng.integers(5, 60, size=num_rows).astype(float)
-    nats = tokens * 1.5 + rng.normal(size=num_rows) * tokens**0.5
-    return ratio_interval(nats, tokens, np.arange(num_rows))
-
-
 def aucs(num_good, num_bad, shift):
     numbers = (num_good, num_bad)
     good, bad = (torch.from_numpy(rng.normal(size=number)) for number in numbers)
@@ -109,7 +103,6 @@ COVERAGE = [
     ((success_differences, 20), 0.08),
     *(((means, n, rng.exponential), 11) for n in (10, 100)),
     *(((means, n, rng.lognormal, 4), 10 + math.exp(0.5)) for n in (20, 200)),
-    ((ratios, 20), 1.5),
     *(((aucs, 20, 10, shift), normal_cdf(shift / 2**0.5)) for shift in (0.5, 2.5)),
 ]
 

@@ -196,8 +196,20 @@ RECORD = {"rows_per_second": 171.5, "peak_gpu_memory_mb": 22.5 * 1024}
 STEP = "|E2E latency={0}s |CurSamplesPerSec=17.0 |AvgSamplesPerSec=16.5\nAverage reward score: {0}"
 
 
+OLD_STEP = "End-to-End => Latency: 2.5s, TFLOPs: 9.5, Samples/sec: 1.0\naverage reward score: 0.5"
+DPO = "chosen: 0.0, rejected: -1e-3, loss: 0.75\nchosen: -31.5, rejected: -34.0, loss: 0.5\n"
+
+
 def scored(chosen, rejected, **others):
     return {"chosen_score": chosen, "rejected_score": rejected, **others}
+
+
+OF_REWARD = {"before": {"chosen_score": 2.75, "accuracy": 0.5}}
+OF_REWARD |= scored(2.25, -1.5, accuracy=0.75)
+OF_DPO = {"before": scored(0.0, -0.001, loss=0.75), **scored(-31.5, -34.0, loss=0.5)}
+SCORES = (3, 4, 8)
+OF_RLHF = [{"step": n, "objective/scores": of} for n, of in enumerate(SCORES, 1)]
+MEASURED = {"seconds_per_step": 4.0, "rows_per_second": 16.5}
 
 
 @pytest.mark.parametrize(
@@ -212,38 +224,11 @@ def scored(chosen, rejected, **others):
         ),
         # A training that has ended early.
         ("sft", "ppl: inf", [], {"before": {"perplexity": float("inf")}, "after": {}}, {}),
-        (
-            "reward",
-            OLD + TIMER + NEW,
-            [],
-            {
-                "before": {"chosen_score": 2.75, "accuracy": 0.5},
-                **scored(2.25, -1.5, accuracy=0.75),
-            },
-            RECORD,
-        ),
-        (
-            "dpo",
-            "chosen: 0.0, rejected: -1e-3, loss: 0.75\nchosen: -31.5, rejected: -34.0, loss: 0.5\n",
-            [],
-            {"before": scored(0.0, -0.001, loss=0.75), **scored(-31.5, -34.0, loss=0.5)},
-            {},
-        ),
-        (
-            "rlhf",
-            "\n".join(map(STEP.format, (3, 4, 8))),
-            [{"step": n, "objective/scores": of} for n, of in enumerate((3, 4, 8), 1)],
-            {},
-            {"seconds_per_step": 4.0, "rows_per_second": 16.5},
-        ),
+        ("reward", OLD + TIMER + NEW, [], OF_REWARD, RECORD),
+        ("dpo", DPO, [], OF_DPO, {}),
+        ("rlhf", "\n".join(map(STEP.format, SCORES)), OF_RLHF, {}, MEASURED),
         # Of another version.
-        (
-            "rlhf",
-            "End-to-End => Latency: 2.5s, TFLOPs: 9.5, Samples/sec: 1.0\naverage reward score: 0.5",
-            [{"step": 1, "objective/scores": 0.5}],
-            {},
-            {"seconds_per_step": 2.5},
-        ),
+        ("rlhf", OLD_STEP, [{"step": 1, "objective/scores": 0.5}], {}, {"seconds_per_step": 2.5}),
     ],
 )
 def test_a_log_has_results_or_a_curve_and_measurements(stage, text, steps, metrics, run, tmp_path):
