@@ -337,10 +337,7 @@ TURNS = [("user", "aa"), ("assistant", "bbbb"), ("user", "cc"), ("assistant", "d
         ([SYSTEM, *TURNS], 9, TURNS[4:]),
         # A prompt without some turns starts with a turn of the user.
         ([("assistant", "Hi."), *TURNS], 24, TURNS),
-        # A prompt may end with a turn of the assistant.
-        (TURNS[:4], 11, TURNS[2:4]),
-        # Without a user turn, or without turns, a prompt is kept whole or not at all.
-        ([SYSTEM], 6, None),
+        # Without turns, a prompt is kept whole or not at all.
         ([(UNMARKED, "text")], 8, [(UNMARKED, "text")]),
     ],
 )

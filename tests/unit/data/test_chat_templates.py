@@ -149,14 +149,3 @@ def test_the_day_of_a_template_is_the_one_that_is_set(case, arguments, end, tmp_
     tokenizer.save_pretrained(tmp_path)
     for each in (tokenizer, load_tokenizer(tmp_path)):
         assert each.apply_chat_template(MESSAGES, tokenize=False).endswith(f"<|im_end|>\n{end}")
-
-
-def test_a_day_that_cannot_be_set_is_rejected():
-    with pytest.raises(InputError, match="strftime_now is 'today', expected a date as text"):
-        set_template_defaults(tokenizer_with(DAYS["call"]), {"strftime_now": "today"})
-    renamed = "{% set day = strftime_now %}{{ day('%Y') }}{{ strftime_now('%d') }}"
-    for computed in ("{{ strftime_now('%d' ~ '%m') }}", renamed):
-        tokenizer = tokenizer_with(computed)
-        set_template_defaults(tokenizer, {"strftime_now": "2024-07-26"})
-        with pytest.raises(InputError, match="or replace a call that computes its format"):
-            render_turns(tokenizer, TURNS)

@@ -353,10 +353,3 @@ def test_prompts_keep_the_columns_of_reward_functions(render):
     [line], [text], _ = render([record], kept={"solution": "[2]"}, fields=["prompt"])
     assert line == {"prompt": [{"role": "user", "content": "1 + 1?"}], "solution": [2]}
     assert text == {"prompt": "\n\nHuman: 1 + 1?\n\nAssistant:", "solution": [2]}
-
-
-def test_a_row_that_the_template_rejects_is_dropped_from_the_files(render, chat_tokenizer):
-    rows = [PAIR, ([("system", "s"), ("user", "x")], " a", " b")]
-    folder = chat_tokenizer(WITHOUT_SYSTEM).name_or_path
-    *_, dropped = render(rows, tokenizer=folder, template="chat", skip_rejected=[1])
-    assert dropped == {"rejected by the chat template": 1}

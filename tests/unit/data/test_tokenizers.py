@@ -1,7 +1,6 @@
 """Tokenizers as their files say, and which ones are the same."""
 
 import json
-import signal
 import subprocess
 import sys
 
@@ -166,34 +165,6 @@ def test_a_regular_expression_without_end_is_an_error_of_one_line(tmp_path):
     encoder = Encoder(load_tokenizer(tmp_path / "a"), "dialogue")
     with pytest.raises(InputError, match=r"a: tokenizer\.json cannot encode a text: .*retry-limit"):
         encoder.prompts([[("user", "a" * 40 + "b")]])
-
-
-def write_searching_folder(folder, *tokens):
-    """Write a tokenizer whose regular expression searches its added tokens."""
-    state = json.loads(changed().to_str())
-    pattern = {"Regex": r"(a+)+$"}
-    state["normalizer"] = {"type": "Replace", "pattern": pattern, "content": "b"}
-    flags = dict.fromkeys(["single_word", "lstrip", "rstrip", "special"], False)
-    state["added_tokens"] += [
-        {"id": number, "content": token, "normalized": True, **flags}
-        for number, token in enumerate(tokens, changed().get_vocab_size())
-    ]
-    write_folder(folder, changed(), None, "llama")
-    (folder / "tokenizer.json").write_text(json.dumps(state))
-
-
-def test_a_regular_expression_that_searches_added_tokens_without_end_is_an_error(tmp_path):
-    write_searching_folder(tmp_path / "a", "a" * 40 + "b")
-    with pytest.raises(InputError, match=r"a: tokenizer\.json cannot encode a text: .*retry-limit"):
-        load_tokenizer(tmp_path / "a")
-    # Each of these tokens takes less time than the library allows, and all of them minutes.
-    write_searching_folder(tmp_path / "b", *("a" * 22 + f"b{number}" for number in range(500)))
-    program = (
-        "import sys; from snakechat.data import tokenizers; tokenizers.MAX_SECONDS = 1;"
-        " tokenizers.load_tokenizer(sys.argv[1], is_result=True)"
-    )
-    process = subprocess.run([sys.executable, "-c", program, tmp_path / "b"], cwd=ROOT / "scripts")
-    assert process.returncode == -signal.SIGPROF
 
 
 def test_a_text_has_the_same_ids_each_time_whatever_dropout_the_file_has(tmp_path):

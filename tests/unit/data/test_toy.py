@@ -7,11 +7,6 @@ import pytest
 from snakechat.data import toy
 
 
-@pytest.fixture(scope="module")
-def splits():
-    return toy.make_rows(4000, 500, random.Random(1234))
-
-
 @pytest.mark.parametrize(
     ("response", "is_correct"),
     [
@@ -28,8 +23,8 @@ def test_a_correct_response_names_the_customer_the_item_and_its_place(response, 
     assert toy.is_correct(prompt, response) == is_correct
 
 
-def test_rejected_responses_are_wrong_and_evaluation_prompts_are_new(splits):
-    train, held_out = splits
+def test_rejected_responses_are_wrong_and_evaluation_prompts_are_new():
+    train, held_out = toy.make_rows(4000, 500, random.Random(1234))
     assert not any(toy.is_correct(row["prompt"], row["rejected"]) for row in (*train, *held_out))
     prompts = {row["prompt"] for row in held_out}
     assert len(prompts) == 500 and not prompts & {row["prompt"] for row in train}

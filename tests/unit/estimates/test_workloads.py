@@ -10,7 +10,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from snakechat.estimates.flops import GPUS, Gpu, parse_gpu
 from snakechat.estimates.job_estimate import (
-    GIB,
     PlannedSizes,
     TokenCounts,
     total_flops,
@@ -30,7 +29,7 @@ from snakechat.estimates.memory import (
 )
 from snakechat.workflow.processes import Placement
 from support.families import FAMILIES
-from support.specs import ONE_GPU, opt_config, opt_spec, small_spec
+from support.specs import opt_config, opt_spec, small_spec
 
 # --- sizes --------------------------------------------------------------------------------------
 
@@ -66,14 +65,6 @@ def test_sizes_by_hand():
 
 SHAPE = BatchShape(sequences=2, length=32, targets=16)
 OPT = opt_config(6, 64, 4, vocab_size=50, max_position_embeddings=64)
-GROUPED = {
-    "model_type": "llama",
-    "hidden_size": 64,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "intermediate_size": 64,
-    "vocab_size": 50,
-}
 
 
 def peak_of(layers, config=OPT, dtype="fp32", shape=SHAPE, trains=True, **named):
@@ -97,17 +88,6 @@ def kept_by_a_layer(**options):
 )
 def test_activations_that_a_layer_keeps_for_backward(named, states):
     assert kept_by_a_layer(**named) == pytest.approx(states * 4 * 64 * 64, rel=0.07)
-
-
-def test_without_a_dense_mask_keys_and_values_are_not_copied_to_all_heads():
-    # Of 64 tokens, keys and values of 64 dimensions instead of 16, in 16 bits. SDPA also keeps its
-    # output twice.
-    copies = 2 * 64 * 2 * (64 - 16)
-    with_mask, without = (
-        kept_by_a_layer(config=GROUPED, dtype="bf16", shape=SHAPE._replace(dense_mask=mask))
-        for mask in (True, False)
-    )
-    assert copies <= with_mask - without <= copies + 2 * 64 * 64
 
 
 # --- a process ----------------------------------------------------------------------------------
@@ -155,14 +135,6 @@ def test_sampling_takes_whole_weights_and_the_tokens_of_the_placement():
     assert memory_of(model, 3, gpu_memory=1 << 30)[0] == "training"
 
 
-def test_one_of_several_models_is_in_memory_at_a_time():
-    small, large = opt_spec("opt-1.3b"), opt_spec("opt-6.7b")
-    workload = Workload([Run(small, 0, 1), Run(large, 0, 1)], 0, 1, 1, BatchShape(1, 64, 1))
-    for one, expected in ((False, small.weight_bytes), (True, 0)):
-        _, memory = peak_memory(workload._replace(one_at_a_time=one), ONE_GPU, GPU)
-        assert memory["weights"] == expected + large.weight_bytes
-
-
 # --- hours by hand -------------------------------------------------------------------------------
 
 SAMPLED = BatchShape(sequences=8, length=512, targets=256)
@@ -181,26 +153,6 @@ def test_flops_of_a_sequence():
     adapted = small_spec(lora_rank=1)
     expected = 10 * (4 * measure_size(adapted)["weights"] + 2 * 256 + 3 * attention)
     assert total_flops(work(Run(adapted, 0, epochs=1), rows=3)) == 3 * expected
-
-
-# Weights, and the cache of 384 tokens of each of 8 rows on average.
-BYTES_READ = 2 * 12_853_473_280 + 2 * 2 * 40 * 5120 * 8 * 384
-
-
-@pytest.mark.parametrize(
-    ("sampling", "bandwidth", "gpus", "seconds"),
-    [
-        # Two batches of 8 rows on each of 2 GPUs, with 0.5 ms besides reading.
-        ({"responses": 31}, 1e12, 2, 2 * 256 * (BYTES_READ / 0.5e12 + 5e-4)),
-        # Two engines of 4 GPUs, each with two batches of 8 rows.
-        ({"responses": 32, "vllm_ranks": 4}, 1e12, 8, 512 * (BYTES_READ / 4 / 0.5e12 + 5e-4)),
-    ],
-)
-def test_seconds_of_sampling_responses(sampling, bandwidth, gpus, seconds):
-    run = Run(opt_spec("opt-13b"), 0, samples=True)
-    workload = work(run)._replace(sampled=SAMPLED, **sampling)
-    gpu = Gpu(memory=GIB, flops=1e15, bandwidth=bandwidth)
-    assert total_seconds(workload, gpu, gpus) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
