@@ -3,12 +3,7 @@
 import pytest
 
 from snakechat.data import dataset_files
-from snakechat.data.dataset_files import (
-    local_paths,
-    resolve_splits,
-    split_files,
-    splits_in_child,
-)
+from snakechat.data.dataset_files import local_paths, resolve_splits, split_files, splits_in_child
 from snakechat.workflow.errors import InputError
 
 NO_ROWS = [

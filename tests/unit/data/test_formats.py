@@ -297,13 +297,7 @@ def test_masks_of_other_programs_are_weights(mask):
     assert read({"messages": more}) == read({"messages": turns})
 
 
-@pytest.mark.parametrize(
-    "column",
-    [
-        *("Images", "image_0", "image1", "image_paths", "img", "photo", "pictures", "videos"),
-        *("rejected_images", "image_b64", "audio_array"),
-    ],
-)
+@pytest.mark.parametrize("column", ["Images", "image_0", "img", "rejected_images", "audio_array"])
 def test_rows_with_more_than_text_are_bad_unless_columns_name_the_column(column):
     for value in ["1.jpg", ["1.jpg"], {"bytes": b"x", "path": None}]:
         for format, row in (("messages", GOOD_OR_BAD), ("plain", PLAIN)):

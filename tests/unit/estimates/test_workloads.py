@@ -9,12 +9,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snakechat.estimates.flops import GPUS, Gpu, parse_gpu
-from snakechat.estimates.job_estimate import (
-    PlannedSizes,
-    TokenCounts,
-    total_flops,
-    total_seconds,
-)
+from snakechat.estimates.job_estimate import PlannedSizes, TokenCounts, total_flops, total_seconds
 from snakechat.estimates.memory import (
     POLICY,
     SCORE,

@@ -126,16 +126,8 @@ def test_equal_answers(first, second, equal):
     assert are_equal(first, second) is are_equal(second, first) is equal
 
 
-@pytest.mark.parametrize(
-    ("answer", "expected", "equal"),
-    [
-        ("3,5", "3.5", True),
-        ("x = 3,5 cm", "3.5 cm", True),
-        # Thousands, and lists.
-        ("3,500", "3.5", False),
-        ("1,234,5", "1234.5", False),
-        ("3.5", "3,5", False),
-    ],
-)
-def test_a_comma_is_decimal_in_an_answer_where_a_fraction_is_expected(answer, expected, equal):
-    assert are_equal(answer, expected) is equal
+def test_a_comma_is_decimal_in_an_answer_where_a_fraction_is_expected():
+    assert are_equal("3,5", "3.5") and are_equal("x = 3,5 cm", "3.5 cm")
+    # Thousands, and lists.
+    for answer, expected in (("3,500", "3.5"), ("1,234,5", "1234.5"), ("3.5", "3,5")):
+        assert not are_equal(answer, expected)

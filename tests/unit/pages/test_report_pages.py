@@ -153,19 +153,10 @@ FACTS = {"saved_step": 9, "changed_weights": 0.1}
         ({}, {}, None),
         ({"judge_score_difference": FALL}, {}, "another metric falls (score by the judge)"),
         ({"score_difference": FALL, "judge_score_difference": FALL}, {}, None),
-        (
-            {"contamination": {"sft/toy": 4, "rlhf/toy": 0}},
-            {},
-            "4 of the 1,000 evaluated prompts also occur in training data",
-        ),
+        ({"contamination": {"sft/toy": 4, "rlhf/toy": 0}}, {}, "4 of the 1,000 evaluated prompts"),
         ({}, FACTS, None),
-        *(
-            ({}, FACTS | {"unchanged_because": cause}, f"10.0\xa0% of the trained weights {text}")
-            for cause, text in (
-                ("learning_rate", "differ from the start: the learning rate was 0"),
-                ("rounding", "differ from the start: rounding to bf16"),
-            )
-        ),
+        ({}, FACTS | {"unchanged_because": "learning_rate"}, ": the learning rate was 0"),
+        ({}, FACTS | {"unchanged_because": "rounding"}, "10.0\xa0% of the trained weights differ"),
     ],
 )
 def test_results_that_call_for_caution_have_a_remark(metrics, facts, text):
