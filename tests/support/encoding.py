@@ -1,6 +1,12 @@
-"""Ids of single prompts and responses."""
+"""Records from texts, and ids of single prompts and responses."""
 
+from snakechat.data.dialogues import parse_prompt
 from snakechat.data.encoder import accepted
+
+
+def make_record(prompt, chosen=None, rejected=None):
+    """Return the record of a prompt in which markers mark turns."""
+    return parse_prompt(prompt), chosen, rejected
 
 
 def encode_pair(encoder, prompt, response):

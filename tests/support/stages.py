@@ -24,7 +24,7 @@ from snakechat.workflow.job import Job, read_manifests
 from snakechat.workflow.manifest import MANIFEST, manifest_path, result_files, sealed_json
 from snakechat.workflow.publishing import publish_result
 from support.configs import load
-from support.dialogues import make_record
+from support.encoding import make_record
 from support.specs import EMPTY_SPEC
 
 # The types of settings; others are a SimpleNamespace.

@@ -269,15 +269,15 @@ def test_tools_are_the_first_turn(tools):
 
 @pytest.mark.parametrize("text", [json.dumps(CALLING), "    if x:\n        return 1\n\nHuman: b "])
 def test_texts_are_kept_as_they_are(text):
-    whole = messages(("user", text), ("assistant", text))
+    whole = messages(A_B[0], ("assistant", text))
     for format, row in {
-        "instruct": {"prompt": text, "chosen": text, "rejected": text},
+        "instruct": {"prompt": "a", "chosen": text, "rejected": text},
         "messages": {"messages": whole},
         "message_pairs": {"chosen": whole, "rejected": whole},
-        "dialogues": {"chosen": prompt_of(text) + f" {text}", "rejected": prompt_of(text) + " b"},
     }.items():
-        assert read(row, format)[1] == f" {text}"
-    assert read(row | {"prompt": text, "chosen": text}, "instruct")[0] == [("user", text)]
+        rejected = f" {text}" if "rejected" in row else None
+        assert read(row, format) == ([("user", "a")], f" {text}", rejected)
+    assert read({"messages": messages(("user", text), A_B[1])})[0] == [("user", text)]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from snakechat.data.records import (
 )
 from snakechat.data.row_encoding import weighted_rows
 from snakechat.workflow.errors import InputError
-from support.dialogues import make_record
+from support.encoding import make_record
 
 
 def slices_of_deepspeed_chat(number, weights, seed):

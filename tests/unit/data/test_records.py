@@ -20,7 +20,7 @@ from snakechat.data.records import (
     read_texts,
     write_records,
 )
-from support.dialogues import make_record
+from support.encoding import make_record
 
 ROW = ("\n\nHuman: Can you help?\n\nAssistant:", " Of course.", " No.")
 

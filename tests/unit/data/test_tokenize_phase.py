@@ -16,7 +16,7 @@ from snakechat.data.tokenizers import load_tokenizer
 from snakechat.jobs.model_jobs import FIELDS
 from snakechat.workflow.errors import InputError, warn
 from support.chat_templates import CHATML, WITHOUT_SYSTEM
-from support.dialogues import make_record
+from support.encoding import make_record
 
 SPLITS = ("train", "eval")
 DEFAULTS = {"template": "dialogue", "seed": 1234, "unpaired": False}

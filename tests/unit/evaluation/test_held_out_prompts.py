@@ -8,7 +8,7 @@ import pytest
 
 from snakechat.data.records import open_records
 from snakechat.evaluation.held_out_prompts import count_contamination, draw_held_out_prompts
-from support.dialogues import make_record
+from support.encoding import make_record
 
 
 @pytest.mark.parametrize(
