@@ -62,13 +62,9 @@ SHAPE = BatchShape(sequences=2, length=32, targets=16)
 OPT = opt_config(6, 64, 4, vocab_size=50, max_position_embeddings=64)
 
 
-def peak_of(layers, config=OPT, dtype="fp32", shape=SHAPE, trains=True, **named):
-    config = json.dumps(config | {"num_hidden_layers": layers})
-    return activation_peak(ModelSpec(config, SCORE, dtype, **named), shape, trains)
-
-
-def kept_by_a_layer(**options):
-    return peak_of(7, **options) - peak_of(6, **options)
+def peak_of(layers, **named):
+    config = json.dumps(OPT | {"num_hidden_layers": layers})
+    return activation_peak(ModelSpec(config, SCORE, "fp32", **named), SHAPE, True)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +78,8 @@ def kept_by_a_layer(**options):
     ],
 )
 def test_activations_that_a_layer_keeps_for_backward(named, states):
-    assert kept_by_a_layer(**named) == pytest.approx(states * 4 * 64 * 64, rel=0.07)
+    kept = peak_of(7, **named) - peak_of(6, **named)
+    assert kept == pytest.approx(states * 4 * 64 * 64, rel=0.07)
 
 
 # --- a process ----------------------------------------------------------------------------------
@@ -90,10 +87,10 @@ def test_activations_that_a_layer_keeps_for_backward(named, states):
 GPU = 80 << 30
 
 
-def memory_of(model, stage=0, frozen=(), placement=(), gpu_memory=GPU, **others):
+def memory_of(model, stage, placement=(), gpu_memory=GPU):
     """Return the moment and the memory of training a model, which samples, by four processes."""
-    runs = [Run(model, stage, epochs=1, samples=True), *frozen]
-    workload = Workload(runs, 0, 1, 1, BatchShape(1, 64, 1), **others)
+    runs = [Run(model, stage, epochs=1, samples=True)]
+    workload = Workload(runs, 0, 1, 1, BatchShape(1, 64, 1))
     return peak_memory(workload, Placement(gpus_per_node=4, **dict(placement)), gpu_memory)
 
 
