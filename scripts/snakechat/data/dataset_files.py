@@ -282,9 +282,11 @@ def _chosen_config(paths: Sequence[str], configs: Any, name: str | None) -> tupl
     from datasets.utils.metadata import MetadataConfigs
     from huggingface_hub import DatasetCardData
 
-    for config in configs if isinstance(configs, list) else ():
-        # The types of columns are of no use here.
-        config.pop("features", None)
+    if isinstance(configs, list):
+        # Old cards have a list of names. The types of columns are of no use here.
+        configs = [config for config in configs if isinstance(config, dict)]
+        for config in configs:
+            config.pop("features", None)
     try:
         found = MetadataConfigs.from_dataset_card_data(DatasetCardData(configs=configs or []))
         chosen = name or found.get_default_config_name()

@@ -65,8 +65,9 @@ def test_a_card_and_the_config_name_splits():
     paths = [*PREFERENCES, "s/test.jsonl", "s/train.jsonl"]
     assert split(paths, CONFIGS, name="main")[0] == PREFERENCES[2:]
     assert split(paths, CONFIGS, name="socratic")[:2] == (paths[4:], paths[3:4])
-    # Without a card, a folder has the name of a config, as where the Hub converts to parquet.
-    assert split(paths, name="s")[:2] == (paths[4:], paths[3:4])
+    # Without a card, or with one that only names configs, a folder has the name of a config.
+    for configs in (None, ["s"]):
+        assert split(paths, configs, name="s")[:2] == (paths[4:], paths[3:4])
 
 
 def test_files_that_are_not_read_are_named():
