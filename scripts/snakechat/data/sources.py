@@ -234,11 +234,16 @@ def _read_json(path: Path, _: Collection[str] | None) -> Rows:
     """Read an array of objects, or one object per line: such files are often named .json too.
 
     Raises:
+        InputError: The file is neither, such as an object over several lines with the rows in it.
         ValueError: As _items.
     """
     with _open_bytes(path) as file:
         is_array = file.peek(1).removeprefix(BOM).lstrip().startswith(b"[")
-        yield from enumerate(_items(_text_of(file)), start=1) if is_array else _rows_of_lines(file)
+        rows = enumerate(_items(_text_of(file)), start=1) if is_array else _rows_of_lines(file)
+        for index, (number, row) in enumerate(rows):
+            if index == 0 and isinstance(row, BadRow) and row.reason.startswith("invalid JSON: E"):
+                raise InputError(f"{path}: expected an array of objects or one object per line")
+            yield number, row
 
 
 def _items(file: TextIO) -> Iterator[Any]:

@@ -174,6 +174,13 @@ def test_bad_rows(tmp_path, name, content, reason):
     assert second.startswith(f"bad: {reason}") and "\n" not in second
 
 
+def test_rows_inside_of_an_object_are_not_read(tmp_path):
+    # The last line would be a row, and on_bad_row: skip drops the others.
+    path = put(tmp_path / "rows.json", b'{"rows": [\n{"a": "1"},\n{"a": "2"}\n]}')
+    with pytest.raises(InputError, match="expected an array of objects or one object per line"):
+        list(read_rows(path))
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.json", "rows.csv"])
 def test_bytes_that_are_not_utf_8_are_kept_as_surrogates(tmp_path, name):
     # Only a row that uses their text is a bad one.
