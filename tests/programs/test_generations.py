@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import generate_responses
+from snakechat.data.dialogues import render_prompt
 from snakechat.data.ragged_arrays import Ragged
-from snakechat.data.records import read_records, read_scored_responses
+from snakechat.data.records import read_records, read_scored_responses, read_texts
 from snakechat.modeling.loading import load_scorer
 from support.stages import stages_of_small_model, toy_rows
 
@@ -24,7 +25,7 @@ RECIPES = {
     "reward": {"tiny": {**COMMON, "epochs": 1, "max_length": 64, "global_batch_size": 8}},
     "generations": {"mine": GENERATIONS},
 }
-DATASETS = {"best": {"generations": "mine", "select": "best"}}
+DATASETS = {"pairs": {"generations": "mine", "select": "best_and_worst"}}
 
 
 @pytest.fixture(scope="module")
@@ -83,3 +84,12 @@ def test_scores_are_the_weighted_sum_of_models_and_functions(stages, tokenizer):
                 hidden = reward.base_model(sequence).last_hidden_state[0, -1]
             expected = 0.5 * reward.score(hidden).item() + 2 * (len(text.strip()) >= 12)
             assert score == pytest.approx(expected, abs=1e-4)
+    scores = {
+        (render_prompt(row.prompt), text.strip()): score
+        for row in rows
+        for text, score in zip(row.responses, row.scores, strict=True)
+    }
+    pairs = list(read_texts(stages.result("select_responses", "pairs") / "train.parquet"))
+    assert pairs
+    for prompt, chosen, rejected in pairs:
+        assert scores[prompt, chosen.strip()] > scores[prompt, rejected.strip()]

@@ -1,12 +1,11 @@
-"""LLM judges in RLHF, in generations and as labellers of pairs, in this process."""
+"""LLM judges in RLHF and as labellers of pairs, in this process."""
 
 import json
 
 import pytest
 
 from snakechat.config.sections import judge_access, judge_settings
-from snakechat.data.dialogues import render_prompt
-from snakechat.data.records import read_scored_responses, read_texts
+from snakechat.data.records import read_texts
 from snakechat.workflow.processes import RunOptions
 from support.llm_endpoint import (  # noqa: F401
     compared_responses,
@@ -44,59 +43,19 @@ def test_rlhf_trains_on_the_ratings_of_a_judge(server, train, tmp_path):
     assert all(1 < line["objective/scores"] < 10 for line in job.metrics)
 
 
-# Generations and labels.
-
-COMMON = {"model": "random", "datasets": ["toy"], "dtype": "fp32"}
-GENERATIONS = {
-    **COMMON,
-    "placement": {"deployment": "cpu"},
-    "reward": "llm_judges/wise",
-    "max_prompt_length": 60,
-    "max_response_length": 20,
-    "num_generations": 8,
-}
-
-
-@pytest.fixture
-def stages(server, tokenizer, group, tmp_path):
-    """Generations of a small random model to 8 prompts, and a dataset with labels."""
-    datasets = {
-        "pairs": {"generations": "mine", "select": "best_and_worst"},
-        "labelled": {"label": "toy", "llm_judge": "wise"},
-    }
-    judges = {"wise": judge_entry(server)}
-    with stages_of_small_model(
-        tmp_path,
-        tokenizer,
-        toy_rows(8),
-        {"generations": {"mine": GENERATIONS}},
-        datasets,
-        judges,
-    ) as stages:
-        yield stages
-
-
-def test_pairs_are_selected_by_ratings(stages, server):
-    server.replies = [length_rating]
-    job = stages.run("select_responses", "pairs")
-    scores = stages.result("score_responses", "mine")
-    assert len(server.requests) > 20
-    rows = {
-        render_prompt(row.prompt): row for row in read_scored_responses(scores / "train.parquet")
-    }
-    for row in rows.values():
-        lengths = [len(text) for text in row.responses]
-        assert row.scores == [min(1 + length, 10) for length in lengths]
-    for prompt, chosen, rejected in read_texts(job.target / "train.parquet"):
-        assert len(chosen) > len(rejected), prompt
-    run = json.loads((scores / "run.json").read_text())
-    assert run["llm_judges"]["wise"]["requests"] == len(server.requests)
-
-
 def longer(body):
     """Prefer the longer response."""
     lengths = [len(text) for text in compared_responses(body)]
     return "C" if lengths[0] == lengths[1] else "AB"[lengths[1] > lengths[0]]
+
+
+@pytest.fixture
+def stages(server, tokenizer, group, tmp_path):
+    """A dataset with labels."""
+    datasets = {"labelled": {"label": "toy", "llm_judge": "wise"}}
+    judges = {"wise": judge_entry(server)}
+    with stages_of_small_model(tmp_path, tokenizer, toy_rows(8), {}, datasets, judges) as stages:
+        yield stages
 
 
 def test_pairs_are_labelled_in_both_orders(stages, server):
