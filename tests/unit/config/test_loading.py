@@ -19,6 +19,7 @@ from support.configs import load, project_values, tiny
     [
         (b"seed: 1\nsft: {}\nseed: 2\n", ": seed is written twice, in lines 1 and 3: keep"),
         (b"a: [1\nb: 2\n", " is not YAML: while parsing a flow sequence"),
+        (b"[1]", ": expected sections"),
         (b"seed: 2026-13-01", " cannot be read: month must be in 1..12"),
         (b"a: " + b"[" * 100_000, " cannot be read: values are nested in more than 100 levels"),
         (b"seed: !!python/name:os.system x", " is not YAML: could not determine a constructor"),
