@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from snakechat.data.ragged_arrays import SPLITS, save_array
+from snakechat.data.dialogues import SPLITS
+from snakechat.data.ragged_arrays import save_array
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import Examples, epoch_batches
 from snakechat.modeling.forward import Policy, response_logprobs

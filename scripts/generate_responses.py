@@ -12,7 +12,8 @@ import torch
 from snakechat.algorithms.rollouts import sample_on_all_ranks
 from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.ragged_arrays import SPLITS, Ragged, open_ragged
+from snakechat.data.dialogues import SPLITS
+from snakechat.data.ragged_arrays import Ragged, open_ragged
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.modeling.batching import prompt_examples
 from snakechat.modeling.forward import Policy

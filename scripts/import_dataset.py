@@ -11,7 +11,7 @@ from typing import Any
 
 from snakechat.data.cells import BadRow, DroppedRow
 from snakechat.data.dataset_files import split_files
-from snakechat.data.dialogues import UNMARKED, as_text, is_message, parse_prompt
+from snakechat.data.dialogues import SPLITS, UNMARKED, as_text, is_message, parse_prompt
 from snakechat.data.formats import (
     Columns,
     Record,
@@ -22,7 +22,6 @@ from snakechat.data.formats import (
 )
 from snakechat.data.hub import card_configs, card_facts, fetch
 from snakechat.data.model_files import CARD
-from snakechat.data.ragged_arrays import SPLITS
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows

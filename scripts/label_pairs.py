@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from snakechat.algorithms.llm_judge import load_judges, record_usage
-from snakechat.data.dialogues import Record, render_prompt
-from snakechat.data.ragged_arrays import SPLITS
+from snakechat.data.dialogues import SPLITS, Record, render_prompt
 from snakechat.data.records import (
     limited_phases,
     read_records,

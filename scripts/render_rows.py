@@ -14,9 +14,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from snakechat.data.chat_templates import MAX_MEMORY, TurnsRejected
-from snakechat.data.dialogues import message_of, messages_of, response_turn, tools_of
+from snakechat.data.dialogues import SPLITS, message_of, messages_of, response_turn, tools_of
 from snakechat.data.encoder import Encoder
-from snakechat.data.ragged_arrays import SPLITS
 from snakechat.data.records import KEPT, PROMPT, Batch
 from snakechat.data.row_encoding import converted_batches, drop_reason, trained_responses
 from snakechat.data.tokenizers import load_tokenizer

@@ -16,8 +16,8 @@ from snakechat.algorithms.rollouts import Rollouts
 from snakechat.config.references import model_names
 from snakechat.config.rlhf import GenerationSettings
 from snakechat.data.chat_templates import stop_ids
-from snakechat.data.dialogues import Turn
-from snakechat.data.ragged_arrays import SPLITS, Ragged
+from snakechat.data.dialogues import SPLITS, Turn
+from snakechat.data.ragged_arrays import Ragged
 from snakechat.data.records import PromptTexts, ScoredPrompt, open_scored_responses
 from snakechat.data.tokenizers import load_tokenizer
 from snakechat.training.placed_models import start_evaluation

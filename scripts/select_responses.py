@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
-from snakechat.data.dialogues import Record, render_response, response_content
-from snakechat.data.ragged_arrays import SPLITS
+from snakechat.data.dialogues import SPLITS, Record, render_response, response_content
 from snakechat.data.records import ScoredPrompt, read_scored_responses, write_records
 from snakechat.workflow.job import Job, run
 

@@ -8,7 +8,8 @@ that all other rows stay in their phases.
 import numpy as np
 import pyarrow.parquet as pq
 
-from snakechat.data.ragged_arrays import SPLITS, save_array
+from snakechat.data.dialogues import SPLITS
+from snakechat.data.ragged_arrays import save_array
 from snakechat.data.records import (
     PHASES,
     fingerprint,

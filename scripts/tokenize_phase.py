@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from snakechat.data.chat_templates import MAX_MEMORY
+from snakechat.data.dialogues import SPLITS
 from snakechat.data.encoder import Encoder
 from snakechat.data.ragged_arrays import (
-    SPLITS,
     Ragged,
     open_ragged,
     save_array,

@@ -39,6 +39,8 @@ Turn = tuple[str, str]
 # labelled good is chosen, one that is labelled bad is rejected. A text for continued pretraining is
 # chosen, as it is, after an empty prompt.
 Record = tuple[list[Turn], str | None, str | None]
+# The splits of a dataset of records.
+SPLITS = ("train", "eval")
 
 # What the text of a dialogue calls the roles.
 MARKERS = {**NAMES, "tool": "Tool", TOOLS: "Tools", MESSAGE: "Message", UNTRAINED: "Assistant"}

@@ -14,9 +14,6 @@ from typing import Any
 
 import numpy as np
 
-# The splits of a dataset.
-SPLITS = ("train", "eval")
-
 
 def save_array(path: Path, array: np.ndarray) -> None:
     """Write an array in numpy's format, as numpy.save does.
