@@ -6,6 +6,7 @@ a file that cannot be parsed names neither the file nor the line.
 
 import ast
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -26,6 +27,8 @@ from snakechat.workflow.commands import command_words, names_in
 
 # `<<: *name` takes over the keys of another mapping; several ones add up.
 MERGE = "tag:yaml.org,2002:merge"
+# Spaces and punctuation of Chinese input methods that look like YAML's.
+FULL_WIDTH = re.compile("[\u3000\uff0c\uff1a\uff3b\uff3d\uff5b\uff5d\u3010\u3011\u201c\u201d]")
 # Files of the project below the folder of the Snakefile, in the order in which they are read.
 FILES = ("config.yaml", "config/recipes.yaml", "config/deepspeed_chat.yaml")
 
@@ -60,7 +63,12 @@ def check_config_text(name: str, content: bytes) -> None:
         _check_keys(name, root)
         yaml.CSafeLoader("").construct_document(root)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{name} is not YAML: {' '.join(str(error).split())}") from None
+        message = f"{name} is not YAML: {' '.join(str(error).split())}"
+        mark: Any = getattr(error, "problem_mark", None)
+        lines = content.decode("utf-8-sig").splitlines()[: mark.line + 1] if mark else []
+        if found := FULL_WIDTH.search("\n".join(lines[-2:])):
+            message += f" (there is the full-width character {found[0]!r})"
+        raise ConfigError(message) from None
     except (ValueError, LookupError, AttributeError) as error:
         # Not UTF-8, too many values, or one that has the form of a date or a number, and is none.
         raise ConfigError(f"{name} cannot be read: {error}") from None
