@@ -1,4 +1,4 @@
-"""Chat: prompts, streamed responses and errors of a session; chat.py on a pipe and a terminal."""
+"""Chat: prompts, streamed responses and errors of a session; chat.py on a pipe."""
 
 import copy
 import io
@@ -194,32 +194,16 @@ def test_commands(folders, run_chat):
 
 def interrupt_first_response(session):
     """Simulate Ctrl-C after the first piece of the first response of a session."""
-    respond, interrupts = session.respond, [KeyboardInterrupt]
+    respond = session.respond
 
     def respond_interrupted(prompt, ids, show):
         def show_and_interrupt(text):
             show(text)
-            if interrupts:
-                raise interrupts.pop()
+            raise KeyboardInterrupt
 
         return respond(prompt, ids, show_and_interrupt)
 
     session.respond = respond_interrupted
-
-
-def test_ctrl_c_stops_a_response_on_a_terminal(dialogue, monkeypatch, capsys):
-    # An error does not end a terminal.
-    lines = iter(["One?", "/reset", "/nonsense", "Two?", "/quit"])
-    monkeypatch.setattr("builtins.input", lambda prompt: next(lines))
-    script_response(dialogue, " Yes indeed.")
-    interrupt_first_response(dialogue)
-    chat.converse(dialogue, is_terminal=True)
-    printed = capsys.readouterr()
-    assert "error: unknown command /nonsense: /help lists the commands" in printed.err
-    first, second = printed.out.splitlines()
-    assert "Yes indeed.".startswith(first) and first != "Yes indeed."
-    # The scripted text continues where it was stopped, so that only its presence is checked.
-    assert second and dialogue.turns[0] == ("user", "Two?")
 
 
 def test_ctrl_c_ends_a_pipe_and_control_characters_are_escaped(dialogue, run_chat, monkeypatch):

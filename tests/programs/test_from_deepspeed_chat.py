@@ -80,14 +80,3 @@ def test_the_printed_config_is_accepted():
     assert recipe["train_base"] == "embeddings_and_norms"
     assert recipe["placement"]["offload"] == "optimizer"
     load(printed)
-
-
-def test_flags_count_with_those_that_they_need():
-    models = "--actor_model_name_or_path a --critic_model_name_or_path b"
-    others = "--unsupervised_dataset_name wikitext --print_answers_interval 5 --test_stop_step 9"
-    printed = printed_by(f"step3/main.py {models} {others} --enable_test_mode --enable_ema")
-    recipe = printed["rlhf"]["recipes"]["mine"]
-    assert (recipe["max_steps"], recipe["ema_decay"], recipe["ptx_coef"]) == (9, 0.992, 27.8)
-    assert "log_responses_steps" not in recipe and "lora_learning_rate" not in recipe
-    [texts] = printed["sft"]["recipes"][recipe["ptx"]]["datasets"]
-    assert printed["datasets"][texts]["hub"] == "wikitext"

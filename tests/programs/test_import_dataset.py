@@ -84,14 +84,6 @@ def imported(tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("second", "is_warned"), [("Where?", True), ("\n\nHuman: Where?\n\nAssistant:", False)]
-)
-def test_prompts_of_plain_without_any_marker_are_a_warning(imported, capfd, second, is_warned):
-    imported([{**ROW, "prompt": text} for text in ("When?", second)], "plain")
-    assert ("no prompt of the train split has a marker" in capfd.readouterr().err) == is_warned
-
-
 QUESTION, RESPONSE = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 
 

@@ -90,19 +90,13 @@ def rejection(workflow, *options):
     return line
 
 
-WAY = (
-    ", and a report shows results that are up to date: first run the same command with --cores 1"
-    " instead of --report (python scripts/explain.py prints what changed)"
-)
-
-
 def test_a_report_of_stale_or_missing_results_is_rejected(quick, tmp_path):
     more = tmp_path / "more.yaml"
     more.write_text("evaluation: {temperature: 0.9}")
     changed = Workflow(quick.folder, *quick.options, str(more))
-    assert rejection(changed) == f"error: output/eval/rlhf/tiny is stale{WAY}"
+    assert rejection(changed).startswith("error: output/eval/rlhf/tiny is stale, and a report")
     # The results stay up to date.
     assert quick.planned() == set()
     copy = quick.copy(tmp_path / "copy")
     (copy.folder / "output/report/rlhf/tiny.manifest.json").unlink()
-    assert rejection(copy) == f"error: output/report/rlhf/tiny is incomplete{WAY}"
+    assert rejection(copy).startswith("error: output/report/rlhf/tiny is incomplete, and")

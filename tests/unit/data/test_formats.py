@@ -160,7 +160,6 @@ def part(**keys):
         (part(text="a", train=False), "a part that is excluded from the loss"),
         ({**CALLING, "image_url": "1.jpg"}, "a turn has image_url, and models read text"),
         ({**CALLING, "lossMask": 0}, "a turn with lossMask, which looks like a mask of"),
-        ({**CALLING, "no_gradient": True}, "a turn with no_gradient, which looks like a mask of"),
         ({**CALLING, "loss": True, "weight": 0}, "a turn whose loss and weight differ"),
         ({**CALLING, "reasoningDetails": [{"text": "Hm."}]}, "a turn with reasoningDetails"),
         ({**CALLING, "think": "Hm."}, "a turn with think, expected thoughts in reasoning_con"),
@@ -176,18 +175,6 @@ def part(**keys):
 def test_turns_that_cannot_be_read_are_bad(message, reason):
     found = read({"messages": [*ASKED, message, *messages(A_B[1])]})
     assert found.startswith("BadRow: ") and reason in found
-
-
-@pytest.mark.parametrize(
-    ("tools", "reason"),
-    [
-        ('[{"type": "function"}]', "tools has no name of a function"),
-        ([3], "tools is int, expected an object"),
-        ([{"name": "look", "x": b"y"}], "a message or a tool has no JSON form"),
-    ],
-)
-def test_tools_that_cannot_be_read_are_bad(tools, reason):
-    assert read({**GOOD_OR_BAD, "tools": tools}).startswith(f"BadRow: {reason}")
 
 
 @pytest.mark.parametrize("key", ["tool_calls", "function_call", "thinking", "name"])

@@ -38,16 +38,6 @@ def test_files_of_a_model_are_selected():
         assert sorted(found) == sorted([*kept, *selected])
 
 
-def test_complete_files(folder):
-    check_files(folder)
-    for name in ("vocab.json", "merges.txt"):
-        (folder / name).unlink()
-    with pytest.raises(InputError, match=r"^the tokenizer is missing: add tokenizer\.json, "):
-        check_files(folder)
-    (folder / "tokenizer.model").write_bytes(b"x")
-    check_files(folder)
-
-
 @pytest.mark.parametrize(
     ("name", "change", "error"),
     [

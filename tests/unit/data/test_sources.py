@@ -12,7 +12,7 @@ from import_dataset import record_and_cells
 from snakechat.data import sources
 from snakechat.data.cells import BadRow
 from snakechat.data.dataset_files import saved_splits
-from snakechat.data.formats import columns_of, record_of
+from snakechat.data.formats import columns_of
 from snakechat.data.sources import read_rows
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import limited_memory
@@ -210,13 +210,6 @@ def test_rows_of_tables_that_are_not_utf_8_are_bad_rows(tmp_path, name):
 
 # --- damaged files --------------------------------------------------------------------------
 
-
-def test_a_pointer_of_git_lfs_is_an_error_with_advice(tmp_path):
-    path = put(tmp_path / "rows.csv", b"version https://git-lfs.github.com/spec/v1\nsize 132\n")
-    with pytest.raises(InputError, match="git lfs pull"):
-        list(read_rows(path))
-
-
 ROWS = numbered(1000)
 
 
@@ -348,10 +341,3 @@ def test_cell_that_records_cannot_have_makes_a_row_a_bad_one(row, keep, reason):
     # A column that nothing uses does no harm.
     if keep:
         assert record_and_cells(row, "plain", columns, ())[1] == []
-
-
-@pytest.mark.parametrize("format", ["vicuna", "plain"])
-def test_long_white_space_takes_linear_time(format):
-    text = "a" + " \n" * 500_000 + "b USER: c"
-    row = dict.fromkeys(("prompt", "chosen", "rejected", "label"), text)
-    record_of(row, format, columns_of(format))

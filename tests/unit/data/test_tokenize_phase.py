@@ -206,13 +206,6 @@ def test_rlhf_drops_long_prompts_and_ignores_responses(tokenize):
     assert done.stats["train"]["truncated"] == {}
 
 
-def test_a_reason_that_drops_more_than_a_twentieth_of_the_rows_is_a_warning(tokenize, capsys):
-    tokenize("sft", [*numbered("p", 18), ("", " a"), *[("p", " ")] * 2])
-    printed = capsys.readouterr().err
-    assert "warning: train: 2 of 21 rows are dropped: empty response\n" in printed
-    assert "empty prompt" not in printed
-
-
 # --- templates --------------------------------------------------------------------------------
 
 ASKED = render_prompt([("user", "Why?")])

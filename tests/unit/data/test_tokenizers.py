@@ -5,22 +5,13 @@ import subprocess
 import sys
 
 import pytest
-from tokenizers import (
-    AddedToken,
-    Regex,
-    Tokenizer,
-    decoders,
-    normalizers,
-    pre_tokenizers,
-    processors,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from conftest import ROOT
 from snakechat.algorithms.rewards import conversation_encoder
 from snakechat.data.encoder import Encoder
 from snakechat.data.tokenizers import is_same_tokenizer, load_tokenizer
-from snakechat.workflow.errors import InputError
 from support import family_tokenizers
 from support.chat_templates import CHATML
 
@@ -157,14 +148,6 @@ def test_a_tokenizer_of_a_result_is_read_without_torch(tmp_path):
     )
     command = [sys.executable, "-c", program, tmp_path / "result"]
     subprocess.run(command, cwd=ROOT / "scripts", check=True)
-
-
-def test_a_regular_expression_without_end_is_an_error_of_one_line(tmp_path):
-    endless = pre_tokenizers.Split(Regex(r"(a+)+$"), "isolated")
-    write_folder(tmp_path / "a", changed(pre_tokenizer=endless), None, "llama")
-    encoder = Encoder(load_tokenizer(tmp_path / "a"), "dialogue")
-    with pytest.raises(InputError, match=r"a: tokenizer\.json cannot encode a text: .*retry-limit"):
-        encoder.prompts([[("user", "a" * 40 + "b")]])
 
 
 def test_a_text_has_the_same_ids_each_time_whatever_dropout_the_file_has(tmp_path):

@@ -1,7 +1,6 @@
 """Memory and hours of workloads: by hand, and as they were published."""
 
 import json
-import math
 from argparse import ArgumentTypeError
 
 import pytest
@@ -9,9 +8,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from snakechat.estimates.flops import GPUS, Gpu, parse_gpu
-from snakechat.estimates.job_estimate import PlannedSizes, TokenCounts, total_flops, total_seconds
+from snakechat.estimates.job_estimate import total_flops, total_seconds
 from snakechat.estimates.memory import (
-    POLICY,
     SCORE,
     SFT,
     BatchShape,
@@ -149,10 +147,7 @@ def test_flops_of_a_sequence():
 
 @pytest.mark.parametrize(
     ("actor", "gpu", "gpus", "hours"),
-    [
-        ("13b", "a100-40g", 8, 10.8),
-        ("30b", "a100-80g", 8, 18.0),
-    ],
+    [("13b", "a100-40g", 8, 10.8), ("30b", "a100-80g", 8, 18.0)],
 )
 def test_rlhf_hours_are_within_25_percent_of_deepspeed_chats(actor, gpu, gpus, hours):
     # From DeepSpeed-Chat's README: step 3 on 264,292 prompts of 256 tokens with responses of 256
@@ -174,26 +169,3 @@ def test_a_gpu_has_a_name_or_numbers():
     for text in ("h1000", "48", "48GB,181,864"):
         with pytest.raises(ArgumentTypeError, match=r"expected b200, .* 48,181,864"):
             parse_gpu(text)
-
-
-@pytest.mark.parametrize(
-    ("gpu_memory", "generate_tokens", "num_responses", "sequences"),
-    [
-        # Keys and values of two layers of 8 elements take 64 bytes for a token in bf16. An eighth
-        # of the memory has those of 800 tokens: 25 sequences of 32.
-        (8 * 800 * 64, None, 1000, 25),
-        (8 * 800 * 64, 64, 1000, 2),
-        # Batches of equal size: 13 + 13 instead of 25 + 1.
-        (8 * 800 * 64, None, 52, 13),
-    ],
-)
-def test_the_batch_that_samples_follows_the_memory_of_a_gpu(
-    gpu_memory, generate_tokens, num_responses, sequences
-):
-    own = {"micro_batch_tokens": 128, "generate_tokens": generate_tokens}
-    placement = Placement(gpus_per_node=2, **own)
-    spec = {"rule": "train_rlhf", "settings": {"max_response_length": 8}, "inputs": {}}
-    job = PlannedSizes(spec, placement, None, gpu_memory)
-    prompts = TokenCounts(math.nan, 0, 0, 24, [])
-    shape = job.sampling(small_spec(POLICY), prompts, math.nan, num_responses)["sampled"]
-    assert (shape.sequences, shape.length, shape.targets) == (sequences, 32, 8)

@@ -194,9 +194,6 @@ NEW = "chosen_last_scores (higher is better) : 2.25, rejected_last_scores (lower
 NEW += " acc (higher is better) : 0.75\n"
 RECORD = {"rows_per_second": 171.5, "peak_gpu_memory_mb": 22.5 * 1024}
 STEP = "|E2E latency={0}s |CurSamplesPerSec=17.0 |AvgSamplesPerSec=16.5\nAverage reward score: {0}"
-
-
-OLD_STEP = "End-to-End => Latency: 2.5s, TFLOPs: 9.5, Samples/sec: 1.0\naverage reward score: 0.5"
 DPO = "chosen: 0.0, rejected: -1e-3, loss: 0.75\nchosen: -31.5, rejected: -34.0, loss: 0.5\n"
 
 
@@ -222,13 +219,9 @@ MEASURED = {"seconds_per_step": 4.0, "rows_per_second": 16.5}
             {"before": {"perplexity": 4998.5}, "after": {"perplexity": 2.0}},
             RECORD,
         ),
-        # A training that has ended early.
-        ("sft", "ppl: inf", [], {"before": {"perplexity": float("inf")}, "after": {}}, {}),
         ("reward", OLD + TIMER + NEW, [], OF_REWARD, RECORD),
         ("dpo", DPO, [], OF_DPO, {}),
         ("rlhf", "\n".join(map(STEP.format, SCORES)), OF_RLHF, {}, MEASURED),
-        # Of another version.
-        ("rlhf", OLD_STEP, [{"step": 1, "objective/scores": 0.5}], {}, {"seconds_per_step": 2.5}),
     ],
 )
 def test_a_log_has_results_or_a_curve_and_measurements(stage, text, steps, metrics, run, tmp_path):

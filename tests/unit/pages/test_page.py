@@ -12,7 +12,7 @@ from conftest import ROOT
 from snakechat.config.recipes import STAGES
 from snakechat.pages.metrics import NAMES, TEXTS, Figure, format_duration, format_number, run_value
 from snakechat.pages.page import Cell, Page, Section, Table, figure_cell, write_page, write_record
-from snakechat.pages.trainings import MAX_POINTS, averaged, curves, draw_lines
+from snakechat.pages.trainings import MAX_POINTS, averaged, draw_lines
 from support.pages import text_of, texts_in
 from support.sources import code_digests
 
@@ -28,16 +28,13 @@ PAGES = ROOT / "scripts/snakechat/pages"
         (format_number, 141184, "141,184"),
         (format_number, 12345.6, "12,300"),
         (format_number, 0.5, "0.500"),
-        (format_number, 0.99961, "1.00"),
         (format_number, -19.04, "\N{MINUS SIGN}19.0"),
         (format_number, -1.5e-7, "\N{MINUS SIGN}1.50e-07"),
         (format_number, 0.0, "0"),
         (format_number, math.nan, "nan"),
         (format_duration, 59, "59.0 s"),
-        (format_duration, 60, "0:01:00"),
         (format_duration, 86399.6, "24:00:00"),
         (lambda value: run_value("peak_memory_mb", value), 459, "0.459\xa0GB"),
-        (lambda value: run_value("flops_per_second", value), 8.64e10, "0.0864\xa0TFLOP/s"),
     ],
 )
 def test_numbers_as_text(format, value, text):
@@ -47,11 +44,9 @@ def test_numbers_as_text(format, value, text):
 @pytest.mark.parametrize(
     ("path", "figure", "text"),
     [
-        ("score", Figure(0.5), "0.500"),
         ("ties", Figure(0.5), "50.0 %"),
         # Differences have a sign, and of shares percentage points.
         ("score", Figure(0.5, [-1.0, 2.0], scale=0), "+0.500 [-1.00, +2.00]"),
-        ("score", Figure(0.0, scale=0), "0"),
         ("ties", Figure(-0.0123, scale=0), "-1.2 pp"),
         # Digits in which the bounds of a narrow interval differ.
         ("score", Figure(48912.3, [48893.1, 48931.6]), "48,910 [48,890, 48,930]"),
@@ -147,15 +142,6 @@ def test_neighbouring_steps_and_seeds_are_averaged():
     assert averaged(points)[:2].tolist() == [[2, 1, 0.5, 1.5], [5, 2.5, 2, 3]]
     seeds = [(1, 1.0), (2, 4.0), (1, 3.0)]
     assert averaged(seeds).tolist() == [[1, 2, 1, 3], [2, 4, 4, 4]]
-
-
-def test_curves_have_a_line_for_each_name_that_has_the_metric():
-    lines = {"training": [(1, 2.0), (2, 1.0)], "held-out rows": [(0, 3.0)], "<b>损失": []}
-    of_key = {name: {"loss": points}.get for name, points in lines.items()}
-    [(title, svg)] = curves({"loss": "loss (nats per token)", "kl": "KL"}, of_key).items()
-    assert title == "loss (nats per token)"
-    texts = {*texts_in(svg, "text")}
-    assert {"training", "held-out rows", "step"} <= texts and "<b>损失" not in texts
 
 
 def test_the_same_data_gives_the_same_bytes_and_figures_refer_to_ids_of_their_own():

@@ -80,16 +80,6 @@ def test_the_headline_has_results_intervals_and_n():
     }
 
 
-def test_perplexities_of_each_dataset_are_before_and_after_training():
-    sft = {"rows": 200, "before": {"response_perplexity": 568.0}}
-    sft |= {"after": {"response_perplexity": 1.29}}
-    sft |= {"intervals_95": {"after": {"response_perplexity": [1.25, 1.33]}}}
-    [table] = result_section("sft", sft | {"by_dataset": {"a": sft}}).tables
-    moments = ["before training", "after training"]
-    assert table.head[1:] == [*moments, *(f"a {moment}" for moment in moments)]
-    assert rows_of(table)["perplexity of responses"] == 2 * ["568", "1.29 [1.25, 1.33]"]
-
-
 def test_models_come_in_the_order_of_training_with_their_differences():
     metrics = METRICS | {"dpo/tiny_score_difference": change(-1.0, -2, -0.5)}
     metrics |= {"base_score_difference": change(-1.0, -2, 0.5)}
@@ -298,12 +288,6 @@ def test_a_run_shows_units_the_saved_step_and_the_loss_scale():
     }
     assert {label: rows[label] for label in expected} == {k: [v] for k, v in expected.items()}
     assert "unchanged_because" not in rows
-    # Of RLHF, the losses of policy and critic; without a measured step, no rates.
-    steps = [{"policy/loss": 0.5, "value/loss": 7.0}]
-    rows = rows_of(run_table(trained("rlhf", run=EMPTY_RUN | {"seconds": 75.0}, steps=steps)))
-    assert rows["loss: first step, last step, mean"] == ["0.500, 0.500, 0.500"]
-    assert rows["value loss: first step, last step, mean"] == ["7.00, 7.00, 7.00"]
-    assert rows["time"] == ["0:01:15"] and "tokens per second" not in rows
 
 
 # --- benchmarks -----------------------------------------------------------------------------

@@ -139,21 +139,3 @@ def test_each_prompt_has_a_table_with_a_row_for_each_model(draw):
     assert "A response has at most 12 tokens" in page
     page = draw("prompt_eval", "sft", "zh", responses=lines)
     assert '<html lang="zh">' in page and texts_in(page, "th")[:3] == ["模型", "贪心解码", "采样"]
-
-
-def test_a_margin_is_better_or_worse_unless_it_is_0(draw):
-    pairs = [(2.0, 1.0), (1.0, 1.0), (0.5, 2.5)]
-    lines = [
-        {"set": "toy", "prompt": "A plum?", "chosen": "At the <market>.", "rejected": "No."}
-        | {"chosen_score": chosen, "rejected_score": rejected, "margin": chosen - rejected}
-        | {"base_margin": 0.25}
-        for chosen, rejected in pairs
-    ]
-    content = {"pairs": 3, "accuracy": 0.5, "ties": 0.25, "base": {"accuracy": 1.0}}
-    page = draw("rw_eval", "reward", scores=lines, metrics=content)
-    cells = texts_in(page, "td")
-    rows = [cells[start : start + 7] for start in range(0, len(cells), 7)]
-    assert [row[5] for row in rows] == ["+1.00▲", "0", "\N{MINUS SIGN}2.00▼"]
-    assert rows[0][6] == "0.250" and rows[0][1] == "At the <market>." and "<market>" not in page
-    for shown in ("50.0", "accuracy of base", "100.0", "25.0"):
-        assert shown in page
