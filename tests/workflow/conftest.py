@@ -69,18 +69,6 @@ def stubs(make_once, tmp_path):
     return Workflow(built, *options).copy(tmp_path / "stubs")
 
 
-@pytest.fixture
-def kills(request):
-    """The number of times that a training is killed."""
-    return request.config.getoption("--kills")
-
-
-@pytest.fixture
-def copy(built, tmp_path):
-    """A copy of the build, for one test."""
-    return built.copy(tmp_path / "copy")
-
-
 @pytest.fixture(scope="module")
 def plans(request, scratch):
     """A function that returns the rules that must run after a row's edit, by the specs of jobs.

@@ -79,7 +79,8 @@ def test_a_tokenizer_that_was_trained_on_a_row_counts(built):
     assert "output/models/tiny" not in results_with(built, held_out)
 
 
-def test_exclusion_rebuilds_what_was_made_from_the_rows(copy, tmp_path):
+def test_exclusion_rebuilds_what_was_made_from_the_rows(built, tmp_path):
+    copy = built.copy(tmp_path / "copy")
     folder = copy.folder
     before, old = phases_of(folder), tmp_path / "old"
     shutil.copytree(folder / "output/sft/mine", old)

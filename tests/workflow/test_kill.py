@@ -92,9 +92,10 @@ def tree(built, tmp_path):
     return workflow.copy(tmp_path / "tree")
 
 
-def test_a_training_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, kills):
+def test_a_training_that_is_killed_repeatedly_makes_the_same_bytes(tree, built, pytestconfig):
     """All programs publish by the same code, which test_publishing.py kills at each change."""
     uninterrupted, duration = built
+    kills = pytestconfig.getoption("--kills")
     expected, result = (Result(workflow, "train_rlhf") for workflow in (uninterrupted, tree))
     draw, killed = random.Random(kills), 0
     result.delete(leave_folder=True)

@@ -87,13 +87,6 @@ def test_a_response_without_a_score_is_not_compared():
     assert (close[0] - close[1]).item() == pytest.approx(2 / (math.sqrt(2) + 1), rel=1e-5)
 
 
-def test_overlong_penalties_rise_over_the_buffer():
-    # The buffer is from 6 to 10 tokens.
-    lengths = torch.tensor([1, 6, 7, 9, 10])
-    assert pg.overlong_penalties(lengths, 10, 4).tolist() == [0, 0, 0.25, 0.75, 1]
-    assert pg.overlong_penalties(lengths, 10, 0).tolist() == [0, 0, 0, 0, 0]
-
-
 # --- estimates of the KL, and moments -------------------------------------------------------------
 
 

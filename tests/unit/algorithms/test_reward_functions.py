@@ -141,10 +141,6 @@ MISTAKES = {
         "import sys\n\n\ndef score(prompts, responses):\n    sys.exit(0)\n",
         "line 5: SystemExit: 0",
     ),
-    "cannot be read": (
-        "def score(prompts, responses):\n    return [\n",
-        "SyntaxError: '[' was never closed (mine.py, line 2)",
-    ),
 }
 
 

@@ -234,12 +234,6 @@ def test_a_mistake_in_one_of_several_forms_is_reported_in_that_form(values, mess
         load(values)
 
 
-def test_an_unknown_path_of_a_recipe_names_the_section_that_needs_an_entry():
-    for section, key in (("datasets", {"datasets": ["my/set"]}), ("models", {"model": "my/model"})):
-        with pytest.raises(ConfigError, match=f": {section} needs an entry with the path"):
-            load(tiny("sft", **key))
-
-
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -5,10 +5,7 @@ import os
 import pytest
 
 from conftest import ROOT
-from snakechat.jobs.data_jobs import (
-    base_model_files,
-    dataset_files,
-)
+from snakechat.jobs.data_jobs import dataset_files
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
 from snakechat.jobs.planner import FIRST_TARGET, default_targets
 from snakechat.jobs.rules import RULES
@@ -217,18 +214,6 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
     assert described("---\nlicense: mit\n---\nLarge.\n") == before
     after = described("---\nlicense: apache-2.0\n---\nSmall.\n")
     assert [each.settings["card"] for each in after] == [{"licence": "apache-2.0"}] * 2
-
-
-def test_missing_files_are_errors(load, tmp_path):
-    models = {"opt-125m": {"path": "model"}}
-    config = load({"models": models, "datasets": {"local": {"path": "mine"}}})
-    with pytest.raises(InputError, match=r"datasets\.local\.path: mine: it does not exist"):
-        dataset_files(config, "local")
-    with pytest.raises(InputError, match=r"models\.opt-125m\.path: model: there is no such folder"):
-        base_model_files(config, "opt-125m")
-    write_files(tmp_path, "model/config.json")
-    with pytest.raises(InputError, match=r"no \*\.safetensors"):
-        base_model_files(config, "opt-125m")
 
 
 # --- default targets -----------------------------------------------------------------------------

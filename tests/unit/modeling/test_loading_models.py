@@ -15,11 +15,9 @@ from transformers import AutoConfig
 from conftest import INIT
 from fetch_model import copy_model
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.modeling.acceleration import choose_device
 from snakechat.modeling.loading import load_causal, load_scorer
 from snakechat.modeling.models import make_causal
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.processes import Placement
 from support.family_tokenizers import toy
 
 SCRIPTS = Path(__file__).parents[3] / "scripts"
@@ -149,20 +147,6 @@ def test_only_one_function_loads_folders():
         if isinstance(call, ast.Call) and getattr(call.func, "attr", "") == "from_pretrained"
     ]
     assert found == [str(SCRIPTS / "snakechat/data/model_files.py")]
-
-
-# Devices and new models.
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_missing_gpu_raises():
-    with pytest.raises(InputError, match="gpus_per_node: 0"):
-        choose_device(Placement(gpus_per_node=1))
-
-
-def test_the_seed_determines_the_weights(model, tokenizer):
-    first, other = (make_causal(INIT, tokenizer, seed).lm_head.weight for seed in (1, 2))
-    assert torch.equal(first, model.lm_head.weight) and not torch.equal(first, other)
 
 
 @pytest.mark.parametrize(

@@ -79,15 +79,6 @@ def test_values_and_gradients_equal_those_of_log_softmax(chunks, temperature, wi
         torch.testing.assert_close(*gradients)
 
 
-@pytest.mark.parametrize("by", [token_logprobs, sum_of_logprobs])
-def test_without_tokens_gradients_are_zero(by):
-    hidden, weight, bias, tokens = layer(number=0)
-    actual = by(hidden, weight, bias, tokens).sum()
-    assert actual.item() == 0
-    for value, gradient in zip(layer(0), gradients_of(actual, hidden, weight, bias), strict=False):
-        assert torch.equal(gradient, torch.zeros_like(value))
-
-
 # In 16 bits.
 
 

@@ -17,11 +17,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from snakechat.modeling.generation import HfSampler
 from snakechat.modeling.lora import add_lora
 from snakechat.modeling.vllm_sampler import CPU_OPTIONS, merged_weights
 from snakechat.training.placed_models import make_sampler
-from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import SERIAL
 
 PROMPTS = [[0, 9, 8, 7], [0, 21], [0, 30, 31]]
@@ -192,15 +190,3 @@ def test_seeds_differ_by_prompt_and_step_and_are_reproducible(sampler, model):
     sampler.llm = None
     torch.set_rng_state(state)
     assert seeds() == second
-
-
-def test_without_vllm_the_error_names_the_alternative(folder, tokenizer, monkeypatch):
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(
-        InputError,
-        match=r"install it \(docs/en/gpu.md\), or set generation_backend: hf",
-    ):
-        make_sampler(SETTINGS, STOPS, folder, SERIAL)
-    # The other backend does not import it.
-    settings = SimpleNamespace(**vars(SETTINGS) | {"generation_backend": "hf"})
-    assert isinstance(make_sampler(settings, STOPS, folder, SERIAL), HfSampler)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ import torch
 
 from snakechat.training import checkpointing
 from snakechat.training.checkpointing import Checkpointer, write_tensors
-from snakechat.workflow.job import PREPARED, Job, run
+from snakechat.workflow.job import Job
 from snakechat.workflow.processes import SERIAL, RunOptions
 
 STEPS = 8
@@ -297,15 +296,3 @@ def test_tensors_are_written_in_parts(tmp_path, monkeypatch):
     for name, tensor in tensors.items():
         loaded = torch.from_numpy(np.load(tmp_path / f"{name}.npy"))
         assert loaded.dtype == tensor.dtype and torch.equal(loaded, tensor)
-
-
-def test_ctrl_c_outside_the_loop_is_reported_in_one_line(monkeypatch):
-    def interrupted(job):
-        raise KeyboardInterrupt
-
-    job = make_job()
-    Path("spec.json").write_text(json.dumps(job.spec))
-    monkeypatch.setattr(sys, "argv", ["train_sft.py", "--spec", "spec.json"])
-    monkeypatch.setenv(PREPARED, job.key)
-    with pytest.raises(SystemExit, match=r"^stopped by SIGINT$"):
-        run(interrupted)

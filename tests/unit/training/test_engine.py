@@ -31,9 +31,6 @@ from support.engines import (
     weights_of,
 )
 
-# After snakechat, which sets DS_ACCELERATOR.
-from deepspeed.accelerator import get_accelerator  # isort: skip
-
 pytestmark = pytest.mark.usefixtures("group")
 
 
@@ -101,12 +98,6 @@ def test_adapters_follow_the_schedule_with_lora_learning_rate(zero_stage):
     expected = {"weight": RATE, "bias": RATE, "lora_A": 0.05}
     assert moved == {name: pytest.approx(rate, abs=1e-6) for name, rate in expected.items()}
     assert [group["lr"] for group in engine.optimizer.param_groups] == [RATE / 2] * 2 + [0.025]
-
-
-def test_fp16_on_a_device_without_it_is_rejected(monkeypatch):
-    monkeypatch.setattr(get_accelerator(), "is_fp16_supported", lambda: False)
-    with pytest.raises(InputError, match="fp16: this device has no arithmetic in fp16"):
-        engine_for(network(), dtype="fp16")
 
 
 def layer(dtype, zero_stage=0, **changes):

@@ -1,16 +1,12 @@
 """Lines on standard error: errors, warnings, progress; what is shown of hostile text."""
 
 import errno
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
-from conftest import ROOT
 from snakechat.workflow import errors
 from snakechat.workflow.errors import (
     InputError,
@@ -67,32 +63,6 @@ def test_a_tool_ends_with_one_line(error, capsys):
         main()
     assert end.value.code == 2
     assert capsys.readouterr().err == "error: Denied: output/a\n"
-
-
-PRINTS = """
-from snakechat.workflow.errors import one_line_errors
-@one_line_errors()
-def main():
-    print('line')
-main()
-"""
-
-
-@pytest.mark.parametrize("is_full", [False, True])
-def test_output_that_cannot_be_written(is_full):
-    # Nobody reads the pipe.
-    reader, pipe = os.pipe()
-    os.close(reader)
-    with open("/dev/full" if is_full else pipe, "w") as output:
-        process = subprocess.run(
-            [sys.executable, "-c", PRINTS],
-            env={**os.environ, "PYTHONPATH": str(ROOT / "scripts")},
-            stdout=output,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    assert process.returncode == 1
-    assert process.stderr == ("error: No space left on device\n" if is_full else "")
 
 
 # --- hostile text -------------------------------------------------------------------------------

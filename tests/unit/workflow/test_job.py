@@ -14,7 +14,7 @@ import pytest
 
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.hermetic import external_files
-from snakechat.workflow.job import PREPARED, Job, read_spec, run, write_outcome
+from snakechat.workflow.job import PREPARED, Job, read_spec, write_outcome
 from snakechat.workflow.links import link_result, paths_by_key
 from snakechat.workflow.manifest import (
     STORE,
@@ -262,9 +262,3 @@ def test_a_spec_file_that_does_not_match_its_name_is_an_error(spec, tmp_path):
         path.write_text(text)
         with pytest.raises(InputError, match="was edited or damaged: start the build again"):
             read_spec(path)
-
-
-def test_a_program_with_flags_of_deepspeed_chat_names_the_command(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["scripts/rw_eval.py", "--actor_model_name_or_path", "x"])
-    with pytest.raises(SystemExit, match=r"snakemake --cores 1 TARGET"):
-        run(lambda job: None)

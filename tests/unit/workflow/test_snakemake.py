@@ -50,11 +50,6 @@ def test_options_are_read_as_snakemake_reads_them(tmp_path, monkeypatch):
     }
 
 
-def test_an_option_that_has_no_effect_is_an_error():
-    with pytest.raises(InputError, match="--force has no effect here"):
-        parse_options(["--force"])
-
-
 def test_options_of_the_config_are_kept():
     words = ["output/sft/tiny", "--config", "seed=2", "language=zh", "-n", "--configfile=a.yaml"]
     kept = ["--config", "seed=2", "language=zh", "--configfile=a.yaml"]

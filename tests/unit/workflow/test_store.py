@@ -344,19 +344,6 @@ def test_what_a_job_makes_stays_and_checkpoints_stay_unless_named(store, aged, i
     assert work_path(state, "state").exists() != interrupted
 
 
-def test_what_another_machine_removes_has_no_size(store, aged, monkeypatch, capsys):
-    lstat, size = Path.lstat, size_of(*aged)
-
-    def removed(path):
-        if path.name == "model":
-            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
-        return lstat(path)
-
-    monkeypatch.setattr(Path, "lstat", removed)
-    warn_of_size(store, size - 1)
-    assert not capsys.readouterr().err
-
-
 def test_a_store_beyond_its_limit_is_one_line(store, aged, capsys):
     assert (parse_size("0"), parse_size("1.5G"), parse_size("2 TiB")) == (0, 3 << 29, 2 << 40)
     warn_of_size(store, size_of(*aged))
