@@ -1,4 +1,4 @@
-"""README, CONTRIBUTING and docs/: links, commands and files exist."""
+"""README, CONTRIBUTING and docs/: links, commands, config keys and files exist."""
 
 import importlib.util
 import re
@@ -14,17 +14,20 @@ import yaml
 from conftest import ROOT, Workflow, copy_sources
 from snakechat.config.recipes import RECIPES, Config, checked
 from snakechat.config.sections import Sections
-from support.configs import config_values
+from support.configs import config_values, project_values
 
 sys.path.insert(0, str(ROOT / "docs"))
 
-from config_reference import PAGES, Page
+from config_reference import PAGES, Page, config_schema
 
 TOP = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 ENGLISH = [*TOP, *sorted((ROOT / "docs/en").rglob("*.md"))]
 CHINESE = [ROOT / "README.zh-CN.md", *sorted((ROOT / "docs/zh").rglob("*.md"))]
 DOCS = [*ENGLISH, *CHINESE]
 TRANSLATED = [ROOT / "README.md", *sorted((ROOT / "docs/en").rglob("*.md"))]
+CONFIG = project_values()
+SCHEMA = config_schema()
+STAGES = ("sft", "reward", "dpo", "rlhf")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Files that tutorials write.
 WRITTEN = {
@@ -63,6 +66,18 @@ def anchors(path):
     """The anchors that GitHub and the site make of headings."""
     titles = re.findall(r"^#+ (.+)$", prose(path), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def keys_of(schema):
+    """All property names in a JSON schema."""
+    if isinstance(schema, dict):
+        for name, inner in schema.items():
+            if name == "properties":
+                yield from inner
+            yield from keys_of(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from keys_of(inner)
 
 
 # --- reference of all config keys ---------------------------------------------------------------
@@ -130,6 +145,32 @@ def test_named_files_exist():
             assert generated or PLACEHOLDER.search(name) or (ROOT / name).exists(), (
                 f"{name_of(path)}: {name}"
             )
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
+    for path in DOCS:
+        for target in re.findall(r"(?:^|`)make ([\w./-]+)", path.read_text(), re.MULTILINE):
+            assert re.search(rf"^{re.escape(target)}:", makefile, re.MULTILINE), (
+                f"{name_of(path)}: {target}"
+            )
+
+
+def test_settings_in_the_text_exist():
+    keys = {*keys_of(SCHEMA), "prompt", "chosen", "rejected", "NAME", "mine"}
+    for stage in STAGES:
+        keys |= CONFIG[stage]["recipes"].keys()
+    for section in ("datasets", "deployments", "sweeps", "models"):
+        keys |= CONFIG[section].keys()
+    for profile in (ROOT / "profiles").glob("*/config.yaml"):
+        keys |= set(re.findall(r"([\w-]+):", profile.read_text()))
+    for path in DOCS:
+        for span in re.findall(r"`([^`]+)`", prose(path)):
+            span = " ".join(span.split())
+            whole = "..." not in span and (span.count(": ") == 1 or span.endswith("}"))
+            value = yaml.safe_load(span) if whole and re.match(r"\{?[a-z_]+: \S", span) else {}
+            if isinstance(value, dict) and not span.startswith(("error:", "warning:", "config:")):
+                assert value.keys() <= keys, f"{name_of(path)}: {span}"
 
 
 # --- commands -----------------------------------------------------------------------------------

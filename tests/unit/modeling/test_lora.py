@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.pytorch_utils import Conv1D
 
 from conftest import SEQUENCES
@@ -156,3 +156,10 @@ def test_peft_loads_the_adapter_on_its_base(family, has_head, tokenizer, tmp_pat
     again = PeftModel.from_pretrained(base, "saved/adapter", autocast_adapter_dtype=False)
     # Weights that were loaded twice may be aligned differently, which changes the order of sums.
     torch.testing.assert_close(logits_of(again), logits_of(model), rtol=1e-5, atol=1e-6)
+
+
+def test_layers_that_peft_does_not_support_are_an_error_of_one_line():
+    size = {"vocab_size": 300, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **size))
+    with pytest.raises(InputError, match=r"model_type mamba: .*: set lora_rank: 0"):
+        add_lora(model, 2, 1)
