@@ -126,6 +126,9 @@ class Checkpointer:
         if is_out_of_memory(error) and not self.lock.is_changing:
             # The run goes on with another placement.
             self._save_part()
+        if isinstance(error, Exception) and self.signal:
+            # Another process may have saved its part and ended. The thread ends this one, too.
+            self.thread.join(EXIT_SIGNALS * POLL_SECONDS)
         record = self.job.record
         if self.seconds:
             record["seconds_per_step"] = round(statistics.median(self.seconds), 6)
