@@ -126,6 +126,12 @@ def resumed_after(workflow):
     return json.loads(record.read_text())["resumed_after_step"]
 
 
+def stopped_after(log):
+    """Return the step after which a job was stopped, according to its log."""
+    steps = re.findall(r"stopped by SIGTERM after step (\d+): run the same", log.read_text())
+    return int(steps[0])
+
+
 def log_of(job, output):
     """Return the log of a job that the output of a failed build names."""
     [log] = set(re.findall(rf"\S+/slurm_logs/\S+/{job}\.log", output))
@@ -155,6 +161,23 @@ def test_the_tiny_recipe_is_built_from_data_to_report(prepared, cluster):
     first, second = jobs["rule_train_sft"], jobs["rule_train_reward"]
     assert {first["BatchHost"], second["BatchHost"]} == {"n1", "n2"}
     assert max(first["StartTime"], second["StartTime"]) < min(first["EndTime"], second["EndTime"])
+
+
+def test_a_command_runs_as_a_job(prepared, cluster):
+    shutil.copytree(ROOT / "programs", prepared.folder / "programs")
+    recipe = {"model": "tiny", "datasets": ["toy"], "max_length": 96}
+    recipe["command"] = "bash programs/copy_model.sh {model} {output}"
+    recipe |= {"files": ["programs/copy_model.sh"], "placement": {"deployment": "cpu"}}
+    path = prepared.folder / "commands.json"
+    path.write_text(json.dumps({"sft": {"recipes": {"copied": recipe}}}))
+    workflow = Workflow(prepared.folder, *prepared.options, str(path))
+    built(workflow, "output/sft/copied.manifest.json", "--set-resources", "train_sft:gpu=1")
+    assert (prepared.folder / "output/sft/copied/model.safetensors").exists()
+    comment = "rule_train_sft_wildcards_copied"
+    [job] = [job for job in cluster.jobs() if job.get("Comment") == comment]
+    assert (job["JobState"], job["TresPerJob"]) == ("COMPLETED", "gres:gpu:1")
+    log = prepared.folder / ".snakemake/slurm_logs/rule_train_sft/copied" / f"{job['JobId']}.log"
+    assert f"copied {prepared.folder}/output/store/init_model/" in log.read_text()
 
 
 def test_two_nodes_build_the_same_result_as_two_local_processes(slow_tree, cluster, tmp_path):
@@ -202,6 +225,40 @@ def test_the_tutorial(cluster, tmp_path):
 
 
 # --- failures ----------------------------------------------------------------------
+
+
+def test_a_failed_job_reports_its_error_and_its_log(slow_tree, cluster):
+    with started(with_settings(slow_tree, learning_rate=1e30), SLOW, "--retries", "0") as build:
+        status, output = build.end()
+    assert status == 1
+    assert "loss is nan, training has diverged" in output
+    log = log_of(trainings(cluster)[-1]["JobId"], output)
+    assert "loss is nan, training has diverged" in log.read_text()
+
+
+def test_a_job_that_reaches_its_time_limit_resumes_with_the_same_resources(slow_tree, cluster):
+    # Without the signal that the profile requests before the limit.
+    no_signal = ["--set-resources", "train_sft:slurm_extra=--open-mode=append"]
+    with started(
+        with_settings(slow_tree, epochs=10000), SLOW, "--retries", "1", *no_signal
+    ) as build:
+        wait_for_steps(slow_tree, build)
+        first = trainings(cluster)[-1]
+        cluster.run("scontrol", "update", f"JobId={first['JobId']}", "TimeLimit=1")
+        wait_until(lambda: trainings(cluster)[-1]["JobId"] != first["JobId"], 2 * LIMIT)
+        step = saved_step(slow_tree)
+        wait_until(lambda: saved_step(slow_tree) > step or not build.runs(), LIMIT)
+        second = trainings(cluster)[-1]
+        cluster.run("scancel", second["JobId"])
+        status, output = build.end()
+    assert status == 1
+    assert f"SLURM-job '{first['JobId']}' failed, SLURM status is: 'TIMEOUT'" in output
+    assert f"SLURM-job '{second['JobId']}' failed, SLURM status is: 'CANCELLED'" in output
+    assert stopped_after(log_of(first["JobId"], output)) == step
+    asked = ("TimeLimit", "MinMemoryNode", "NumCPUs", "Partition")
+    assert [second[key] for key in asked] == [first[key] for key in asked]
+    # As much as the partition allows.
+    assert first["TimeLimit"] == "02:00:00"
 
 
 def test_the_same_command_after_the_head_was_killed_links_what_its_job_makes(slow_tree, cluster):
