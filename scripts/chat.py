@@ -103,7 +103,7 @@ def converse(session: "ChatSession", is_terminal: bool) -> None:
 
 
 def run_command(session: "ChatSession", line: str) -> None:
-    """Run a command. Raises InputError if there is no such command."""
+    """Run a command. Raises InputError if the command is unknown."""
     command, _, text = line.partition(" ")
     text = text.strip()
     if command == "/help":

@@ -32,7 +32,7 @@ from snakechat.jobs.rules import (
     used_resources,
 )
 from snakechat.jobs.staleness import Specs, Staleness, spec_path, write_spec
-from snakechat.workflow import snakemake_adapter
+from snakechat.workflow import snakemake_adapter, snakemake_options
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import (
@@ -127,7 +127,7 @@ class RuleFunctions:
         else:
             options = workflow.config_settings
             check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
-            values = snakemake_adapter.read_config(project_files(sources), config)
+            values = snakemake_options.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
@@ -139,7 +139,7 @@ class RuleFunctions:
         self._specs = Specs(self.config, sources)
         self._staleness = Staleness(self._specs)
         # The options with which a result is rebuilt, for its model card.
-        self._options = snakemake_adapter.config_options()
+        self._options = snakemake_options.config_options()
         self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
@@ -218,7 +218,7 @@ class RuleFunctions:
         # The manifest is the first output.
         job = self._jobs[output[0].removeprefix(self._prefix)]
         options = run_options(self.config, job[0], self._specs.describe(*job), self._options)
-        shared = snakemake_adapter.jobs_share_environment(self.workflow)
+        shared = snakemake_options.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
         words = [
             sys.executable if shared else "python",
@@ -246,7 +246,7 @@ class RuleFunctions:
             found = job_resources(self._placement(rule, name), failures)[key]
             return default(key) if found is None else found
 
-        default = functools.cache(partial(snakemake_adapter.default_resource, self.workflow))
+        default = functools.cache(partial(snakemake_options.default_resource, self.workflow))
         return {key: fails_in_one_line(partial(lookup, key)) for key in used_resources(self.config)}
 
     # --- targets ------------------------------------------------------------------------------
@@ -317,7 +317,7 @@ class RuleFunctions:
         Raises:
             InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
-        snakemake_adapter.check_options(self.workflow)
+        snakemake_options.check_options(self.workflow)
         lock_output()
         self._is_build = self._staleness.checks_files = True
         if self._prefix:
@@ -356,7 +356,7 @@ class RuleFunctions:
         if not jobs:
             return
         self._ran_jobs = True
-        shares_environment = snakemake_adapter.jobs_share_environment(self.workflow)
+        shares_environment = snakemake_options.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
@@ -432,7 +432,7 @@ class RuleFunctions:
 
         A damaged input makes the job stale that makes it.
         """
-        self._staleness.reporting = snakemake_adapter.check_options(self.workflow)
+        self._staleness.reporting = snakemake_options.check_options(self.workflow)
         if self._is_build:
             targets = self.workflow.dag_settings.targets or default_targets(self.config)
             for job in self._jobs_of(targets):
@@ -503,5 +503,5 @@ class RuleFunctions:
     def _find_placement(self, rule: str, name: str) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         placement = job_placement(self.config, rule, name)
-        threads = snakemake_adapter.threads_option(self.workflow, self._names[rule])
+        threads = snakemake_options.threads_option(self.workflow, self._names[rule])
         return placement if threads is None else replace(placement, threads=threads)

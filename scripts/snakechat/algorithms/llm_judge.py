@@ -6,9 +6,7 @@ shown in both orders, and a verdict that depends on the order is a tie.
 The library openai sends the requests to an OpenAI-compatible endpoint, several at a time. Its own
 retries are not used: they wait too briefly for a server that starts again, and give no reason.
 
-FOLDER/xx/DIGEST.json has a request, the reply and its token counts: a reply that is stored costs no
-request. DIGEST is computed from the request's body: model, messages and parameters, without address
-and API key. Several processes may use the folder at a time.
+A reply that is stored costs no request (snakechat/algorithms/stored_replies.py).
 
 Shapes: n pairs or responses.
 """
@@ -16,29 +14,27 @@ Shapes: n pairs or responses.
 import asyncio
 import hashlib
 import json
-import os
 import re
 import sys
 import time
-import uuid
 from asyncio import sleep
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
 import httpx2
 import numpy as np
 
+from snakechat.algorithms.stored_replies import Reply, Request, find_reply, store_reply
 from snakechat.config.references import JUDGES, api_key
-from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines, warn
+from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import digest
 from snakechat.workflow.printable import printable_line
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
-from snakechat.workflow.store import make_folders, replies_folder
+from snakechat.workflow.store import replies_folder
 
 if TYPE_CHECKING:
     import openai
@@ -58,8 +54,9 @@ MATERIAL = (
 )
 # The better response by the verdicts on a pair and on the swapped pair; others are ties.
 OUTCOMES: dict[object, float] = {("A", "B"): 1.0, ("B", "A"): 0.0}
-# Counts of a judge in run.json.
-COUNTS = ("requests", "retries", "cache_hits", "prompt_tokens", "completion_tokens")
+# Counts of tokens in a response, and counts of a judge in run.json.
+COUNTED = ("prompt_tokens", "completion_tokens")
+COUNTS = ("requests", "retries", "cache_hits", *COUNTED)
 
 # Seconds without data after which an attempt has failed.
 TIMEOUT = 180
@@ -79,18 +76,8 @@ HEADERS = ("host", "content-type", "content-length", "accept", "accept-encoding"
 
 # Turns as the endpoint receives them: role and content.
 Messages = list[dict[str, str]]
-# The body of a request.
-Request = dict[str, Any]
 # What a reply says.
 T = TypeVar("T")
-
-
-class Reply(NamedTuple):
-    """The text of a reply, and its token counts; 0 if the endpoint did not report them."""
-
-    text: str
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class LlmJudge:
@@ -318,13 +305,14 @@ class LlmJudge:
             if not isinstance(content, str):
                 # Some models that reason reply in parts.
                 raise TypeError
-            usage = completion.get("usage") or {}
+            usage = completion.get("usage")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise InputError(
                 f"{self.place}: expected a chat completion from {self.url}, found"
                 f" {self._quote(text)}"
             ) from None
-        tokens = {name: usage.get(name) or 0 for name in Reply._fields[1:]}
+        counts = usage if isinstance(usage, dict) else {}
+        tokens = {name: n if isinstance(n := counts.get(name), int) else 0 for name in COUNTED}
         self.counts.update(tokens)
         return Reply(self._without_key(content), **tokens)
 
@@ -417,44 +405,3 @@ def fill_missing(ratings: np.ndarray) -> np.ndarray:
     counts, sums = known.sum(axis=0), np.where(known, ratings, 0).sum(axis=0)
     means = np.where(counts > 0, sums / np.maximum(counts, 1), sums.sum() / counts.sum())
     return np.where(known, ratings, means)
-
-
-# --- stored replies -------------------------------------------------------------------------------
-
-
-def find_reply(folder: Path, request: Request) -> Reply | None:
-    """Return the stored reply to a request; None if there is none, or a damaged one."""
-    try:
-        record = json.loads(_path(folder, request).read_text())
-        return Reply(*(record[name] for name in Reply._fields))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None
-
-
-def store_reply(folder: Path, request: Request, reply: Reply) -> Reply:
-    """Store the reply to a request; return the stored one, which may be another process's.
-
-    The first reply that is stored is the one that all processes use: another run gets the same
-    replies, even if the model would reply differently. A reply that cannot be stored is a warning:
-    another run would send its request again.
-    """
-    path = _path(folder, request)
-    temporary = path.with_name(f".{uuid.uuid4().hex}")
-    try:
-        make_folders(path.parent)
-        temporary.write_text(json.dumps({"request": request, **reply._asdict()}) + "\n")
-        # Fails if there is a reply, which may be damaged, or on a file system without links.
-        with suppress(OSError):
-            os.link(temporary, path)
-        if stored := find_reply(folder, request):
-            temporary.unlink()
-            return stored
-        os.replace(temporary, path)
-    except OSError as error:
-        warn(f"replies are not stored in {folder}: {error.strerror}")
-    return reply
-
-
-def _path(folder: Path, request: Request) -> Path:
-    key = digest(request)
-    return folder / key[:2] / f"{key}.json"

@@ -88,8 +88,8 @@ class TokenCounts(NamedTuple):
 def token_counts(path: str, split: str, plan: Plan) -> TokenCounts:
     """Return the counts of a split (train or eval) of a folder of tokens.
 
-    Before the tokens exist, the number of rows is that of the datasets, and the length of a row is
-    assumed to be half of its limit.
+    Before the tokens exist, the datasets give the number of rows, and rows are assumed to be half
+    as long as their limit.
     """
     spec = plan.jobs[path].spec
     settings, name = spec["settings"], job_name(spec)

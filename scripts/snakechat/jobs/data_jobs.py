@@ -207,7 +207,7 @@ def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
         return None, {}
     with _errors_at(f"config: models.{name}.path: {folder}"):
         if not folder.is_dir():
-            raise InputError("there is no such folder")
+            raise InputError("the folder does not exist")
         found = sorted(path.name for path in folder.iterdir() if path.is_file())
         names = [file for file in model_files(found, all_formats=True) if file != CARD]
         if not any(file.endswith((".safetensors", ".bin")) for file in names):
@@ -217,7 +217,7 @@ def base_model_files(config: Config, name: str) -> tuple[Path | None, Files]:
 
 
 def _check_files(folder: Path, paths: Iterable[str]) -> None:
-    """Raise InputError if a path in a folder is no file, or a link that leads out of it.
+    """Raise InputError if a path in a folder is not a file, or is a link that leads out of it.
 
     Reading a named pipe or a device would not end.
     """

@@ -20,7 +20,7 @@ from snakechat.jobs.rules import RULES, STAGE, job_placement, recipe_of, run_opt
 from snakechat.jobs.staleness import Specs, Staleness
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import DEFAULTS, SERIAL, Placement, RunOptions
-from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
+from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"

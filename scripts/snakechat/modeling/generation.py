@@ -300,7 +300,7 @@ class FixedDecoder(Decoder):
         return self.size_for(num_rows) < len(self.state["ended"])
 
     def start_cache(self, prompts: DynamicCache, sources: torch.Tensor) -> None:
-        """Copy the keys and values of the prompt [b] of each row, and free those of the prompts."""
+        """Copy the keys and values of its prompt [b] to each row, and free the prompts' own."""
         sources = sources[self._select(torch.arange(len(sources), device=sources.device))]
         for number, layer in enumerate(cast(Any, prompts.layers)):
             columns = self.length - layer.length

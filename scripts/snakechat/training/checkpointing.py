@@ -91,7 +91,7 @@ class Checkpointer:
     its context, signals end the run after the state is saved.
 
     Attributes:
-        step: The last step of the state; at first that of the restored checkpoint, or 0.
+        step: The step after which the state was kept: at first of the restored checkpoint, or 0.
         outcome: Of that step, JSON values.
         state: Of this process after that step, by COMPONENT.NAME: JSON values and tensors, of which
             the small ones are copies.

@@ -341,7 +341,7 @@ def load_trained(
 
     Args:
         wrapper, new_head, longest: As for load_model.
-        settings: Settings of the recipe, or those of its critic.
+        settings: Settings of the recipe or of its critic.
         examples, samples: As for check_model.
         learning_rate, num_steps: As for make_engine.
     """

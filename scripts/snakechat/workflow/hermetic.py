@@ -112,7 +112,7 @@ def external_files(job: Job[Any]) -> dict[Path, str]:
             kind, _, inner = rest.partition("/")
             path = Path(job.options.versions[first][kind], inner)
         else:
-            # Those of a dataset have the name of a split before their own.
+            # The names of a dataset's files start with their split.
             is_of_split = job.spec["rule"] == "import_dataset"
             path = Path(job.options.source, rest if is_of_split else name)
         found[path] = digest

@@ -298,7 +298,7 @@ def find_version(stage: str, recipe: str) -> dict[str, Path]:
         if entry["digest"] == content
     ]
     if not evaluations:
-        raise InputError(f"{recipe}: there is no evaluation of {trainings[0]}")
+        raise InputError(f"{recipe}: {trainings[0]} was not evaluated")
     newest = max(evaluations, key=lambda folder: folder.stat().st_mtime)
     return {"training": trainings[0], "evaluation": newest}
 

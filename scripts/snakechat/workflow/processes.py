@@ -39,8 +39,8 @@ class Placement:
     `auto` (snakechat.training.rungs). snakechat.modeling.acceleration has what None means for each
     device, scripts/launch.py sets environment, and critic_zero_stage defaults to zero_stage.
 
-    The defaults are those of a job without models: one process on a CPU, with Snakemake's defaults
-    of memory and time.
+    The defaults suit a job without models: one process on a CPU, with Snakemake's default memory
+    and time.
     """
 
     nodes: int = 1

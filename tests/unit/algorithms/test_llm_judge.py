@@ -159,7 +159,11 @@ def test_temporary_failures_are_retried(server, tmp_path, capsys):
         (500, {}, "oh"),
         (503, {"Retry-After": "9999"}, ""),
         (408, {"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}, ""),
-        "yes",
+        (
+            200,
+            {},
+            '{"choices": [{"message": {"content": "yes"}}], "usage": {"prompt_tokens": "9"}}',
+        ),
     ]
     judge = judge_of(server, tmp_path)
     assert ask(judge, "a") == ["yes"]

@@ -153,7 +153,7 @@ def test_versions_that_are_not_there_are_an_error_that_names_the_list(store):
         "mine@xyz": f"output/sft/mine has no version with this key: {listing}",
         "mine@": several,
         f"mine@{digit}": several,
-        f"mine@{names[0]}": "there is no evaluation of",
+        f"mine@{names[0]}": "was not evaluated",
     }.items():
         with pytest.raises(InputError, match=message):
             find_version("sft", name)

@@ -14,12 +14,10 @@ from snakechat.workflow.snakemake_adapter import (
     REPLACED,
     REPLACED_ON_KUBERNETES,
     check_names,
-    config_options,
     hide_messages,
-    parse_options,
-    read_config,
     repeat_errors,
 )
+from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 
 def test_a_snakemake_without_a_name_that_is_replaced_is_rejected():
