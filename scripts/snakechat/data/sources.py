@@ -7,6 +7,7 @@ are not UTF-8 are kept as surrogates, so that only their row is a bad one.
 """
 
 import bz2
+import codecs
 import csv
 import gzip
 import io
@@ -193,6 +194,7 @@ def _open_bytes(path: Path) -> io.BufferedReader:
     """Open a file that may be compressed.
 
     Raises:
+        InputError: The text is in UTF-16.
         ValueError: The name says that the file is compressed, and it is neither that nor text.
     """
     with path.open("rb") as plain:
@@ -200,6 +202,8 @@ def _open_bytes(path: Path) -> io.BufferedReader:
     for magic, opener in COMPRESSIONS.items():
         if start.startswith(magic):
             return io.BufferedReader(opener(path))
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{path}: text in UTF-16: save the file as text in UTF-8")
     if b"\0" in start and kind_of(path.stem):
         raise ValueError("expected a compressed file")
     return path.open("rb")

@@ -260,9 +260,11 @@ def test_invalid_array_is_an_error(tmp_path, end):
     assert found[:1] == [{"a": 1}]
 
 
-def test_unclosed_quote_in_csv_is_an_error(tmp_path):
+def test_unclosed_quotes_and_utf_16_in_csv_are_errors(tmp_path):
     path = put(tmp_path / "rows.csv", b'p,q\n1,2\n"3,4\n5,6\n')
     assert rows_before_damage(path) == [{"p": "1", "q": "2"}]
+    with pytest.raises(InputError, match="in UTF-16: save the file as text in UTF-8"):
+        list(read_rows(put(tmp_path / "wide.csv", "p,q\n1,2\n".encode("utf-16"))))
 
 
 # --- bounds of rows, and of the memory that reading takes ----------------------------------------
