@@ -18,7 +18,7 @@ import argparse
 import datetime
 import os
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -31,8 +31,8 @@ from snakechat.workflow.manifest import (
     STORE,
     Manifest,
     content_digest,
-    read_manifest,
     read_run_record,
+    require_manifest,
 )
 from snakechat.workflow.store import (
     AlreadyLocked,
@@ -96,25 +96,11 @@ class Entry(NamedTuple):
     num_bytes: int
     used: float
 
-    @classmethod
-    def of(cls, folder: Path, is_finished: bool = True) -> "Entry":
-        """Return what is in a folder of a store now."""
-        place = folder if is_finished else work_path(folder)
-        # A job that runs changes what is in its folder.
-        places = [place] if is_finished else [place, *place.iterdir()]
-        used = max(path.stat().st_mtime for path in places)
-        return cls(folder, is_finished, size_of(place), used)
-
     @property
     def id(self) -> str:
         """RULE/KEY, and what it is."""
         name = f"{self.folder.parent.name}/{self.folder.name}"
         return name if self.is_finished else f"{name} (unfinished)"
-
-    @property
-    def is_interrupted(self) -> bool:
-        """Whether a job left checkpoints, from which it may go on."""
-        return not self.is_finished and any(work_path(self.folder, "state").glob("*"))
 
     def made(self) -> tuple[float, str]:
         """Return the Unix time at which it was made, and the machine."""
@@ -125,13 +111,17 @@ class Entry(NamedTuple):
         return started.timestamp() + record["seconds"], record["host"]
 
 
-def examine(store: Path, is_finished: bool = True) -> list[Entry]:
-    """Return the results in a store, or what jobs make or left of them."""
+def examine(folders: Iterable[Path], is_finished: bool = True) -> list[Entry]:
+    """Return the results in folders of a store, or what jobs make or left of them."""
     entries = []
-    for folder in stored_folders(store, is_finished=is_finished):
+    for folder in folders:
+        place = folder if is_finished else work_path(folder)
         # Another process may remove it, on another machine too (ESTALE).
         with suppress(OSError):
-            entries.append(Entry.of(folder, is_finished))
+            # A job that runs changes what is in its folder.
+            places = [place] if is_finished else [place, *place.iterdir()]
+            used = max(path.stat().st_mtime for path in places)
+            entries.append(Entry(folder, is_finished, size_of(place), used))
     return entries
 
 
@@ -152,7 +142,7 @@ def list_results(store: Path) -> None:
     """Print a line for each result with the number of its versions."""
     names = named_versions(Path("output"))
     versions: dict[str, list[Entry]] = {}
-    entries = examine(store)
+    entries = examine(stored_folders(store))
     for entry in entries:
         # A result without a name belongs to another output folder.
         for path in names.get(entry.folder.resolve(), [entry.id]):
@@ -171,7 +161,7 @@ def list_versions(target: str) -> None:
         InputError: There are none.
     """
     path = target.rstrip("/").removesuffix(f".{MANIFEST}")
-    entries = sorted(map(Entry.of, versions_of(path)), key=Entry.made)
+    entries = sorted(examine(versions_of(path)), key=Entry.made)
     if not entries:
         raise InputError(f"no version of {path}")
     current = linked_folder(path)
@@ -181,17 +171,14 @@ def list_versions(target: str) -> None:
         print(f"{format_time(made)}  {format_size(entry.num_bytes):>12}  {host}{mark}")
         print(f"  {os.path.relpath(entry.folder)}")
         if number:
-            before, after = (
-                read_manifest(each.folder / MANIFEST) for each in (entries[number - 1], entry)
-            )
-            for change in version_changes(before, after):
+            versions = (entries[number - 1], entry)
+            old, new = (require_manifest(each.folder / MANIFEST) for each in versions)
+            for change in version_changes(old, new):
                 print(f"    {change}")
 
 
-def version_changes(old: Manifest | None, new: Manifest | None) -> list[str]:
+def version_changes(old: Manifest, new: Manifest) -> list[str]:
     """Describe what changed from one version of a result to the next."""
-    if old is None or new is None:
-        return ["a manifest cannot be read"]
     changes = spec_changes(old["spec"], new["spec"])
     inputs = old["inputs"]
     changes += [
@@ -208,14 +195,11 @@ def version_changes(old: Manifest | None, new: Manifest | None) -> list[str]:
 
 
 def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
-    """Remove results that no root's links lead to, the least recently used ones first.
-
-    interrupted: As for collect.
+    """Remove results that no root's links lead to, as collect does.
 
     Raises:
         InputError: As paths_by_key. Or the store has results, and nothing leads to one.
     """
-    names = named_versions(Path("output"))
     started = time.time() - CLOCK_DIFFERENCE
     needed = paths_by_key(store, Path("output"))
     results = stored_folders(store)
@@ -224,27 +208,15 @@ def remove(store: Path, max_bytes: int, interrupted: bool) -> None:
             f"no path leads to a result in {store}: start a build in each folder that uses it,"
             " which links its results; or delete the store, if nobody needs it"
         )
-    removed = collect(store, needed, started, max_bytes, interrupted)
-    for entry in removed:
-        paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
-        print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
-    left = examine(store)
-    print(
-        f"{len(removed):,} results removed, {total_of(removed)};"
-        f" {len(left):,} left, {total_of(left)}"
-    )
-    unfinished = examine(store, is_finished=False)
-    if kept := [entry for entry in unfinished if entry.is_interrupted]:
-        print(
-            f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {total_of(kept)}:"
-            " see --interrupted"
-        )
+    collect(store, needed, started, max_bytes, interrupted)
 
 
 def collect(
-    store: Path, needed: Collection[str], started: float, max_bytes: int, interrupted: bool = False
+    store: Path, needed: Iterable[str], started: float, max_bytes: int, interrupted: bool = False
 ) -> list[Entry]:
     """Remove the least recently used results, and what killed jobs left, until a store is small.
+
+    Prints and returns what was removed.
 
     Args:
         store: The store.
@@ -252,28 +224,38 @@ def collect(
         started: Unix time before these keys were found: what was linked since then stays, too.
         max_bytes: Space that the store may use.
         interrupted: Remove the checkpoints of interrupted jobs, and what they alone need, too.
-
-    Returns:
-        What was removed.
     """
-    unfinished = examine(store, is_finished=False)
-    entries = [*examine(store), *unfinished]
-    num_bytes = sum(entry.num_bytes for entry in entries)
+    names, keys = named_versions(Path("output")), set(needed)
+    results = examine(stored_folders(store))
+    unfinished = examine(stored_folders(store, is_finished=False), is_finished=False)
     # A job may wait in the queue of a cluster to go on from its checkpoints.
-    kept = [entry for entry in unfinished if entry.is_interrupted and not interrupted]
-    keys = set(needed)
+    kept = [
+        entry
+        for entry in unfinished
+        if not interrupted and any(work_path(entry.folder, "state").glob("*"))
+    ]
     for entry in kept:
         with suppress(FileNotFoundError):
-            results = work_path(entry.folder, "inputs").read_text().splitlines()
-            keys |= {result.rpartition("/")[2] for result in results}
-    removed = []
-    for entry in sorted(entries, key=lambda entry: (entry.used, entry.folder)):
-        if num_bytes <= max_bytes:
-            break
+            inputs = work_path(entry.folder, "inputs").read_text().split()
+            keys |= {result.rpartition("/")[2] for result in inputs}
+    removed, num_bytes = [], sum(entry.num_bytes for entry in (*results, *unfinished))
+    for entry in sorted([*results, *unfinished], key=lambda entry: (entry.used, entry.folder)):
         is_needed = entry.folder.name in keys if entry.is_finished else entry in kept
-        if not is_needed and _delete(entry, started):
+        if num_bytes > max_bytes and not is_needed and _delete(entry, started):
             removed.append(entry)
             num_bytes -= entry.num_bytes
+            paths = "".join(f": {path}" for path in names.get(entry.folder.resolve(), ()))
+            print(f"removed {entry.id}, last used {format_time(entry.used)}{paths}")
+    left = [entry for entry in results if entry not in removed]
+    print(
+        f"{len(removed):,} results removed, {total_of(removed)};"
+        f" {len(left):,} left, {total_of(left)}"
+    )
+    if kept:
+        print(
+            f"{len(kept):,} unfinished jobs keep their inputs, and checkpoints of {total_of(kept)}:"
+            " see --interrupted"
+        )
     return removed
 
 
@@ -283,20 +265,18 @@ def _delete(entry: Entry, started: float) -> bool:
     What a process makes or has linked since the start stays.
     """
     folder = entry.folder
-    try:
+    with suppress(OSError, AlreadyLocked):
         if not entry.is_finished:
             with locked(folder):
                 delete_work(folder)
-        elif folder.stat().st_mtime < started:
+            return True
+        if folder.stat().st_mtime < started:
             # A job of this result makes this folder first: then this fails. No lock, which a full
             # disk has no space for.
             os.rename(folder, work_path(folder))
             delete_work(folder)
-        else:
-            return False
-    except (OSError, AlreadyLocked):
-        return False
-    return True
+            return True
+    return False
 
 
 if __name__ == "__main__":

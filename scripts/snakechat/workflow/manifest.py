@@ -1,21 +1,16 @@
 """Digests of JSON values and files, and manifests: what a result has and what it was made from.
 
 manifest.json repeats the spec of the job, records the digests of its inputs, the lineage and
-the facts that the job found out, and lists the size and sha256 of every file of the result. It
-contains no times, so that two builds of the same spec write the same bytes, and its own digest.
+the facts that the job found out, and lists the size and sha256 of every file of the result. It has
+no times and no names, so that two builds of the same spec write the same bytes, and its own digest.
 
 An input counts by its content, that is by its files: a result stays up to date if an input was
 rebuilt and came out the same ("early cutoff": Mokhov, Mitchell and Peyton Jones, Build Systems a la
 Carte, 2018, section 2.3).
 
-A manifest has no names of recipes, datasets or models: results are RULE/KEY, and names are links to
-them (snakechat.workflow.links).
-
-Each manifest contains its whole lineage, so that a checkpoint that was copied elsewhere still has
-it. A lineage is a dict of jobs by RULE/KEY: rule, settings, facts (a commit, rows dropped), number
-and digest of the external files, digest of the spec, digest of the content, and the RULE/KEY of
-each input. It is what a result was really made from: it stays if an upstream job is done again from
-another spec and yields the same content. Pages show it with names (`named_lineage`).
+A lineage is a dict of all jobs upstream by RULE/KEY (merge_lineages), which a copied checkpoint
+still has. It is what a result was really made from: it stays if an upstream job is done again from
+another spec and yields the same content.
 
 Standard library only: the workflow imports this module while it plans.
 """
@@ -24,12 +19,10 @@ import errno
 import hashlib
 import json
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import partial
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,7 +34,6 @@ AnyPath = TypeVar("AnyPath", bound=str | Path)
 
 # The key with the digest of a JSON object, which the object does not have itself.
 SEAL = "sha256"
-CHUNK_BYTES = 1 << 20
 # Seconds after the last change of a file in which another change may leave its times as they are:
 # FAT has the coarsest times, 2 s. One more for the clock of a file server.
 RECENT = 3.0
@@ -52,11 +44,6 @@ FIRST_PROGRESS = 2.0
 
 # What planning remembers; it can be deleted at any time. Planning writes nowhere else.
 MEMORY = Path(".snakemake/snakechat")
-
-# Size, modification and change time in ns, and inode of a file: an edit changes at least one of
-# them, unless it follows another one within RECENT. ctime is among them because an edit can restore
-# mtime but not ctime.
-Identity = list[int]
 
 Manifest = dict[str, Any]
 
@@ -108,15 +95,10 @@ def read_sealed(path: str | Path) -> dict[str, Any] | None:
 # --- files ------------------------------------------------------------------------------------
 
 
-def file_digest(path: str | Path, is_cancelled: Callable[[], bool] = lambda: False) -> str:
-    """Return the sha256 (hex) of the bytes of a file, unless reading is cancelled."""
-    sha = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(CHUNK_BYTES):
-            if is_cancelled():
-                raise CancelledError
-            sha.update(chunk)
-    return sha.hexdigest()
+def file_digest(path: str | Path) -> str:
+    """Return the sha256 (hex) of the bytes of a file."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
@@ -127,23 +109,20 @@ def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     """
     order = list(dict.fromkeys(paths))
     progress = ProgressLines("reading", "files", len(order), next_line=FIRST_PROGRESS)
-    cancelled = threading.Event()
-    pool = ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1))
     digests: dict[AnyPath, str] = {}
-    try:
-        found = pool.map(partial(file_digest, is_cancelled=cancelled.is_set), order)
-        for path, sha256 in zip(order, found, strict=True):
+    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+        for path, sha256 in zip(order, pool.map(file_digest, order), strict=True):
             digests[path] = sha256
             progress.update(len(digests))
-        return digests
-    finally:
-        # Neither an error nor Ctrl+C waits for a file of many gigabytes.
-        cancelled.set()
-        pool.shutdown(cancel_futures=True)
+    return digests
 
 
-def file_identity(path: str | Path) -> Identity:
-    """Return what an edit or a replacement of a file changes: see Identity."""
+def file_identity(path: str | Path) -> list[int]:
+    """Return the size, the modification and change time in ns, and the inode of a file.
+
+    An edit changes at least one of them, unless it follows another one within RECENT: it can
+    restore the modification time, but not the change time.
+    """
     status = os.stat(path)
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -167,15 +146,12 @@ class DigestCache:
         # changes no time. Files with a time in the future are omitted, too.
         latest = (time.time() - RECENT) * 1e9
         order = {path: os.path.realpath(str(path)) for path in paths}
-        identities = {path: file_identity(path) for path in order.values()}
-        changed = [
-            path for path, each in identities.items() if self.entries.get(path, [])[:-1] != each
-        ]
-        found = file_digests(changed) if changed else {}
+        now = {path: file_identity(path) for path in order.values()}
+        found = file_digests(path for path in now if self.entries.get(path, [])[:-1] != now[path])
         if entries := {
-            path: [*identities[path], sha256]
+            path: [*now[path], sha256]
             for path, sha256 in found.items()
-            if max(identities[path][1:3]) <= latest
+            if max(now[path][1:3]) <= latest
         }:
             # With those that another process wrote in the meantime.
             self.entries = {**self.entries, **self._read(), **entries}
@@ -185,11 +161,9 @@ class DigestCache:
 
     def _read(self) -> dict[str, list[Any]]:
         """Return the entries in the file of the cache."""
-        try:
-            entries = json.loads(self.path.read_text())
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return entries if isinstance(entries, dict) else {}
+        with suppress(OSError, ValueError, TypeError, RecursionError):
+            return dict(json.loads(self.path.read_text()))
+        return {}
 
 
 # --- writing ----------------------------------------------------------------------------------
@@ -199,9 +173,8 @@ def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
     """Write a small text file; a concurrent reader gets the old or the new text, never a mix.
 
     durable: Whether a power cut after this call must not lose the text, nor a power cut during it
-        leave an empty file. It costs some milliseconds (4 ms on the disk of a laptop), which a
-        thousand spec files need not spend: their names contain their digests, so that a damaged one
-        is noticed and rewritten.
+        leave an empty file. It costs some milliseconds, which a thousand spec files need not spend:
+        their names contain their digests, so that a damaged one is noticed and rewritten.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -265,16 +238,12 @@ def planned_files(planned: Mapping[Path, str]) -> Iterator[None]:
 def without_names(spec: Mapping[str, Any]) -> dict[str, Any]:
     """Return what counts of a spec: all but the names and the paths of the job and its inputs."""
     counted = {key: value for key, value in spec.items() if key not in ("name", "path")}
-    return counted | {
-        "inputs": {key: {"rule": entry["rule"]} for key, entry in spec["inputs"].items()}
-    }
+    inputs = {key: {"rule": entry["rule"]} for key, entry in spec["inputs"].items()}
+    return counted | {"inputs": inputs}
 
 
 def store_key(spec: Mapping[str, Any], input_digests: Mapping[str, str]) -> str:
-    """Return the digest of everything that determines a result: its spec and its inputs.
-
-    spec: With names or without.
-    """
+    """Return the digest of everything that determines a result: its spec and its inputs."""
     return digest([without_names(spec), input_digests])[:KEY_DIGITS]
 
 
@@ -310,11 +279,11 @@ def read_manifest(path: str | Path) -> Manifest | None:
 
 def result_files(folder: str | Path) -> dict[str, dict[str, Any]]:
     """Return the size and sha256 of every file in a result folder, by relative path."""
-    paths = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    paths = [path for path in paths if path.name not in UNLISTED_FILES]
+    paths = sorted(Path(folder).rglob("*"))
+    listed = (path for path in paths if path.name not in UNLISTED_FILES and path.is_file())
     return {
         path.relative_to(folder).as_posix(): {"size": path.stat().st_size, "sha256": sha256}
-        for path, sha256 in file_digests(paths).items()
+        for path, sha256 in file_digests(listed).items()
     }
 
 
@@ -381,9 +350,7 @@ def merge_lineages(manifests: Iterable[Mapping[str, Any]]) -> Lineage:
     an input of the job itself is listed as it is.
     """
     manifests = list(manifests)
-    jobs: Lineage = {}
-    for manifest in manifests:
-        jobs |= manifest["lineage"]
+    jobs = {result: job for each in manifests for result, job in each["lineage"].items()}
     for manifest in manifests:
         spec, result = manifest["spec"], result_id(manifest)
         jobs[result] = {

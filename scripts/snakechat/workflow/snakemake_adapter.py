@@ -25,7 +25,7 @@ from snakemake.settings.types import SharedFSUsage, StorageSettings
 from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.manifest import MEMORY, Identity, file_identity, write_atomically
+from snakechat.workflow.manifest import MEMORY, file_identity, write_atomically
 from snakechat.workflow.printable import printable_line
 
 REPLACED = {
@@ -285,7 +285,7 @@ def repeat_errors(out_of_memory: Counter[str]) -> None:
     """
     errors: dict[str, None] = {}
     # The logs as they were when their jobs started: an earlier run may have written them.
-    before: dict[str, Identity] = {}
+    before: dict[str, list[int]] = {}
 
     def shorten(record: logging.LogRecord) -> bool:
         event = getattr(record, "event", None)

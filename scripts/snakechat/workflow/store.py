@@ -23,7 +23,6 @@ import platform
 import re
 import shutil
 import stat
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -46,8 +45,6 @@ from snakechat.workflow.manifest import (
 
 ROOTS, REPLIES = "roots", "llm_replies"
 KEY = re.compile(f"[0-9a-f]{{{KEY_DIGITS}}}")
-# Seconds between two attempts of a process that waits for a lock.
-INTERVAL = 0.5
 
 # Returns the digests of files by their paths.
 FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
@@ -114,7 +111,7 @@ def acquire_lock(path: str | Path, waits: bool = False) -> int:
     Raises:
         AlreadyLocked: Another process holds the lock.
     """
-    path, holder = Path(path), ""
+    path = Path(path)
     while True:
         # The holder may delete the file and its folder at any moment: then this starts again.
         with suppress(FileNotFoundError):
@@ -123,16 +120,13 @@ def acquire_lock(path: str | Path, waits: bool = False) -> int:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(descriptor)
                 # The file is empty between the moment the holder locks it and the moment it writes.
-                name = path.read_text().strip() or "another process"
+                name = os.pread(descriptor, 1000, 0).decode().strip() or "another process"
                 if not waits:
+                    os.close(descriptor)
                     raise AlreadyLocked(name) from None
-                if name != holder:
-                    print(f"waiting for {name}, which makes the same result", flush=True)
-                holder = name
-                time.sleep(INTERVAL)
-                continue
+                print(f"waiting for {name}, which makes the same result", flush=True)
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
             except OSError as error:
                 if error.errno not in (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK):
                     raise
@@ -179,12 +173,14 @@ def delete_lock(folder: Path) -> None:
 def complete_result(folder: Path) -> Stored | None:
     """Return the result in a folder of the store, if its files exist and have their sizes."""
     manifest = read_manifest(folder / MANIFEST)
-    if manifest is None or _damage(folder, manifest, None):
+    if manifest is None or result_damage(folder, None, manifest):
         return None
     return Stored(folder, manifest)
 
 
-def result_damage(folder: Path, digests: FileDigests | None = file_digests) -> str:
+def result_damage(
+    folder: Path, digests: FileDigests | None = file_digests, manifest: Manifest | None = None
+) -> str:
     """Return what is wrong with a result, its manifest or a file; "" if nothing is.
 
     Args:
@@ -192,35 +188,30 @@ def result_damage(folder: Path, digests: FileDigests | None = file_digests) -> s
             count.
         digests: Returns the digests of files. With None, only files that are missing or have
             another size are found, and no file is read.
+        manifest: The manifest in the folder, if it was read.
     """
-    manifest = read_manifest(folder / MANIFEST)
+    manifest = manifest or read_manifest(folder / MANIFEST)
     if manifest is None:
         return f"{MANIFEST} cannot be read"
-    try:
-        return _damage(folder, manifest, digests)
-    except OSError as error:
-        return f"{error.filename}: {error.strerror}"
-
-
-def _damage(folder: Path, manifest: Manifest, digests: FileDigests | None) -> str:
-    """Return how a folder differs from its manifest."""
     files = manifest["files"]
     if KEY.fullmatch(folder.name) and not result_id(manifest).endswith(f"/{folder.name}"):
         return f"{MANIFEST} belongs to another result"
-    if digests:
-        paths = {path.relative_to(folder).as_posix(): path for path in walk_files(folder)}
-        if links := [name for name, path in paths.items() if path.is_symlink()]:
-            return f"{links[0]} is not a regular file"
-        listed = {name for name, path in paths.items() if path.name not in UNLISTED_FILES}
-        for name in sorted(listed ^ files.keys()):
-            return f"{name} is {'missing' if name in files else 'not in the manifest'}"
-    for name, properties in files.items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != properties["size"]:
-            return f"{name} has another size"
-    found = digests([folder / name for name in files]) if digests else {}
+    try:
+        if digests:
+            paths = {path.relative_to(folder).as_posix(): path for path in walk_files(folder)}
+            if links := [name for name, path in paths.items() if path.is_symlink()]:
+                return f"{links[0]} is not a regular file"
+            listed = {name for name, path in paths.items() if path.name not in UNLISTED_FILES}
+            for name in sorted(listed ^ files.keys()):
+                return f"{name} is {'missing' if name in files else 'not in the manifest'}"
+        for name, properties in files.items():
+            if not (folder / name).is_file():
+                return f"{name} is missing"
+            if (folder / name).stat().st_size != properties["size"]:
+                return f"{name} has another size"
+        found = digests(folder / name for name in files) if digests else {}
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
     for path, sha256 in found.items():
         name = path.relative_to(folder).as_posix()
         if sha256 != files[name]["sha256"]:
@@ -231,8 +222,7 @@ def _damage(folder: Path, manifest: Manifest, digests: FileDigests | None) -> st
 def is_undamaged(folder: Path) -> bool:
     """Return whether nothing is wrong with a result; print a warning otherwise.
 
-    A file of which the size, the times and the inode are those of an earlier check is not read
-    again: the jobs of a build read the same models and tokens again and again.
+    A file with the identity of an earlier check is not read again: many jobs read the same models.
     """
     damage = result_damage(folder, DigestCache(MEMORY / "results.json").digests)
     if damage:
@@ -266,12 +256,11 @@ def set_aside(folder: Path) -> None:
 
 def delete_work(folder: Path) -> None:
     """Delete the checkpoints of a result and what killed jobs left of it, but not its lock."""
-    with suppress(FileNotFoundError):
-        for path in work_path(folder).iterdir():
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif path != work_path(folder, "lock"):
-                path.unlink(missing_ok=True)
+    for path in work_path(folder).glob("*"):
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        elif path.name != "lock":
+            path.unlink(missing_ok=True)
     with suppress(OSError):
         work_path(folder).rmdir()
 

@@ -81,7 +81,7 @@ def test_an_edit_within_one_tick_of_coarse_times_is_detected(cached, file, monke
 
 
 def test_a_file_that_changes_while_it_is_digested_is_not_cached(cached, file, later, monkeypatch):
-    def slow_digest(path, **_):
+    def slow_digest(path):
         found = file_digest(path)
         file.write_bytes(b"a longer text")
         return found
@@ -101,7 +101,7 @@ def test_an_unchanged_file_is_not_read_again_and_a_damaged_cache_costs_time_only
     cache = DigestCache(path)
     assert cache.digests([file]) == {file: sha256(b"first")}
     # A second read would be an error.
-    monkeypatch.setattr(manifests, "file_digests", None)
+    monkeypatch.setattr(manifests, "file_digest", None)
     assert cache.digests([file]) == DigestCache(path).digests([file]) == {file: sha256(b"first")}
 
 
