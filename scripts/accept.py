@@ -79,13 +79,9 @@ def acceptable_changes(
 ) -> list[str]:
     """Return what changed of the code and the libraries of a stale result since it was made.
 
-    Args:
-        spec: The spec of today.
-        files: As for causes_of.
-        manifest: The manifest of the result.
+    Raises InputError if the result is damaged, or differs in anything else.
 
-    Raises:
-        InputError: The result is damaged, or differs in anything else.
+    files: As for causes_of.
     """
     recorded = manifest["spec"]
     kept = {**spec, **{key: recorded[key] for key in ACCEPTABLE}}
@@ -102,16 +98,10 @@ def acceptable_changes(
 
 def accept(job: PlannedJob, manifest: Manifest, changes: list[str], reason: str) -> None:
     """Add a copy of a result to the store that counts for a job's spec, and record that."""
-    spec = without_names(job.spec)
-    entry = {
-        "because": reason,
-        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "changes": changes,
-        "from": digest(manifest["spec"]),
-        "to": digest(spec),
-    }
-    entries = [*manifest.get("accepted", ()), entry]
-    accepted = {**manifest, "spec": spec, "accepted": entries}
+    spec, date = without_names(job.spec), datetime.datetime.now(datetime.UTC).date().isoformat()
+    specs = {"from": digest(manifest["spec"]), "to": digest(spec)}
+    entry = {"because": reason, "date": date, "changes": changes, **specs}
+    accepted = {**manifest, "spec": spec, "accepted": [*manifest.get("accepted", ()), entry]}
     folder = Path(job.options.stores[0], result_id(accepted))
     with locked(folder):
         delete_work(folder)

@@ -16,6 +16,7 @@ from snakechat.workflow.job import Job, run
 
 # The ends of a path that name a bound of the figure's 95 % interval.
 BOUNDS = ("lower_bound", "upper_bound")
+BOUND_WORDS = {"min": "at least", "max": "at most"}
 
 
 def main(job: Job[Any]) -> None:
@@ -25,15 +26,10 @@ def main(job: Job[Any]) -> None:
     metrics = json.loads((job.inputs["evaluation"] / "metrics.json").read_text())
     metrics |= read_benchmarks(job.inputs).get(recipe, {})
     value = figure_value(metrics, metric, f"{recipe}: gate")
-    bounds = {key: gate[key] for key in ("min", "max") if key in gate}
-    low, high = bounds.get("min", -math.inf), bounds.get("max", math.inf)
+    bounds = {key: gate[key] for key in BOUND_WORDS if key in gate}
     # NaN is within no bounds.
-    if not low <= value <= high:
-        expected = " and ".join(
-            f"at {word} {bounds[key]:g}"
-            for key, word in (("min", "least"), ("max", "most"))
-            if key in bounds
-        )
+    if not bounds.get("min", -math.inf) <= value <= bounds.get("max", math.inf):
+        expected = " and ".join(f"{BOUND_WORDS[key]} {bound:g}" for key, bound in bounds.items())
         raise InputError(
             f"{recipe}: {metric} is {value:.4g}, and its gate needs {expected}: improve the recipe,"
             " or change its gate (the model and its evaluation are kept)"
@@ -44,11 +40,7 @@ def main(job: Job[Any]) -> None:
 
 
 def figure_value(metrics: Mapping[str, Any], path: str, place: str) -> float:
-    """Return the number that a path names: a metric, or a bound of its interval.
-
-    Raises:
-        InputError: There is none.
-    """
+    """Return the metric, or the bound of its interval, that a path names; or raise InputError."""
     metric, _, bound = path.rpartition(".")
     figure = read_figure(metrics, metric if bound in BOUNDS else path)
     if figure is None:

@@ -25,7 +25,7 @@ from snakechat.data.model_files import CARD
 from snakechat.data.records import texts_of, write_records
 from snakechat.data.sources import read_rows
 from snakechat.data.toy import make_rows
-from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines, warn
+from snakechat.workflow.errors import InputError, ProgressLines, warn
 from snakechat.workflow.job import READING, Job, run
 from snakechat.workflow.processes import limited_memory
 
@@ -109,7 +109,7 @@ def converted(job: Job, split: str, files: Mapping[str, Path]) -> Iterator[tuple
     template = getattr(settings, "prompt_template", None)
     system = getattr(settings, "system", None)
     used = [*column_paths(settings.columns), *settings.keep.values()]
-    progress = ProgressLines(f"import {split}", "rows", None, next_line=FIRST_LINE)
+    progress = ProgressLines(f"import {split}", "rows", None)
     for name, path in files.items():
         # scripts/launch.py reads it.
         (job.states / READING).write_text(str(path))

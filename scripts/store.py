@@ -29,7 +29,6 @@ from snakechat.workflow.links import linked_folder, named_versions, paths_by_key
 from snakechat.workflow.manifest import (
     MANIFEST,
     STORE,
-    Manifest,
     content_digest,
     read_run_record,
     require_manifest,
@@ -173,22 +172,16 @@ def list_versions(target: str) -> None:
         if number:
             versions = (entries[number - 1], entry)
             old, new = (require_manifest(each.folder / MANIFEST) for each in versions)
-            for change in version_changes(old, new):
+            changes = spec_changes(old["spec"], new["spec"])
+            changes += [
+                f"input {name} had other content"
+                for name, before in sorted(old["inputs"].items())
+                if before["digest"] != new["inputs"].get(name, before)["digest"]
+            ]
+            if content_digest(old) == content_digest(new):
+                changes.append("the files are the same")
+            for change in changes:
                 print(f"    {change}")
-
-
-def version_changes(old: Manifest, new: Manifest) -> list[str]:
-    """Describe what changed from one version of a result to the next."""
-    changes = spec_changes(old["spec"], new["spec"])
-    inputs = old["inputs"]
-    changes += [
-        f"input {name} had other content"
-        for name in sorted(inputs.keys() & new["inputs"].keys())
-        if inputs[name]["digest"] != new["inputs"][name]["digest"]
-    ]
-    if content_digest(old) == content_digest(new):
-        changes.append("the files are the same")
-    return changes
 
 
 # --- gc ---------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from snakechat.data.row_encoding import (
     phase_rows,
 )
 from snakechat.data.tokenizers import load_tokenizer
-from snakechat.workflow.errors import FIRST_LINE, ProgressLines, warn
+from snakechat.workflow.errors import ProgressLines, warn
 from snakechat.workflow.job import Job, run
 from snakechat.workflow.processes import limited_memory
 
@@ -86,7 +86,7 @@ def _tokenize_split(job: Job[Any], encoder: Encoder, split: str) -> dict[str, An
             texts = open_prompt_texts(job.result, split, kept_names(job, split))
             write_texts = stack.enter_context(texts)
         total, done = sum(map(len, rows.values())), 0
-        progress = ProgressLines(split, "rows", total, next_line=FIRST_LINE)
+        progress = ProgressLines(split, "rows", total)
         encode = partial(encode_batch, encoder, job.settings)
         for dataset, batch, encoded in converted_batches(job, split, encode, dropped):
             new = [row for found in encoded for row in found]

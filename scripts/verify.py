@@ -43,46 +43,43 @@ def main() -> None:
         parser.error(f"no results in {tree}" if tree.is_dir() else f"there is no folder {tree}")
     num_problems, sizes, num_unlimited = 0, list[int](), 0
     for path, folder in sorted(results.items()):
-        problems = list(find_problems(path, folder))
         manifest = read_manifest(folder / MANIFEST)
+        problems = list(find_problems(path, folder, manifest))
         if manifest is not None:
             num_unlimited += not (read_run_record(folder) or {}).get("hermetic")
             sizes += [file["size"] for file in manifest["files"].values()]
             if twin_tree and path.is_symlink():
                 problems += find_differences(path, manifest, twin_tree / path.relative_to(tree))
-        # What people accepted (scripts/accept.py).
-        accepted = [
-            f"{path}: accepted on {entry['date']} because {entry['because']}:"
-            f" {'; '.join(entry['changes'])}"
-            for entry in (manifest or {}).get("accepted", ())
-        ]
-        for line in (*accepted, *problems):
+            # What people accepted (scripts/accept.py).
+            for entry in manifest.get("accepted", ()):
+                line = f"{path}: accepted on {entry['date']} because {entry['because']}"
+                print(printable_line(f"{line}: {'; '.join(entry['changes'])}"))
+        for line in problems:
             print(printable_line(line))
         num_problems += len(problems)
+    outcome = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
     if num_problems:
         outcome = f"{num_problems:,} problems"
-    else:
-        outcome = f"the same as in {twin_tree}" if twin_tree else "all as recorded"
     unlimited = f", {num_unlimited:,} not hermetic" if num_unlimited else ""
     total = f"{len(results):,} results{unlimited}, {len(sizes):,} files, {sum(sizes):,} bytes"
     print(f"{total}: {outcome}")
-    sys.exit(1 if num_problems else 0)
+    sys.exit(num_problems > 0)
 
 
 # --- one tree ---------------------------------------------------------------------------------
 
 
-def find_problems(path: Path, folder: Path) -> Iterator[str]:
+def find_problems(path: Path, folder: Path, manifest: Manifest | None) -> Iterator[str]:
     """Yield what is wrong with a result in a folder, one line each, given a path that leads to it.
 
-    Of several files, the first one counts.
+    Of several damaged files, the first one counts.
     """
     if not folder.is_dir():
         yield f"{path}: missing"
         return
-    if damage := result_damage(folder):
+    if damage := result_damage(folder, manifest=manifest):
         yield f"{path}: {damage}"
-    for name in (read_manifest(folder / MANIFEST) or {"files": ()})["files"]:
+    for name in manifest["files"] if manifest else ():
         # A link may have been replaced by an edited file.
         if (path / name).resolve() != folder / name:
             yield f"{path / name}: is not the file of {folder}"
@@ -101,7 +98,7 @@ def find_differences(folder: Path, manifest: Manifest, twin: Path) -> Iterator[s
         yield f"{twin}: was made from another spec"
         return
     # The files have to agree with the manifest before the manifests are compared.
-    yield from find_problems(twin, linked_folder(twin))
+    yield from find_problems(twin, linked_folder(twin), twin_manifest)
     varying = VARYING_FILES.get(twin_manifest["spec"]["rule"], "")
     files, twin_files = manifest["files"], twin_manifest["files"]
     for name in sorted(files.keys() | twin_files.keys()):

@@ -29,7 +29,7 @@ import numpy as np
 
 from snakechat.algorithms.stored_replies import Reply, Request, find_reply, store_reply
 from snakechat.config.references import JUDGES, api_key
-from snakechat.workflow.errors import FIRST_LINE, InputError, ProgressLines
+from snakechat.workflow.errors import InputError, ProgressLines
 from snakechat.workflow.job import Job
 from snakechat.workflow.manifest import digest
 from snakechat.workflow.printable import printable_line
@@ -207,7 +207,7 @@ class LlmJudge:
         # It takes half a second, in which a job without LLM judges can start.
         import openai
 
-        progress = ProgressLines(self.place, "replies", len(bodies), next_line=FIRST_LINE)
+        progress = ProgressLines(self.place, "replies", len(bodies))
         replies: dict[str, str] = {}
         free = asyncio.Semaphore(self.concurrency)
         own = {"Authorization": f"Bearer {self.key}"} if self.key else {}

@@ -29,7 +29,7 @@ from snakechat.modeling.acceleration import compile_layers, compile_versions
 from snakechat.modeling.attention import packed_arguments
 from snakechat.modeling.batching import Examples, TokenBatch
 from snakechat.modeling.models import check_sequence_length, supports_packing
-from snakechat.workflow.errors import FIRST_LINE, ProgressLines
+from snakechat.workflow.errors import ProgressLines
 from snakechat.workflow.processes import all_reduce_sum, rank, world_size
 
 # Logits that exist at a time: 64 MB in 16 bits.
@@ -170,7 +170,7 @@ def evaluate_sequences(
     check_sequence_length(module.model, int(lengths.max(initial=0)))
     values = torch.zeros(lengths.shape, dtype=torch.float64)
     device, rows = next(module.parameters()).device, np.arange(len(examples))
-    progress, done = ProgressLines("evaluation", "rows", len(rows), next_line=FIRST_LINE), 0
+    progress, done = ProgressLines("evaluation", "rows", len(rows)), 0
     for micro_batch in examples.micro_batches(rows, module.supports_packing, device, with_prompts):
         batch_values = function(micro_batch.batch).view(len(values), -1).double().cpu()
         if micro_batch.counted:

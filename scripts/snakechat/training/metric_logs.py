@@ -50,7 +50,7 @@ class MetricsLogger(contextlib.ExitStack):
         for metrics in map(json.loads, self.file):
             self._add_scalars(metrics.pop("step"), metrics)
         name = f"{job.spec['rule']} {job.spec['name']}"
-        self.progress = ProgressLines(name, "steps", num_steps, last_step)
+        self.progress = ProgressLines(name, "steps", num_steps, last_step, next_line=0)
         self.throughput = ""
         self.times = job.log_folder / "times.jsonl"
         if last_step == 0:

@@ -45,9 +45,7 @@ def describe_error(error: Exception, target: str) -> str | None:
     It is InputError or an error of the machine, which occurs in correct programs: out of memory, a
     full disk, a missing file, the end of another process of the job.
 
-    Args:
-        error: The exception that ended main.
-        target: Path of the result, for errors that name no file.
+    target: Path of the result, for errors that name no file.
     """
     if isinstance(error, InputError):
         return str(error)
@@ -77,9 +75,7 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     while error is not None:
         # Compare names of classes: this module must not import torch.
         classes = {cls.__name__ for cls in type(error).__mro__}
-        if not classes.isdisjoint({"MemoryError", "OutOfMemoryError"}):
-            return True
-        if OUT_OF_MEMORY.search(str(error)):
+        if classes & {"MemoryError", "OutOfMemoryError"} or OUT_OF_MEMORY.search(str(error)):
             return True
         error = error.__cause__
     return False
@@ -104,12 +100,9 @@ def denied_line(error: BaseException) -> str | None:
 
 @contextmanager
 def one_line_errors(code: int = 1) -> Iterator[None]:
-    """Decorate `main` of a tool: an error that the user can act on ends it with one line.
+    """Decorate `main` of a tool: InputError or OSError ends it with one line and an exit code.
 
-    They are InputError, and errors of files and of the machine. The end of what reads the output,
-    such as `head`, ends the tool without a message.
-
-    code: Exit code of an error.
+    The end of what reads the output, such as `head`, ends the tool without a message.
     """
     try:
         try:
@@ -133,12 +126,6 @@ def one_line_errors(code: int = 1) -> Iterator[None]:
 
 # The output of a job goes to a terminal and to its log at once, so that it never rewrites a line.
 
-# Seconds without a line, of a job that may be short.
-FIRST_LINE = 5
-# Seconds between two lines: a part of the time so far, within these limits.
-SHORTEST, LONGEST = 10, 60
-PART_OF_TIME = 1 / 30
-
 
 class ProgressLines:
     """Prints lines on standard error, less and less often.
@@ -148,16 +135,15 @@ class ProgressLines:
         unit: What is counted, in the plural.
         total: Their number at the end; None if it is unknown.
         done: Those that are done already, by an earlier run.
-        next_line: Seconds until the first line.
+        next_line: Seconds until the first line: a short job prints none.
     """
 
     def __init__(
-        self, name: str, unit: str, total: int | None, done: int = 0, next_line: float = 0
+        self, name: str, unit: str, total: int | None, done: int = 0, next_line: float = 5
     ) -> None:
         self.name, self.unit, self.total, self.initial = name, unit, total, done
         self.started = time.monotonic()
-        self.next = self.started + next_line
-        self.has_printed = False
+        self.next, self.has_printed = self.started + next_line, False
 
     def is_due(self, done: int) -> bool:
         """Return whether it is time for a line; at the end it is, if there were lines before."""
@@ -170,9 +156,10 @@ class ProgressLines:
 
     def print(self, done: int, *details: str) -> None:
         """Print a line with the time left, and set the time of the next one."""
-        self.has_printed, now = True, time.monotonic()
+        now = time.monotonic()
         seconds = now - self.started
-        self.next = now + min(max(seconds * PART_OF_TIME, SHORTEST), LONGEST)
+        # The next one is due after a part of the time so far, 10 seconds to a minute.
+        self.next, self.has_printed = now + min(max(seconds / 30, 10), 60), True
         of_total = "" if self.total is None else f" of {self.total:,}"
         parts = [f"{done:,}{of_total} {self.unit}", *details]
         if self.total is not None and self.initial < done < self.total:
@@ -183,7 +170,7 @@ class ProgressLines:
 
 def in_batches(name: str, unit: str, total: int, size: int) -> Iterator[range]:
     """Yield the numbers from 0 to the total in batches; print the progress in the first process."""
-    progress = ProgressLines(name, unit, total, next_line=FIRST_LINE)
+    progress = ProgressLines(name, unit, total)
     for start in range(0, total, size):
         rows = range(start, min(start + size, total))
         yield rows

@@ -37,10 +37,6 @@ SEAL = "sha256"
 # Seconds after the last change of a file in which another change may leave its times as they are:
 # FAT has the coarsest times, 2 s. One more for the clock of a file server.
 RECENT = 3.0
-# Reading from more disks or servers at once than this rarely helps.
-MAX_THREADS = 8
-# Seconds before the first line of progress.
-FIRST_PROGRESS = 2.0
 
 # What planning remembers; it can be deleted at any time. Planning writes nowhere else.
 MEMORY = Path(".snakemake/snakechat")
@@ -104,13 +100,13 @@ def file_digest(path: str | Path) -> str:
 def file_digests(paths: Iterable[AnyPath]) -> dict[AnyPath, str]:
     """Return the sha256 (hex) of many files, in the order of the paths.
 
-    Several threads read them, because hashlib releases the interpreter's lock. Lines of progress
-    appear on standard error if it takes longer than two seconds.
+    Several threads read them, because hashlib releases the interpreter's lock.
     """
     order = list(dict.fromkeys(paths))
-    progress = ProgressLines("reading", "files", len(order), next_line=FIRST_PROGRESS)
+    progress = ProgressLines("reading", "files", len(order))
     digests: dict[AnyPath, str] = {}
-    with ThreadPoolExecutor(min(MAX_THREADS, os.cpu_count() or 1)) as pool:
+    # Reading from more disks or servers at once than this rarely helps.
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         for path, sha256 in zip(order, pool.map(file_digest, order), strict=True):
             digests[path] = sha256
             progress.update(len(digests))
@@ -180,11 +176,9 @@ def write_atomically(path: str | Path, text: str, durable: bool = True) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("w") as file:
-            file.write(text)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        temporary.write_text(text)
+        if durable:
+            fsync(temporary)
         os.replace(temporary, path)
     except BaseException:
         with suppress(OSError):

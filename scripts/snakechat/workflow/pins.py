@@ -49,10 +49,11 @@ WITHOUT_EFFECT_BEHIND_OTHERS = {"jinja2", "hjson", "msgpack", "networkx"}
 BLOCK = re.compile(r"^([a-z0-9][\w.-]*)==([\w.!+]+)(.*)\n((?:[ \t]+.*\n?)*)", re.MULTILINE)
 VIA = re.compile(r"^ +# +(?:via +)?([a-z0-9][\w.-]*)$", re.MULTILINE)
 # The name at the start of a requirement.
-REQUIREMENT = re.compile(r"[A-Za-z0-9][\w.-]*")
+REQUIREMENT = re.compile(r"^[\w.-]+")
 # What a pin by files has before their digest.
 FILES = "(files "
 
+# Returns the digests of files by their paths.
 FileDigests = Callable[[Iterable[Path]], dict[Path, str]]
 
 
@@ -67,10 +68,8 @@ def pins_of(
     library that it requires: a library that a reward function imports, or an optional one. It does
     not count if it is not installed.
 
-    Args:
-        imports: Top-level names of the modules that the program imports.
-        lock: The lock of the program's environment.
-        digests: Returns the digests of files.
+    imports: Top-level names of the modules that the program imports.
+    lock: The lock of the program's environment.
     """
     versions, requires = read_lock(lock)
     pins = {PYTHON: python_version()}
@@ -86,8 +85,12 @@ def pins_of(
             locked += providers
             if unlocked or not providers:
                 pins[module] = files_pin(module, digests)
-            for name in _required_by(unlocked):
-                modules += [name] if name in versions else _modules_of(name)
+            lines = [line for name in unlocked for line in importlib.metadata.requires(name) or ()]
+            # Without what only their extras require.
+            for line in (line for line in lines if "extra ==" not in line):
+                name = normalized(REQUIREMENT.findall(line)[0])
+                of_name = [module for module in _distributions() if name in _providers(module)]
+                modules += [name] if name in versions else of_name
     while locked:
         name = locked.pop()
         if name in versions and name not in pins and name not in WITHOUT_EFFECT:
@@ -100,14 +103,13 @@ def files_pin(module: str, digests: FileDigests = file_digests) -> str:
     """Return the version of a library that is not locked and the digest of its files."""
     found = importlib.util.find_spec(module)
     assert found is not None
-    folders = [Path(folder) for folder in found.submodule_search_locations or ()]
     names = {
         path: path.relative_to(folder).as_posix()
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
+        for folder in found.submodule_search_locations or ()
+        for path in sorted(Path(folder).rglob("*"))
         if path.is_file() and path.parent.name != "__pycache__"
     }
-    if not folders and found.origin:
+    if not found.submodule_search_locations and found.origin:
         names = {Path(found.origin): "."}
     files = [[names[path], value] for path, value in digests(names).items()]
     versions = installed_versions(_providers(module)).values()
@@ -151,12 +153,9 @@ def installed_versions(names: Iterable[str]) -> dict[str, str]:
 def read_lock(path: Path) -> tuple[dict[str, str], dict[str, set[str]]]:
     """Return the content of a lock and of the torch lock in the same folder.
 
-    Raises InputError if one of them has no comments on what requires what.
-
-    Returns:
-        Locked versions by distribution, without those that only some platforms or versions of
-        Python need, so that pins are the same on every machine; direct requirements by
-        distribution.
+    They are locked versions by distribution, without those that only some platforms or versions of
+    Python need, so that pins are the same on every machine; and direct requirements by
+    distribution. Raises InputError if a lock has no comments on what requires what.
     """
     versions, requires = dict[str, str](), dict[str, set[str]]()
     for part in (path, path.with_name(TORCH_LOCK)):
@@ -188,18 +187,6 @@ def public(version: str | None) -> str | None:
 def _providers(module: str) -> list[str]:
     """Return the distributions that provide a module; none of a loose file."""
     return sorted({normalized(name) for name in _distributions().get(module, ())})
-
-
-def _modules_of(name: str) -> list[str]:
-    """Return the top-level modules that a distribution provides."""
-    return [module for module in _distributions() if name in _providers(module)]
-
-
-def _required_by(names: Iterable[str]) -> list[str]:
-    """Return what distributions require, without what only their extras require."""
-    lines = [line for name in names for line in importlib.metadata.requires(name) or ()]
-    found = [REQUIREMENT.match(line) for line in lines if "extra ==" not in line]
-    return [normalized(match[0]) for match in found if match]
 
 
 @cache

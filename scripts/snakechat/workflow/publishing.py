@@ -23,11 +23,7 @@ from typing import Any
 
 from snakechat.workflow.code_digests import Modules, selected_code
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.hermetic import (
-    LIMITS,
-    hermetic_version,
-    limits_of,
-)
+from snakechat.workflow.hermetic import LIMITS, hermetic_version, limits_of
 from snakechat.workflow.job import PREPARED, STATES, Job, read_manifests, read_spec
 from snakechat.workflow.links import link_result, paths_by_key
 from snakechat.workflow.manifest import (
@@ -60,10 +56,6 @@ from snakechat.workflow.store import (
     work_path,
 )
 
-# What the clock shows more than the monotonic one. It is read before a run starts, so that a clock
-# that is set during the run does not change its duration.
-CLOCK_OFFSET = time.time() - time.monotonic()
-
 # --- before the program -----------------------------------------------------------------------
 
 
@@ -81,15 +73,10 @@ def prepare(
     checked, and its folders are made. Variables name the job and the file of its limits to these
     processes.
 
-    A result exists if the inputs were rebuilt and came out the same, if the job was killed between
-    the end of its program and the end of publishing, or if another job makes the same one at the
-    same time.
+    A result exists if the inputs were rebuilt and came out the same, if the job was killed before
+    it was published, or if another job makes the same one at the same time.
 
     Args:
-        spec_file: Path of the spec.
-        program: Path of the program.
-        placement: Where and how the job runs.
-        options: What else the run uses.
         connects: Whether the job has several processes, which connect to each other.
         node: Number of this node, if several ones decide separately, and have to decide the same:
             then the result exists only if the store has it.
@@ -192,13 +179,13 @@ def check_inputs(folders: Iterable[Path]) -> None:
 def check_code(spec: Mapping[str, Any], program: str, modules: Modules) -> None:
     """Raise InputError unless the code that runs is the code that was planned."""
     current = modules.code(Path(program).stem, *selected_code(spec["settings"])).digests
-    planned = spec["code"]
-    names = planned.keys() | current.keys()
-    changed = sorted(name for name in names if planned.get(name) != current.get(name))
-    if changed:
-        raise InputError(
-            f"{', '.join(changed)} changed since this build was planned: start it again"
-        )
+    if changed := changed_keys(spec["code"], current):
+        raise InputError(f"{changed} changed since this build was planned: start it again")
+
+
+def changed_keys(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    """Return the keys whose values differ, as one text."""
+    return ", ".join(key for key in sorted(old.keys() | new.keys()) if old.get(key) != new.get(key))
 
 
 # --- after the program ------------------------------------------------------------------------
@@ -231,10 +218,7 @@ def publish_result(job: Job[Any], started: float) -> None:
 
 
 def complete(job: Job[Any], started: float) -> None:
-    """Complete the new folder of a job with its record and its manifest, and store all on disk.
-
-    Takes the arguments of publish_result, and raises its errors.
-    """
+    """Write the record and the manifest of a new result as publish_result, and sync all files."""
     paths = sorted(job.result.rglob("*"))
     for path in paths:
         # A link could lead to a file that the program had no right to.
@@ -269,17 +253,14 @@ def run_record(
 ) -> str:
     """Return the JSON text of run.json.
 
-    Args:
-        spec: The spec of the job; the record has its digest.
-        options: What the run used beside its placement.
-        measured: What the program knows: placement, throughput, memory.
-        started: Unix time of the start, in seconds.
+    measured: What the program knows: placement, throughput, memory.
+    started: Unix time of the start, in seconds.
     """
     model = re.search(r"^model name\s*: (.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     record = {
         "spec": digest(spec),
         "started": datetime.datetime.fromtimestamp(started, datetime.UTC).isoformat(),
-        "seconds": round(time.monotonic() + CLOCK_OFFSET - started, 3),
+        "seconds": round(time.time() - started, 3),
         **measured,
         "host": platform.node(),
         "cpu": model[1] if model else platform.machine(),
@@ -300,17 +281,17 @@ def run_record(
 def replaces_stored(job: Job[Any]) -> bool:
     """Return whether a new result takes the place of the one in the store, if that has one.
 
-    It does if the stored one is damaged. The result of a forced run takes its place if its bytes
-    differ and no other path leads to it: it prints what it did.
+    It does if the stored one is damaged. That of a forced run does, and prints a line, if its bytes
+    differ and no other path leads to the stored one.
     """
     if not is_forced(job.spec) or result_damage(job.place):
         return True
     old, new = (require_manifest(each / MANIFEST)["files"] for each in (job.place, job.result))
-    changed = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    changed = changed_keys(old, new)
     if not changed:
         print(f"{job.target}: the forced run made the same bytes")
         return False
-    outcome = f"{job.target}: the forced run made other bytes than before: {', '.join(changed)}"
+    outcome = f"{job.target}: the forced run made other bytes than before: {changed}"
     for path in paths_by_key(Path(job.options.stores[0]), Path("output")).get(job.key, ()):
         if job.target not in (path, *path.parents) and path != manifest_path(job.target):
             print(f"{outcome}; the earlier result stays, because {path} leads to it")

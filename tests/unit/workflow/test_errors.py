@@ -90,9 +90,9 @@ def test_lines_of_progress_are_complete_and_become_rarer(monkeypatch, capsys):
     clock = SimpleNamespace(now=1000.0)
     monkeypatch.setattr(errors, "time", SimpleNamespace(monotonic=lambda: clock.now))
 
-    def run(steps, seconds, *arguments, **named):
+    def run(steps, seconds, *arguments, next_line=0):
         """Print the lines of steps of some seconds each; return their numbers."""
-        progress, printed = ProgressLines("train_sft mine", *arguments, **named), []
+        progress, printed = ProgressLines("train_sft mine", *arguments, next_line=next_line), []
         for step in steps:
             clock.now += seconds
             if progress.is_due(step):
@@ -109,7 +109,7 @@ def test_lines_of_progress_are_complete_and_become_rarer(monkeypatch, capsys):
     # Ten hours, of which the first half hour has lines more often.
     assert 600 < len(run(range(1, 36_001), 1, "steps", 100_000)) < 700
     # A resumed job estimates by its own steps, and a short one prints nothing.
-    run([101], 2, "steps", 300, done=100)
+    run([101], 2, "steps", 300, 100)
     assert capsys.readouterr().err.endswith(", 7 min left\n")
     assert not run(range(1, 5), 1, "rows", 4, next_line=5)
     assert format_duration(12_000) == "3 h 20 min"
