@@ -18,8 +18,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser
+from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.jobs.stale_causes import causes_of, job_name, spec_changes
+from snakechat.jobs.staleness import PlannedJob
 from snakechat.workflow.errors import InputError, one_line_errors
 from snakechat.workflow.links import link_result, linked_folder, lock_output
 from snakechat.workflow.manifest import (

@@ -8,10 +8,11 @@ config, with the options of Snakemake, says what they would be made from now. Bu
 nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from snakechat.jobs.planner import Plan, plan_build, plan_parser, upstream_paths
+from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.jobs.stale_causes import NEVER_BUILT, causes_of, job_name
+from snakechat.jobs.staleness import PlannedJob
 from snakechat.workflow.errors import one_line_errors
 
 
@@ -22,27 +23,26 @@ def main() -> None:
     if not plan.stale:
         verb = "is" if len(plan.targets) == 1 else "are"
         print(f"{', '.join(plan.targets) or 'all results'} {verb} up to date")
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for path, job in plan.stale_jobs.items():
+    jobs = plan.stale_jobs.values()
+    groups: dict[tuple[str, ...], list[PlannedJob]] = {}
+    for job in jobs:
         causes = tuple(causes_of(job.spec, plan.configfiles, plan.stale))
         # Jobs that are stale because of upstream jobs alone are listed with those.
         if causes:
-            groups.setdefault(causes, []).append(path)
+            groups.setdefault(causes, []).append(job)
     for causes, roots in groups.items():
-        print_group(causes, roots, plan)
+        print_group(causes, roots, jobs)
 
 
-def print_group(causes: Sequence[str], roots: Sequence[str], plan: Plan) -> None:
-    """Print why jobs with the same causes are stale, and their downstream jobs.
-
-    roots: The paths of their results.
-    """
-    jobs = plan.stale_jobs
+def print_group(
+    causes: Sequence[str], roots: Sequence[PlannedJob], jobs: Iterable[PlannedJob]
+) -> None:
+    """Print why jobs with the same causes are stale, and which of all jobs are downstream."""
     reached = dict.fromkeys(roots)
-    for path, job in jobs.items():
-        if not reached.keys().isdisjoint(upstream_paths(job.spec, jobs)):
-            reached.setdefault(path)
-    first, *names = (job_name(jobs[path].spec) for path in reached)
+    for job in jobs:
+        if not reached.keys().isdisjoint(job.inputs.values()):
+            reached.setdefault(job)
+    first, *names = (job_name(job.spec) for job in reached)
     others, downstream = names[: len(roots) - 1], names[len(roots) - 1 :]
     if causes == (NEVER_BUILT,):
         print(f"{first} {NEVER_BUILT}")

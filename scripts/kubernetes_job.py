@@ -21,11 +21,11 @@ from typing import Any
 
 import yaml
 
-from snakechat.jobs.planner import PlannedJob, plan_build, plan_parser, upstream_paths
+from snakechat.jobs.planner import plan_build, plan_parser
 from snakechat.jobs.stale_causes import job_name
-from snakechat.jobs.staleness import write_spec
+from snakechat.jobs.staleness import PlannedJob
 from snakechat.workflow.errors import one_line_errors
-from snakechat.workflow.manifest import canonical_json, digest, manifest_path
+from snakechat.workflow.manifest import canonical_json, digest
 from snakechat.workflow.processes import changed_values
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,19 +45,20 @@ def main() -> None:
         print(yaml.safe_dump_all(driver(profile), sort_keys=False), end="")
         return
     plan = plan_build(words)
-    jobs = plan.stale_jobs
-    folder = os.getcwd()
-    parallel = [job for job in jobs.values() if job.placement.num_processes > 1]
+    jobs, folder = plan.stale_jobs.values(), os.getcwd()
+    parallel = [job for job in jobs if job.placement.num_processes > 1]
     if not parallel:
         targets = ", ".join(plan.targets) or "all results"
         sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
-    ready = [job for job in parallel if not upstream_paths(job.spec, jobs)]
+    ready = [
+        job for job in parallel if plan.stale.isdisjoint(up.path for up in job.inputs.values())
+    ]
     if not ready:
-        spec = parallel[0].spec
-        inputs = [str(manifest_path(path)) for path in upstream_paths(spec, jobs)]
+        first = parallel[0]
+        inputs = [up.manifest for up in first.inputs.values() if up.path in plan.stale]
         options = [word for word in words if word not in plan.targets]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
-        sys.exit(f"error: the inputs of {job_name(spec)} are missing: first run {build}")
+        sys.exit(f"error: the inputs of {job_name(first.spec)} are missing: first run {build}")
     documents = [pytorch_job(job, folder, profile) for job in ready]
     print(yaml.safe_dump_all(documents, sort_keys=False), end="")
 
@@ -134,7 +135,8 @@ def command(job: PlannedJob) -> list[str]:
     programs = [os.path.relpath(ROOT / f"scripts/{name}.py") for name in names]
     placement = canonical_json(changed_values(job.placement))
     options = canonical_json(changed_values(job.options))
-    words = ["python", *programs, "--spec", write_spec(job.spec)]
+    job.write_spec()
+    words = ["python", *programs, "--spec", str(job.spec_file)]
     return [*words, "--placement", placement, "--options", options]
 
 

@@ -20,28 +20,25 @@ from pathlib import Path
 from typing import Any
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import STAGES, JobId
+from snakechat.config.recipes import STAGES
 from snakechat.config.references import api_key
 from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
-from snakechat.jobs.rules import (
-    RULES,
-    job_placement,
-    job_resources,
-    recipe_of,
-    run_options,
-    used_resources,
-)
-from snakechat.jobs.staleness import Specs, Staleness, spec_path, write_spec
+from snakechat.jobs.rules import RULES, job_resources, recipe_of, used_resources
+from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter, snakemake_options
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.errors import InputError, describe_error
-from snakechat.workflow.hermetic import (
-    check_gpus,
-    check_limits,
-    import_reward_functions,
+from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
+from snakechat.workflow.links import (
+    PARTS,
+    check_link,
+    is_linked,
+    link_part,
+    link_result,
+    lock_output,
+    register_root,
 )
-from snakechat.workflow.links import PARTS, check_link, link_part, lock_output, register_root
-from snakechat.workflow.manifest import MANIFEST, canonical_json, manifest_path
+from snakechat.workflow.manifest import MANIFEST, canonical_json
 from snakechat.workflow.processes import Placement, changed_values
 from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
@@ -63,11 +60,6 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
     # Snakemake asks for the signature of each function once per job.
     call.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return call
-
-
-def name_of(wildcards: Any) -> str:
-    """Return the name of a job, NAME or STAGE/NAME."""
-    return "/".join(wildcards)
 
 
 def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
@@ -136,17 +128,15 @@ class RuleFunctions:
         copied = str(self.snapshot.folder.absolute())
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
-        self._specs = Specs(self.config, sources)
-        self._staleness = Staleness(self._specs)
-        # The options with which a result is rebuilt, for its model card.
-        self._options = snakemake_options.config_options()
-        self._is_build = self._is_planned = self._ran_jobs = False
+        self._jobs = Jobs(self.config, sources, snakemake_options.config_options())
+        self._is_build = self._is_report = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
-        # The manifests of stale jobs that were planned after others had started.
-        self._planned_later: list[str] = []
-        # The jobs that were asked for, by the paths of their manifests.
-        self._jobs: dict[str, JobId] = {}
+        # The stale jobs that were planned after others had started.
+        self._planned_later: list[PlannedJob] = []
+        # The jobs that were asked for, and what folders that users ask for lack, by output.
+        self._makes: dict[str, PlannedJob] = {}
+        self._lacks: dict[str, list[str]] = {}
         self._placement = functools.cache(self._find_placement)
         self._will_run = functools.cache(self._find_will_run)
         self._begin_planning = functools.cache(self._check_inputs)
@@ -176,32 +166,30 @@ class RuleFunctions:
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
-            job = rule, name_of(wildcards)
-            will_run, is_stale = self._will_run(*job), self._is_stale(*job)
-            upstream, manifest = self._specs.describe(*job).inputs, self._specs.manifest(*job)
-            for key in upstream.keys() & fixed.keys():
-                path = self._specs.result(*upstream[key])
-                assert path == fixed[key].format(**wildcards), (rule, key)
-            self._jobs[manifest] = job
+            job = self._jobs[rule, "/".join(wildcards)]
+            will_run, is_stale = self._will_run(job), self._is_stale(job)
+            for key in job.inputs.keys() & fixed.keys():
+                assert job.inputs[key].path == fixed[key].format(**wildcards), (rule, key)
+            self._makes[self._prefix + job.manifest] = job
             self._is_planned = True
             if is_stale and self._stamp and self._stamp.is_later:
-                self._planned_later.append(manifest)
-            inputs = {key: self._input(each, will_run) for key, each in upstream.items()}
+                self._planned_later.append(job)
+            inputs = {key: self._input(each, will_run) for key, each in job.inputs.items()}
             return {**inputs, **self._stamp_input(is_stale)}
 
         return lookup
 
-    def _input(self, job: JobId, will_run: bool) -> Any:
+    def _input(self, job: PlannedJob, will_run: bool) -> Any:
         """Return an input of a job: the manifest of an upstream job.
 
         If the reader will run, the input is a plain path, because the upstream job may run first.
         Otherwise it is `ancient()`, and Snakemake ignores its time.
         """
         # The link of a result that is up to date may be missing. A build makes it.
-        self._will_run(*job)
-        path, stored = self._specs.manifest(*job), self._staleness.result(*job)
-        if stored is not None and not Path(path).exists():
-            path = str(stored.folder / MANIFEST)
+        self._will_run(job)
+        path = job.manifest
+        if job.result is not None and not Path(path).exists():
+            path = str(job.result.folder / MANIFEST)
         return path if will_run else without_time(path)
 
     def _stamp_input(self, is_stale: bool) -> dict[str, Any]:
@@ -216,34 +204,33 @@ class RuleFunctions:
         the last run: specs decide what is stale.
         """
         # The manifest is the first output.
-        job = self._jobs[output[0].removeprefix(self._prefix)]
-        options = run_options(self.config, job[0], self._specs.describe(*job), self._options)
+        job = self._makes[output[0]]
         shared = snakemake_options.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
         words = [
             sys.executable if shared else "python",
             f"{programs}/launch.py",
-            f"{programs}/{self._specs.program(*job)}.py",
-            *("--spec", str(spec_path(*job, self._specs.spec(*job)[1]))),
-            *("--placement", canonical_json(changed_values(self._placement(*job)))),
-            *("--options", canonical_json(changed_values(options))),
+            f"{programs}/{job.program}.py",
+            *("--spec", str(job.spec_file)),
+            *("--placement", canonical_json(changed_values(self._placement(job)))),
+            *("--options", canonical_json(changed_values(job.options))),
         ]
         return shlex.join(words)
 
     @fails_in_one_line
     def threads(self, wildcards: Any, rulename: str) -> int:
         """Return the CPU threads of a job on each node."""
-        return self._placement(self._rules[rulename], name_of(wildcards)).threads
+        return self._placement(self._jobs[self._rules[rulename], "/".join(wildcards)]).threads
 
     @property
     def resources(self) -> dict[str, RuleFunction]:
         """The resources of a job that runs a model."""
 
         def lookup(key: str, wildcards: Any, rulename: str) -> int | str | None:
-            rule, name = self._rules[rulename], name_of(wildcards)
+            job = self._jobs[self._rules[rulename], "/".join(wildcards)]
             # It may have run out of memory in this build.
-            failures = self._out_of_memory[f"{self._prefix}output/logs/{rule}/{name}.log"]
-            found = job_resources(self._placement(rule, name), failures)[key]
+            failures = self._out_of_memory[f"{self._prefix}output/logs/{job.rule}/{job.name}.log"]
+            found = job_resources(self._placement(job), failures)[key]
             return default(key) if found is None else found
 
         default = functools.cache(partial(snakemake_options.default_resource, self.workflow))
@@ -259,32 +246,33 @@ class RuleFunctions:
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
-            name = name_of(wildcards)
+            name, is_recipe = "/".join(wildcards), folder in STAGES
             path = f"output/{folder}/{name}"
-            is_recipe = folder in STAGES
-            jobs = folder_jobs(self.config, folder, name) if is_recipe else [("draw_report", name)]
-            inputs = [self._input(job, self._will_run(*job)) for job in jobs]
+            made = folder_jobs(self.config, folder, name) if is_recipe else [("draw_report", name)]
+            jobs = [self._jobs[job] for job in made]
+            inputs = [self._input(job, self._will_run(job)) for job in jobs]
             # A model that was built for a page alone has no report yet.
             report = [f"output/report/{folder}/{name}"] if is_recipe else []
-            reporting = self._staleness.reporting
-            manifests = [self._specs.manifest(*job) for job in jobs] if reporting else inputs
-            self._staleness.decide_folder(path, [*manifests, *report])
-            is_stale = path in self._staleness.incomplete
-            return {"manifests": inputs, **self._stamp_input(is_stale)}
+            manifests = [job.manifest for job in jobs] if self._is_report else inputs
+            missing = [each for each in [*manifests, *report] if not Path(each).exists()]
+            if missing:
+                self._require_report_input(path, "incomplete")
+            if missing and Path(path).exists():
+                self._lacks[self._prefix + path] = missing
+            return {"manifests": inputs, **self._stamp_input(self._prefix + path in self._lacks)}
 
         return lookup
 
     @fails_in_one_line
     def result_of(self, wildcards: Any) -> dict[str, Any]:
         """Input function of a folder or a file of a result: its manifest."""
-        path = f"output/{name_of(wildcards)}"
-        [job] = jobs_of_target(self.config, path)
-        manifest = self._input(job, self._will_run(*job))
-        stored = self._staleness.result(*job)
-        if stored is not None:
-            file = stored.folder / Path(path).relative_to(self._specs.result(*job))
+        path = f"output/{'/'.join(wildcards)}"
+        [job] = [self._jobs[each] for each in jobs_of_target(self.config, path)]
+        manifest = self._input(job, self._will_run(job))
+        if job.result is not None:
+            file = job.result.folder / Path(path).relative_to(job.path)
             if not file.exists():
-                raise InputError(f"{path}: {self._specs.result(*job)} has no such file")
+                raise InputError(f"{path}: {job.path} has no such file")
         return {"manifest": manifest, **self._stamp_input(False)}
 
     @property
@@ -319,7 +307,7 @@ class RuleFunctions:
         """
         snakemake_options.check_options(self.workflow)
         lock_output()
-        self._is_build = self._staleness.checks_files = True
+        self._is_build = self._jobs.will_run = True
         if self._prefix:
             self._link_prefix()
         for store in self.config.stores:
@@ -348,11 +336,8 @@ class RuleFunctions:
         snakemake_adapter.restrict_pods(self.workflow)
         if self._stamp:
             self._stamp.start_jobs()
-        jobs = [
-            (rule, name)
-            for rule, name, will_run in snakemake_adapter.planned_jobs(self.workflow, self._rules)
-            if will_run and rule in RULES
-        ]
+        planned = snakemake_adapter.planned_jobs(self.workflow, self._rules)
+        jobs = [self._jobs[job] for *job, will_run in planned if will_run and job[0] in RULES]
         if not jobs:
             return
         self._ran_jobs = True
@@ -360,19 +345,18 @@ class RuleFunctions:
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
-            check_gpus(
-                "/".join(recipe_of(*job)) for job in jobs if self._placement(*job).gpus_per_node
-            )
-        specs = [self._specs.spec(*job)[0] for job in jobs]
-        forced = [self._specs.result(*job) for job in jobs if self._is_forced(*job)]
+            on_gpus = [job for job in jobs if self._placement(job).gpus_per_node]
+            check_gpus("/".join(recipe_of(job.rule, job.name)) for job in on_gpus)
+        forced = [job.path for job in jobs if self._is_forced(job)]
+        settings = [job.spec["settings"] for job in jobs]
         self.snapshot.write()
         write_build(self._build, forced)
-        for spec in specs:
-            write_spec(spec)
-            check_link(Path(spec["path"]))
+        for job in jobs:
+            job.write_spec()
+            check_link(Path(job.path))
         if shares_environment:
             functions, judges = (
-                {name for spec in specs for name in spec["settings"].get(key, ())}
+                {name for each in settings for name in each.get(key, ())}
                 for key in ("reward_functions", "llm_judges")
             )
             import_reward_functions(self.snapshot.folder, functions, mode)
@@ -384,9 +368,9 @@ class RuleFunctions:
 
         The folder of a model gets its card, and links to its evaluation and its report.
         """
-        for path in self._planned_later:
-            forget(self.workflow, f"{self._prefix}{path}")
-        current = Staleness(self._specs)
+        for job in self._planned_later:
+            forget(self.workflow, self._prefix + job.manifest)
+        self._jobs.forget_results()
         recipes = sorted(
             recipe_of(rule, name)
             for rule, name, _ in snakemake_adapter.planned_jobs(self.workflow, self._rules)
@@ -396,17 +380,17 @@ class RuleFunctions:
         folders = [Path("output", *recipe) for recipe in recipes]
         times = {folder: folder.stat() for folder in folders if folder.exists()}
         for stage, name in recipes:
-            model = current.result(f"train_{stage}", name)
+            model = self._jobs[f"train_{stage}", name].result
             jobs = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
             for part, job in zip(PARTS, jobs, strict=True):
-                made = current.result(*job)
+                made = self._jobs[job].result
                 if model is not None and made is not None:
                     link_part(f"output/{stage}/{name}", model.folder, part, made.folder)
         if recipes:
             # It takes a second.
             from snakechat.pages.card import write_cards
 
-            write_cards(self._specs, recipes)
+            write_cards(self._jobs, recipes)
         for folder, status in times.items():
             # Of a team, another user may have made it.
             with suppress(PermissionError):
@@ -432,76 +416,84 @@ class RuleFunctions:
 
         A damaged input makes the job stale that makes it.
         """
-        self._staleness.reporting = snakemake_options.check_options(self.workflow)
+        self._is_report = snakemake_options.check_options(self.workflow)
         if self._is_build:
             targets = self.workflow.dag_settings.targets or default_targets(self.config)
             for job in self._jobs_of(targets):
-                self._staleness.result(*job)
+                _ = job.result
 
-    def _jobs_of(self, words: Iterable[str]) -> set[JobId]:
+    def _jobs_of(self, words: Iterable[str]) -> set[PlannedJob]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""
-        found: set[JobId] = set()
+        found: set[PlannedJob] = set()
         for word in words:
             # Others are rules, or paths of another workflow.
             with suppress(InputError):
                 jobs = jobs_of_target(self.config, word.removeprefix(self._prefix))
-                found |= {job for job in jobs if len(jobs) == 1 or job[0] != "draw_report"}
+                # The report of a recipe's folder comes last.
+                found.update(map(self._jobs.__getitem__, jobs[:-1] or jobs))
         return found
 
-    def _find_will_run(self, rule: str, name: str) -> bool:
+    def _find_will_run(self, job: PlannedJob) -> bool:
         """Return whether a job that has a result will run, as far as specs and options say.
 
         A build links an earlier version of the result here that is up to date.
         """
         self._begin_planning()
-        self._staleness.decide(rule, name)
-        if self._is_build:
-            for path in self._staleness.link():
-                forget(self.workflow, f"{self._prefix}{manifest_path(path)}")
+        is_stale, result = self._is_stale(job), job.result
+        is_current = result is not None and is_linked(job.path, result.folder)
+        if job.existed and not is_current:
+            self._require_report_input(job.path, "stale")
+        if self._is_build and result is not None and not is_current:
+            link_result(job.path, result.folder)
+            forget(self.workflow, self._prefix + job.manifest)
         # All of them are decided.
-        upstream = [
-            self._will_run(*job) for job in self._specs.describe(rule, name).inputs.values()
-        ]
-        return any(upstream) or self._is_stale(rule, name)
+        return any([self._will_run(upstream) for upstream in job.inputs.values()]) or is_stale
 
-    def _is_stale(self, rule: str, name: str) -> bool:
+    def _require_report_input(self, path: str, state: str) -> None:
+        """Raise InputError if Snakemake writes a report and a result is not up to date."""
+        if self._is_report:
+            raise InputError(
+                f"{path} is {state}, and a report shows results that are up to date: first run the"
+                " same command with --cores 1 instead of --report (python scripts/explain.py prints"
+                " what changed)"
+            )
+
+    def _is_stale(self, job: PlannedJob) -> bool:
         """Return whether a result is stale by its spec, or an option asks for the job."""
-        is_stale = self._specs.result(rule, name) in self._staleness.stale
-        return is_stale or self._is_forced(rule, name)
+        return job.is_stale or self._is_forced(job)
 
     @functools.cached_property
-    def _named(self) -> set[str | JobId]:
-        """The rules and paths that --force and --forcerun name, and the jobs of the paths."""
+    def _named(self) -> set[str | PlannedJob]:
+        """The rules that --force and --forcerun name, and the jobs of the paths."""
         settings = self.workflow.dag_settings
-        words = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
-        return words | self._jobs_of(words)
+        words: set[Any] = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
+        # The rule of a recipe's folder stands for those that make it.
+        stages = [stage for stage in STAGES if self._names[stage] in words]
+        rules = {
+            self._names[f"{verb}_{stage}"] for verb in ("train", "evaluate") for stage in stages
+        }
+        return words | rules | self._jobs_of(words)
 
-    def _is_forced(self, rule: str, name: str) -> bool:
+    def _is_forced(self, job: PlannedJob) -> bool:
         """Return whether --force, --forceall or --forcerun asks for a job."""
-        if self.workflow.dag_settings.forceall or not self._named:
-            return bool(self.workflow.dag_settings.forceall)
-        stage, recipe = recipe_of(rule, name)
-        is_folder = self._names.get(stage) in self._named
-        return not self._named.isdisjoint([self._names[rule], (rule, name)]) or (
-            is_folder and (rule, name) in folder_jobs(self.config, stage, recipe)
-        )
+        if self.workflow.dag_settings.forceall:
+            return True
+        return not self._named.isdisjoint([self._names[job.rule], job])
 
     def _changes(self, output: str) -> str:
         """Return why a result or a path that users ask for is stale, or an empty string."""
-        output = output.removeprefix(self._prefix)
-        if missing := self._staleness.incomplete.get(output):
+        if missing := self._lacks.get(output):
             return f"missing {', '.join(missing)}"
-        spec = self._staleness.stale.get(output.removesuffix(".manifest.json"))
-        if not spec:
+        job = self._makes.get(output)
+        if job is None or not job.is_stale:
             return ""
         # Imported only where something is stale.
         from snakechat.jobs.stale_causes import causes_of
 
         files = self.workflow.config_settings.configfiles
-        return "; ".join(causes_of(spec, files)) or "an input is made again"
+        return "; ".join(causes_of(job.spec, files)) or "an input is made again"
 
-    def _find_placement(self, rule: str, name: str) -> Placement:
+    def _find_placement(self, job: PlannedJob) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
-        placement = job_placement(self.config, rule, name)
-        threads = snakemake_options.threads_option(self.workflow, self._names[rule])
-        return placement if threads is None else replace(placement, threads=threads)
+        threads = snakemake_options.threads_option(self.workflow, self._names[job.rule])
+        return job.placement if threads is None else replace(job.placement, threads=threads)

@@ -56,7 +56,7 @@ from snakechat.estimates.flops import peak_flops, training_flops  # noqa: E402
 from snakechat.estimates.job_estimate import job_workload  # noqa: E402
 from snakechat.estimates.memory import peak_memory  # noqa: E402
 from snakechat.jobs.model_jobs import FIELDS  # noqa: E402
-from snakechat.jobs.planner import Plan, PlannedJob  # noqa: E402
+from snakechat.jobs.planner import Plan  # noqa: E402
 from snakechat.modeling import acceleration, attention  # noqa: E402
 from snakechat.modeling.batching import Examples, training_batches  # noqa: E402
 from snakechat.modeling.forward import Policy, response_logprobs  # noqa: E402
@@ -377,7 +377,7 @@ def plan_of_inputs(job):
             {"fields": FIELDS[recipes.PHASES[stage]]} if stage in recipes.PHASES else {"hub": ""}
         )
         spec = {"rule": "fetch_model", "name": "random", "settings": settings}
-        planned[entry["path"]] = PlannedJob(spec)
+        planned[entry["path"]] = types.SimpleNamespace(spec=spec, options=processes.DEFAULTS)
     return Plan(planned, set())
 
 

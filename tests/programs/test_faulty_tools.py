@@ -19,14 +19,16 @@ ACCEPT = """
 import copy, sys
 import accept
 from pathlib import Path
-from snakechat.jobs.planner import Plan, PlannedJob
+from types import SimpleNamespace
+from snakechat.jobs.planner import Plan
 from snakechat.workflow.manifest import manifest_path, read_manifest
+from snakechat.workflow.processes import DEFAULTS
 
 path = Path("output/sft/tiny")
 manifest = read_manifest(manifest_path(path))
 spec = copy.deepcopy(manifest["spec"]) | {"name": "tiny", "path": str(path)}
 spec["code"] = {"scripts/train_sft.py": "other"}
-job = PlannedJob(spec)
+job = SimpleNamespace(spec=spec, options=DEFAULTS)
 accept.plan_build = lambda words: Plan({spec["path"]: job}, {spec["path"]}, [str(path)])
 sys.argv = ["accept.py", str(path), "--because", "equal"]
 accept.main()

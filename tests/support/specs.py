@@ -4,7 +4,7 @@ import json
 
 from snakechat.config.recipes import Config
 from snakechat.estimates.memory import POLICY, SFT, ModelSpec
-from snakechat.jobs.staleness import Specs
+from snakechat.jobs.staleness import Jobs
 from snakechat.workflow.processes import Placement
 
 # What every record of a run has.
@@ -57,12 +57,14 @@ def small_spec(loss=SFT, dtype="bf16", **named):
     return ModelSpec(json.dumps(SMALL), loss, dtype, **named)
 
 
-def specs_of_rules(folder, programs, rules):
-    """Return the Specs of rules, whose programs are empty. The folder is the working directory."""
+def jobs_of_rules(folder, programs, rules):
+    """Return the Jobs of rules, whose programs are empty. The folder is the working directory."""
     (folder / "scripts").mkdir()
     for name in programs:
         (folder / f"scripts/{name}.py").touch()
     for lock in ("requirements.txt", "requirements-torch.txt"):
         (folder / lock).touch()
     values = {"deterministic": False, "store": "output/store", "sweeps": {}}
-    return Specs(Config(values, folder, folder), folder, rules)
+    jobs = Jobs(Config(values, folder, folder), folder)
+    jobs.rules = rules
+    return jobs

@@ -16,9 +16,9 @@ import yaml
 
 from conftest import ROOT, copy_sources
 from snakechat.config.loading import load_config, project_files, update
-from snakechat.jobs.planner import jobs_of_target, with_upstream
+from snakechat.jobs.planner import jobs_of_target
 from snakechat.jobs.rules import RULES
-from snakechat.jobs.staleness import Specs
+from snakechat.jobs.staleness import Jobs, with_upstream
 from snakechat.workflow import code_digests
 from snakechat.workflow.manifest import store_key
 from support.configs import project_values
@@ -218,20 +218,19 @@ def keys_of(folder, targets):
     values = {}
     for file in (*project_files(folder), QUICK_FILE, folder / "mine.yaml"):
         update(values, copy.deepcopy(parsed(file.read_bytes())))
-    specs = Specs(load_config(values, folder, folder, {}), folder)
-    wanted = [job for target in targets for job in jobs_of_target(specs.config, target)]
+    jobs = Jobs(load_config(values, folder, folder, {}), folder)
+    wanted = [jobs[job] for target in targets for job in jobs_of_target(jobs.config, target)]
 
     def read(data, path, is_reward):
         return read_source(data, "a module", is_reward)
 
     keys = {}
     with mock.patch.object(code_digests, "read_source", read):
-        for job in with_upstream(specs, wanted):
+        for job in with_upstream(wanted):
             # The key of an input stands for its content.
-            inputs = specs.describe(*job).inputs.items()
-            digests = {name: keys[upstream] for name, upstream in inputs}
-            keys[job] = store_key(specs.spec(*job)[0], digests)
-    return {(rule, key) for (rule, _), key in keys.items()}
+            digests = {name: keys[upstream] for name, upstream in job.inputs.items()}
+            keys[job] = store_key(job.spec, digests)
+    return {(job.rule, key) for job, key in keys.items()}
 
 
 # A program that writes a constant, and the files that rules and model cards read: it builds in no

@@ -11,15 +11,14 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import RECIPE_NAME, STAGES, Config, JobId
 from snakechat.jobs.model_jobs import PAGES
-from snakechat.jobs.rules import RULES, STAGE, job_placement, recipe_of, run_options
-from snakechat.jobs.staleness import Specs, Staleness
+from snakechat.jobs.rules import RULES, STAGE, recipe_of
+from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.processes import DEFAULTS, SERIAL, Placement, RunOptions
 from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -90,28 +89,12 @@ def default_targets(config: Config) -> list[str]:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-class PlannedJob(NamedTuple):
-    """A job of a build.
-
-    Attributes:
-        spec: Its spec.
-        placement: Where and how it would run.
-        options: What else its run would use.
-        program: Name of its program in scripts/.
-    """
-
-    spec: dict[str, Any]
-    placement: Placement = SERIAL
-    options: RunOptions = DEFAULTS
-    program: str = ""
-
-
 class Plan(NamedTuple):
     """The jobs of a build that is planned and not run yet.
 
     Attributes:
-        jobs: All jobs by the path of their result, up-to-date ones included. Jobs follow those
-            upstream.
+        jobs: All jobs by the path of their result, up-to-date ones included. Each follows those
+            that it reads.
         stale: Paths of the results that the build would make.
         targets: The targets of the command line.
         configfiles: The config files of the command line.
@@ -154,70 +137,33 @@ def plan_build(words: list[str]) -> Plan:
     values = read_config(files, command_line)
     if options.directory is not None:
         os.chdir(options.directory)
-    config = load_config(values, ROOT, ROOT, command_line)
-    targets = options.targets or default_targets(config)
-    specs = Specs(config, ROOT)
-    wanted = [job for target in targets for job in jobs_of_target(config, target)]
-    jobs = with_upstream(specs, wanted)
-    config_words = config_options(words)
-    planned = {
-        specs.result(rule, name): PlannedJob(
-            specs.spec(rule, name)[0],
-            job_placement(config, rule, name),
-            run_options(config, rule, specs.describe(rule, name), config_words),
-            specs.program(rule, name),
-        )
-        for rule, name in jobs
-    }
-    return Plan(planned, stale_results(specs, jobs, wanted), options.targets, named)
+    jobs = Jobs(load_config(values, ROOT, ROOT, command_line), ROOT, config_options(words))
+    targets = options.targets or default_targets(jobs.config)
+    wanted = [jobs[job] for target in targets for job in jobs_of_target(jobs.config, target)]
+    planned = with_upstream(wanted)
+    stale = {job.path for job in jobs_to_run(planned, wanted)}
+    return Plan({job.path: job for job in planned}, stale, options.targets, named)
 
 
-def upstream_paths(spec: Mapping[str, Any], jobs: Mapping[str, Any]) -> list[str]:
-    """Return the paths of a job's inputs that are results of planned jobs."""
-    paths = [entry["path"] for entry in spec["inputs"].values()]
-    return [path for path in paths if path in jobs]
-
-
-def with_upstream(specs: Specs, wanted: Iterable[JobId]) -> list[JobId]:
-    """Return jobs and all jobs upstream of them, in the order of their stages.
-
-    Each job follows those that it reads.
-    """
-    depths: dict[JobId, int] = {}
-
-    def depth(job: JobId) -> int:
-        if job not in depths:
-            depths[job] = 1 + max(map(depth, specs.describe(*job).inputs.values()), default=0)
-        return depths[job]
-
-    for job in wanted:
-        depth(job)
-    return sorted(depths, key=lambda job: (depths[job], specs.result(*job)))
-
-
-def stale_results(specs: Specs, jobs: Iterable[JobId], wanted: Iterable[JobId]) -> set[str]:
-    """Return the paths of the results that a build would make.
+def jobs_to_run(jobs: Sequence[PlannedJob], wanted: Iterable[PlannedJob]) -> set[PlannedJob]:
+    """Return the jobs that a build would run.
 
     A result is made if it is stale, if it is missing and something that is made or wanted reads it,
     or if a result that it reads is made.
 
     Args:
-        specs: The specs of all jobs.
         jobs: The jobs; each follows those that it reads.
         wanted: The jobs of the targets.
     """
-    staleness = Staleness(specs)
-    for job in jobs:
-        staleness.decide(*job)
-    made = {job for job in jobs if specs.result(*job) in staleness.stale}
-    made |= {job for job in wanted if staleness.result(*job) is None}
+    made = {job for job in jobs if job.is_stale}
+    made |= {job for job in wanted if job.result is None}
     before = -1
     while len(made) > before:
         before = len(made)
         for job in jobs:
-            inputs = specs.describe(*job).inputs.values()
+            inputs = job.inputs.values()
             if job in made:
-                made |= {up for up in inputs if staleness.result(*up) is None}
+                made |= {upstream for upstream in inputs if upstream.result is None}
             elif not made.isdisjoint(inputs):
                 made.add(job)
-    return {specs.result(*job) for job in made}
+    return made

@@ -14,18 +14,16 @@ its readers then run, and find their result in the store if its content is the s
 """
 
 import json
-from collections.abc import Iterable, Mapping
-from functools import cache, partial
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config, JobId
 from snakechat.config.references import Reference
 from snakechat.jobs.data_jobs import Description
-from snakechat.jobs.rules import RULES, Rule, recipe_of
+from snakechat.jobs.rules import RULES, job_placement, recipe_of, run_options
 from snakechat.workflow.code_digests import Modules, selected_code
-from snakechat.workflow.errors import InputError
-from snakechat.workflow.links import is_linked, link_result
 from snakechat.workflow.manifest import (
     MEMORY,
     DigestCache,
@@ -33,272 +31,234 @@ from snakechat.workflow.manifest import (
     content_digest,
     digest,
     input_digest,
-    manifest_path,
     store_key,
     without_names,
     write_atomically,
 )
 from snakechat.workflow.pins import pins_of
-from snakechat.workflow.processes import computing_variables
+from snakechat.workflow.processes import Placement, RunOptions, computing_variables
 from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
-
-
-class Specs:
-    """The specs of all jobs of a config, each computed once.
-
-    Args:
-        config: The checked config.
-        root: Folder of scripts/ and of the locked requirements.
-        rules: The rules by name.
-    """
-
-    def __init__(self, config: Config, root: Path, rules: Mapping[str, Rule] = RULES) -> None:
-        self.config, self.root, self.rules = config, root, rules
-        self.file_digests = DigestCache(MEMORY / "digests.json")
-        # A spec is asked for many times, by jobs downstream and by Snakemake.
-        self.spec = cache(self._spec)
-        self.describe = cache(self._describe)
-        self._code = cache(Modules(root / "scripts").code)
-        self._pins = cache(partial(pins_of, digests=self.file_digests.digests))
-
-    def result(self, rule: str, name: str) -> str:
-        """Return the result folder of a job."""
-        return f"output/{self.rules[rule].folder}/{name}"
-
-    def manifest(self, rule: str, name: str) -> str:
-        """Return the path of the manifest of a job's result."""
-        return f"{self.result(rule, name)}.manifest.json"
-
-    def program(self, rule: str, name: str) -> str:
-        """Return the name of the program of a job in scripts/."""
-        is_command = rule.startswith("train_") and "command" in self.describe(rule, name).settings
-        return "run_command" if is_command else self.rules[rule].program or rule
-
-    def _describe(self, rule: str, name: str) -> Description:
-        """Return the description of a job."""
-        return self.rules[rule].describe(self.config, *name.split("/"))
-
-    def _spec(self, rule: str, name: str) -> tuple[dict[str, Any], str]:
-        """Return the spec of a job and its digest."""
-        description = self.describe(rule, name)
-        settings = description.settings
-        inputs = {
-            key: {"rule": job[0], "name": job[1], "path": self.result(*job)}
-            for key, job in description.inputs.items()
-        }
-        files = description.files
-        digests = self.file_digests.digests(files.values())
-        code = self._code(self.program(rule, name), *selected_code(settings))
-        spec: dict[str, Any] = {
-            "rule": rule,
-            "name": name,
-            "path": self.result(rule, name),
-            "settings": settings,
-            "inputs": inputs,
-            "files": {name: digests[path] for name, path in files.items()},
-            "code": code.digests,
-            "requirements": self._pins(code.imports, self.root / "requirements.txt"),
-        }
-        if self.rules[rule].shows_provenance:
-            spec["shows_provenance"] = True
-            spec["names"] = self.names(rule, name)
-        if self.rules[rule].work:
-            spec |= self._of_models(rule, name)
-        return spec, digest(spec)
-
-    def _of_models(self, rule: str, name: str) -> dict[str, Any]:
-        """Return what else a spec of a job has that runs a model, only where it is set."""
-        stage, recipe = recipe_of(rule, name)
-        found: dict[str, Any] = {}
-        if self.config.values["deterministic"]:
-            found["deterministic"] = True
-        placed = self.config.recipe(stage, recipe)["placement"].get("environment")
-        # The variables that may change how libraries compute.
-        if variables := computing_variables(placed or {}):
-            found["environment"] = variables
-        # A sweep over placements measures each: its trainings share no result.
-        _, swept = self.config.swept.get(Reference(stage, recipe), ("", {}))
-        if self.rules[rule].work == "training" and "placement" in swept:
-            found["placement"] = swept["placement"]
-        return found
-
-    def names(self, rule: str, name: str) -> dict[str, dict[str, str]]:
-        """Return the paths of the inputs of a job and of all jobs upstream, by the path of each."""
-        names: dict[str, dict[str, str]] = {}
-        pending = [(rule, name)]
-        for job in pending:
-            if self.result(*job) not in names:
-                inputs = self.describe(*job).inputs
-                names[self.result(*job)] = {key: self.result(*up) for key, up in inputs.items()}
-                pending += inputs.values()
-        return names
-
 
 # The specs of jobs, which their programs read.
 SPECS = Path("output/specs")
 
 
-def spec_path(rule: str, name: str, spec_digest: str) -> Path:
-    """Return the path of a job's spec file."""
-    return SPECS / rule / f"{name}-{spec_digest[:16]}.json"
-
-
-def write_spec(spec: Mapping[str, Any]) -> str:
-    """Write the spec file of a job, unless it exists, and return its path.
-
-    Jobs compare a spec file with its name; a damaged one is replaced here.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    path = spec_path(spec["rule"], spec["name"], digest(spec))
-    text = json.dumps(spec, indent=1, sort_keys=True) + "\n"
-    if not path.exists() or path.read_text(errors="replace") != text:
-        write_atomically(path, text, durable=False)
-    return str(path)
-
-
-class Staleness:
-    """The results that the store has of the jobs of today.
-
-    Args:
-        specs: The specs of all jobs.
+class PlannedJob:
+    """A job as the config has it today. Each property is determined once, when it is asked for.
 
     Attributes:
-        reporting: Whether Snakemake writes a report, which shows results as they are on disk.
-        checks_files: Whether jobs will run: the files that they read are compared with manifests,
-            and a damaged result is made again.
-        stale: The specs of the results that exist and are stale, by the path of the result. One is
-            also stale if an input is.
-        incomplete: The missing manifests of the folders that exist without them, by folder.
-        links: The results that are up to date and that their paths do not lead to, by path.
+        path: Path of the result.
+        manifest: Path of the manifest of the result.
     """
 
-    def __init__(self, specs: Specs) -> None:
-        self.specs, self.reporting, self.checks_files = specs, False, False
-        self.stores = specs.config.stores
-        self.stale: dict[str, dict[str, Any]] = {}
-        self.incomplete: dict[str, list[str]] = {}
-        self.links: dict[str, Path] = {}
-        self.decide = cache(self._decide)
-        self._results: dict[JobId, Stored | None] = {}
-        self._results_of = cache(self._find_results_of)
+    def __init__(self, jobs: "Jobs", rule: str, name: str) -> None:
+        self.jobs, self.rule, self.name, self.row = jobs, rule, name, jobs.rules[rule]
+        self.path = f"output/{self.row.folder}/{name}"
+        self.manifest = f"{self.path}.manifest.json"
 
-    def _decide(self, rule: str, name: str) -> None:
-        """Decide whether the result of a job is stale.
+    @cached_property
+    def description(self) -> Description:
+        """What the job is made from, apart from its code and the pinned libraries."""
+        return self.row.describe(self.jobs.config, *self.name.split("/"))
 
-        Raises:
-            InputError: It is, and Snakemake writes a report.
-        """
-        spec, _ = self.specs.spec(rule, name)
-        path, stored = spec["path"], self.result(rule, name)
-        exists = manifest_path(path).exists()
-        if stored is None and exists:
-            self.stale[path] = spec
-        elif stored is not None and not is_linked(path, stored.folder):
-            self.links[path] = stored.folder
-        if exists and (path in self.stale or path in self.links):
-            self._require_report_input(path, "stale")
+    @cached_property
+    def inputs(self) -> dict[str, "PlannedJob"]:
+        """The jobs upstream, by the keys that the program uses for them."""
+        return {key: self.jobs[job] for key, job in self.description.inputs.items()}
 
-    def link(self) -> list[str]:
-        """Have the paths of results lead to the versions that are up to date; return the paths.
+    @cached_property
+    def depth(self) -> int:
+        """The number of jobs in the longest chain of jobs upstream, and this one."""
+        return 1 + max((job.depth for job in self.inputs.values()), default=0)
 
-        Raises:
-            InputError: A path has something else than a link.
-        """
-        linked, self.links = self.links, {}
-        for path, folder in linked.items():
-            link_result(path, folder)
-        return list(linked)
+    @property
+    def program(self) -> str:
+        """Name of the program in scripts/."""
+        if self.row.work == "training" and "command" in self.description.settings:
+            return "run_command"
+        return self.row.program or self.rule
 
-    def decide_folder(self, folder: str, manifests: Iterable[str]) -> None:
-        """Decide whether a folder that users ask for lacks manifests.
+    @cached_property
+    def placement(self) -> Placement:
+        """Where and how the job runs."""
+        return job_placement(self.jobs.config, self.rule, self.name)
 
-        Raises:
-            InputError: It does, and Snakemake writes a report.
-        """
-        missing = [path for path in manifests if not Path(path).exists()]
-        if missing:
-            self._require_report_input(folder, "incomplete")
-            if Path(folder).exists():
-                self.incomplete[folder] = missing
+    @cached_property
+    def options(self) -> RunOptions:
+        """What else a run of the job uses."""
+        return run_options(self.jobs.config, self.rule, self.description, self.jobs.words)
 
-    def result(self, rule: str, name: str) -> Stored | None:
-        """Return the up-to-date result of a job, if a store has it."""
-        if (rule, name) not in self._results:
-            self._results[rule, name] = self._result(rule, name)
-        return self._results[rule, name]
+    # --- specs --------------------------------------------------------------------------------
 
-    def _result(self, rule: str, name: str) -> Stored | None:
-        spec, _ = self.specs.spec(rule, name)
-        upstream, found = self.specs.describe(rule, name).inputs, None
-        digests = {
-            key: input_digest(spec, stored.manifest)
-            for key, job in upstream.items()
-            if (stored := self.result(*job)) is not None
+    @cached_property
+    def spec(self) -> dict[str, Any]:
+        """What the job is made from, apart from the content of its inputs."""
+        settings, files = self.description.settings, self.description.files
+        digests = self.jobs.file_digests(files.values())
+        code = self.jobs.code(self.program, *selected_code(settings))
+        spec: dict[str, Any] = {
+            "rule": self.rule,
+            "name": self.name,
+            "path": self.path,
+            "settings": settings,
+            "inputs": {
+                key: {"rule": job.rule, "name": job.name, "path": job.path}
+                for key, job in self.inputs.items()
+            },
+            "files": {name: digests[path] for name, path in files.items()},
+            "code": code.digests,
+            "requirements": self.jobs.pins(code.imports),
         }
-        if len(digests) == len(upstream):
-            key = store_key(spec, digests)
-            stored_in = (complete_result(store / rule / key) for store in self.stores)
+        if self.row.shows_provenance:
+            spec |= {"shows_provenance": True, "names": self.names}
+        return spec | self._of_models() if self.row.work else spec
+
+    def _of_models(self) -> dict[str, Any]:
+        """Return what else a spec of a job has that runs a model, only where it is set."""
+        config, (stage, recipe) = self.jobs.config, recipe_of(self.rule, self.name)
+        placed = config.recipe(stage, recipe)["placement"].get("environment")
+        # A sweep over placements measures each: its trainings share no result.
+        _, swept = config.swept.get(Reference(stage, recipe), ("", {}))
+        found = {
+            "deterministic": config.values["deterministic"],
+            # The variables that may change how libraries compute.
+            "environment": computing_variables(placed or {}),
+            "placement": swept.get("placement") if self.row.work == "training" else None,
+        }
+        return {key: value for key, value in found.items() if value}
+
+    @property
+    def names(self) -> dict[str, dict[str, str]]:
+        """The paths of the inputs of this job and of all jobs upstream, by the path of each."""
+        return {
+            job.path: {key: upstream.path for key, upstream in job.inputs.items()}
+            for job in with_upstream([self])
+        }
+
+    @cached_property
+    def spec_file(self) -> Path:
+        """Path of the file from which the program reads the spec."""
+        return SPECS / self.rule / f"{self.name}-{digest(self.spec)[:16]}.json"
+
+    def write_spec(self) -> None:
+        """Write the spec file, unless it exists.
+
+        Jobs compare a spec file with its name; a damaged one is replaced here.
+        """
+        path, text = self.spec_file, json.dumps(self.spec, indent=1, sort_keys=True) + "\n"
+        if not path.exists() or path.read_text(errors="replace") != text:
+            write_atomically(path, text, durable=False)
+
+    # --- results ------------------------------------------------------------------------------
+
+    @cached_property
+    def result(self) -> Stored | None:
+        """The up-to-date result, if a store has it."""
+        digests = {
+            key: input_digest(self.spec, job.result.manifest)
+            for key, job in self.inputs.items()
+            if job.result is not None
+        }
+        if len(digests) == len(self.inputs):
+            folder = Path(self.rule, store_key(self.spec, digests))
+            stored_in = (complete_result(store / folder) for store in self.jobs.config.stores)
             found = next(filter(None, stored_in), None)
-            if found is None and self.checks_files:
-                for job in upstream.values():
-                    self._check(job)
+            if found is None and self.jobs.will_run:
+                for job in self.inputs.values():
+                    job.check_files()
             return found
         # Inputs that were deleted: a result remains that was made from what they would be.
-        results = self._results_of(rule)
-        for stored in results.get(digest(without_names(spec)), ()) if results else ():
+        results = self.jobs.results_of(self.rule)
+        for stored in results.get(digest(without_names(self.spec)), ()) if results else ():
             recorded, lineage = stored.manifest["inputs"], stored.manifest["lineage"]
             if all(
                 recorded[key]["digest"] == digests[key]
                 if key in digests
-                else self._was_made_as_planned(job, recorded[key]["result"], lineage)
-                for key, job in upstream.items()
+                else job.was_made_as_planned(recorded[key]["result"], lineage)
+                for key, job in self.inputs.items()
             ):
-                found = stored
-        return found
+                return stored
+        return None
 
-    def _check(self, job: JobId) -> None:
-        """Compare the files of an input of a job that will run with its manifest.
+    @cached_property
+    def existed(self) -> bool:
+        """Whether the path led to a result, up to date or not, when this was asked first."""
+        return Path(self.manifest).exists()
 
-        A damaged result is made again.
+    @property
+    def is_stale(self) -> bool:
+        """Whether there is a result, and none that is up to date."""
+        return self.existed and self.result is None
+
+    def check_files(self) -> None:
+        """Compare the files of the result with its manifest: a damaged one is made again."""
+        if self.result is not None and not is_undamaged(self.result.folder):
+            self.result = None
+
+    def was_made_as_planned(self, result: str, lineage: Lineage) -> bool:
+        """Return whether the job has or would make the content that a lineage has of it.
+
+        result: Its RULE/KEY in the lineage.
         """
-        stored = self._results[job]
-        assert stored is not None
-        if not is_undamaged(stored.folder):
-            self._results[job] = None
-            spec, _ = self.specs.spec(*job)
-            self.stale[spec["path"]] = spec
+        recorded = lineage.get(result)
+        if recorded is None:
+            return False
+        if self.result is not None:
+            return content_digest(self.result.manifest) == recorded["content"]
+        return recorded["spec"] == digest(without_names(self.spec)) and all(
+            job.was_made_as_planned(recorded["inputs"][key], lineage)
+            for key, job in self.inputs.items()
+        )
+
+
+class Jobs(dict[JobId, PlannedJob]):
+    """The jobs of a config by rule and name. One is added when it is asked for.
+
+    Args:
+        config: The checked config.
+        root: Folder of scripts/ and of the locked requirements.
+        words: The options of Snakemake with which results are rebuilt.
+
+    Attributes:
+        rules: The rules by name.
+        will_run: Whether jobs will run: the files that they read are compared with manifests.
+    """
+
+    def __init__(self, config: Config, root: Path, words: Sequence[str] = ()) -> None:
+        super().__init__()
+        self.config, self.words, self.rules, self.will_run = config, words, RULES, False
+        self.file_digests = DigestCache(MEMORY / "digests.json").digests
+        self.code = cache(Modules(root / "scripts").code)
+        lock = root / "requirements.txt"
+        self.pins = cache(partial(pins_of, lock=lock, digests=self.file_digests))
+        self.results_of = cache(self._find_results_of)
+
+    def __missing__(self, job: JobId) -> PlannedJob:
+        self[job] = planned = PlannedJob(self, *job)
+        return planned
 
     def _find_results_of(self, rule: str) -> dict[str, list[Stored]]:
         """Return the complete results of a rule by the digests of their specs."""
         found: dict[str, list[Stored]] = {}
-        for store in self.stores:
+        for store in self.config.stores:
             for stored in filter(None, map(complete_result, stored_folders(store, rule))):
                 found.setdefault(digest(stored.manifest["spec"]), []).append(stored)
         return found
 
-    def _was_made_as_planned(self, job: JobId, result: str, lineage: Lineage) -> bool:
-        """Return whether a job has or would make the content that a lineage has of it.
+    def forget_results(self) -> None:
+        """Have the stores read again, after jobs have run."""
+        self.will_run = False
+        self.results_of.cache_clear()
+        for job in self.values():
+            vars(job).pop("result", None)
 
-        result: Its RULE/KEY in the lineage.
-        """
-        recorded, stored = lineage.get(result), self.result(*job)
-        if recorded is None:
-            return False
-        if stored is not None:
-            return content_digest(stored.manifest) == recorded["content"]
-        spec, _ = self.specs.spec(*job)
-        return recorded["spec"] == digest(without_names(spec)) and all(
-            self._was_made_as_planned(up, recorded["inputs"][key], lineage)
-            for key, up in self.specs.describe(*job).inputs.items()
-        )
 
-    def _require_report_input(self, path: str, state: str) -> None:
-        """Raise InputError if Snakemake writes a report and a result is not up to date."""
-        if self.reporting:
-            raise InputError(
-                f"{path} is {state}, and a report shows results that are up to date: first run the"
-                " same command with --cores 1 instead of --report (python scripts/explain.py prints"
-                " what changed)"
-            )
+def with_upstream(wanted: Iterable[PlannedJob]) -> list[PlannedJob]:
+    """Return jobs and all jobs upstream of them, each after those that it reads."""
+    pending = list(wanted)
+    found = set(pending)
+    for job in pending:
+        upstream = set(job.inputs.values()) - found
+        found |= upstream
+        pending += upstream
+    return sorted(found, key=lambda job: (job.depth, job.path))

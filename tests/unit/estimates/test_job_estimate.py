@@ -11,8 +11,8 @@ from snakechat.data.ragged_arrays import open_ragged
 from snakechat.estimates import job_estimate
 from snakechat.estimates.flops import GPUS
 from snakechat.estimates.job_estimate import GIB, JobEstimate, total_flops
-from snakechat.jobs.planner import Plan, PlannedJob, with_upstream
-from snakechat.jobs.staleness import Specs
+from snakechat.jobs.planner import Plan
+from snakechat.jobs.staleness import Jobs, with_upstream
 from support.configs import load
 from support.specs import ONE_GPU, OPT_CONFIGS
 
@@ -38,10 +38,10 @@ def fresh_folder(tmp_path, monkeypatch):
 
 def plan_of(rule, stage, recipe, **placement):
     """Return the plan of a job of a recipe. Jobs have one GPU, with changes."""
-    specs = Specs(load({stage: {"recipes": {"mine": recipe}}, **OTHERS}), ROOT)
-    jobs = with_upstream(specs, [(rule, "mine")])
-    placement = replace(ONE_GPU, **placement)
-    planned = {specs.result(*job): PlannedJob(specs.spec(*job)[0], placement) for job in jobs}
+    jobs = Jobs(load({stage: {"recipes": {"mine": recipe}}, **OTHERS}), ROOT)
+    planned = {job.path: job for job in with_upstream([jobs[rule, "mine"]])}
+    for job in planned.values():
+        job.placement = replace(ONE_GPU, **placement)
     return Plan(planned, set(planned))
 
 

@@ -7,8 +7,7 @@ import pytest
 from conftest import ROOT
 from snakechat.config.loading import load_config
 from snakechat.config.recipes import ConfigError
-from snakechat.jobs.rules import run_options
-from snakechat.jobs.staleness import Specs
+from snakechat.jobs.staleness import Jobs
 from support.configs import config_values
 
 RECIPE = {
@@ -23,8 +22,8 @@ FILES = {"train.sh": "train", "lib/a.sh": "a", "lock.txt": "pytest==1", "other.s
 
 
 @pytest.fixture
-def specs(tmp_path):
-    """A function that returns the Specs of recipe dpo/mine with changes of its keys."""
+def jobs_of(tmp_path):
+    """A function that returns the Jobs of recipe dpo/mine with changes of its keys."""
     for name, text in FILES.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -32,17 +31,17 @@ def specs(tmp_path):
     def of_changes(stage="dpo", **changes):
         recipe = {key: value for key, value in (RECIPE | changes).items() if value is not None}
         values = config_values({stage: {"recipes": {"mine": recipe}}})
-        return Specs(load_config(values, tmp_path, ROOT, {}), ROOT)
+        return Jobs(load_config(values, tmp_path, ROOT, {}), ROOT)
 
     return of_changes
 
 
-def spec_of(specs, rule="train_dpo", name="mine"):
-    return specs.spec(rule, name)[0]
+def spec_of(jobs, rule="train_dpo", name="mine"):
+    return jobs[rule, name].spec
 
 
-def test_a_command_reads_its_model_its_rows_and_its_files(specs):
-    found = specs()
+def test_a_command_reads_its_model_its_rows_and_its_files(jobs_of):
+    found = jobs_of()
     spec = spec_of(found)
     assert spec["settings"] == {"command": RECIPE["command"]}
     jobs = {key: (up["rule"], up["name"]) for key, up in spec["inputs"].items()}
@@ -52,18 +51,15 @@ def test_a_command_reads_its_model_its_rows_and_its_files(specs):
     assert "run_command.py" in spec["code"]
     assert not any("modeling/" in name for name in spec["code"])
     assert spec["requirements"].keys() == {"python"}
-    description = found.describe("train_dpo", "mine")
-    assert run_options(found.config, "train_dpo", description, []).source == str(
-        found.config.local_path("")
-    )
+    assert found["train_dpo", "mine"].options.source == str(found.config.local_path(""))
 
 
-def test_rows_are_those_of_the_tokens_whatever_their_length(specs):
+def test_rows_are_those_of_the_tokens_whatever_their_length(jobs_of):
     before, after = (
-        spec_of(specs(max_length=length), "render_rows", "dpo/mine") for length in (96, 64)
+        spec_of(jobs_of(max_length=length), "render_rows", "dpo/mine") for length in (96, 64)
     )
     assert before == after
-    tokens = spec_of(specs(), "tokenize_dpo")
+    tokens = spec_of(jobs_of(), "tokenize_dpo")
     assert tokens["settings"] == {**before["settings"], "max_length": 96}
 
 
@@ -95,20 +91,20 @@ LOCKED = {"lock": "lock.txt"}
     ids=lambda value: "",
 )
 def test_an_edit_makes_a_training_stale_that_depends_on_it(
-    before, after, action, is_stale, specs, tmp_path
+    before, after, action, is_stale, jobs_of, tmp_path
 ):
-    first = spec_of(specs(**before))
+    first = spec_of(jobs_of(**before))
     if action:
         action(tmp_path)
-    assert (first != spec_of(specs(**after))) == is_stale
+    assert (first != spec_of(jobs_of(**after))) == is_stale
 
 
-def test_without_a_lock_the_distributions_of_the_interpreter_count(specs):
+def test_without_a_lock_the_distributions_of_the_interpreter_count(jobs_of):
     command = "{python} train.sh {output}"
-    settings = spec_of(specs(command=command))["settings"]
+    settings = spec_of(jobs_of(command=command))["settings"]
     version = {"python": sys.version.split()[0]}
     assert {"torch", "python"} < settings["distributions"].keys()
-    settings = spec_of(specs(command=command, lock="lock.txt"))["settings"]
+    settings = spec_of(jobs_of(command=command, lock="lock.txt"))["settings"]
     assert settings["distributions"] == {"pytest": "1"} | version
 
 
@@ -123,19 +119,19 @@ def test_without_a_lock_the_distributions_of_the_interpreter_count(specs):
         ({"command": None}, r"files: \['train.sh', 'lib'\] has no effect without command"),
     ],
 )
-def test_a_wrong_recipe_is_one_line(changes, message, specs):
+def test_a_wrong_recipe_is_one_line(changes, message, jobs_of):
     with pytest.raises(ConfigError, match=rf"^config: dpo\.recipes\.mine[.:]{message}"):
-        spec_of(specs(**changes))
+        spec_of(jobs_of(**changes))
 
 
 RLHF = {"model": None, "max_length": None, "actor": "sft/tiny", "reward": "reward/tiny"}
 
 
-def test_rlhf_has_a_reward_model(specs):
+def test_rlhf_has_a_reward_model(jobs_of):
     command = "train {model} {reference} {reward} {data} {output}"
-    spec = spec_of(specs("rlhf", command=command, **RLHF), "train_rlhf")
+    spec = spec_of(jobs_of("rlhf", command=command, **RLHF), "train_rlhf")
     assert spec["inputs"].keys() == {"actor", "reward", "data"}
-    assert spec_of(specs("rlhf", **RLHF), "train_rlhf")["inputs"].keys() == {"actor", "data"}
+    assert spec_of(jobs_of("rlhf", **RLHF), "train_rlhf")["inputs"].keys() == {"actor", "data"}
     several = {**RLHF, "reward": {"reward/tiny": 1, "reward/judge": 1}}
     with pytest.raises(ConfigError, match=r"{reward} is one model, and reward has 2"):
-        spec_of(specs("rlhf", command=command, **several), "train_rlhf")
+        spec_of(jobs_of("rlhf", command=command, **several), "train_rlhf")

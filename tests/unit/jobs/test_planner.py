@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from snakechat.jobs.data_jobs import Description
-from snakechat.jobs.planner import jobs_of_target, stale_results, with_upstream
+from snakechat.jobs.planner import jobs_of_target, jobs_to_run
 from snakechat.jobs.rules import (
     HARDWARE,
     OF_SLURM,
@@ -14,10 +14,11 @@ from snakechat.jobs.rules import (
     job_resources,
     used_resources,
 )
+from snakechat.jobs.staleness import with_upstream
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import SERIAL, Placement, changed_values
 from support.configs import load
-from support.specs import specs_of_rules
+from support.specs import jobs_of_rules
 
 # --- targets ----------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ def test_another_target_is_an_error(config, target):
 
 @pytest.fixture
 def chain(tmp_path, monkeypatch):
-    """Specs of rules a to d, which nothing has built: b and c read a, and d reads both."""
+    """Jobs of rules a to d, which nothing has built: b and c read a, and d reads both."""
     monkeypatch.chdir(tmp_path)
     readers = {"a": "", "b": "a", "c": "a", "d": "bc"}
 
@@ -69,7 +70,7 @@ def chain(tmp_path, monkeypatch):
         inputs = {upstream: (upstream, "x") for upstream in readers[name]}
         return Rule(lambda config, job: Description({}, inputs), name, program="make")
 
-    return specs_of_rules(tmp_path, ["make"], {name: rule(name) for name in readers})
+    return jobs_of_rules(tmp_path, ["make"], {name: rule(name) for name in readers})
 
 
 @pytest.mark.parametrize(
@@ -85,23 +86,13 @@ def chain(tmp_path, monkeypatch):
         ("d", "c", "cd"),
     ],
 )
-def test_results_are_made_if_stale_or_wanted_or_read_by_those(
-    chain, monkeypatch, missing, stale, made
-):
-    class Decided:
-        def __init__(self, specs):
-            self.stale = {f"output/{name}/x": {} for name in stale}
-
-        def decide(self, rule, name):
-            pass
-
-        def result(self, rule, name):
-            return None if rule in missing + stale else f"the result of {rule}"
-
-    monkeypatch.setattr("snakechat.jobs.planner.Staleness", Decided)
-    jobs = with_upstream(chain, [("d", "x")])
-    found = stale_results(chain, jobs, [("d", "x")])
-    assert "".join(sorted(path.split("/")[1] for path in found)) == made
+def test_results_are_made_if_stale_or_wanted_or_read_by_those(chain, missing, stale, made):
+    wanted = [chain["d", "x"]]
+    jobs = with_upstream(wanted)
+    for job in jobs:
+        job.existed = job.rule not in missing
+        job.result = None if job.rule in missing + stale else f"the result of {job.rule}"
+    assert "".join(sorted(job.rule for job in jobs_to_run(jobs, wanted))) == made
 
 
 # --- placements ---------------------------------------------------------------------------------

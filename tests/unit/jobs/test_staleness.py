@@ -10,8 +10,7 @@ from conftest import ROOT
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.rules import Rule
 from snakechat.jobs.stale_causes import lacking_configfiles, spec_changes
-from snakechat.jobs.staleness import Specs, Staleness, write_spec
-from snakechat.workflow.errors import InputError
+from snakechat.jobs.staleness import Jobs
 from snakechat.workflow.links import link_result
 from snakechat.workflow.manifest import (
     STORE,
@@ -25,7 +24,7 @@ from snakechat.workflow.manifest import (
     without_names,
 )
 from support.configs import load
-from support.specs import EMPTY_SPEC, specs_of_rules
+from support.specs import EMPTY_SPEC, jobs_of_rules
 
 # --- specs --------------------------------------------------------------------------------------
 
@@ -33,30 +32,29 @@ from support.specs import EMPTY_SPEC, specs_of_rules
 def test_the_code_of_a_spec_has_the_reward_functions_of_its_settings(tmp_path):
     description = Description({"reward_functions": {"mine": 1}})
     rules = {"train": Rule(lambda config, name: description, "models/train", program="tool")}
-    specs = specs_of_rules(tmp_path, ["tool"], rules)
+    jobs = jobs_of_rules(tmp_path, ["tool"], rules)
     (tmp_path / "rewards").mkdir()
     (tmp_path / "rewards/mine.py").write_text("WORDS = []\n")
-    spec, _ = specs.spec("train", "a")
-    assert spec["code"].keys() == {"tool.py", "rewards/mine.py"}
+    assert jobs["train", "a"].spec["code"].keys() == {"tool.py", "rewards/mine.py"}
 
 
 def test_a_damaged_spec_file_is_written_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    spec = {"rule": "train", "name": "sft/a", "settings": {"rate": 1}}
-    path = Path(write_spec(spec))
-    path.write_text(path.read_text().replace("rate", "other", 1))
-    assert write_spec(spec) == str(path)
-    assert json.loads(path.read_text()) == spec
+    job = Jobs(load(), ROOT)["split_dataset", "toy"]
+    for _ in range(2):
+        job.write_spec()
+        assert json.loads(job.spec_file.read_text()) == job.spec
+        job.spec_file.write_text(job.spec_file.read_text().replace("seed", "other", 1))
 
 
 def test_a_sweep_over_placements_has_a_training_of_each():
     over = {"placement": ["cpu", "multi_node"], "learning_rate": [0.1]}
     sweep = {"stage": "sft", "recipe": "tiny", "over": over}
-    specs = Specs(load({"sweeps": {"mine": sweep}}), ROOT)
+    jobs = Jobs(load({"sweeps": {"mine": sweep}}), ROOT)
     names = [f"mine-placement-{each}-learning_rate-0.1" for each in over["placement"]]
-    trained = [without_names(specs.spec("train_sft", name)[0]) for name in names]
+    trained = [without_names(jobs["train_sft", name].spec) for name in names]
     assert [spec.pop("placement") for spec in trained] == over["placement"]
-    tokens = [without_names(specs.spec("tokenize_sft", name)[0]) for name in names]
+    tokens = [without_names(jobs["tokenize_sft", name].spec) for name in names]
     assert tokens[0] == tokens[1] and trained[0] == trained[1]
 
 
@@ -64,32 +62,31 @@ def test_a_sweep_over_placements_has_a_training_of_each():
 
 
 @pytest.fixture
-def specs(tmp_path, monkeypatch):
-    """Specs of `first`, and of `second`, which reads it. Both are built."""
+def jobs(tmp_path, monkeypatch):
+    """Jobs of `first`, and of `second`, which reads it. Both are built."""
     monkeypatch.chdir(tmp_path)
-    specs = specs_of_rules(tmp_path, ("first", "second", "third"), {})
-    describe(specs, "first")
-    describe(specs, "second", inputs={"first": ("first", "a")})
-    build(specs, "first")
-    build(specs, "second")
-    return specs
+    jobs = jobs_of_rules(tmp_path, ("first", "second", "third"), {})
+    describe(jobs, "first")
+    describe(jobs, "second", inputs={"first": ("first", "a")})
+    build(jobs, "first")
+    build(jobs, "second")
+    return jobs
 
 
-def describe(specs, rule, inputs=None, shows_provenance=False, **settings):
+def describe(jobs, rule, inputs=None, shows_provenance=False, **settings):
     """Describe the job `a` of a rule, by default with the inputs that it has."""
-    if inputs is None and rule in specs.rules:
-        inputs = specs.describe(rule, "a").inputs
+    if inputs is None and rule in jobs.rules:
+        inputs = jobs[rule, "a"].description.inputs
     description = Description(settings, inputs or {})
-    specs.rules[rule] = Rule(
+    jobs.rules[rule] = Rule(
         lambda config, name: description, rule, shows_provenance=shows_provenance
     )
-    specs.describe.cache_clear()
-    specs.spec.cache_clear()
+    jobs.clear()
 
 
-def build(specs, rule, text=None):
+def build(jobs, rule, text=None):
     """Write a result into the store and link its path to it, as a program does."""
-    spec, _ = specs.spec(rule, "a")
+    spec = jobs[rule, "a"].spec
     result = Path("build")
     result.mkdir()
     (result / "rows.txt").write_text(text or rule)
@@ -113,35 +110,25 @@ def build(specs, rule, text=None):
     link_result(spec["path"], folder)
 
 
-def decided(specs, *rules, reporting=False):
-    """Return the Staleness of the results of these rules."""
-    staleness = Staleness(specs)
-    staleness.reporting = reporting
-    for rule in rules:
-        staleness.decide(rule, "a")
-    return staleness
+def stale(jobs, *rules):
+    """Return which of these rules have a result and none that is up to date."""
+    jobs.clear()
+    jobs.forget_results()
+    return {rule for rule in rules if jobs[rule, "a"].is_stale}
 
 
-def stale(specs, *rules):
-    """Return which results of these rules are stale."""
-    return set(decided(specs, *rules).stale)
-
-
-def delete(specs, rule):
+def delete(jobs, rule):
     """Delete a result, its earlier versions and the path that leads to it."""
-    path = specs.result(rule, "a")
+    path = jobs[rule, "a"].path
     shutil.rmtree(STORE / rule)
     Path(path).unlink()
     manifest_path(path).unlink()
 
 
-def rebuild_first(specs, setting, text="first"):
+def rebuild_first(jobs, setting, text="first"):
     """Build `first` from another spec, with this text."""
-    describe(specs, "first", setting=setting)
-    build(specs, "first", text)
-
-
-SECOND = {"output/second/a"}
+    describe(jobs, "first", setting=setting)
+    build(jobs, "first", text)
 
 
 @pytest.mark.parametrize(
@@ -152,67 +139,58 @@ SECOND = {"output/second/a"}
         lambda result: (result / "manifest.json").write_text("{"),
     ],
 )
-def test_a_damaged_result_is_stale(specs, damage):
-    assert stale(specs, "first", "second") == set()
+def test_a_damaged_result_is_stale(jobs, damage):
+    assert stale(jobs, "first", "second") == set()
     damage(Path("output/second/a"))
-    assert stale(specs, "first", "second") == SECOND
+    assert stale(jobs, "first", "second") == {"second"}
+
+
+def test_a_job_that_will_run_finds_that_an_input_has_other_bytes(jobs, capsys):
+    describe(jobs, "second", setting=1)
+    # Of the same size.
+    Path("output/first/a/rows.txt").write_text("FIRST")
+    assert stale(jobs, "second", "first") == {"second"}
+    jobs.forget_results()
+    jobs.will_run = True
+    assert jobs["second", "a"].is_stale and jobs["first", "a"].is_stale
+    assert "is damaged and is made again: rows.txt has other content" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("text", "shows_provenance", "expected"),
-    [("other", False, SECOND), ("first", False, set()), ("first", True, SECOND)],
+    [("other", False, {"second"}), ("first", False, set()), ("first", True, {"second"})],
 )
 def test_a_result_is_stale_if_its_input_was_rebuilt_with_other_content(
-    specs, text, shows_provenance, expected
+    jobs, text, shows_provenance, expected
 ):
-    describe(specs, "second", shows_provenance=shows_provenance)
-    build(specs, "second")
-    rebuild_first(specs, 1, text)
-    assert stale(specs, "second") == expected
+    describe(jobs, "second", shows_provenance=shows_provenance)
+    build(jobs, "second")
+    rebuild_first(jobs, 1, text)
+    assert stale(jobs, "second") == expected
 
 
-def test_a_missing_input_makes_a_result_stale_if_it_would_be_made_from_another_spec(specs):
-    delete(specs, "first")
-    assert stale(specs, "second") == set()
-    describe(specs, "first", setting=1)
-    assert stale(specs, "second") == SECOND
+def test_a_missing_input_makes_a_result_stale_if_it_would_be_made_from_another_spec(jobs):
+    delete(jobs, "first")
+    assert stale(jobs, "second") == set()
+    describe(jobs, "first", setting=1)
+    assert stale(jobs, "second") == {"second"}
 
 
-def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(specs):
-    describe(specs, "third", inputs={"second": ("second", "a")})
-    build(specs, "third")
-    delete(specs, "second")
-    assert stale(specs, "third") == set()
-    rebuild_first(specs, 0, "other")
-    assert stale(specs, "third") == {"output/third/a"}
+def test_a_missing_input_whose_own_input_has_other_content_makes_a_result_stale(jobs):
+    describe(jobs, "third", inputs={"second": ("second", "a")})
+    build(jobs, "third")
+    delete(jobs, "second")
+    assert stale(jobs, "third") == set()
+    rebuild_first(jobs, 0, "other")
+    assert stale(jobs, "third") == {"third"}
 
 
-def test_an_earlier_version_is_up_to_date_and_is_linked(specs):
-    results = [Path("output/first/a"), Path("output/second/a")]
-    versions = [result.resolve() for result in results]
-    rebuild_first(specs, 1, "other")
-    build(specs, "second")
-    describe(specs, "first")
-    staleness = decided(specs, "first", "second")
-    assert not staleness.stale and len(staleness.links) == 2
-    with pytest.raises(InputError, match="output/first/a is stale, and a report shows"):
-        decided(specs, "first", reporting=True)
-    staleness.link()
-    assert [result.resolve() for result in results] == versions
-    assert not decided(specs, "first", "second", reporting=True).stale
-
-
-def test_a_folder_without_its_manifest_is_incomplete(specs):
-    manifests = ["output/first/a.manifest.json", "output/second/a.manifest.json"]
-    staleness = Staleness(specs)
-    staleness.decide_folder("output/second/a", manifests)
-    assert not staleness.incomplete
-    Path(manifests[1]).unlink()
-    staleness.decide_folder("output/second/a", manifests)
-    assert staleness.incomplete == {"output/second/a": manifests[1:]}
-    staleness.reporting = True
-    with pytest.raises(InputError, match="output/second/a is incomplete"):
-        staleness.decide_folder("output/second/a", manifests)
+def test_an_earlier_version_is_up_to_date(jobs):
+    folder = jobs["first", "a"].result.folder
+    rebuild_first(jobs, 1, "other")
+    assert jobs["first", "a"].result.folder != folder
+    describe(jobs, "first")
+    assert jobs["first", "a"].result.folder == folder
 
 
 # --- causes -------------------------------------------------------------------------------------
