@@ -19,11 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from snakemake.io import ancient
+
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import STAGES
 from snakechat.config.references import api_key
 from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
-from snakechat.jobs.rules import RULES, job_resources, recipe_of, used_resources
+from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter, snakemake_options
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
@@ -40,7 +42,7 @@ from snakechat.workflow.links import (
 )
 from snakechat.workflow.manifest import MANIFEST, canonical_json
 from snakechat.workflow.processes import Placement, changed_values
-from snakechat.workflow.snakemake_adapter import Stamp, forget, without_time
+from snakechat.workflow.snakemake_adapter import Stamp, forget
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
@@ -70,18 +72,17 @@ def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any])
     prefix = workflow.modifier.path_modifier.replace_prefix("output/x")
     if not prefix.endswith("output/x"):
         raise InputError("replace_prefix of a module changes paths below output/: use prefix")
-    key = (prefix.removesuffix("output/x"), config)
-    before: RuleFunctions | None = vars(workflow).get("snakechat")
-    if before is None:
+    key = prefix.removesuffix("output/x"), config
+    if "snakechat" not in vars(workflow):
         key = copy.deepcopy(key)
-        workflow.snakechat = before = RuleFunctions(workflow, config, planned, key[0])
-        before.key = key
-    elif before.key != key:
+        workflow.snakechat = key, RuleFunctions(workflow, config, planned, key[0])
+    before, functions = workflow.snakechat
+    if before != key:
         raise InputError(
             "two modules are Snakechat, and their config or their prefix differ: use one, whose"
             " config has the recipes of both"
         )
-    return before
+    return functions  # type: ignore[no-any-return]
 
 
 class RuleFunctions:
@@ -96,13 +97,10 @@ class RuleFunctions:
             output/ is a link: jobs write below output/ of the current folder.
 
     Attributes:
-        key: The prefix and the config that another use of the same module has, too.
         config: The checked config.
         snapshot: The sources that jobs run.
         build_file: The file that jobs plan with.
     """
-
-    key: tuple[str, dict[str, Any]]
 
     def __init__(
         self, workflow: Any, config: dict[str, Any], planned: dict[str, Any], prefix: str
@@ -137,7 +135,6 @@ class RuleFunctions:
         # The jobs that were asked for, and what folders that users ask for lack, by output.
         self._makes: dict[str, PlannedJob] = {}
         self._lacks: dict[str, list[str]] = {}
-        self._placement = functools.cache(self._find_placement)
         self._will_run = functools.cache(self._find_will_run)
         self._begin_planning = functools.cache(self._check_inputs)
         # The names of our rules in the workflow, where a module may have changed them.
@@ -150,8 +147,7 @@ class RuleFunctions:
         snakemake_adapter.keep_published_files(self._rules.keys())
         at_builds = map(fails_in_one_line, (self.begin, self.start, self.finish))
         snakemake_adapter.call_at_builds(workflow, *at_builds)
-        snakemake_adapter.hide_messages(set(self._rules))
-        snakemake_adapter.repeat_errors(self._out_of_memory)
+        snakemake_adapter.change_messages(set(self._rules), self._changes, self._out_of_memory)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -172,7 +168,7 @@ class RuleFunctions:
                 assert job.inputs[key].path == fixed[key].format(**wildcards), (rule, key)
             self._makes[self._prefix + job.manifest] = job
             self._is_planned = True
-            if is_stale and self._stamp and self._stamp.is_later:
+            if is_stale and self._stamp and self._stamp.times_started:
                 self._planned_later.append(job)
             inputs = {key: self._input(each, will_run) for key, each in job.inputs.items()}
             return {**inputs, **self._stamp_input(is_stale)}
@@ -190,7 +186,7 @@ class RuleFunctions:
         path = job.manifest
         if job.result is not None and not Path(path).exists():
             path = str(job.result.folder / MANIFEST)
-        return path if will_run else without_time(path)
+        return path if will_run else ancient(path)
 
     def _stamp_input(self, is_stale: bool) -> dict[str, Any]:
         """Return the input that has Snakemake run a job if it is stale."""
@@ -225,15 +221,16 @@ class RuleFunctions:
     @property
     def resources(self) -> dict[str, RuleFunction]:
         """The resources of a job that runs a model."""
+        defaults = self.workflow.resource_settings._parsed_default_resources
 
         def lookup(key: str, wildcards: Any, rulename: str) -> int | str | None:
             job = self._jobs[self._rules[rulename], "/".join(wildcards)]
             # It may have run out of memory in this build.
             failures = self._out_of_memory[f"{self._prefix}output/logs/{job.rule}/{job.name}.log"]
             found = job_resources(self._placement(job), failures)[key]
-            return default(key) if found is None else found
+            # Otherwise, the options or the profile may give one.
+            return getattr(defaults.get(key), "raw", None) if found is None else found
 
-        default = functools.cache(partial(snakemake_options.default_resource, self.workflow))
         return {key: fails_in_one_line(partial(lookup, key)) for key in used_resources(self.config)}
 
     # --- targets ------------------------------------------------------------------------------
@@ -246,15 +243,15 @@ class RuleFunctions:
 
         @fails_in_one_line
         def lookup(wildcards: Any) -> dict[str, Any]:
-            name, is_recipe = "/".join(wildcards), folder in STAGES
+            name = "/".join(wildcards)
             path = f"output/{folder}/{name}"
-            made = folder_jobs(self.config, folder, name) if is_recipe else [("draw_report", name)]
-            jobs = [self._jobs[job] for job in made]
+            jobs = [self._jobs[job] for job in folder_jobs(self.config, folder, name)]
             inputs = [self._input(job, self._will_run(job)) for job in jobs]
-            # A model that was built for a page alone has no report yet.
-            report = [f"output/report/{folder}/{name}"] if is_recipe else []
-            manifests = [job.manifest for job in jobs] if self._is_report else inputs
-            missing = [each for each in [*manifests, *report] if not Path(each).exists()]
+            parts = [job.manifest for job in jobs] if self._is_report else inputs
+            if folder in STAGES:
+                # A model that was built for a page alone has no report yet.
+                parts = [*parts, f"output/report/{folder}/{name}"]
+            missing = [part for part in parts if not Path(part).exists()]
             if missing:
                 self._require_report_input(path, "incomplete")
             if missing and Path(path).exists():
@@ -268,12 +265,7 @@ class RuleFunctions:
         """Input function of a folder or a file of a result: its manifest."""
         path = f"output/{'/'.join(wildcards)}"
         [job] = [self._jobs[each] for each in jobs_of_target(self.config, path)]
-        manifest = self._input(job, self._will_run(job))
-        if job.result is not None:
-            file = job.result.folder / Path(path).relative_to(job.path)
-            if not file.exists():
-                raise InputError(f"{path}: {job.path} has no such file")
-        return {"manifest": manifest, **self._stamp_input(False)}
+        return {"manifest": self._input(job, self._will_run(job)), **self._stamp_input(False)}
 
     @property
     def result_pattern(self) -> str:
@@ -309,21 +301,18 @@ class RuleFunctions:
         lock_output()
         self._is_build = self._jobs.will_run = True
         if self._prefix:
-            self._link_prefix()
+            # Jobs write below output/ of the current folder.
+            path = Path(self._prefix, "output")
+            if not os.path.lexists(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.symlink_to(os.path.relpath("output", path.parent))
+            elif path.resolve() != Path("output").resolve():
+                raise InputError(f"{path} is not a link to output/: move it to another place")
         for store in self.config.stores:
             if is_writable(store):
                 register_root(store, Path("output"))
         if self._stamp:
             self._stamp.begin_build()
-
-    def _link_prefix(self) -> None:
-        """Link output/ below the prefix to output/."""
-        path = Path(self._prefix, "output")
-        if not os.path.lexists(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.symlink_to(os.path.relpath("output", path.parent))
-        elif path.resolve() != Path("output").resolve():
-            raise InputError(f"{path} is not a link to output/: move it to another place")
 
     def start(self) -> None:
         """Write what the jobs that were planned are made from: the snapshot, the build, the specs.
@@ -336,8 +325,7 @@ class RuleFunctions:
         snakemake_adapter.restrict_pods(self.workflow)
         if self._stamp:
             self._stamp.start_jobs()
-        planned = snakemake_adapter.planned_jobs(self.workflow, self._rules)
-        jobs = [self._jobs[job] for *job, will_run in planned if will_run and job[0] in RULES]
+        jobs = self._in_dag(self.workflow.dag.needrun_jobs())
         if not jobs:
             return
         self._ran_jobs = True
@@ -345,8 +333,7 @@ class RuleFunctions:
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
-            on_gpus = [job for job in jobs if self._placement(job).gpus_per_node]
-            check_gpus("/".join(recipe_of(job.rule, job.name)) for job in on_gpus)
+            check_gpus("/".join(job.recipe) for job in jobs if job.placement.gpus_per_node)
         forced = [job.path for job in jobs if self._is_forced(job)]
         settings = [job.spec["settings"] for job in jobs]
         self.snapshot.write()
@@ -363,6 +350,11 @@ class RuleFunctions:
             for name in sorted(judges):
                 api_key(name, self.config.values["llm_judges"][name].get("key_env"))
 
+    def _in_dag(self, jobs: Iterable[Any]) -> list[PlannedJob]:
+        """Return our jobs that have programs, of jobs in the DAG of Snakemake."""
+        found = [(self._rules.get(job.rule.name), job) for job in jobs]
+        return [self._jobs[rule, "/".join(job.wildcards)] for rule, job in found if rule in RULES]
+
     def finish(self) -> None:
         """Complete models, also if no job ran.
 
@@ -371,21 +363,17 @@ class RuleFunctions:
         for job in self._planned_later:
             forget(self.workflow, self._prefix + job.manifest)
         self._jobs.forget_results()
-        recipes = sorted(
-            recipe_of(rule, name)
-            for rule, name, _ in snakemake_adapter.planned_jobs(self.workflow, self._rules)
-            if rule in RULES and RULES[rule].work == "training"
-        )
+        jobs = self._in_dag(self.workflow.dag.jobs)
+        recipes = sorted(job.recipe for job in jobs if job.row.work == "training")
         # Another workflow may read these folders: what is written here makes none of them newer.
         folders = [Path("output", *recipe) for recipe in recipes]
         times = {folder: folder.stat() for folder in folders if folder.exists()}
         for stage, name in recipes:
-            model = self._jobs[f"train_{stage}", name].result
-            jobs = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
-            for part, job in zip(PARTS, jobs, strict=True):
-                made = self._jobs[job].result
-                if model is not None and made is not None:
-                    link_part(f"output/{stage}/{name}", model.folder, part, made.folder)
+            model = self._jobs[f"train_{stage}", name]
+            parts = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
+            for part, made in zip(PARTS, map(self._jobs.__getitem__, parts), strict=True):
+                if model.result is not None and made.result is not None:
+                    link_part(model.path, model.result.folder, part, made.result.folder)
         if recipes:
             # It takes a second.
             from snakechat.pages.card import write_cards
@@ -407,9 +395,7 @@ class RuleFunctions:
         if not self.workflow.is_main_process:
             return None
         has_storage = self.workflow.storage_settings.default_storage_provider is not None
-        stamp = Stamp(is_flagged=has_storage or bool(self._prefix))
-        snakemake_adapter.show_causes(stamp.paths, self._changes)
-        return stamp
+        return Stamp(is_flagged=has_storage or bool(self._prefix))
 
     def _check_inputs(self) -> None:
         """Check the options, which Snakemake knows when it plans, and the inputs of all jobs.
@@ -493,7 +479,10 @@ class RuleFunctions:
         files = self.workflow.config_settings.configfiles
         return "; ".join(causes_of(job.spec, files)) or "an input is made again"
 
-    def _find_placement(self, job: PlannedJob) -> Placement:
+    def _placement(self, job: PlannedJob) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
-        threads = snakemake_options.threads_option(self.workflow, self._names[job.rule])
-        return job.placement if threads is None else replace(job.placement, threads=threads)
+        found = self.workflow.resource_settings.overwrite_threads.get(self._names[job.rule])
+        threads = getattr(found, "raw", None)
+        return (
+            replace(job.placement, threads=threads) if isinstance(threads, int) else job.placement
+        )

@@ -30,7 +30,12 @@ SUFFIX = ".manifest.json"
 
 
 def folder_jobs(config: Config, stage: str, name: str) -> list[JobId]:
-    """Return the jobs of the folder output/STAGE/NAME that users ask for, without its report."""
+    """Return the jobs of the folder output/STAGE/NAME that users ask for, without its report.
+
+    stage: Or `report`, whose folders have a job of their own.
+    """
+    if stage == "report":
+        return [("draw_report", name)]
     gate = [] if config.recipe(stage, name)["gate"] is None else [("check_gate", f"{stage}/{name}")]
     return [(f"train_{stage}", name), (f"evaluate_{stage}", name), *gate]
 

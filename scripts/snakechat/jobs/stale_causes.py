@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ Spec = Mapping[str, Any]
 
 # Longer lists of changes are truncated to this number.
 MAX_LISTED = 10
-DIGEST = re.compile("[0-9a-f]{64}")
+DIGEST = re.compile('"[0-9a-f]{64}"')
 CONFIG_FILES = (".yaml", ".yml", ".json")
 OPTION = re.compile("^--configfiles?=")
 
@@ -65,14 +65,13 @@ def lacking_configfiles(folder: Path, files: Iterable[Path]) -> list[str]:
 
     files: As for causes_of.
     """
-    record = read_run_record(folder)
-    words = record["options"].get("snakemake", ()) if record else ()
+    words = (read_run_record(folder) or {"options": {}})["options"].get("snakemake", ())
     names = {name for file in files for name in (file.name, file.resolve().name)}
     built_with = [OPTION.sub("", word) for word in words if word.endswith(CONFIG_FILES)]
-    lacking = [file for file in built_with if os.path.basename(file) not in names]
-    if not lacking:
-        return []
-    return [f"it was built with --configfile {' '.join(lacking)}, which this command lacks"]
+    lacking = " ".join(file for file in built_with if os.path.basename(file) not in names)
+    return (
+        [f"it was built with --configfile {lacking}, which this command lacks"] if lacking else []
+    )
 
 
 def job_name(job: Spec) -> str:
@@ -91,51 +90,46 @@ def spec_changes(old: Spec, new: Spec) -> list[str]:
         return [f"was made by {old['rule']} before"]
     lines = []
     for before, after in zip(_compared_values(old), _compared_values(new), strict=True):
-        changes = list(_changed_values(before, after))
+        names = sorted(name for name, _ in before.items() ^ after.items())
+        changes = [
+            _change(name, before.get(name), after.get(name)) for name in dict.fromkeys(names)
+        ]
         lines += changes[:MAX_LISTED]
         if len(changes) > MAX_LISTED:
             lines.append(f"{len(changes) - MAX_LISTED:,} more changes like these")
     return lines
 
 
-def _compared_values(spec: Spec) -> list[dict[str, Any]]:
+def _compared_values(spec: Spec) -> list[dict[str, str]]:
     """Return the values of a spec by their names, of one kind after the other."""
     # Specs have `deterministic` only where it is true.
     settings = {**spec["settings"], "deterministic": spec.get("deterministic", False)}
     # The names that pages show, variables of a placement, the placement in a sweep over placements.
     settings |= {key: spec[key] for key in ("names", "environment", "placement") if key in spec}
-    return [
-        _flatten(settings),
-        {f"input {key}": entry["rule"] for key, entry in spec["inputs"].items()},
-        spec["code"],
-        spec["files"],
-        {f"library {name}": version for name, version in spec["requirements"].items()},
-    ]
+    inputs = {f"input {key}": entry["rule"] for key, entry in spec["inputs"].items()}
+    libraries = {f"library {name}": version for name, version in spec["requirements"].items()}
+    return list(map(_as_text, (settings, inputs, spec["code"], spec["files"], libraries)))
 
 
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by dotted keys; lists and empty mappings are values."""
-    values: dict[str, Any] = {}
-    for key, value in settings.items():
+def _as_text(values: Spec, prefix: str = "") -> dict[str, str]:
+    """Return nested values by dotted keys as JSON: 1 differs from 1.0 and from true.
+
+    Lists and empty mappings are values.
+    """
+    texts: dict[str, str] = {}
+    for key, value in values.items():
         if isinstance(value, dict) and value:
-            values |= _flatten(value, f"{prefix}{key}.")
+            texts |= _as_text(value, f"{prefix}{key}.")
         else:
-            values[f"{prefix}{key}"] = value
-    return values
+            texts[f"{prefix}{key}"] = json.dumps(value, ensure_ascii=False, sort_keys=True)
+    return texts
 
 
-def _changed_values(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Describe the values that differ, by name. Of digests, only that they do."""
-    for name in sorted(old.keys() | new.keys()):
-        # As text: 1 differs from 1.0 and from true.
-        before, after = (
-            json.dumps(values[name], ensure_ascii=False, sort_keys=True) if name in values else None
-            for values in (old, new)
-        )
-        is_digest = DIGEST.fullmatch(str(new.get(name, old.get(name))))
-        if before is None:
-            yield f"{name} was added" + ("" if is_digest else f": {after}")
-        elif after is None:
-            yield f"{name} was removed" + ("" if is_digest else f": {before}")
-        elif before != after:
-            yield f"{name} changed" + ("" if is_digest else f" from {before} to {after}")
+def _change(name: str, before: str | None, after: str | None) -> str:
+    """Describe a value that differs, or was added or removed. Of a digest, only that it does."""
+    change, values = "changed", f" from {before} to {after}"
+    if before is None:
+        change, values = "was added", f": {after}"
+    elif after is None:
+        change, values = "was removed", f": {before}"
+    return f"{name} {change}{'' if DIGEST.fullmatch(after or before or '') else values}"

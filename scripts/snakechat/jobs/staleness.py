@@ -78,6 +78,11 @@ class PlannedJob:
             return "run_command"
         return self.row.program or self.rule
 
+    @property
+    def recipe(self) -> tuple[str, str]:
+        """The stage and the name of the recipe that the job belongs to."""
+        return recipe_of(self.rule, self.name)
+
     @cached_property
     def placement(self) -> Placement:
         """Where and how the job runs."""
@@ -115,10 +120,10 @@ class PlannedJob:
 
     def _of_models(self) -> dict[str, Any]:
         """Return what else a spec of a job has that runs a model, only where it is set."""
-        config, (stage, recipe) = self.jobs.config, recipe_of(self.rule, self.name)
-        placed = config.recipe(stage, recipe)["placement"].get("environment")
+        config = self.jobs.config
+        placed = config.recipe(*self.recipe)["placement"].get("environment")
         # A sweep over placements measures each: its trainings share no result.
-        _, swept = config.swept.get(Reference(stage, recipe), ("", {}))
+        _, swept = config.swept.get(Reference(*self.recipe), ("", {}))
         found = {
             "deterministic": config.values["deterministic"],
             # The variables that may change how libraries compute.

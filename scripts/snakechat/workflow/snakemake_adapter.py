@@ -4,7 +4,6 @@ Snakemake itself carries out what is stale, by a stamp (Stamp). REPLACED lists a
 the workflow replaces, with the reason why the public interface is not enough.
 """
 
-import contextlib
 import gc
 import logging
 import os
@@ -12,7 +11,7 @@ import re
 import sys
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from pkgutil import resolve_name
 from types import SimpleNamespace
@@ -136,19 +135,6 @@ def keep_published_files(rules: Collection[str]) -> None:
     _IOFile.remove = remove_of_others
 
 
-def planned_jobs(workflow: Any, rules: Mapping[str, str]) -> list[tuple[str, str, bool]]:
-    """Return the jobs in the DAG: rule, name, and whether they will run.
-
-    rules: The rules of the jobs, by their names in the workflow.
-    """
-    to_run = set(workflow.dag.needrun_jobs())
-    return [
-        (rules[job.rule.name], "/".join(job.wildcards), job in to_run)
-        for job in workflow.dag.jobs
-        if job.rule.name in rules
-    ]
-
-
 # --- the stamp ---------------------------------------------------------------------------------
 
 # The stamp is the file by which Snakemake runs the jobs that are stale. It is an input of each job:
@@ -164,16 +150,6 @@ def planned_jobs(workflow: Any, rules: Mapping[str, str]) -> list[tuple[str, str
 LATEST = 2**31 - 1
 
 
-def without_time(path: str) -> Any:
-    """Return an input whose time makes no output stale."""
-    return ancient(path)
-
-
-def forget(workflow: Any, path: str) -> None:
-    """Delete what Snakemake remembers of an output, which has become an earlier version."""
-    workflow.persistence.cleanup_metadata(IOFile(path))
-
-
 class Stamp:
     """The stamp of this process.
 
@@ -182,24 +158,21 @@ class Stamp:
             with a prefix, or beside a storage. The flag takes time at each job.
 
     Attributes:
-        path: Its path.
-        paths: The paths that it may have and had in this process.
-        is_later: Whether jobs have started: Snakemake would miss its path among the inputs of
-            another plan.
+        times_started: How often jobs have started. After that, another stamp is used, and Snakemake
+            would miss its path among the inputs of another plan.
     """
 
     def __init__(self, is_flagged: bool) -> None:
         self._flag: Callable[[str], Any] = local if is_flagged else str
-        self._of_builds, self.path = MEMORY / "build", MEMORY / "stale"
-        self.is_later = False
-        if not self.path.exists() or self.path.stat().st_mtime != LATEST:
+        of_builds, self._path = MEMORY / "build", MEMORY / "stale"
+        self.times_started = 0
+        if not self._path.exists() or self._path.stat().st_mtime != LATEST:
             self._write("")
-        self._fresh = self._of_builds if self._of_builds.exists() else self.path
-        self.paths = {str(self._of_builds), str(self.path)}
+        self._fresh = of_builds if of_builds.exists() else self._path
 
     def begin_build(self) -> None:
         """Use the stamp of builds, with new content."""
-        self.path = self._fresh = self._of_builds
+        self._path = self._fresh = MEMORY / "build"
         self._write(uuid.uuid4().hex)
 
     def start_jobs(self) -> None:
@@ -207,20 +180,24 @@ class Stamp:
 
         Jobs that are planned after a checkpoint have another one, which is newer again.
         """
-        os.utime(self.path, (0, 0))
-        self.is_later = True
-        self.path = MEMORY / f"later-{len(self.paths)}"
-        self.paths.add(str(self.path))
+        os.utime(self._path, (0, 0))
+        self.times_started += 1
+        self._path = MEMORY / f"later-{self.times_started}"
         self._write(uuid.uuid4().hex)
 
     def input(self, is_stale: bool) -> Any:
         """Return the input of a job."""
-        path = self._flag(str(self.path if is_stale else self._fresh))
-        return path if is_stale else without_time(path)
+        path = self._flag(str(self._path if is_stale else self._fresh))
+        return path if is_stale else ancient(path)
 
     def _write(self, content: str) -> None:
-        write_atomically(self.path, content, durable=False)
-        os.utime(self.path, (LATEST, LATEST))
+        write_atomically(self._path, content, durable=False)
+        os.utime(self._path, (LATEST, LATEST))
+
+
+def forget(workflow: Any, path: str) -> None:
+    """Delete what Snakemake remembers of an output, which has become an earlier version."""
+    workflow.persistence.cleanup_metadata(IOFile(path))
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -230,46 +207,6 @@ _OF_RULES = re.compile(
     r"^(?:Warning: the following output files of rule|Removing output files of failed job) (\w+)"
     "|Rules with (?:missing|outdated) metadata: (.*)"
 )
-
-
-def hide_messages(rules: set[str]) -> None:
-    """Drop messages of Snakemake about these rules that do not apply.
-
-    Its plan did not expect the folders that users ask for, and it has no metadata of them, because
-    an upstream job wrote them and their own rule has no command. A failed job loses no output.
-    """
-
-    def is_wanted(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        if text.startswith("MissingRuleException"):
-            start = text.partition(" (if you use input functions")[0]
-            record.msg, record.args = f"{start}: results are output/STAGE/RECIPE", ()
-        found = _OF_RULES.search(text)
-        return found is None or not rules.issuperset((found[1] or found[2]).split())
-
-    logger.addFilter(is_wanted)
-
-
-def show_causes(stamps: Collection[str], causes: Callable[[str], str]) -> None:
-    """Have Snakemake print why a job is stale.
-
-    Args:
-        stamps: The inputs that are newer than the output of each stale job.
-        causes: Returns why an output is stale, or an empty string.
-    """
-
-    def explain(record: logging.LogRecord) -> bool:
-        if getattr(record, "event", None) == LogEvent.JOB_INFO:
-            shown = record.__dict__
-            shown["input"] = [path for path in shown["input"] if path not in stamps]
-            if any(stamp in shown["reason"] for stamp in stamps):
-                found = "; ".join(filter(None, map(causes, shown["output"])))
-                shown["reason"] = found or "Forced execution"
-        return True
-
-    logger.addFilter(explain)
-
-
 # What Slurm and Kubernetes say, and scripts/launch.py of a process that the kernel killed.
 OUT_OF_MEMORY = re.compile("OUT_OF_MEMORY|OOMKilled|ended by SIGKILL")
 # The last line of a log that is an error: of ours, or of the shell, which does not find a program.
@@ -278,47 +215,58 @@ OF_PROGRAM, OF_SHELL = ("error: ", "stopped by "), re.compile(r"\S*sh: (line [0-
 TRACEBACK = "Traceback (most recent call last):"
 
 
-def repeat_errors(out_of_memory: Counter[str]) -> None:
-    """Have a failed build end with a line for each failed job, and print each command once.
+def change_messages(
+    rules: set[str], causes: Callable[[str], str], out_of_memory: Counter[str]
+) -> None:
+    """Have Snakemake print why jobs are stale, and end a failed build with a line for each job.
 
-    out_of_memory: How often jobs ran out of memory, by their logs. It is updated.
+    Messages that do not apply are dropped: its plan did not expect the folders that users ask for,
+    and it has no metadata of them, because an upstream job wrote them and their own rule has no
+    command. A failed job loses no output.
+
+    Args:
+        rules: Our rules.
+        causes: Returns why an output is stale, or an empty string.
+        out_of_memory: How often jobs ran out of memory, by their logs. It is updated.
     """
     errors: dict[str, None] = {}
     # The logs as they were when their jobs started: an earlier run may have written them.
     before: dict[str, list[int]] = {}
 
-    def shorten(record: logging.LogRecord) -> bool:
-        event = getattr(record, "event", None)
+    def change(record: logging.LogRecord) -> bool:
+        shown, text = record.__dict__, record.getMessage()
+        event, log = shown.get("event"), next(iter(shown.get("log") or ()), "")
         if event == LogEvent.JOB_INFO:
-            for log in record.__dict__["log"]:
-                with contextlib.suppress(OSError):
-                    before[log] = file_identity(log)
-        text = record.getMessage()
-        if text.startswith("RuleException:\nCalledProcessError"):
+            shown["input"] = [path for path in shown["input"] if not path.startswith(str(MEMORY))]
+            if str(MEMORY) in shown["reason"]:
+                found = "; ".join(filter(None, map(causes, shown["output"])))
+                shown["reason"] = found or "Forced execution"
+            if os.path.exists(log):
+                before[log] = file_identity(log)
+        elif event == LogEvent.JOB_ERROR:
+            # A cluster's plugin says how the job ended, and where its log is.
+            message = shown.get("rule_msg")
+            is_of_run = os.path.exists(log) and file_identity(log) != before.get(log)
+            error = _error(Path(log).read_text(errors="replace") if is_of_run else "", message, log)
+            errors[f"{error} ({log})" if log else error] = None
+            # Snakemake would print None.
+            shown["rule_msg"] = message or "the last lines of the build have the error"
+            out_of_memory[log] += bool(OUT_OF_MEMORY.search(f"{message} {error}"))
+        elif text.startswith("RuleException:\nCalledProcessError"):
             # The message about the job has the same command.
             return False
-        if event == LogEvent.JOB_ERROR:
-            # A cluster's plugin says how the job ended, and where its log is.
-            message = getattr(record, "rule_msg", None)
-            logs = list(getattr(record, "log", ()))
-            text_of_run = ""
-            with contextlib.suppress(OSError):
-                if logs and file_identity(logs[0]) != before.get(logs[0]):
-                    text_of_run = Path(logs[0]).read_text(errors="replace")
-            error = _error(text_of_run, message, logs)
-            errors[f"{error} ({', '.join(logs[:1])})" if logs else error] = None
-            # Snakemake would print None.
-            record.__dict__["rule_msg"] = message or "the last lines of the build have the error"
-            if logs and OUT_OF_MEMORY.search(f"{message} {error}"):
-                out_of_memory[logs[0]] += 1
-        if errors and text.startswith("WorkflowError:\nAt least one job did not complete"):
+        elif text.startswith("MissingRuleException"):
+            start = text.partition(" (if you use input functions")[0]
+            record.msg, record.args = f"{start}: results are output/STAGE/RECIPE", ()
+        elif errors and text.startswith("WorkflowError:\nAt least one job did not complete"):
             record.msg, record.args = "\n".join(errors), ()
-        return True
+        of_rules = _OF_RULES.search(text)
+        return not of_rules or not rules.issuperset((of_rules[1] or of_rules[2]).split())
 
-    logger.addFilter(shorten)
+    logger.addFilter(change)
 
 
-def _error(text: str, message: str | None, logs: list[str]) -> str:
+def _error(text: str, message: str | None, log: str) -> str:
     """Return the error of a job: the last line of its log, or what a cluster's plugin says.
 
     A job that is killed, for example by the kernel because memory is exhausted, writes none; nor
@@ -335,7 +283,7 @@ def _error(text: str, message: str | None, logs: list[str]) -> str:
         return f"error: {printable_line(message.strip())}"
     return (
         "error: a job was killed before it could say why, by a person, a limit of a cluster, or the"
-        f" kernel when memory ran out: {', '.join(logs)}"
+        f" kernel when memory ran out: {log}"
     )
 
 

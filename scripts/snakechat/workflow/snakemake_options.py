@@ -23,18 +23,6 @@ def jobs_share_environment(workflow: Any) -> bool:
     return not methods and SharedFSUsage.SOFTWARE_DEPLOYMENT in shared
 
 
-def default_resource(workflow: Any, name: str) -> Any:
-    """Return the value that the options or the profile give a resource, None without any."""
-    found = workflow.resource_settings._parsed_default_resources.get(name)
-    return getattr(found, "raw", None)
-
-
-def threads_option(workflow: Any, rule: str) -> int | None:
-    """Return the threads that --set-threads gives to the jobs of a rule, None without a number."""
-    threads = getattr(workflow.resource_settings.overwrite_threads.get(rule), "raw", None)
-    return threads if isinstance(threads, int) else None
-
-
 def config_options(arguments: list[str] | None = None) -> list[str]:
     """Return the words of the command line that change the config: --configfile and --config.
 

@@ -13,9 +13,8 @@ from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
     REPLACED,
     REPLACED_ON_KUBERNETES,
+    change_messages,
     check_names,
-    hide_messages,
-    repeat_errors,
 )
 from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
 
@@ -85,7 +84,7 @@ def end_of(messages):
 
 
 def test_a_target_without_a_rule_says_what_targets_are(messages):
-    hide_messages(set())
+    change_messages(set(), str, Counter())
     messages.error("MissingRuleException:\nNo rule to produce a (if you use input functions x).")
     line = "No rule to produce a: results are output/STAGE/RECIPE"
     assert messages.shown[0].getMessage().endswith(line)
@@ -110,7 +109,7 @@ FAILURES = (
 
 
 def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages):
-    repeat_errors(out_of_memory := Counter())
+    change_messages(set(), str, out_of_memory := Counter())
     assert len(end_of(messages)) == 2
     expected = []
     for number, (text, message, error) in enumerate(FAILURES):
@@ -123,12 +122,13 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages)
         expected.append(f"{error.format(log=log)} ({log})")
     assert len(messages.shown) == 1 + len(FAILURES)
     assert end_of(messages) == expected
-    assert out_of_memory == {str(tmp_path / "6.log"): 1}
+    assert +out_of_memory == {str(tmp_path / "6.log"): 1}
 
 
 def test_a_log_of_an_earlier_run_is_not_the_error_of_a_job(tmp_path, messages):
     (log := tmp_path / "a.log").write_text("error: row 1\n")
-    repeat_errors(Counter())
-    messages.info("Rule", extra={"event": LogEvent.JOB_INFO, "log": [str(log)]})
+    change_messages(set(), str, Counter())
+    job = {"input": [], "output": [], "reason": "", "log": [str(log)]}
+    messages.info("Rule", extra={"event": LogEvent.JOB_INFO, **job})
     fail(messages, log)
     assert end_of(messages) == [f"{KILLED}{log} ({log})"]
