@@ -69,9 +69,8 @@ def lacking_configfiles(folder: Path, files: Iterable[Path]) -> list[str]:
     names = {name for file in files for name in (file.name, file.resolve().name)}
     built_with = [OPTION.sub("", word) for word in words if word.endswith(CONFIG_FILES)]
     lacking = " ".join(file for file in built_with if os.path.basename(file) not in names)
-    return (
-        [f"it was built with --configfile {lacking}, which this command lacks"] if lacking else []
-    )
+    line = f"it was built with --configfile {lacking}, which this command lacks"
+    return [line] if lacking else []
 
 
 def job_name(job: Spec) -> str:
@@ -90,10 +89,8 @@ def spec_changes(old: Spec, new: Spec) -> list[str]:
         return [f"was made by {old['rule']} before"]
     lines = []
     for before, after in zip(_compared_values(old), _compared_values(new), strict=True):
-        names = sorted(name for name, _ in before.items() ^ after.items())
-        changes = [
-            _change(name, before.get(name), after.get(name)) for name in dict.fromkeys(names)
-        ]
+        names = sorted({name for name, _ in before.items() ^ after.items()})
+        changes = [_change(name, before.get(name), after.get(name)) for name in names]
         lines += changes[:MAX_LISTED]
         if len(changes) > MAX_LISTED:
             lines.append(f"{len(changes) - MAX_LISTED:,} more changes like these")
