@@ -245,7 +245,7 @@ class RuleFunctions:
         def lookup(wildcards: Any) -> dict[str, Any]:
             name = "/".join(wildcards)
             path = f"output/{folder}/{name}"
-            jobs = [self._jobs[job] for job in folder_jobs(self.config, folder, name)]
+            jobs = folder_jobs(self._jobs, folder, name)
             inputs = [self._input(job, self._will_run(job)) for job in jobs]
             parts = [job.manifest for job in jobs] if self._is_report else inputs
             if folder in STAGES:
@@ -264,7 +264,7 @@ class RuleFunctions:
     def result_of(self, wildcards: Any) -> dict[str, Any]:
         """Input function of a folder or a file of a result: its manifest."""
         path = f"output/{'/'.join(wildcards)}"
-        [job] = [self._jobs[each] for each in jobs_of_target(self.config, path)]
+        [job] = jobs_of_target(self._jobs, path)
         return {"manifest": self._input(job, self._will_run(job)), **self._stamp_input(False)}
 
     @property
@@ -275,7 +275,7 @@ class RuleFunctions:
     @fails_in_one_line
     def unnamed_targets(self, wildcards: Any) -> list[str]:
         """Input function of the targets of a build that names none."""
-        return default_targets(self.config)
+        return default_targets(self._jobs)
 
     def names(self, section: str, *origins: str) -> str:
         """Return a regular expression for the datasets or models with one of these keys.
@@ -404,7 +404,7 @@ class RuleFunctions:
         """
         self._is_report = snakemake_options.check_options(self.workflow)
         if self._is_build:
-            targets = self.workflow.dag_settings.targets or default_targets(self.config)
+            targets = self.workflow.dag_settings.targets or default_targets(self._jobs)
             for job in self._jobs_of(targets):
                 _ = job.result
 
@@ -414,9 +414,9 @@ class RuleFunctions:
         for word in words:
             # Others are rules, or paths of another workflow.
             with suppress(InputError):
-                jobs = jobs_of_target(self.config, word.removeprefix(self._prefix))
+                jobs = jobs_of_target(self._jobs, word.removeprefix(self._prefix))
                 # The report of a recipe's folder comes last.
-                found.update(map(self._jobs.__getitem__, jobs[:-1] or jobs))
+                found |= set(jobs[:-1] or jobs)
         return found
 
     def _find_will_run(self, job: PlannedJob) -> bool:

@@ -11,12 +11,13 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from conftest import INIT
+from conftest import INIT, ROOT
 from snakechat.config.rlhf import GenerationSettings, RlhfSettings
 from snakechat.config.settings import DpoSettings, RewardSettings, SftSettings
 from snakechat.data import toy
 from snakechat.data.records import open_records
-from snakechat.jobs.rules import RULES, job_placement, run_options
+from snakechat.jobs.rules import RULES
+from snakechat.jobs.staleness import Jobs
 from snakechat.modeling.models import make_causal
 from snakechat.modeling.saving import save_model
 from snakechat.workflow import job as jobs
@@ -90,7 +91,7 @@ class Stages:
         program = importlib.import_module(RULES[rule].program or rule)
         spec = self.spec(rule, name)
         manifests = read_manifests(spec)
-        options = run_options(self.config, rule, self.describe(rule, name), [])
+        options = Jobs(self.config, ROOT)[rule, name].options
         settings_type = SETTINGS.get(rule, SimpleNamespace)
         job = Job(spec, manifests, self.placement(rule, name), options, settings_type)
         # Left by a job that failed.
@@ -108,7 +109,7 @@ class Stages:
 
     def placement(self, rule, name):
         """Return the placement of a job."""
-        return job_placement(self.config, rule, name)
+        return Jobs(self.config, ROOT)[rule, name].placement
 
 
 @contextlib.contextmanager

@@ -219,7 +219,7 @@ def keys_of(folder, targets):
     for file in (*project_files(folder), QUICK_FILE, folder / "mine.yaml"):
         update(values, copy.deepcopy(parsed(file.read_bytes())))
     jobs = Jobs(load_config(values, folder, folder, {}), folder)
-    wanted = [jobs[job] for target in targets for job in jobs_of_target(jobs.config, target)]
+    wanted = [job for target in targets for job in jobs_of_target(jobs, target)]
 
     def read(data, path, is_reward):
         return read_source(data, "a module", is_reward)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from snakechat.config.loading import check_config_files, load_config, project_files
-from snakechat.config.recipes import RECIPE_NAME, STAGES, Config, JobId
+from snakechat.config.recipes import RECIPE_NAME, STAGES
 from snakechat.jobs.model_jobs import PAGES
-from snakechat.jobs.rules import RULES, STAGE, recipe_of
+from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
@@ -29,18 +29,19 @@ SUFFIX = ".manifest.json"
 # --- targets --------------------------------------------------------------------------------------
 
 
-def folder_jobs(config: Config, stage: str, name: str) -> list[JobId]:
+def folder_jobs(jobs: Jobs, stage: str, name: str) -> list[PlannedJob]:
     """Return the jobs of the folder output/STAGE/NAME that users ask for, without its report.
 
     stage: Or `report`, whose folders have a job of their own.
     """
     if stage == "report":
-        return [("draw_report", name)]
-    gate = [] if config.recipe(stage, name)["gate"] is None else [("check_gate", f"{stage}/{name}")]
-    return [(f"train_{stage}", name), (f"evaluate_{stage}", name), *gate]
+        return [jobs["draw_report", name]]
+    has_gate = jobs.config.recipe(stage, name)["gate"] is not None
+    gate = [jobs["check_gate", f"{stage}/{name}"]] if has_gate else []
+    return [jobs[f"train_{stage}", name], jobs[f"evaluate_{stage}", name], *gate]
 
 
-def jobs_of_target(config: Config, target: str) -> list[JobId]:
+def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
     """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
 
     Raises:
@@ -49,7 +50,7 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
     path = os.path.normpath(target)
     if found := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
         stage, name = found.groups()
-        return [*folder_jobs(config, stage, name), ("draw_report", f"{stage}/{name}")]
+        return [*folder_jobs(jobs, stage, name), jobs["draw_report", f"{stage}/{name}"]]
     if path.endswith(".html"):
         path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
     for rule, row in RULES.items():
@@ -59,33 +60,33 @@ def jobs_of_target(config: Config, target: str) -> list[JobId]:
             name = found["name"]
             # Rules of one folder make different datasets or models.
             if row.folder == "models":
-                return [config.pretrained_model(name)]
-            if row.folder == "data" and name in config.values["datasets"]:
-                return [config.records_job(name)]
-            return [(rule, name)]
+                return [jobs[jobs.config.pretrained_model(name)]]
+            if row.folder == "data" and name in jobs.config.values["datasets"]:
+                return [jobs[jobs.config.records_job(name)]]
+            return [jobs[rule, name]]
     raise InputError(f"{target} is not a result: name one, such as output/sft/NAME")
 
 
-def default_targets(config: Config) -> list[str]:
+def default_targets(jobs: Jobs) -> list[str]:
     """Return the recipes and pages of the config that have results, or else the tiny recipe.
 
     The recipes that an RLHF recipe is made from are built with it and are not listed.
     """
-    built: list[tuple[str, str]] = []
+    values, built = jobs.config.values, list[tuple[str, str]]()
     for stage in STAGES:
         found = {path.name.removesuffix(SUFFIX) for path in Path("output", stage).glob("[!.]*")}
-        built += [(stage, name) for name in config.values[stage]["recipes"] if name in found]
+        built += [(stage, name) for name in values[stage]["recipes"] if name in found]
     upstream = {
-        recipe_of(*job)
+        job.recipe
         for stage, name in built
         if stage == "rlhf"
         for rule in ("train_rlhf", "evaluate_rlhf")
-        for key, job in RULES[rule].describe(config, name).inputs.items()
-        if RULES[job[0]].work == "training" and not key.startswith(("compare_with", "rlhf"))
+        for key, job in jobs[rule, name].inputs.items()
+        if job.row.work == "training" and not key.startswith(("compare_with", "rlhf"))
     }
     targets = [f"output/{stage}/{name}" for stage, name in built if (stage, name) not in upstream]
     for page, stage in itertools.product(PAGES, STAGES):
-        names = {*config.values[stage]["recipes"], *config.values["sweeps"], *config.values["logs"]}
+        names = {*values[stage]["recipes"], *values["sweeps"], *values["logs"]}
         pages = sorted(Path("output", page, stage).glob("*.html"))
         targets += [str(path) for path in pages if names.issuperset(path.stem.split("-vs-"))]
     return targets or [FIRST_TARGET]
@@ -143,8 +144,8 @@ def plan_build(words: list[str]) -> Plan:
     if options.directory is not None:
         os.chdir(options.directory)
     jobs = Jobs(load_config(values, ROOT, ROOT, command_line), ROOT, config_options(words))
-    targets = options.targets or default_targets(jobs.config)
-    wanted = [jobs[job] for target in targets for job in jobs_of_target(jobs.config, target)]
+    targets = options.targets or default_targets(jobs)
+    wanted = [job for target in targets for job in jobs_of_target(jobs, target)]
     planned = with_upstream(wanted)
     stale = {job.path for job in jobs_to_run(planned, wanted)}
     return Plan({job.path: job for job in planned}, stale, options.targets, named)

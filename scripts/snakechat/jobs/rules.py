@@ -13,17 +13,15 @@ Specs, staleness, placements, targets, estimates and cards are derived from the 
 treat some rules in a special way, such as find_row.py and verify.py, name them.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 from typing import Literal, NamedTuple
 
 from snakechat.config.recipes import COMPARISON_NAME, RECIPE_NAME, STAGES, Config
-from snakechat.config.sections import judge_access
 from snakechat.jobs import data_jobs, model_jobs
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.model_jobs import PAGES
-from snakechat.workflow.processes import SERIAL, Placement, RunOptions
+from snakechat.workflow.processes import Placement
 
 Loss = Literal["sft", "policy", "score"]
 NAME, STAGE = RECIPE_NAME.pattern, f"({'|'.join(STAGES)})"
@@ -60,26 +58,25 @@ class Rule(NamedTuple):
     model: str | None = None
 
 
-# What the model card says that the model of a stage is.
-MODELS = {
-    "sft": "a chat model, fine-tuned on chosen responses",
-    "reward": "a reward model, trained on pairs of responses",
-    "dpo": "a chat model, trained on pairs of responses with DPO",
-    "rlhf": "a chat model, trained with RLHF on scores of its own responses",
+# What a forward pass of a stage's training computes, and what the model card says of its model.
+TRAINED: dict[str, tuple[Loss, str]] = {
+    "sft": ("sft", "a chat model, fine-tuned on chosen responses"),
+    "reward": ("score", "a reward model, trained on pairs of responses"),
+    "dpo": ("policy", "a chat model, trained on pairs of responses with DPO"),
+    "rlhf": ("policy", "a chat model, trained with RLHF on scores of its own responses"),
 }
 
 
-def _stage(stage: str, loss: Loss = "policy") -> dict[str, Rule]:
+def _stage(stage: str) -> dict[str, Rule]:
     """Return the rules of a stage that trains."""
+    loss, model = TRAINED[stage]
     train, evaluate = partial(model_jobs.train, stage=stage), model_jobs.evaluate_rlhf
     if stage != "rlhf":
         evaluate = partial(model_jobs.evaluate, stage=stage)
     evaluated: Loss = "score" if loss == "score" else "policy"
     return {
         f"tokenize_{stage}": _tokenization(stage),
-        f"train_{stage}": Rule(
-            train, stage, stage=stage, work="training", loss=loss, model=MODELS[stage]
-        ),
+        f"train_{stage}": Rule(train, stage, stage=stage, work="training", loss=loss, model=model),
         f"evaluate_{stage}": Rule(
             evaluate, f"eval/{stage}", stage=stage, work="evaluation", loss=evaluated
         ),
@@ -102,8 +99,8 @@ RULES: dict[str, Rule] = {
     # For commands of users.
     "render_rows": Rule(model_jobs.render_rows, "rows", f"{STAGE}/{NAME}"),
     # Stages.
-    **_stage("sft", loss="sft"),
-    **_stage("reward", loss="score"),
+    **_stage("sft"),
+    **_stage("reward"),
     "compute_reference": Rule(
         model_jobs.compute_reference, "reference", stage="dpo", work="evaluation"
     ),
@@ -144,18 +141,7 @@ RULES: dict[str, Rule] = {
 }
 
 
-def recipe_of(rule: str, name: str) -> tuple[str, str]:
-    """Return the stage and the name of the recipe that a job belongs to."""
-    stage = RULES[rule].stage
-    first, _, recipe = name.partition("/")
-    # The placement of a benchmark is its own.
-    if stage == "benchmarks":
-        return stage, first
-    return (first, recipe) if stage is None else (stage, name)
-
-
-# --- placements ---------------------------------------------------------------------------------
-# No result depends on them: they are never part of a spec.
+# --- resources ----------------------------------------------------------------------------------
 
 # In the names of Snakemake's plugin for Slurm; gpu counts the GPUs of a whole job.
 HARDWARE = ("nodes", "gpu", "gres", "mpi", "tasks", "tasks_per_gpu", "mem_mb", "runtime")
@@ -177,29 +163,6 @@ def used_resources(config: Config) -> list[str]:
     placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
     keys = {key for placement in placements for key in placement.get("slurm") or {}}
     return [*HARDWARE, *(name for name, key in OF_SLURM.items() if key in keys)]
-
-
-def job_placement(config: Config, rule: str, name: str) -> Placement:
-    """Return the placement of a job: nodes, GPUs, threads, memory and time.
-
-    An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they may
-    not fit on one GPU. Then it has all processes. A job that runs no model has one process too; one
-    that tokenizes has the threads of its recipe.
-    """
-    work, is_tokenization = RULES[rule].work, RULES[rule].program == "tokenize_phase"
-    if work is None and not is_tokenization:
-        return SERIAL
-    placement = Placement(**config.recipe(*recipe_of(rule, name))["placement"])
-    if is_tokenization:
-        return replace(SERIAL, threads=placement.threads)
-    # A training chooses its own, for the memory of its GPUs.
-    if placement.micro_batch_tokens == "auto" and work != "training":
-        placement = replace(placement, micro_batch_tokens=SERIAL.micro_batch_tokens)
-    if work != "evaluation" or placement.zero_stage == 3:
-        return placement
-    gpus = placement.gpus_per_node
-    threads = max(placement.threads // max(gpus, 1), 1)
-    return replace(placement, nodes=1, gpus_per_node=min(gpus, 1), threads=threads)
 
 
 def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:
@@ -228,27 +191,3 @@ def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int
         "mem_mb": min(placement.mem_mb * (2 + out_of_memory) // 2, limit),
         "runtime": placement.runtime,
     }
-
-
-def run_options(
-    config: Config, rule: str, description: Description, snakemake: Sequence[str]
-) -> RunOptions:
-    """Return the options that the program of a job gets.
-
-    Args:
-        config: The checked config.
-        rule: The rule of the job.
-        description: What the job is made from.
-        snakemake: The options of Snakemake with which the result is rebuilt.
-    """
-    own = dict(description.options)
-    if RULES[rule].work is not None:
-        own["save_steps"] = config.values["save_steps"]
-    if judges := description.settings.get("llm_judges"):
-        own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
-    return RunOptions(
-        stores=list(map(str, config.stores)),
-        hermetic=config.values["hermetic"],
-        snakemake=list(snakemake),
-        **own,
-    )

@@ -15,14 +15,16 @@ its readers then run, and find their result in the store if its content is the s
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from snakechat.config.recipes import Config, JobId
 from snakechat.config.references import Reference
+from snakechat.config.sections import judge_access
 from snakechat.jobs.data_jobs import Description
-from snakechat.jobs.rules import RULES, job_placement, recipe_of, run_options
+from snakechat.jobs.rules import RULES
 from snakechat.workflow.code_digests import Modules, selected_code
 from snakechat.workflow.manifest import (
     MEMORY,
@@ -36,7 +38,7 @@ from snakechat.workflow.manifest import (
     write_atomically,
 )
 from snakechat.workflow.pins import pins_of
-from snakechat.workflow.processes import Placement, RunOptions, computing_variables
+from snakechat.workflow.processes import SERIAL, Placement, RunOptions, computing_variables
 from snakechat.workflow.store import Stored, complete_result, is_undamaged, stored_folders
 
 # The specs of jobs, which their programs read.
@@ -78,20 +80,55 @@ class PlannedJob:
             return "run_command"
         return self.row.program or self.rule
 
+    # --- runs ---------------------------------------------------------------------------------
+    # No result depends on placements and options: they are never part of a spec.
+
     @property
     def recipe(self) -> tuple[str, str]:
         """The stage and the name of the recipe that the job belongs to."""
-        return recipe_of(self.rule, self.name)
+        stage, (first, _, rest) = self.row.stage, self.name.partition("/")
+        # The placement of a benchmark is its own.
+        if stage == "benchmarks":
+            return stage, first
+        return (first, rest) if stage is None else (stage, self.name)
 
     @cached_property
     def placement(self) -> Placement:
-        """Where and how the job runs."""
-        return job_placement(self.jobs.config, self.rule, self.name)
+        """Where and how the job runs: nodes, GPUs, threads, memory and time.
+
+        An evaluation has one process, on at most one GPU, unless ZeRO 3 partitions the models: they
+        may not fit on one GPU. Then it has all processes. A job that runs no model has one process
+        too; one that tokenizes has the threads of its recipe.
+        """
+        work, is_tokenization = self.row.work, self.row.program == "tokenize_phase"
+        if work is None and not is_tokenization:
+            return SERIAL
+        placement = Placement(**self.jobs.config.recipe(*self.recipe)["placement"])
+        if is_tokenization:
+            return replace(SERIAL, threads=placement.threads)
+        # A training chooses its own, for the memory of its GPUs.
+        if placement.micro_batch_tokens == "auto" and work != "training":
+            placement = replace(placement, micro_batch_tokens=SERIAL.micro_batch_tokens)
+        if work != "evaluation" or placement.zero_stage == 3:
+            return placement
+        gpus = placement.gpus_per_node
+        threads = max(placement.threads // max(gpus, 1), 1)
+        return replace(placement, nodes=1, gpus_per_node=min(gpus, 1), threads=threads)
 
     @cached_property
     def options(self) -> RunOptions:
         """What else a run of the job uses."""
-        return run_options(self.jobs.config, self.rule, self.description, self.jobs.words)
+        config, own = self.jobs.config, dict(self.description.options)
+        if self.row.work is not None:
+            own["save_steps"] = config.values["save_steps"]
+        if judges := self.description.settings.get("llm_judges"):
+            own["llm_judges"] = judge_access(config.values["llm_judges"], judges)
+        return RunOptions(
+            stores=list(map(str, config.stores)),
+            hermetic=config.values["hermetic"],
+            snakemake=list(self.jobs.words),
+            **own,
+        )
 
     # --- specs --------------------------------------------------------------------------------
 

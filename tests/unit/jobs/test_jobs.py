@@ -9,6 +9,7 @@ from snakechat.jobs.data_jobs import dataset_files
 from snakechat.jobs.model_jobs import models_of, phases_of_datasets
 from snakechat.jobs.planner import FIRST_TARGET, default_targets
 from snakechat.jobs.rules import RULES
+from snakechat.jobs.staleness import Jobs
 from snakechat.workflow.errors import InputError
 from support import configs
 
@@ -220,7 +221,7 @@ def test_of_a_local_card_only_what_it_declares_counts(load, tmp_path):
 
 
 def test_results_that_exist_are_the_default_targets(load, tmp_path):
-    assert default_targets(load()) == [FIRST_TARGET]
+    assert default_targets(Jobs(load(), ROOT)) == [FIRST_TARGET]
     paths = [f"{each}.manifest.json" for each in ("sft/tiny", "reward/tiny", "rlhf/tiny", "sft/x")]
     paths += ["prompt_eval/sft/tiny.html", "compare/rlhf/tiny-kl.html"]
     # No rule makes the first one any more, and the second names a recipe that is gone.
@@ -228,7 +229,7 @@ def test_results_that_exist_are_the_default_targets(load, tmp_path):
     # Without a manifest. The second one is a copy of a user's.
     paths += ["sft/350m/config.json", "sft/copy/config.json"]
     write_files(tmp_path / "output", *paths)
-    assert default_targets(load()) == [
+    assert default_targets(Jobs(load(), ROOT)) == [
         # Built with output/rlhf/tiny: sft/tiny and reward/tiny.
         "output/sft/350m",
         "output/rlhf/tiny",

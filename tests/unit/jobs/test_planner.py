@@ -4,17 +4,17 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from conftest import ROOT
 from snakechat.jobs.data_jobs import Description
 from snakechat.jobs.planner import jobs_of_target, jobs_to_run
 from snakechat.jobs.rules import (
     HARDWARE,
     OF_SLURM,
     Rule,
-    job_placement,
     job_resources,
     used_resources,
 )
-from snakechat.jobs.staleness import with_upstream
+from snakechat.jobs.staleness import Jobs, with_upstream
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.processes import SERIAL, Placement, changed_values
 from support.configs import load
@@ -24,8 +24,8 @@ from support.specs import jobs_of_rules
 
 
 @pytest.fixture(scope="module")
-def config():
-    return load({"datasets": {"best": {"generations": "tiny", "select": "best"}}})
+def jobs():
+    return Jobs(load({"datasets": {"best": {"generations": "tiny", "select": "best"}}}), ROOT)
 
 
 FOLDER_JOBS = [("train_sft", "tiny"), ("evaluate_sft", "tiny"), ("draw_report", "sft/tiny")]
@@ -47,14 +47,14 @@ FOLDER_JOBS = [("train_sft", "tiny"), ("evaluate_sft", "tiny"), ("draw_report", 
         ("output/benchmark/none/sft/tiny", [("run_benchmark", "none/sft/tiny")]),
     ],
 )
-def test_a_target_is_a_folder_a_result_or_a_file_of_it(config, target, expected):
-    assert jobs_of_target(config, target) == expected
+def test_a_target_is_a_folder_a_result_or_a_file_of_it(jobs, target, expected):
+    assert [(job.rule, job.name) for job in jobs_of_target(jobs, target)] == expected
 
 
 @pytest.mark.parametrize("target", ["sft/tiny", "output/sft", "output/none/tiny", ""])
-def test_another_target_is_an_error(config, target):
+def test_another_target_is_an_error(jobs, target):
     with pytest.raises(InputError, match=f"^{target} is not a result: name one"):
-        jobs_of_target(config, target)
+        jobs_of_target(jobs, target)
 
 
 # --- stale results ----------------------------------------------------------------------------
@@ -112,9 +112,9 @@ PLACEMENT = Placement(gpus_per_node=8, zero_stage=2, threads=64, mem_mb=1000, ru
 )
 def test_an_evaluation_gets_one_gpu_and_its_threads(placement, expected):
     placement = replace(PLACEMENT, **placement)
-    config = load({"sft": {"recipes": {"tiny": {"placement": asdict(placement)}}}})
-    assert job_placement(config, "train_sft", "tiny") == placement
-    assert job_placement(config, "evaluate_sft", "tiny") == replace(placement, **expected)
+    jobs = Jobs(load({"sft": {"recipes": {"tiny": {"placement": asdict(placement)}}}}), ROOT)
+    assert jobs["train_sft", "tiny"].placement == placement
+    assert jobs["evaluate_sft", "tiny"].placement == replace(placement, **expected)
 
 
 NONE = dict.fromkeys((*HARDWARE, *OF_SLURM))
@@ -156,8 +156,8 @@ def test_a_deployment_has_a_partition_and_a_type_of_gpus():
 
 
 def test_a_job_without_models_has_a_process_on_the_cpu():
-    config = load()
-    assert job_placement(config, "split_dataset", "toy") is SERIAL
-    threads = config.recipe("sft", "tiny")["placement"]["threads"]
-    assert job_placement(config, "tokenize_sft", "tiny") == replace(SERIAL, threads=threads)
+    jobs = Jobs(load(), ROOT)
+    assert jobs["split_dataset", "toy"].placement is SERIAL
+    threads = jobs.config.recipe("sft", "tiny")["placement"]["threads"]
+    assert jobs["tokenize_sft", "tiny"].placement == replace(SERIAL, threads=threads)
     assert changed_values(SERIAL) == {}
