@@ -64,7 +64,7 @@ def main() -> None:
     lock_output()
     accepted = [
         (job, manifest, changes)
-        for job in plan.stale_jobs.values()
+        for job in plan.stale.values()
         if (manifest := read_manifest(manifest_path(job.spec["path"])))
         and (changes := acceptable_changes(job.spec, plan.configfiles, manifest))
     ]

@@ -23,7 +23,7 @@ def main() -> None:
     if not plan.stale:
         verb = "is" if len(plan.targets) == 1 else "are"
         print(f"{', '.join(plan.targets) or 'all results'} {verb} up to date")
-    jobs = plan.stale_jobs.values()
+    jobs = plan.stale.values()
     groups: dict[tuple[str, ...], list[PlannedJob]] = {}
     for job in jobs:
         causes = tuple(causes_of(job.spec, plan.configfiles, plan.stale))

@@ -45,17 +45,16 @@ def main() -> None:
         print(yaml.safe_dump_all(driver(profile), sort_keys=False), end="")
         return
     plan = plan_build(words)
-    jobs, folder = plan.stale_jobs.values(), os.getcwd()
-    parallel = [job for job in jobs if job.placement.num_processes > 1]
+    folder = os.getcwd()
+    parallel = [job for job in plan.stale.values() if job.placement.num_processes > 1]
     if not parallel:
         targets = ", ".join(plan.targets) or "all results"
         sys.exit(f"error: {targets}: no job to run takes several GPUs or nodes")
-    ready = [
-        job for job in parallel if plan.stale.isdisjoint(up.path for up in job.inputs.values())
-    ]
+    stale = {*plan.stale.values()}
+    ready = [job for job in parallel if stale.isdisjoint(job.inputs.values())]
     if not ready:
         first = parallel[0]
-        inputs = [up.manifest for up in first.inputs.values() if up.path in plan.stale]
+        inputs = [each.manifest for each in first.inputs.values() if each in stale]
         options = [word for word in words if word not in plan.targets]
         build = shlex.join(["snakemake", "--profile", "kubernetes", *inputs, *options])
         sys.exit(f"error: the inputs of {job_name(first.spec)} are missing: first run {build}")

@@ -27,7 +27,7 @@ from snakechat.config.references import api_key
 from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
 from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.staleness import Jobs, PlannedJob
-from snakechat.workflow import snakemake_adapter, snakemake_options
+from snakechat.workflow import snakemake_adapter as adapter
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
 from snakechat.workflow.errors import InputError, describe_error
 from snakechat.workflow.hermetic import check_gpus, check_limits, import_reward_functions
@@ -42,7 +42,6 @@ from snakechat.workflow.links import (
 )
 from snakechat.workflow.manifest import MANIFEST, canonical_json
 from snakechat.workflow.processes import Placement, changed_values
-from snakechat.workflow.snakemake_adapter import Stamp, forget
 from snakechat.workflow.store import is_writable, parse_size, warn_of_size
 
 # A function of the wildcards of a job; its other arguments are those that Snakemake knows by name.
@@ -82,7 +81,7 @@ def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any])
             "two modules are Snakechat, and their config or their prefix differ: use one, whose"
             " config has the recipes of both"
         )
-    return functions  # type: ignore[no-any-return]
+    return functions
 
 
 class RuleFunctions:
@@ -117,7 +116,7 @@ class RuleFunctions:
         else:
             options = workflow.config_settings
             check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
-            values = snakemake_options.read_config(project_files(sources), config)
+            values = adapter.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
@@ -126,7 +125,7 @@ class RuleFunctions:
         copied = str(self.snapshot.folder.absolute())
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
-        self._jobs = Jobs(self.config, sources, snakemake_options.config_options())
+        self._jobs = Jobs(self.config, sources, adapter.config_options(sys.argv[1:]))
         self._is_build = self._is_report = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
@@ -142,12 +141,12 @@ class RuleFunctions:
         self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
         self._rules = {name: rule for rule, name in self._names.items()}
         # What Snakemake deletes and prints, and what it does at a build.
-        snakemake_adapter.collect_garbage_rarely()
-        snakemake_adapter.use_shared_volume(workflow)
-        snakemake_adapter.keep_published_files(self._rules.keys())
+        adapter.collect_garbage_rarely()
+        adapter.use_shared_volume(workflow)
+        adapter.keep_published_files(self._rules.keys())
         at_builds = map(fails_in_one_line, (self.begin, self.start, self.finish))
-        snakemake_adapter.call_at_builds(workflow, *at_builds)
-        snakemake_adapter.change_messages(set(self._rules), self._changes, self._out_of_memory)
+        adapter.call_at_builds(workflow, *at_builds)
+        adapter.change_messages(set(self._rules), self._changes, self._out_of_memory)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -201,7 +200,7 @@ class RuleFunctions:
         """
         # The manifest is the first output.
         job = self._makes[output[0]]
-        shared = snakemake_options.jobs_share_environment(self.workflow)
+        shared = adapter.jobs_share_environment(self.workflow)
         programs = f"{self.snapshot.folder}/scripts"
         words = [
             sys.executable if shared else "python",
@@ -297,7 +296,7 @@ class RuleFunctions:
         Raises:
             InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
-        snakemake_options.check_options(self.workflow)
+        adapter.check_options(self.workflow)
         lock_output()
         self._is_build = self._jobs.will_run = True
         if self._prefix:
@@ -322,14 +321,14 @@ class RuleFunctions:
         if not self._is_planned:
             return
         self._is_planned = False
-        snakemake_adapter.restrict_pods(self.workflow)
+        adapter.restrict_pods(self.workflow)
         if self._stamp:
             self._stamp.start_jobs()
         jobs = self._in_dag(self.workflow.dag.needrun_jobs())
         if not jobs:
             return
         self._ran_jobs = True
-        shares_environment = snakemake_options.jobs_share_environment(self.workflow)
+        shares_environment = adapter.jobs_share_environment(self.workflow)
         mode = self.config.values["hermetic"]
         if shares_environment and self.workflow.executor_plugin.name == "local":
             check_limits(mode)
@@ -361,7 +360,7 @@ class RuleFunctions:
         The folder of a model gets its card, and links to its evaluation and its report.
         """
         for job in self._planned_later:
-            forget(self.workflow, self._prefix + job.manifest)
+            adapter.forget(self.workflow, self._prefix + job.manifest)
         self._jobs.forget_results()
         jobs = self._in_dag(self.workflow.dag.jobs)
         recipes = sorted(job.recipe for job in jobs if job.row.work == "training")
@@ -390,19 +389,19 @@ class RuleFunctions:
     # --- planning -----------------------------------------------------------------------------
 
     @functools.cached_property
-    def _stamp(self) -> Stamp | None:
+    def _stamp(self) -> adapter.Stamp | None:
         """The input that makes jobs stale, from the first question of Snakemake's plan on."""
         if not self.workflow.is_main_process:
             return None
         has_storage = self.workflow.storage_settings.default_storage_provider is not None
-        return Stamp(is_flagged=has_storage or bool(self._prefix))
+        return adapter.Stamp(is_flagged=has_storage or bool(self._prefix))
 
     def _check_inputs(self) -> None:
         """Check the options, which Snakemake knows when it plans, and the inputs of all jobs.
 
         A damaged input makes the job stale that makes it.
         """
-        self._is_report = snakemake_options.check_options(self.workflow)
+        self._is_report = adapter.check_options(self.workflow)
         if self._is_build:
             targets = self.workflow.dag_settings.targets or default_targets(self._jobs)
             for job in self._jobs_of(targets):
@@ -431,7 +430,7 @@ class RuleFunctions:
             self._require_report_input(job.path, "stale")
         if self._is_build and result is not None and not is_current:
             link_result(job.path, result.folder)
-            forget(self.workflow, self._prefix + job.manifest)
+            adapter.forget(self.workflow, self._prefix + job.manifest)
         # All of them are decided.
         return any([self._will_run(upstream) for upstream in job.inputs.values()]) or is_stale
 

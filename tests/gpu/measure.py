@@ -378,7 +378,7 @@ def plan_of_inputs(job):
         )
         spec = {"rule": "fetch_model", "name": "random", "settings": settings}
         planned[entry["path"]] = types.SimpleNamespace(spec=spec, options=processes.DEFAULTS)
-    return Plan(planned, set())
+    return Plan(planned, {})
 
 
 def estimated(job):

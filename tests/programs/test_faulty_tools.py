@@ -29,7 +29,7 @@ manifest = read_manifest(manifest_path(path))
 spec = copy.deepcopy(manifest["spec"]) | {"name": "tiny", "path": str(path)}
 spec["code"] = {"scripts/train_sft.py": "other"}
 job = SimpleNamespace(spec=spec, options=DEFAULTS)
-accept.plan_build = lambda words: Plan({spec["path"]: job}, {spec["path"]}, [str(path)])
+accept.plan_build = lambda words: Plan({}, {spec["path"]: job}, [str(path)])
 sys.argv = ["accept.py", str(path), "--because", "equal"]
 accept.main()
 """

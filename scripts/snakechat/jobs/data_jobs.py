@@ -29,7 +29,7 @@ from snakechat.workflow.errors import InputError, warn
 # The default of huggingface_hub.
 MAIN_BRANCH = "main"
 
-Jobs = dict[str, JobId]
+Inputs = dict[str, JobId]
 Files = dict[str, Path]
 
 

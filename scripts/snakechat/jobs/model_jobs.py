@@ -15,7 +15,7 @@ from snakechat.config.recipes import PHASES, STAGES, Config, ConfigError, availa
 from snakechat.config.references import Reference
 from snakechat.config.sections import judge_settings
 from snakechat.config.settings import PreferenceSettings, has_reference, has_reference_point
-from snakechat.jobs.data_jobs import Description, Jobs, declared_licenses
+from snakechat.jobs.data_jobs import Description, Inputs, declared_licenses
 from snakechat.workflow.commands import named_files, names_in, pins_in, read_interpreter
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.links import find_version, is_version
@@ -76,9 +76,10 @@ def render_rows(config: Config, stage: str, name: str) -> Description:
     return rows._replace(settings=settings)
 
 
-def _started(config: Config, stage: str, name: str) -> Jobs:
+def _started(config: Config, stage: str, name: str) -> Inputs:
     """Return the model that a recipe starts from, and its tokens."""
-    return {"model": config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
+    key = "actor" if stage == "rlhf" else "model"
+    return {key: config.base_model(stage, name), "tokens": (f"tokenize_{stage}", name)}
 
 
 # --- trainings ----------------------------------------------------------------------------------
@@ -90,8 +91,7 @@ def train(config: Config, name: str, stage: str) -> Description:
     A command reads the initial model, and what it names in braces.
     """
     recipe, place = config.recipe(stage, name), f"{stage}.recipes.{name}"
-    inputs = {"actor" if stage == "rlhf" else "model": config.base_model(stage, name)}
-    inputs["tokens"] = (f"tokenize_{stage}", name)
+    inputs = _started(config, stage, name)
     if stage == "rlhf":
         for teacher in config.references(stage, name)["teacher"].values():
             inputs["teacher"] = config.model_job(teacher)
@@ -236,7 +236,7 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
     return {dataset: sorted(phases[dataset]) for dataset in sorted(phases)}
 
 
-def models_of(config: Config, stage: str, name: str) -> Jobs:
+def models_of(config: Config, stage: str, name: str) -> Inputs:
     """Return the jobs of a recipe's model and of the models it is compared with, by label."""
     origin = config.origin(stage, name)
     if origin.section == "models":
@@ -248,7 +248,7 @@ def models_of(config: Config, stage: str, name: str) -> Jobs:
     return {**jobs, stage: (f"train_{stage}", name)}
 
 
-def benchmarks_of(config: Config, stage: str, name: str, models: Jobs | None = None) -> Jobs:
+def benchmarks_of(config: Config, stage: str, name: str, models: Inputs | None = None) -> Inputs:
     """Return a recipe's benchmarks of models (its own: STAGE/NAME): benchmark.LABEL/BENCHMARK."""
     models = models or {f"{stage}/{name}": (f"train_{stage}", name)}
     sections = {f"train_{each}": each for each in STAGES}
@@ -260,7 +260,7 @@ def benchmarks_of(config: Config, stage: str, name: str, models: Jobs | None = N
     }
 
 
-def _reward_models(config: Config, stage: str, name: str, key: str) -> Jobs:
+def _reward_models(config: Config, stage: str, name: str, key: str) -> Inputs:
     """Return the jobs that make the models of `reward` or `judge` (key) of a recipe."""
     models = config.reward_models(name, key, stage)
     return {input_name: config.model_job(model) for input_name, model in models.items()}
@@ -341,37 +341,28 @@ def draw_report(config: Config, stage: str, name: str) -> Description:
 
 
 def prompt_eval(config: Config, stage: str, name: str) -> Description:
-    settings = {"dtype": config.recipe(stage, name)["dtype"], **config.values["prompt_eval"]}
-    return _on_prompts(config, stage, name, "prompts", models_of(config, stage, name), settings)
+    """Describe responses to sets of prompts; of a reward model, the scores of pairs of responses.
+
+    The sets are in the folder of the user, or else of the workflow.
+    """
+    source = config.root if (config.root / "prompts").is_dir() else config.sources
+    recipe, (_, model) = config.recipe(stage, name), config.tokenizer_model(stage, name)
+    names = config.values["models"][model].get("prompt_sets", config.values["prompt_sets"])
+    settings = {"seed": recipe["seed"], "prompt_sets": names}
+    settings["template"] = config.template(stage, name)
+    if stage == "reward":
+        folder = "prompts/pairs"
+        models = {"base": config.base_model(stage, name), "model": (f"train_{stage}", name)}
+    else:
+        folder, models = "prompts", models_of(config, stage, name)
+        settings |= {"dtype": recipe["dtype"], **config.values["prompt_eval"]}
+    paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
+    files = {path: source / path for path in paths}
+    return Description(settings, models, files, {"source": os.path.relpath(source)})
 
 
 def rw_eval(config: Config, name: str) -> Description:
-    models = {"base": config.base_model("reward", name), "model": ("train_reward", name)}
-    return _on_prompts(config, "reward", name, "prompts/pairs", models, {})
-
-
-def _on_prompts(
-    config: Config, stage: str, name: str, folder: str, models: Jobs, settings: dict[str, Any]
-) -> Description:
-    """Return the description of a job that runs models on sets of prompts.
-
-    folder: Where the sets are, in the folder of the user or else of the workflow.
-    """
-    source = config.root if (config.root / "prompts").is_dir() else config.sources
-    _, model = config.tokenizer_model(stage, name)
-    names = config.values["models"][model].get("prompt_sets", config.values["prompt_sets"])
-    paths = [f"{folder}/{prompt_set}.yaml" for prompt_set in names]
-    return Description(
-        settings={
-            "seed": config.recipe(stage, name)["seed"],
-            "prompt_sets": names,
-            "template": config.template(stage, name),
-            **settings,
-        },
-        inputs=models,
-        files={path: source / path for path in paths},
-        options={"source": os.path.relpath(source)},
-    )
+    return prompt_eval(config, "reward", name)
 
 
 def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
@@ -386,30 +377,25 @@ def draw_page(config: Config, page: str, stage: str, name: str) -> Description:
 
 def _comparison(config: Config, stage: str, names: str) -> Description:
     recipes, logs = config.compared_recipes(stage, names), config.values["logs"]
-    trained = [recipe for recipe in recipes if not is_version(recipe) and recipe not in logs]
-    inputs: Jobs = {}
-    for recipe in trained:
-        inputs[f"training.{recipe}"] = (f"train_{stage}", recipe)
-        inputs[f"evaluation.{recipe}"] = (f"evaluate_{stage}", recipe)
-        inputs |= benchmarks_of(config, stage, recipe)
+    inputs: Inputs = {}
     # The files and folders of versions and logs, which jobs do not make.
     files: dict[str, Path] = {}
     places: dict[str, dict[str, str]] = {}
-    for recipe in filter(is_version, recipes):
-        version = find_version(stage, recipe)
-        # The manifests have the digests of the files that a comparison reads.
-        manifests = {kind: folder / MANIFEST for kind, folder in version.items()}
-        files |= {f"{recipe}/{kind}/{MANIFEST}": path for kind, path in manifests.items()}
-        places[recipe] = {kind: str(folder) for kind, folder in version.items()}
-    for name in filter(logs.__contains__, recipes):
-        path = files[f"{name}/log"] = config.local_path(logs[name])
-        places[name] = {"log": str(path)}
-    return Description(
-        settings=_page_settings(config, "compare", stage, names) | {"recipes": recipes},
-        inputs=inputs,
-        files=files,
-        options={"versions": places},
-    )
+    for name in recipes:
+        if is_version(name):
+            version = find_version(stage, name)
+            # The manifests have the digests of the files that a comparison reads.
+            files |= {f"{name}/{kind}/{MANIFEST}": version[kind] / MANIFEST for kind in version}
+            places[name] = {kind: str(folder) for kind, folder in version.items()}
+        elif name in logs:
+            files[f"{name}/log"] = config.local_path(logs[name])
+            places[name] = {"log": str(files[f"{name}/log"])}
+        else:
+            inputs[f"training.{name}"] = (f"train_{stage}", name)
+            inputs[f"evaluation.{name}"] = (f"evaluate_{stage}", name)
+            inputs |= benchmarks_of(config, stage, name)
+    settings = _page_settings(config, "compare", stage, names) | {"recipes": recipes}
+    return Description(settings, inputs, files, {"versions": places})
 
 
 def _page_settings(config: Config, page: str, stage: str, name: str) -> dict[str, Any]:

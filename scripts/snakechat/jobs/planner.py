@@ -9,7 +9,7 @@ import argparse
 import itertools
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from snakechat.jobs.model_jobs import PAGES
 from snakechat.jobs.rules import RULES, STAGE
 from snakechat.jobs.staleness import Jobs, PlannedJob, with_upstream
 from snakechat.workflow.errors import InputError
-from snakechat.workflow.snakemake_options import config_options, parse_options, read_config
+from snakechat.workflow.snakemake_adapter import config_options, parse_options, read_config
 
 ROOT = Path(__file__).resolve().parents[3]
 FIRST_TARGET = "output/rlhf/tiny"
@@ -101,20 +101,15 @@ class Plan(NamedTuple):
     Attributes:
         jobs: All jobs by the path of their result, up-to-date ones included. Each follows those
             that it reads.
-        stale: Paths of the results that the build would make.
+        stale: The jobs that the build would run, by the path of their result.
         targets: The targets of the command line.
         configfiles: The config files of the command line.
     """
 
     jobs: Mapping[str, PlannedJob]
-    stale: set[str]
+    stale: Mapping[str, PlannedJob]
     targets: Sequence[str] = ()
     configfiles: Sequence[Path] = ()
-
-    @property
-    def stale_jobs(self) -> dict[str, PlannedJob]:
-        """The jobs that the build would run, by the path of their result."""
-        return {path: job for path, job in self.jobs.items() if path in self.stale}
 
 
 def plan_parser(description: str | None, usage: str = "") -> argparse.ArgumentParser:
@@ -137,6 +132,10 @@ def plan_build(words: list[str]) -> Plan:
         InputError: The config, an option or a target is invalid.
     """
     options, command_line = parse_options(words)
+    for name in ("force", "forceall", "forcerun", "until", "omit_from", "batch"):
+        if getattr(options, name):
+            option = name.replace("_", "-")
+            raise InputError(f"--{option} has no effect here: the jobs are those that are stale")
     named = [path.absolute() for path in options.configfile or ()]
     files = [*project_files(ROOT), *named]
     check_config_files(files)
@@ -146,12 +145,13 @@ def plan_build(words: list[str]) -> Plan:
     jobs = Jobs(load_config(values, ROOT, ROOT, command_line), ROOT, config_options(words))
     targets = options.targets or default_targets(jobs)
     wanted = [job for target in targets for job in jobs_of_target(jobs, target)]
-    planned = with_upstream(wanted)
-    stale = {job.path for job in jobs_to_run(planned, wanted)}
-    return Plan({job.path: job for job in planned}, stale, options.targets, named)
+    planned = {job.path: job for job in with_upstream(wanted)}
+    made = jobs_to_run(planned.values(), wanted)
+    stale = {path: job for path, job in planned.items() if job in made}
+    return Plan(planned, stale, options.targets, named)
 
 
-def jobs_to_run(jobs: Sequence[PlannedJob], wanted: Iterable[PlannedJob]) -> set[PlannedJob]:
+def jobs_to_run(jobs: Collection[PlannedJob], wanted: Iterable[PlannedJob]) -> set[PlannedJob]:
     """Return the jobs that a build would run.
 
     A result is made if it is stale, if it is missing and something that is made or wanted reads it,

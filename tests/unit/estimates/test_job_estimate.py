@@ -42,7 +42,7 @@ def plan_of(rule, stage, recipe, **placement):
     planned = {job.path: job for job in with_upstream([jobs[rule, "mine"]])}
     for job in planned.values():
         job.placement = replace(ONE_GPU, **placement)
-    return Plan(planned, set(planned))
+    return Plan(planned, planned)
 
 
 def plan_sft(placement=(), **recipe):
@@ -125,7 +125,7 @@ def test_existing_tokens_are_counted(tmp_path):
     for field, lengths in (("prompt", (10, 30)), ("chosen", (20, 60))):
         with open_ragged(tokens, f"train.{field}", 300) as write_rows:
             write_rows([[1] * length for length in lengths])
-    job = JobEstimate(TRAINED, plan._replace(stale={TRAINED}), GPUS["h100"])
+    job = JobEstimate(TRAINED, plan._replace(stale={TRAINED: None}), GPUS["h100"])
     assert total_flops(job.workload) == pytest.approx(
         120 * (6 * OPT_1_3B_WEIGHTS + 12 * 24 * 2048 * 60)
     )
