@@ -63,6 +63,15 @@ def fails_in_one_line(function: RuleFunction) -> RuleFunction:
     return call
 
 
+def not_reported(path: str, state: str) -> InputError:
+    """Return the error of a report that would show a result that is not up to date."""
+    return InputError(
+        f"{path} is {state}, and a report shows results that are up to date: first run the same"
+        " command with --cores 1 instead of --report (python scripts/explain.py prints what"
+        " changed)"
+    )
+
+
 def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
     """Return the functions of a workflow. `use rule ... with` of a module asks for them again.
 
@@ -126,7 +135,7 @@ class RuleFunctions:
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
         self._jobs = Jobs(self.config, sources, adapter.config_options(sys.argv[1:]))
-        self._is_build = self._is_report = self._is_planned = self._ran_jobs = False
+        self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
         # The stale jobs that were planned after others had started.
@@ -135,7 +144,6 @@ class RuleFunctions:
         self._makes: dict[str, PlannedJob] = {}
         self._lacks: dict[str, list[str]] = {}
         self._will_run = functools.cache(self._find_will_run)
-        self._begin_planning = functools.cache(self._check_inputs)
         # The names of our rules in the workflow, where a module may have changed them.
         rules = (*RULES, *STAGES, "report", "result_folder", "result_file")
         self._names = {rule: workflow.modifier.modify_rulename(rule) for rule in rules}
@@ -251,8 +259,8 @@ class RuleFunctions:
                 # A model that was built for a page alone has no report yet.
                 parts = [*parts, f"output/report/{folder}/{name}"]
             missing = [part for part in parts if not Path(part).exists()]
-            if missing:
-                self._require_report_input(path, "incomplete")
+            if missing and self._is_report:
+                raise not_reported(path, "incomplete")
             if missing and Path(path).exists():
                 self._lacks[self._prefix + path] = missing
             return {"manifests": inputs, **self._stamp_input(self._prefix + path in self._lacks)}
@@ -310,8 +318,9 @@ class RuleFunctions:
         for store in self.config.stores:
             if is_writable(store):
                 register_root(store, Path("output"))
-        if self._stamp:
-            self._stamp.begin_build()
+        # A damaged input makes the job stale that makes it, before any job is planned.
+        for job in self._jobs_of(self.workflow.dag_settings.targets or default_targets(self._jobs)):
+            _ = job.result
 
     def start(self) -> None:
         """Write what the jobs that were planned are made from: the snapshot, the build, the specs.
@@ -394,18 +403,12 @@ class RuleFunctions:
         if not self.workflow.is_main_process:
             return None
         has_storage = self.workflow.storage_settings.default_storage_provider is not None
-        return adapter.Stamp(is_flagged=has_storage or bool(self._prefix))
+        return adapter.Stamp(self._is_build, is_flagged=has_storage or bool(self._prefix))
 
-    def _check_inputs(self) -> None:
-        """Check the options, which Snakemake knows when it plans, and the inputs of all jobs.
-
-        A damaged input makes the job stale that makes it.
-        """
-        self._is_report = adapter.check_options(self.workflow)
-        if self._is_build:
-            targets = self.workflow.dag_settings.targets or default_targets(self._jobs)
-            for job in self._jobs_of(targets):
-                _ = job.result
+    @functools.cached_property
+    def _is_report(self) -> bool:
+        """Whether Snakemake writes a report. It knows its options when it plans."""
+        return adapter.check_options(self.workflow)
 
     def _jobs_of(self, words: Iterable[str]) -> set[PlannedJob]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""
@@ -423,25 +426,15 @@ class RuleFunctions:
 
         A build links an earlier version of the result here that is up to date.
         """
-        self._begin_planning()
         is_stale, result = self._is_stale(job), job.result
         is_current = result is not None and is_linked(job.path, result.folder)
-        if job.existed and not is_current:
-            self._require_report_input(job.path, "stale")
+        if self._is_report and job.existed and not is_current:
+            raise not_reported(job.path, "stale")
         if self._is_build and result is not None and not is_current:
             link_result(job.path, result.folder)
             adapter.forget(self.workflow, self._prefix + job.manifest)
         # All of them are decided.
         return any([self._will_run(upstream) for upstream in job.inputs.values()]) or is_stale
-
-    def _require_report_input(self, path: str, state: str) -> None:
-        """Raise InputError if Snakemake writes a report and a result is not up to date."""
-        if self._is_report:
-            raise InputError(
-                f"{path} is {state}, and a report shows results that are up to date: first run the"
-                " same command with --cores 1 instead of --report (python scripts/explain.py prints"
-                " what changed)"
-            )
 
     def _is_stale(self, job: PlannedJob) -> bool:
         """Return whether a result is stale by its spec, or an option asks for the job."""

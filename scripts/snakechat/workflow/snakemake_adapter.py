@@ -248,6 +248,7 @@ class Stamp:
     """The stamp of this process.
 
     Args:
+        is_build: Whether jobs will run.
         is_flagged: Whether Snakemake has to be told that the file stays in its place: in a module
             with a prefix, or beside a storage. The flag takes time at each job.
 
@@ -256,18 +257,14 @@ class Stamp:
             would miss its path among the inputs of another plan.
     """
 
-    def __init__(self, is_flagged: bool) -> None:
+    def __init__(self, is_build: bool, is_flagged: bool) -> None:
         self._flag: Callable[[str], Any] = local if is_flagged else str
-        of_builds, self._path = MEMORY / "build", MEMORY / "stale"
         self.times_started = 0
-        if not self._path.exists() or self._path.stat().st_mtime != LATEST:
-            self._write("")
-        self._fresh = of_builds if of_builds.exists() else self._path
-
-    def begin_build(self) -> None:
-        """Use the stamp of builds, with new content."""
-        self._path = self._fresh = MEMORY / "build"
-        self._write(uuid.uuid4().hex)
+        of_builds, of_plans = MEMORY / "build", MEMORY / "stale"
+        self._path = of_builds if is_build else of_plans
+        if is_build or not of_plans.exists() or of_plans.stat().st_mtime != LATEST:
+            self._write(uuid.uuid4().hex if is_build else "")
+        self._fresh = of_builds if of_builds.exists() else of_plans
 
     def start_jobs(self) -> None:
         """Make the stamp older than what jobs will write.
