@@ -24,6 +24,7 @@ from snakemake.io import ancient
 from snakechat.config.loading import check_config_files, load_config, project_files
 from snakechat.config.recipes import STAGES
 from snakechat.config.references import api_key
+from snakechat.jobs import planner
 from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
 from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.staleness import Jobs, PlannedJob
@@ -125,7 +126,7 @@ class RuleFunctions:
         else:
             options = workflow.config_settings
             check_config_files([*project_files(sources), *(options.configfiles if is_main else ())])
-            values = adapter.read_config(project_files(sources), config)
+            values = planner.read_config(project_files(sources), config)
             # Snakemake leaves values below the top level as text.
             command_line = dict(options.config) if is_main else {}
         unchecked = copy.deepcopy(values)
@@ -134,7 +135,7 @@ class RuleFunctions:
         copied = str(self.snapshot.folder.absolute())
         self._build = {"sources": copied, "config": unchecked, "command_line": command_line}
         self.build_file = str(build_path(self._build))
-        self._jobs = Jobs(self.config, sources, adapter.config_options(sys.argv[1:]))
+        self._jobs = Jobs(self.config, sources, planner.config_options(sys.argv[1:]))
         self._is_build = self._is_planned = self._ran_jobs = False
         # How often jobs ran out of memory, by their logs.
         self._out_of_memory: Counter[str] = Counter()
@@ -304,7 +305,7 @@ class RuleFunctions:
         Raises:
             InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
-        adapter.check_options(self.workflow)
+        planner.check_options(self.workflow)
         lock_output()
         self._is_build = self._jobs.will_run = True
         if self._prefix:
@@ -408,7 +409,7 @@ class RuleFunctions:
     @functools.cached_property
     def _is_report(self) -> bool:
         """Whether Snakemake writes a report. It knows its options when it plans."""
-        return adapter.check_options(self.workflow)
+        return planner.check_options(self.workflow)
 
     def _jobs_of(self, words: Iterable[str]) -> set[PlannedJob]:
         """Return the jobs of targets. A recipe's folder stands for it without its report."""

@@ -9,15 +9,13 @@ import pytest
 from snakemake.api import SnakemakeApi
 from snakemake_interface_logger_plugins.common import LogEvent
 
+from snakechat.jobs.planner import config_options, parse_options, read_config
 from snakechat.workflow.errors import InputError
 from snakechat.workflow.snakemake_adapter import (
     REPLACED,
     REPLACED_ON_KUBERNETES,
     change_messages,
     check_names,
-    config_options,
-    parse_options,
-    read_config,
 )
 
 
