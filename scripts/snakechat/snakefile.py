@@ -373,25 +373,24 @@ class RuleFunctions:
             adapter.forget(self.workflow, self._prefix + job.manifest)
         self._jobs.forget_results()
         jobs = self._in_dag(self.workflow.dag.jobs)
-        recipes = sorted(job.recipe for job in jobs if job.row.work == "training")
+        models = [job for job in jobs if job.row.work == "training"]
         # Another workflow may read these folders: what is written here makes none of them newer.
-        folders = [Path("output", *recipe) for recipe in recipes]
-        times = {folder: folder.stat() for folder in folders if folder.exists()}
-        for stage, name in recipes:
-            model = self._jobs[f"train_{stage}", name]
+        times = {job.path: os.stat(job.path) for job in models if os.path.exists(job.path)}
+        for job in models:
+            stage, name = job.recipe
             parts = (f"evaluate_{stage}", name), ("draw_report", f"{stage}/{name}")
             for part, made in zip(PARTS, map(self._jobs.__getitem__, parts), strict=True):
-                if model.result is not None and made.result is not None:
-                    link_part(model.path, model.result.folder, part, made.result.folder)
-        if recipes:
+                if job.result is not None and made.result is not None:
+                    link_part(job.path, job.result.folder, part, made.result.folder)
+        if models:
             # It takes a second.
             from snakechat.pages.card import write_cards
 
-            write_cards(self._jobs, recipes)
-        for folder, status in times.items():
+            write_cards(models)
+        for path, status in times.items():
             # Of a team, another user may have made it.
             with suppress(PermissionError):
-                os.utime(folder, ns=(status.st_atime_ns, status.st_mtime_ns))
+                os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
         limit = self.config.values["store_max_size"]
         if self._ran_jobs and limit:
             warn_of_size(self.config.stores[0], parse_size(limit))

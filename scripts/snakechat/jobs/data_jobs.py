@@ -155,12 +155,12 @@ def declared_licenses(config: Config) -> dict[str, str]:
 
     They are not settings of these jobs, since a licence does not change the data.
     """
-    declared = {
-        f"output/{folder}/{name}": normalized_license(entry.get("license"))
+    return {
+        f"output/{folder}/{name}": license
         for section, folder in (("datasets", "data"), ("models", "models"))
         for name, entry in config.values[section].items()
+        if (license := normalized_license(entry.get("license")))
     }
-    return {path: license for path, license in declared.items() if license}
 
 
 # --- external files -----------------------------------------------------------------------------

@@ -111,18 +111,19 @@ def train(config: Config, name: str, stage: str) -> Description:
         raise ConfigError(f"config: {place}: {{reward}} is one model, and reward has {rewards}")
     if "data" in named:
         found["data"] = ("render_rows", f"{stage}/{name}")
-    return _command(config, recipe, place)._replace(inputs=found)
+    return _command(config, recipe, place, found)
 
 
 def run_benchmark(config: Config, benchmark: str, section: str, name: str) -> Description:
-    keys = config.recipe("benchmarks", benchmark)
-    description = _command(config, keys, f"benchmarks.{benchmark}")
+    keys, model = config.recipe("benchmarks", benchmark), Reference(section, name)
+    inputs = {"model": config.model_job(model)}
+    description = _command(config, keys, f"benchmarks.{benchmark}", inputs)
     description.settings["metrics"] = keys["metrics"]
-    return description._replace(inputs={"model": config.model_job(Reference(section, name))})
+    return description
 
 
-def _command(config: Config, keys: Mapping[str, Any], place: str) -> Description:
-    """Return the description of a job that runs a command, without inputs.
+def _command(config: Config, keys: Mapping[str, Any], place: str, inputs: Inputs) -> Description:
+    """Return the description of a job that runs a command.
 
     The text of the command counts, the content of the files that it names, and the versions of its
     interpreter, if it has one, and of the lock or, without one, of the installed distributions.
@@ -147,7 +148,7 @@ def _command(config: Config, keys: Mapping[str, Any], place: str) -> Description
             settings["distributions"] = locked or found
     except InputError as error:
         raise ConfigError(f"config: {place}: {error}") from None
-    return Description(settings, files=paths, options={"source": str(root), "python": python})
+    return Description(settings, inputs, paths, {"source": str(root), "python": python})
 
 
 # --- evaluations --------------------------------------------------------------------------------
@@ -175,16 +176,14 @@ def evaluate(config: Config, name: str, stage: str) -> Description:
 def compute_reference(config: Config, name: str) -> Description:
     recipe = config.recipe("dpo", name)
     mismatched = has_reference_point(recipe["loss"])
-    # In fp32, batches change the log-probability of a response by less than 1e-4 nats.
-    batches = None
-    if recipe["dtype"] != "fp32":
-        keys = ("global_batch_size", "epochs", "seed", "max_steps")
-        batches = {key: recipe[key] for key in keys}
+    keys = ("global_batch_size", "epochs", "seed", "max_steps")
+    batches = {key: recipe[key] for key in keys}
     return Description(
         settings={
             "dtype": recipe["dtype"],
             "mismatched_max_length": recipe["max_length"] if mismatched else None,
-            "batches": batches,
+            # In fp32, they change the log-probability of a response by less than 1e-4 nats.
+            "batches": None if recipe["dtype"] == "fp32" else batches,
         },
         inputs=_started(config, "dpo", name),
     )
@@ -238,14 +237,14 @@ def phases_of_datasets(config: Config, name: str) -> dict[str, list[str]]:
 
 def models_of(config: Config, stage: str, name: str) -> Inputs:
     """Return the jobs of a recipe's model and of the models it is compared with, by label."""
-    origin = config.origin(stage, name)
-    if origin.section == "models":
-        jobs = {"base": config.model_job(origin)}
-    else:
-        jobs = models_of(config, *origin)
-    for text, model in config.references(stage, name).get("compare_with", {}).items():
-        jobs[f"compare_with.{text}"] = config.model_job(model)
-    return {**jobs, stage: (f"train_{stage}", name)}
+    origin, named = config.origin(stage, name), config.references(stage, name)
+    is_base = origin.section == "models"
+    compared = named.get("compare_with", {}).items()
+    return {
+        **({"base": config.model_job(origin)} if is_base else models_of(config, *origin)),
+        **{f"compare_with.{text}": config.model_job(model) for text, model in compared},
+        stage: (f"train_{stage}", name),
+    }
 
 
 def benchmarks_of(config: Config, stage: str, name: str, models: Inputs | None = None) -> Inputs:
@@ -298,7 +297,7 @@ def check_gate(config: Config, stage: str, name: str) -> Description:
     if gate is None:
         raise ConfigError(f"{place} has no gate: set one")
     metric = gate["metric"].removesuffix(".lower_bound").removesuffix(".upper_bound")
-    inputs = {"evaluation": (f"evaluate_{stage}", name)}
+    inputs: Inputs = {"evaluation": (f"evaluate_{stage}", name)}
     measured = {
         f"benchmarks.{benchmark}.{figure}": {key: job}
         for key, job in benchmarks_of(config, stage, name).items()
@@ -307,8 +306,7 @@ def check_gate(config: Config, stage: str, name: str) -> Description:
     }
     if metric.startswith("benchmarks.") and metric not in measured:
         raise ConfigError(f"{place}.gate: metric: no {metric} {available(metric, measured)}")
-    inputs |= measured.get(metric, {})
-    return Description(settings={"gate": gate}, inputs=inputs)
+    return Description({"gate": gate}, inputs | measured.get(metric, {}))
 
 
 # --- pages ----------------------------------------------------------------------------------------

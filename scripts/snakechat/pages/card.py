@@ -17,7 +17,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from snakechat.data.model_files import CARD
 from snakechat.jobs.data_jobs import declared_licenses
 from snakechat.jobs.rules import RULES
-from snakechat.jobs.staleness import Jobs
+from snakechat.jobs.staleness import PlannedJob
 from snakechat.pages.metrics import (
     describe_origin,
     headline_paths,
@@ -47,28 +47,26 @@ LIBRARIES += ["tokenizers", "safetensors", "numpy"]
 SEAL = "<!-- Written by Snakechat; an edited card is left alone. {digest} -->\n"
 
 
-def write_cards(jobs: Jobs, recipes: Iterable[tuple[str, str]]) -> None:
+def write_cards(models: Iterable[PlannedJob]) -> None:
     """Write the cards of trained models, except those that a person has edited.
 
-    Args:
-        jobs: The jobs of the build.
-        recipes: Stage and name of each model. One that does not exist has no card.
+    models: The trainings. A model that does not exist has no card.
 
     Raises:
         InputError: A card cannot be read or written.
     """
-    declared = declared_licenses(jobs.config)
-    for stage, name in recipes:
-        folder = Path(f"output/{stage}/{name}")
+    for model in models:
+        folder, jobs, (stage, name) = Path(model.path), model.jobs, model.recipe
         manifest, record = read_manifest(manifest_path(folder)), read_run_record(folder)
         if manifest is None or record is None or not folder.is_dir():
             continue
-        path, names = str(folder), jobs[f"train_{stage}", name].names
-        lineage = named_lineage({path: result_id(manifest)}, merge_lineages([manifest]), names)
+        made = {model.path: result_id(manifest)}
+        lineage = named_lineage(made, merge_lineages([manifest]), model.names)
         evaluation = jobs[f"evaluate_{stage}", name].result
         metrics = evaluation and json.loads((evaluation.folder / "metrics.json").read_text())
         datasets = [dataset for dataset, _ in jobs.config.blend(stage, name)]
-        text = model_card(path, lineage, record, declared, metrics or {}, datasets)
+        declared = declared_licenses(jobs.config)
+        text = model_card(model.path, lineage, record, declared, metrics or {}, datasets)
         card = folder / CARD
         try:
             old = card.read_text(encoding="utf-8") if card.exists() else None
