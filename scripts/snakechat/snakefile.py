@@ -27,6 +27,7 @@ from snakechat.config.references import api_key
 from snakechat.jobs import planner
 from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
 from snakechat.jobs.rules import RULES, job_resources, used_resources
+from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
 from snakechat.workflow import snakemake_adapter as adapter
 from snakechat.workflow.code_digests import Snapshot, build_path, write_build
@@ -446,11 +447,10 @@ class RuleFunctions:
         settings = self.workflow.dag_settings
         words: set[Any] = {*settings.forcerun, *(settings.targets if settings.forcetargets else ())}
         # The rule of a recipe's folder stands for those that make it.
-        stages = [stage for stage in STAGES if self._names[stage] in words]
-        rules = {
-            self._names[f"{verb}_{stage}"] for verb in ("train", "evaluate") for stage in stages
-        }
-        return words | rules | self._jobs_of(words)
+        for stage in STAGES:
+            if self._names[stage] in words:
+                words |= {self._names[f"train_{stage}"], self._names[f"evaluate_{stage}"]}
+        return words | self._jobs_of(words)
 
     def _is_forced(self, job: PlannedJob) -> bool:
         """Return whether --force, --forceall or --forcerun asks for a job."""
@@ -465,16 +465,12 @@ class RuleFunctions:
         job = self._makes.get(output)
         if job is None or not job.is_stale:
             return ""
-        # Imported only where something is stale.
-        from snakechat.jobs.stale_causes import causes_of
-
         files = self.workflow.config_settings.configfiles
         return "; ".join(causes_of(job.spec, files)) or "an input is made again"
 
     def _placement(self, job: PlannedJob) -> Placement:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
-        found = self.workflow.resource_settings.overwrite_threads.get(self._names[job.rule])
-        threads = getattr(found, "raw", None)
-        return (
-            replace(job.placement, threads=threads) if isinstance(threads, int) else job.placement
-        )
+        option = self.workflow.resource_settings.overwrite_threads.get(self._names[job.rule])
+        threads = getattr(option, "raw", None)
+        changes = {"threads": threads} if isinstance(threads, int) else {}
+        return replace(job.placement, **changes)
