@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +24,7 @@ from snakechat.config.loading import check_config_files, load_config, project_fi
 from snakechat.config.recipes import STAGES
 from snakechat.config.references import api_key
 from snakechat.jobs import planner
-from snakechat.jobs.planner import default_targets, folder_jobs, jobs_of_target
+from snakechat.jobs.planner import default_targets, jobs_of_target
 from snakechat.jobs.rules import RULES, job_resources, used_resources
 from snakechat.jobs.stale_causes import causes_of
 from snakechat.jobs.staleness import Jobs, PlannedJob
@@ -138,8 +137,6 @@ class RuleFunctions:
         self.build_file = str(build_path(self._build))
         self._jobs = Jobs(self.config, sources, planner.config_options(sys.argv[1:]))
         self._is_build = self._is_planned = self._ran_jobs = False
-        # How often jobs ran out of memory, by their logs.
-        self._out_of_memory: Counter[str] = Counter()
         # The stale jobs that were planned after others had started.
         self._planned_later: list[PlannedJob] = []
         # The jobs that were asked for, and what folders that users ask for lack, by output.
@@ -156,7 +153,7 @@ class RuleFunctions:
         adapter.keep_published_files(self._rules.keys())
         at_builds = map(fails_in_one_line, (self.begin, self.start, self.finish))
         adapter.call_at_builds(workflow, *at_builds)
-        adapter.change_messages(set(self._rules), self._changes, self._out_of_memory)
+        self._out_of_memory = adapter.change_messages(set(self._rules), self._changes)
 
     # --- jobs ---------------------------------------------------------------------------------
 
@@ -254,7 +251,9 @@ class RuleFunctions:
         def lookup(wildcards: Any) -> dict[str, Any]:
             name = "/".join(wildcards)
             path = f"output/{folder}/{name}"
-            jobs = folder_jobs(self._jobs, folder, name)
+            # The report of a recipe has a target of its own.
+            [*made, last] = jobs_of_target(self._jobs, path)
+            jobs = made or [last]
             inputs = [self._input(job, self._will_run(job)) for job in jobs]
             parts = [job.manifest for job in jobs] if self._is_report else inputs
             if folder in STAGES:
@@ -417,9 +416,8 @@ class RuleFunctions:
         for word in words:
             # Others are rules, or paths of another workflow.
             with suppress(InputError):
-                jobs = jobs_of_target(self._jobs, word.removeprefix(self._prefix))
-                # The report of a recipe's folder comes last.
-                found |= set(jobs[:-1] or jobs)
+                [*made, last] = jobs_of_target(self._jobs, word.removeprefix(self._prefix))
+                found |= set(made or [last])
         return found
 
     def _find_will_run(self, job: PlannedJob) -> bool:
@@ -472,5 +470,6 @@ class RuleFunctions:
         """Return the placement of a job, with the threads that --set-threads gives its rule."""
         option = self.workflow.resource_settings.overwrite_threads.get(self._names[job.rule])
         threads = getattr(option, "raw", None)
-        changes = {"threads": threads} if isinstance(threads, int) else {}
-        return replace(job.placement, **changes)
+        if isinstance(threads, int):
+            return replace(job.placement, threads=threads)
+        return job.placement

@@ -35,20 +35,11 @@ SUFFIX = ".manifest.json"
 # --- targets --------------------------------------------------------------------------------------
 
 
-def folder_jobs(jobs: Jobs, stage: str, name: str) -> list[PlannedJob]:
-    """Return the jobs of the folder output/STAGE/NAME that users ask for, without its report.
-
-    stage: Or `report`, whose folders have a job of their own.
-    """
-    if stage == "report":
-        return [jobs["draw_report", name]]
-    has_gate = jobs.config.recipe(stage, name)["gate"] is not None
-    gate = [jobs["check_gate", f"{stage}/{name}"]] if has_gate else []
-    return [jobs[f"train_{stage}", name], jobs[f"evaluate_{stage}", name], *gate]
-
-
 def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
     """Return the jobs that make a target: a folder that users ask for, a result, or a file of it.
+
+    Those of a recipe's folder are its training, its evaluation, its gate if it has one, and last
+    its report.
 
     Raises:
         InputError: No job makes it.
@@ -56,7 +47,10 @@ def jobs_of_target(jobs: Jobs, target: str) -> list[PlannedJob]:
     path = os.path.normpath(target)
     if found := re.fullmatch(f"output/{STAGE}/({RECIPE_NAME.pattern})", path):
         stage, name = found.groups()
-        return [*folder_jobs(jobs, stage, name), jobs["draw_report", f"{stage}/{name}"]]
+        has_gate = jobs.config.recipe(stage, name)["gate"] is not None
+        of_recipe = ("check_gate", "draw_report") if has_gate else ("draw_report",)
+        made = [jobs[rule, f"{stage}/{name}"] for rule in of_recipe]
+        return [jobs[f"train_{stage}", name], jobs[f"evaluate_{stage}", name], *made]
     if path.endswith(".html"):
         path = re.sub(f"^output/({'|'.join(PAGES)})/", r"output/pages/\1/", path)
     for rule, row in RULES.items():
@@ -78,10 +72,13 @@ def default_targets(jobs: Jobs) -> list[str]:
 
     The recipes that an RLHF recipe is made from are built with it and are not listed.
     """
-    values, built = jobs.config.values, list[tuple[str, str]]()
-    for stage in STAGES:
-        found = {path.name.removesuffix(SUFFIX) for path in Path("output", stage).glob("[!.]*")}
-        built += [(stage, name) for name in values[stage]["recipes"] if name in found]
+    values = jobs.config.values
+    built = [
+        (stage, name)
+        for stage in STAGES
+        for name in values[stage]["recipes"]
+        if any(os.path.lexists(f"output/{stage}/{name}{suffix}") for suffix in ("", SUFFIX))
+    ]
     upstream = {
         job.recipe
         for stage, name in built

@@ -219,9 +219,7 @@ OF_PROGRAM, OF_SHELL = ("error: ", "stopped by "), re.compile(r"\S*sh: (line [0-
 TRACEBACK = "Traceback (most recent call last):"
 
 
-def change_messages(
-    rules: set[str], causes: Callable[[str], str], out_of_memory: Counter[str]
-) -> None:
+def change_messages(rules: set[str], causes: Callable[[str], str]) -> Counter[str]:
     """Have Snakemake print why jobs are stale, and end a failed build with a line for each job.
 
     Messages that do not apply are dropped: its plan did not expect the folders that users ask for,
@@ -231,9 +229,11 @@ def change_messages(
     Args:
         rules: Our rules.
         causes: Returns why an output is stale, or an empty string.
-        out_of_memory: How often jobs ran out of memory, by their logs. It is updated.
+
+    Returns:
+        How often jobs ran out of memory, by their logs. It is updated.
     """
-    errors: dict[str, None] = {}
+    errors, out_of_memory = dict[str, None](), Counter[str]()
     # The logs as they were when their jobs started: an earlier run may have written them.
     before: dict[str, list[int]] = {}
 
@@ -268,6 +268,7 @@ def change_messages(
         return not of_rules or not rules.issuperset((of_rules[1] or of_rules[2]).split())
 
     logger.addFilter(change)
+    return out_of_memory
 
 
 def _error(text: str, message: str | None, log: str) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 import shlex
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -84,7 +83,7 @@ def end_of(messages):
 
 
 def test_a_target_without_a_rule_says_what_targets_are(messages):
-    change_messages(set(), str, Counter())
+    change_messages(set(), str)
     messages.error("MissingRuleException:\nNo rule to produce a (if you use input functions x).")
     line = "No rule to produce a: results are output/STAGE/RECIPE"
     assert messages.shown[0].getMessage().endswith(line)
@@ -109,7 +108,7 @@ FAILURES = (
 
 
 def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages):
-    change_messages(set(), str, out_of_memory := Counter())
+    out_of_memory = change_messages(set(), str)
     assert len(end_of(messages)) == 2
     expected = []
     for number, (text, message, error) in enumerate(FAILURES):
@@ -127,7 +126,7 @@ def test_the_last_error_of_a_build_repeats_those_of_its_jobs(tmp_path, messages)
 
 def test_a_log_of_an_earlier_run_is_not_the_error_of_a_job(tmp_path, messages):
     (log := tmp_path / "a.log").write_text("error: row 1\n")
-    change_messages(set(), str, Counter())
+    change_messages(set(), str)
     job = {"input": [], "output": [], "reason": "", "log": [str(log)]}
     messages.info("Rule", extra={"event": LogEvent.JOB_INFO, **job})
     fail(messages, log)
