@@ -74,10 +74,7 @@ def not_reported(path: str, state: str) -> InputError:
 
 
 def functions_of(workflow: Any, config: dict[str, Any], planned: dict[str, Any]) -> "RuleFunctions":
-    """Return the functions of a workflow. `use rule ... with` of a module asks for them again.
-
-    Takes the arguments of RuleFunctions.
-    """
+    """Return the functions of a workflow. `use rule ... with` of a module asks for them again."""
     prefix = workflow.modifier.path_modifier.replace_prefix("output/x")
     if not prefix.endswith("output/x"):
         raise InputError("replace_prefix of a module changes paths below output/: use prefix")
@@ -160,10 +157,8 @@ class RuleFunctions:
     def inputs(self, rule: str, **fixed: str) -> RuleFunction:
         """Return an input function: the manifests of the upstream jobs, by the program's names.
 
-        Args:
-            rule: The rule of the jobs.
-            fixed: The results that do not depend on the config, for readers of the rules. A job
-                need not have all of them.
+        fixed: The results that do not depend on the config, for readers of the rules. A job need
+            not have all of them.
         """
 
         @fails_in_one_line
@@ -286,10 +281,7 @@ class RuleFunctions:
         return default_targets(self._jobs)
 
     def names(self, section: str, *origins: str) -> str:
-        """Return a regular expression for the datasets or models with one of these keys.
-
-        Without any, it matches no name.
-        """
+        """Return a regular expression for the datasets or models with one of these keys."""
         entries = self.config.values[section].items()
         names = (name for name, entry in entries if not entry.keys().isdisjoint(origins))
         return "|".join(map(re.escape, names)) or "(?!)"
@@ -301,9 +293,6 @@ class RuleFunctions:
 
         The lock replaces Snakemake's own, which outlives a Snakemake that was killed
         (profiles/default).
-
-        Raises:
-            InputError: Another build runs in it, or an option leaves results in a wrong state.
         """
         planner.check_options(self.workflow)
         lock_output()
@@ -324,10 +313,7 @@ class RuleFunctions:
             _ = job.result
 
     def start(self) -> None:
-        """Write what the jobs that were planned are made from: the snapshot, the build, the specs.
-
-        Planning alone does not write them.
-        """
+        """Write what jobs that were planned are made from: the snapshot, the build, the specs."""
         if not self._is_planned:
             return
         self._is_planned = False
@@ -365,10 +351,7 @@ class RuleFunctions:
         return [self._jobs[rule, "/".join(job.wildcards)] for rule, job in found if rule in RULES]
 
     def finish(self) -> None:
-        """Complete models, also if no job ran.
-
-        The folder of a model gets its card, and links to its evaluation and its report.
-        """
+        """Give models their cards and links to evaluation and report, also if no job ran."""
         for job in self._planned_later:
             adapter.forget(self.workflow, self._prefix + job.manifest)
         self._jobs.forget_results()

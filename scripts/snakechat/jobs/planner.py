@@ -115,7 +115,7 @@ def config_options(arguments: list[str]) -> list[str]:
 def parse_options(words: list[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Return the options of a command line with its profiles, and the values of --config.
 
-    Values are text below the top level. Raises InputError if an option is invalid.
+    Values are text below the top level.
     """
     # It takes seconds, and Snakemake's API works without it.
     from snakemake.cli import parse_args, parse_config
@@ -241,9 +241,7 @@ def jobs_to_run(jobs: Collection[PlannedJob], wanted: Iterable[PlannedJob]) -> s
     A result is made if it is stale, if it is missing and something that is made or wanted reads it,
     or if a result that it reads is made.
 
-    Args:
-        jobs: The jobs; each follows those that it reads.
-        wanted: The jobs of the targets.
+    jobs, wanted: All jobs, each after those that it reads, and the jobs of the targets.
     """
     made = {job for job in jobs if job.is_stale}
     made |= {job for job in wanted if job.result is None}

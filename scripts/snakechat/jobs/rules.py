@@ -156,10 +156,7 @@ OF_SLURM = {
 
 
 def used_resources(config: Config) -> list[str]:
-    """Return the resources that jobs may have, including Slurm's if a placement sets them.
-
-    Snakemake evaluates each of them for each job.
-    """
+    """Return the resources that jobs may have: Snakemake evaluates each of them for each job."""
     placements = (config.recipe(*recipe)["placement"] for recipe in config.places)
     keys = {key for placement in placements for key in placement.get("slurm") or {}}
     return [*HARDWARE, *(name for name, key in OF_SLURM.items() if key in keys)]
@@ -168,17 +165,14 @@ def used_resources(config: Config) -> list[str]:
 def job_resources(placement: Placement, out_of_memory: int = 0) -> dict[str, int | str | None]:
     """Return the resources of a job by name; None where the job does not ask for one.
 
-    Args:
-        placement: The placement of the job.
-        out_of_memory: How often the job ran out of memory in this build. Its memory grows by half
-            each time, up to `max_mem_mb`. A training that is resumed asks for the same time again.
+    out_of_memory: How often the job ran out of memory in this build. Its memory grows by half each
+        time, up to `max_mem_mb`. A training that is resumed asks for the same time again.
     """
     nodes, gpus, slurm = placement.nodes, placement.gpus_per_node, placement.slurm or {}
     many, gpu_type = nodes > 1, slurm.get("gpu_type")
     limit = placement.max_mem_mb or placement.mem_mb
-    of_slurm: dict[str, int | str | None] = {name: slurm.get(key) for name, key in OF_SLURM.items()}
     return {
-        **of_slurm,
+        **{name: slurm.get(key) for name, key in OF_SLURM.items()},
         "nodes": nodes,
         "gpu": None if many else gpus or None,
         # On several nodes: neither fewer GPUs on one of them, nor the GPUs of one spread over two.

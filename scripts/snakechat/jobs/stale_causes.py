@@ -32,22 +32,19 @@ def causes_of(
 ) -> list[str]:
     """Describe why the result of a job is stale, apart from upstream jobs that will run.
 
-    Args:
-        spec: The spec of today.
-        files: The config files of today that the command names.
-        planned: Paths of the results that will be rebuilt.
+    spec, files, planned: The spec of today, the config files that the command names, and the paths
+        of the results that will be rebuilt.
     """
     path = spec["path"]
     file = Path(path, MANIFEST)
-    manifest = read_manifest(file)
+    manifest, folder = read_manifest(file), file.resolve().parent
+    if manifest is None and file.exists():
+        return [f"{file} cannot be read"]
     if manifest is None:
-        if file.exists():
-            return [f"{file} cannot be read"]
         return [f"{path} is missing" if os.path.lexists(path) else NEVER_BUILT]
-    causes = spec_changes(manifest["spec"], spec)
-    if causes:
-        causes += lacking_configfiles(file.resolve().parent, files)
-    if damage := result_damage(file.resolve().parent, digests=None):
+    changes = spec_changes(manifest["spec"], spec)
+    causes = changes and [*changes, *lacking_configfiles(folder, files)]
+    if damage := result_damage(folder, digests=None):
         causes.append(f"{path}: {damage}")
     for key, entry in spec["inputs"].items():
         current = None if entry["path"] in planned else read_manifest(manifest_path(entry["path"]))
@@ -60,10 +57,8 @@ def causes_of(
 def lacking_configfiles(folder: Path, files: Iterable[Path]) -> list[str]:
     """Describe the config files that a result in the store was built with, and this command lacks.
 
-    Without them, a recipe has other settings, or the defaults. They are compared by their names: a
-    command may spell a path in many ways, and the folder of a build may have been moved since.
-
-    files: As for causes_of.
+    They are compared by their names: a command may spell a path in many ways, and the folder of a
+    build may have been moved since.
     """
     words = (read_run_record(folder) or {"options": {}})["options"].get("snakemake", ())
     names = {name for file in files for name in (file.name, file.resolve().name)}
@@ -79,12 +74,7 @@ def job_name(job: Spec) -> str:
 
 
 def spec_changes(old: Spec, new: Spec) -> list[str]:
-    """Describe the differences of two specs of a result.
-
-    Args:
-        old: The spec that the result was made from, which has no names.
-        new: The spec of today.
-    """
+    """Describe the differences of the spec that a result was made from and the spec of today."""
     if old["rule"] != new["rule"]:
         return [f"was made by {old['rule']} before"]
     lines = []

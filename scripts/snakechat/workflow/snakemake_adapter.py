@@ -64,11 +64,7 @@ def check_names(names: Iterable[str]) -> None:
 
 
 def collect_garbage_rarely() -> None:
-    """Have Python search for unreachable cycles of objects less often.
-
-    Planning creates many objects and nearly no such cycles: searching would take up to a quarter of
-    its time.
-    """
+    """Have Python search for cycles of objects less often: a quarter of the time of planning."""
     gc.freeze()
     gc.set_threshold(200_000)
 
@@ -91,11 +87,8 @@ def call_at_builds(
 ) -> None:
     """Call functions at each build, but not at a dry run.
 
-    Args:
-        workflow: The workflow of Snakemake.
-        begin: Called before the jobs are planned.
-        start: Called before jobs are selected to run, also if there is none.
-        finish: Called after the last one, if none failed.
+    begin, start, finish: Called before the jobs are planned, before jobs are selected to run, also
+        if there is none, and after the last one, if none failed.
     """
     check_names(REPLACED)
     execute = workflow.execute
@@ -222,16 +215,13 @@ TRACEBACK = "Traceback (most recent call last):"
 def change_messages(rules: set[str], causes: Callable[[str], str]) -> Counter[str]:
     """Have Snakemake print why jobs are stale, and end a failed build with a line for each job.
 
-    Messages that do not apply are dropped: its plan did not expect the folders that users ask for,
-    and it has no metadata of them, because an upstream job wrote them and their own rule has no
-    command. A failed job loses no output.
+    Messages that do not apply to our rules are dropped: its plan did not expect the folders that
+    users ask for, and it has no metadata of them, because an upstream job wrote them and their own
+    rule has no command. A failed job loses no output.
 
-    Args:
-        rules: Our rules.
-        causes: Returns why an output is stale, or an empty string.
+    causes: Returns why an output is stale, or an empty string.
 
-    Returns:
-        How often jobs ran out of memory, by their logs. It is updated.
+    Returns how often jobs ran out of memory, by their logs. It is updated.
     """
     errors, out_of_memory = dict[str, None](), Counter[str]()
     # The logs as they were when their jobs started: an earlier run may have written them.
